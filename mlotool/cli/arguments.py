@@ -7,7 +7,7 @@ from typing import NoReturn
 from mlotool.config.places import place_of
 from mlotool.config.schema import ROOT_KEYS
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 
 class VerbParser(argparse.ArgumentParser):

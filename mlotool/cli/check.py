@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mlotool.cli.arguments import recipe_parser
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 DESCRIPTION = """Build a recipe, train it for some ticks, and compare its hypergradient, at the parameters and batches
 that it has then, with the most exact one that fits into memory, with every option of conf/hypergradient, and with

@@ -14,8 +14,8 @@ from mlotool.cli.arguments import VerbParser, add_trust
 from mlotool.cli.fetch import is_url
 from mlotool.config.names import is_plain_name
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
 from mlotool.core.files import at_home, cannot_write
+from mlotool.core.messages import escape
 
 DESCRIPTION = """Copy a recipe to ./recipes, where `mlotool run NAME` finds it before the built-in one, or elsewhere.
 

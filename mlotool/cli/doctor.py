@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlotool import __version__
 from mlotool.cli.arguments import VerbParser
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 REQUIRED = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "hydra-core", "omegaconf", "wandb", "rich",
             "scikit-learn", "matplotlib")  # fmt: skip

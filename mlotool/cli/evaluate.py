@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.arguments import VerbParser, add_trust
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 
 def main(words: Sequence[str]) -> int:

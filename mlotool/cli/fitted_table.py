@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 GAP = 2
 SHORTEST = 8

@@ -12,8 +12,8 @@ from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.show_result import nearby, show_result
 from mlotool.config.booleans import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
-from mlotool.core.escape import escape
-from mlotool.core.large_imports import import_large, import_torch
+from mlotool.core.messages import escape
+from mlotool.core.process import import_large, import_torch
 from mlotool.sweep.folder import write_plan
 from mlotool.sweep.job_folder import note_failure
 

@@ -5,7 +5,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 if TYPE_CHECKING:
     from mlotool.config import RecipeInfo

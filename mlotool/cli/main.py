@@ -10,16 +10,11 @@ from pathlib import Path
 from typing import TextIO
 
 from mlotool.cli.streams import check_stdout, open_streams
-from mlotool.core.advice import MORE_MEMORY, is_out_of_memory
 from mlotool.core.errors import ConfigError, MlotoolError, WriteError
-from mlotool.core.escape import escape
-from mlotool.core.faults import bounded
 from mlotool.core.files import cannot_write
-from mlotool.core.interface import command_line
-from mlotool.core.sigterm import terminable
-from mlotool.core.suggest import did_you_mean
-from mlotool.core.threads import end_with_threads
-from mlotool.core.user_code import explained
+from mlotool.core.messages import bounded, command_line, did_you_mean, escape
+from mlotool.core.process import end_with_threads, terminable
+from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
 VERBS = {

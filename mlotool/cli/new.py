@@ -10,8 +10,8 @@ from pathlib import Path
 from mlotool.cli.arguments import VerbParser
 from mlotool.config.names import is_identifier
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
 from mlotool.core.files import writing
+from mlotool.core.messages import escape
 
 DESCRIPTION = """Write a package into the working folder: a model, a loss, a data set, a metric, a recipe that uses
 them, and tests. It trains as it stands: a classifier, some of whose training labels are wrong, and above it a problem

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 _OF_OPTUNA = (
     "num_trials",

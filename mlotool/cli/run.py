@@ -12,8 +12,7 @@ from mlotool.cli.arguments import VerbParser, recipe_parser
 from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, escape
 
 if TYPE_CHECKING:
     from mlotool.cli.job import Job

@@ -9,7 +9,7 @@ from typing import Any
 from mlotool.cli.arguments import recipe_parser
 from mlotool.cli.request import Request
 from mlotool.cli.show_parallel import parallel_problems
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 DESCRIPTION = """What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides:
 YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called, but with

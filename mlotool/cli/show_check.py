@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from mlotool.cli.show_result import plain_console
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 if TYPE_CHECKING:
-    from mlotool.hypergradient.diagnostics.compare import Response
-    from mlotool.hypergradient.diagnostics.solved_slope import Slope
+    from mlotool.hypergradient.diagnostics.compare import Response, Slope
     from mlotool.runner.checking import Check
 
 GOOD_ERROR = 0.05

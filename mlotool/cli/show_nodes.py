@@ -12,8 +12,7 @@ from mlotool.cli.fitted_table import FittedColumn, fitted_table
 from mlotool.cli.show_result import plain_console
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, escape
 from mlotool.report.model_nodes import alike
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 NUM_TICKS = 3
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 if TYPE_CHECKING:
     from mlotool.runner import RunResult

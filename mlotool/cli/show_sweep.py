@@ -11,7 +11,7 @@ from rich.console import Console
 from mlotool.cli.fitted_table import FittedColumn, fitted_table
 from mlotool.cli.show_result import nearby, plain_console
 from mlotool.core.errors import MlotoolError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 if TYPE_CHECKING:
     from mlotool.report.sweep import SweepRow

@@ -11,8 +11,8 @@ from mlotool.cli.show_sweep import show_sweep
 from mlotool.config.first_point import check_first_point
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.escape import escape
-from mlotool.core.sigterm import terminable
+from mlotool.core.messages import escape
+from mlotool.core.process import terminable
 from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
 from mlotool.sweep.group_record import GroupRecord

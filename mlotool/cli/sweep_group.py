@@ -11,8 +11,8 @@ from mlotool.cli.job import logs_to_wandb
 from mlotool.cli.job_configs import JobConfigs
 from mlotool.config.provenance import repositories_asked_once
 from mlotool.core.errors import WriteError
-from mlotool.core.escape import escape
-from mlotool.core.large_imports import import_large, import_torch
+from mlotool.core.messages import escape
+from mlotool.core.process import import_large, import_torch
 from mlotool.core.run_files import read_json
 from mlotool.sweep.job_folder import SUMMARY, JobSpec, has_run, note_failure, read_job, record_of
 

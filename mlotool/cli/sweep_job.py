@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, plain_warnings
 from mlotool.cli.streams import open_streams
-from mlotool.core.escape import escape
-from mlotool.core.leaving import leave
+from mlotool.core.messages import escape
+from mlotool.core.process import leave
 from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
 from mlotool.sweep.process import STOP
 

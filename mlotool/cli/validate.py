@@ -8,8 +8,7 @@ from typing import Any
 from mlotool.cli.arguments import recipe_parser
 from mlotool.cli.request import Request
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
-from mlotool.core.faults import fault_list
+from mlotool.core.messages import escape, fault_list
 
 DESCRIPTION = """Check a recipe: keys, names, graph, roles, and the arguments of mlotool's own targets, read from
 source, the ranges of numbers, and the values that it sweeps. Exit code 2 where something is wrong. With --targets also:

@@ -288,7 +288,7 @@ def _parallel(name: str, node: Values | None, seed: int) -> "AbstractParallel | 
 def _seeded(key: str, node: Values, seed: int) -> Any:
     import torch
 
-    from mlotool.core.own_random import own_random
+    from mlotool.core.random_stream import own_random
 
     # A seed of its own, so that another module beside it does not change this one's start.
     with own_random() as seeded:

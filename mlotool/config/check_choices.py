@@ -12,7 +12,7 @@ from mlotool.config.schema import (
     SCHEDULER_INTERVALS,
     TRACES,
 )
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 Values = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlotool.config.resolve import is_known
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 
 # As in mlotool/spaces/decisions.py, which knows torch.
 _NAME = re.compile(r"[a-z0-9_]{1,100}")

@@ -7,7 +7,7 @@ from typing import Any
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.resolve import is_known
 from mlotool.config.schema import CLASSIFICATION_METRIC_NAMES, METRIC_NAMES
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 Values = Mapping[str, Any]
 

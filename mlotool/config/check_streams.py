@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlotool.config.resolve import is_known
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 Values = Mapping[str, Any]
 

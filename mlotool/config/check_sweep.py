@@ -6,7 +6,7 @@ from typing import Any
 from mlotool.config.ranges import Range, named_faults
 from mlotool.config.resolve import is_known
 from mlotool.config.schema import OBJECTIVE_MODES, OF_ONE_OBJECTIVE, PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 _PROCESSES, _JOBS = Range(1, most=1_024, whole=True), Range(1, most=1_000_000, whole=True)
 _COUNTS = {"workers": _PROCESSES, "jobs_per_device": _PROCESSES, "num_trials": _JOBS, "repeats": _JOBS}

@@ -17,7 +17,7 @@ from mlotool.config.sweep import DANGEROUS
 from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import is_of_user, trust_fault
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 Values = Mapping[str, Any]
 _OURS = {"loss": ("roles",), "analysis": ("roles", "split", "batch_size")}

@@ -22,7 +22,7 @@ from mlotool.config.dry_parts import part_faults
 from mlotool.config.resolve import as_schema, resolve_config
 from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import fault_list
+from mlotool.core.messages import fault_list
 
 Values = Mapping[str, Any]
 

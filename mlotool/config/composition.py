@@ -24,9 +24,9 @@ from mlotool.config.safety import check_recipe_file
 from mlotool.config.sources import sources
 from mlotool.config.translation import translate
 from mlotool.config.trusted import trust_all
-from mlotool.core.arguments import is_path, require, require_texts, shown
+from mlotool.core.arguments import is_path, require, require_texts
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import MAX_FAULTS, fault_list
+from mlotool.core.messages import MAX_FAULTS, fault_list, shown
 
 CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.schema import ROOT_KEYS, Config, is_container, keys_at
-from mlotool.core.faults import MAX_FAULTS
+from mlotool.core.messages import MAX_FAULTS
 
 Place = tuple[str, ...]
 _collected: ContextVar[dict[str, None] | None] = ContextVar("collected", default=None)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlotool.config.schema import GROUPS, MISSING, ROOT_KEYS
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 _OPTION = re.compile(r"[A-Za-z0-9_][\w\-]*(/[A-Za-z0-9_][\w\-]*)*", re.ASCII)
 _GROUP_KEY = re.compile(r"(?:optional\s+|override\s+)*(?P<group>[^@\s]+)(?:@(?P<package>\S+))?")

@@ -14,8 +14,7 @@ from mlotool.config.sweep_plan import SweepPlan
 from mlotool.config.trusted import is_of_user, resolve
 from mlotool.config.without_values import WithoutValues
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedModelError
-from mlotool.core.faults import shown
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, shown
 
 if TYPE_CHECKING:
     from mlotool.spaces.decisions import Decide, Value

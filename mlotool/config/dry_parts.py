@@ -157,7 +157,7 @@ def _checked_module(key: str, node: Values, module: Any) -> Any:
 
 def _undisturbed(key: str, node: Values, decisions: Values | None = None) -> Any:
     """Build a node, with global random numbers as they were."""
-    from mlotool.core.own_random import own_random
+    from mlotool.core.random_stream import own_random
     from mlotool.spaces.decisions import by_mapping, deciding
 
     with own_random(), deciding(by_mapping(decisions or {})):

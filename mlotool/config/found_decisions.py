@@ -10,7 +10,7 @@ from mlotool.config.finished_run import finished_run
 from mlotool.config.names import is_plain_name
 from mlotool.config.run_config import read_run_config
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.core.run_files import read_json, read_text
 
 # As in mlotool/spaces/decisions.py, which knows torch.

@@ -12,11 +12,18 @@ from mlotool.config.parameter_groups import KEY, grouped
 from mlotool.config.signatures import SPECIAL
 from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import resolve
-from mlotool.core.advice import MORE_MEMORY, is_out_of_memory
-from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedError
-from mlotool.core.refusals import is_refusal
-from mlotool.core.user_code import Call, explained, is_of_user, note, user_frame
+from mlotool.core.messages import kind_of
+from mlotool.core.user_code import (
+    MORE_MEMORY,
+    Call,
+    explained,
+    is_of_user,
+    is_out_of_memory,
+    is_refusal,
+    note,
+    user_frame,
+)
 
 Node = Mapping[str, Any]
 

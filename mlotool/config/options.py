@@ -15,7 +15,7 @@ from mlotool.config.reading import MAX_RECIPE_NODES, Document, read_document
 from mlotool.config.safety import content_faults
 from mlotool.config.schema import OPTION_GROUPS
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import fault_list
+from mlotool.core.messages import fault_list
 
 FOLDER = Path("conf")
 """Below the working folder."""

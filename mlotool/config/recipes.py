@@ -9,7 +9,7 @@ from pathlib import Path
 from mlotool.config.paths import GROUP, SUFFIX, is_inside, is_literal, recipe_file, recipe_folders
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import nearby
 
 _MAX_NAME, _MAX_NAMES = 100, 500

@@ -10,8 +10,7 @@ from omegaconf.errors import InterpolationResolutionError, InterpolationToMissin
 from mlotool.config.schema import ROOT_KEYS, Config, is_container, keys_at
 from mlotool.config.translation import removed_key, unknown_key
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import fault_list
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, fault_list
 
 
 class Unknown:

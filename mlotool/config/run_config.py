@@ -12,8 +12,8 @@ from mlotool.config.reading import Document, leaves, parse_document
 from mlotool.config.references import place_faults
 from mlotool.config.safety import is_dangerous
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import did_you_mean
 from mlotool.core.run_files import MAX_CONFIG_BYTES, read_text
-from mlotool.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

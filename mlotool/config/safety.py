@@ -17,8 +17,7 @@ from mlotool.config.references import place_faults, reference_faults
 from mlotool.config.schema import ROOT_KEYS
 from mlotool.config.sweep import DANGEROUS, OFFLINE_MODES, node_faults, sweep_faults
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import fault_list
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, fault_list
 
 PACKAGE_HEADER = "# @package _global_"
 # Each costs Hydra and OmegaConf milliseconds, several times over.

@@ -8,7 +8,7 @@ from typing import Any
 from mlotool.config.literals import choices, describe, fits
 from mlotool.config.source import Parameter, Signature, read_signature
 from mlotool.config.trusted import is_own, resolve
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 SPECIAL = ("_target_", "_args_")
 

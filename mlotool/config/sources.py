@@ -22,7 +22,7 @@ from mlotool.config.repository import parsed_config
 from mlotool.config.safety import check_text
 from mlotool.config.schema import Config
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 SCHEMA = "mlotool_schema"
 

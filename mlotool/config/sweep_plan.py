@@ -21,7 +21,7 @@ from mlotool.config.paths import package_dir
 from mlotool.config.run_length import max_ticks
 from mlotool.config.schema import describe_type
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 MAX_CHOICES, MAX_COMPARED = 100_000, 2_000
 """Values of a key, and of how many it is seen whether one is there twice."""

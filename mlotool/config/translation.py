@@ -21,7 +21,7 @@ from mlotool.config.recipes import unknown_recipe
 from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, is_container, keys_at
 from mlotool.config.sources import loaded_recipes
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 _NEW_PROBLEM = (
     "found a problem that the recipe does not have; expected one that it has. Correct the name, or add the problem in "

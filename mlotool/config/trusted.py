@@ -17,8 +17,7 @@ from mlotool.config.names import is_identifier
 from mlotool.config.source import package_file, public_names
 from mlotool.config.torch_names import LOSS_MODULES, MODULES, OPTIMIZERS, SCHEDULERS
 from mlotool.core.errors import ConfigError
-from mlotool.core.interface import is_command_line
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, is_command_line
 from mlotool.core.user_code import add_user_package, nearby, user_frame
 
 KINDS = (

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from mlotool.core.described import described
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import described, did_you_mean
 from mlotool.core.user_code import Call, named, noted, user_code
 
 _WANTED = "splits (a tuple of names) and split(name), which returns a data set"
@@ -25,7 +24,7 @@ def built_data(build: Callable[[], Any], seed: int) -> Any:
         ConfigError: it is no data object.
     """
     # Imported here, as elsewhere in this file: it needs torch.
-    from mlotool.core.own_random import own_random
+    from mlotool.core.random_stream import own_random
 
     with own_random() as seeded:
         seeded(seed)
@@ -109,7 +108,7 @@ class UserData:
 
     def split(self, name: str) -> Any:
         """Return one split, with pairs as dicts."""
-        from mlotool.core.own_random import own_random
+        from mlotool.core.random_stream import own_random
 
         call = Call("data", self._data, {"split": name}, "a data set", "Correct the data set or its files.")
         # Splits of one drawn order stay disjoint, as it is the same order in each call.

@@ -10,9 +10,8 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from mlotool.core.described import MAX_ITEMS, described, kind_of
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, shown
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}
 
@@ -86,31 +85,6 @@ def require_fields(key: str, instance: Any, *, names_class: bool = False) -> Non
             head = f"{type(instance).__name__}: found {each.name}={found}" if names_class else f"{place}: found {found}"
             hint = did_you_mean(value, _choices(each.type)) if isinstance(value, str) else ""
             raise ConfigError(f"{head}; expected {_words(each.type)}.{hint} Correct {place}.")
-
-
-def shown(value: Any) -> str:
-    """Return in a few words what was found.
-
-    Example:
-        >>> shown("cg"), shown(dict), shown({"a": 1}), shown(len), shown([1])
-        ("'cg'", 'the class dict', '{a: 1}', 'the function len', '[1]')
-    """
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return kind_of(value)
-    if isinstance(value, os.PathLike | bytes):
-        return repr(str(value) if isinstance(value, os.PathLike) else value)[:80]
-    if isinstance(value, list | tuple | Mapping):
-        more = ["..."] if len(value) > MAX_ITEMS else []
-        if isinstance(value, Mapping):
-            pairs = list(value.items())[:MAX_ITEMS]
-            return f"{{{', '.join([*(f'{key}: {shown(each)}' for key, each in pairs), *more])}}}"
-        items = ", ".join([*map(shown, value[:MAX_ITEMS]), *more])
-        return f"({items})" if isinstance(value, tuple) else f"[{items}]"
-    if callable(value) and hasattr(value, "__name__"):
-        return f"the function {value.__name__}"
-    return described(value)
 
 
 def is_whole(value: Any, least: int | None = None) -> bool:

@@ -1,7 +1,12 @@
-"""A module with the parameters that it plays with in one evaluation: what a loss sees of a problem."""
+"""A module at given tensors: the slots they go into, buffers that are copied for it, and what a loss sees of a problem.
+
+`torch.func.functional_call` puts tensors into a module by name, and looks the names up in each call; with small modules
+that look-up costs as much as a layer.
+"""
 
 import re
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -10,13 +15,210 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-from mlotool.core.lazy_copy import lazy_copy
-from mlotool.core.rematerialized_module import RematerializedModule
-from mlotool.core.slots import Slots
+from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import is_same
 
+# Below this a copy costs nothing, and the addresses of small buffers stay as they are.
+_LEAST_BYTES = 1 << 14
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+def lazy_copy(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor.
+
+    On a CPU torch copies the memory where a kernel is about to write to one of them, whether it counts a version or
+    not. It does not see who writes by an address that was taken before, as a numpy array on the tensor's memory. On
+    other devices the copy is made at once: `torch._foreach_add_` and its like write there past what torch sees.
+
+    Args:
+        tensor: without a graph.
+
+    Example:
+        >>> large = torch.zeros(1 << 14)
+        >>> copy = lazy_copy(large)
+        >>> share_memory(copy, large), bool(copy.add_(1.0).any()), bool(large.any()), share_memory(copy, large)
+        (True, True, False, False)
+    """
+    if tensor.layout != torch.strided or tensor.nbytes < _LEAST_BYTES:
+        return tensor.clone()
+    is_plain = (
+        type(tensor) in _PLAIN_TENSORS and tensor.device.type == "cpu" and not is_functorch_wrapped_tensor(tensor)
+    )
+    if not is_plain or is_tracing():
+        return tensor.clone()
+    try:
+        return torch._lazy_clone(tensor)
+    except RuntimeError:
+        # Memory that is not torch's: of numpy, of a file, shared with other processes.
+        return tensor.clone()
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are the same part of the same memory, so that neither has been written to.
+
+    Args:
+        a: a tensor that may be a lazy copy of the other.
+        b: the other.
+
+    Example:
+        >>> rows = torch.zeros(2, 1)
+        >>> share_memory(torch.zeros(1), torch.zeros(1)), share_memory(rows[0], rows[1])
+        (False, False)
+    """
+    if is_functorch_wrapped_tensor(a) or is_functorch_wrapped_tensor(b) or a.is_meta or b.is_meta:
+        return a is b
+    if a.layout != torch.strided or b.layout != torch.strided:
+        # A sparse tensor has several pieces of memory.
+        return a is b
+    # `data_ptr()` would copy: its caller might write there.
+    addresses = [torch._C._data_address(each) for each in (a, b)]  # type: ignore[attr-defined]
+    return addresses[0] == addresses[1] and _place(a) == _place(b)
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+# A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it.
+Slot = tuple[dict[str, Any], str]
+
+
+class Slots:
+    """The slots of some of a module's parameters, in a fixed order, and of all its buffers.
+
+    A tensor with several names (tied weights) has several slots.
+
+    Args:
+        module: its structure must stay as it is.
+        names: of the parameters, in the order in which tensors will be put there.
+
+    Attributes:
+        has_buffers: whether the module has any.
+
+    Raises:
+        KeyError: the module has no parameter of such a name.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(1, 1, bias=False)
+        >>> slots = Slots(layer, ["weight"])
+        >>> own = slots.put([torch.full((1, 1), 3.0)])
+        >>> layer(torch.ones(1, 1))
+        tensor([[3.]])
+        >>> slots.put_back(own)
+    """
+
+    __slots__ = ("_all", "_buffers", "_parameters", "_targets", "has_buffers", "module", "names")
+
+    def __init__(self, module: nn.Module, names: Sequence[str] = ()) -> None:
+        self.module = module
+        self.names = tuple(names)
+        self._parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
+        self._buffers = slots_of(module, dict(module.named_buffers()), "_buffers")
+        self._targets = [
+            (holder, attribute, position)
+            for position, name in enumerate(self.names)
+            for holder, attribute in self._of_parameter(name)
+        ]
+        positions = {name: position for position, name in enumerate(self.names)}
+        self._all = [(name, positions.get(name), *slots[0]) for name, slots in self._parameters.items()]
+        self.has_buffers = bool(self._buffers)
+
+    def put(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Put one tensor a name into the slots; return what was there, for `put_back`."""
+        before = [holder[attribute] for holder, attribute, _ in self._targets]
+        for holder, attribute, position in self._targets:
+            holder[attribute] = tensors[position]
+        return before
+
+    def put_back(self, before: Sequence[Any]) -> None:
+        """Take back what `put` returned."""
+        for (holder, attribute, _), tensor in zip(self._targets, before):  # noqa: B905 - of one length, and hot
+            holder[attribute] = tensor
+
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers that are there now, each once."""
+        return [slots[0][0][slots[0][1]] for slots in self._buffers.values()]
+
+    def put_buffers(self, buffers: Sequence[Tensor]) -> None:
+        """Put tensors into the slots of the buffers, in the order of `buffers`."""
+        for slots, tensor in zip(self._buffers.values(), buffers, strict=True):
+            for holder, attribute in slots:
+                holder[attribute] = tensor
+
+    def copy_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the current buffers by name."""
+        return dict(zip(self._buffers, map(torch.clone, self.buffers()), strict=True))
+
+    def fill(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> Callable[[], None]:
+        """Put tensors into the slots of any names; return what puts all back as it was.
+
+        A module may assign a new tensor to a buffer; once all is put back, `buffers` holds that one.
+
+        Raises:
+            KeyError: the module has no parameter or buffer of such a name; nothing has changed.
+        """
+        moves = [(slot, tensor) for name, tensor in parameters.items() for slot in self._of_parameter(name)]
+        moves += [(slot, tensor) for name, tensor in buffers.items() for slot in self._buffers[name]]
+        saved = [(holder, attribute, holder[attribute]) for (holder, attribute), _ in moves]
+        for (holder, attribute), tensor in moves:
+            holder[attribute] = tensor
+
+        def restore() -> None:
+            for name in buffers:
+                holder, attribute = self._buffers[name][0]
+                buffers[name] = holder[attribute]
+            for holder, attribute, tensor in saved:
+                holder[attribute] = tensor
+
+        return restore
+
+    def named_tensors(self, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield all parameters of the module by name, with `tensors` for those that have a slot here."""
+        for name, position, holder, attribute in self._all:
+            yield name, holder[attribute] if position is None else tensors[position]
+
+    def _of_parameter(self, name: str) -> list[Slot]:
+        if name not in self._parameters:
+            known = ", ".join(self._parameters)
+            raise KeyError(f"found {name!r} among parameters that are given; expected names of {known}")
+        return self._parameters[name]
+
+
+def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dict[str, list[Slot]]:
+    """Return, by name, the slots of `tensors`.
+
+    Args:
+        module: holds them.
+        tensors: by name, each once.
+        kind: "_parameters" or "_buffers".
+    """
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    slots: dict[str, list[Slot]] = {name: [] for name in tensors}
+    for child in module.modules():
+        holder = getattr(child, kind)
+        for attribute, tensor in holder.items():
+            if id(tensor) in names:
+                slots[names[id(tensor)]].append((holder, attribute))
+    return slots
+
+
 _ASSIGNED = re.compile(r"'(?:BoundModule|Live|LiveParts)' object has no attribute '(\w+)'")
+
+
+class AbstractEvaluation(ABC):
+    """A module that is evaluated in another way than by its own code alone."""
+
+    @abstractmethod
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Evaluate the module."""
+
+    @abstractmethod
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return another method of the module, evaluated in the same way."""
 
 
 class BoundModule:
@@ -83,32 +285,19 @@ class BoundModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
-        training, slots, tensors = self._training, self._slots, self._tensors
-        # The hot path: the same as `_run`, without a function call more than it needs.
-        is_in_mode = training is None or training is self._module.training
-        if not is_in_mode:
-            return self._run(self._call, args, kwargs)
-        if slots is None or tensors is None:
-            return self._call(*args, **kwargs)
-        if slots.has_buffers:
-            return self._run(self._call, args, kwargs)
-        own = slots.put(tensors)
-        try:
-            return self._call(*args, **kwargs)
-        finally:
-            slots.put_back(own)
+        return self._run(self._call, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run another method of the module, `name`, with the bound parameters."""
         whole = self._call
-        call = whole.method(name) if isinstance(whole, RematerializedModule) else getattr(self._module, name)
+        call = whole.method(name) if isinstance(whole, AbstractEvaluation) else getattr(self._module, name)
         return self._run(call, args, kwargs)
 
     def at(self, parameters: Mapping[str, Tensor]) -> "BoundModule":
         """Return the same module at other parameters, by name; those left out stay as they are."""
         bound = dict(zip(self._slots.names, self._tensors, strict=True)) if self._slots and self._tensors else {}
         other = BoundModule(self._module, {**bound, **parameters}, training=self._training)
-        if isinstance(self._call, RematerializedModule):
+        if isinstance(self._call, AbstractEvaluation):
             other._call = self._call
         return other
 
@@ -187,8 +376,8 @@ class BoundModule:
             slots.put_buffers(own)
 
 
+# For `BoundModule.in_slots`: the module's own buffers stay in their places, and move.
 MOVING_BUFFERS: list[Tensor] = []
-"""For `BoundModule.in_slots`: the module's own buffers stay in their places, and move."""
 
 
 def tell_of_attribute(error: BaseException) -> None:

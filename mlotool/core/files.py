@@ -1,15 +1,16 @@
-"""Files that are there whole or not at all, whenever the process ends; and what is said where a disk refuses one."""
+"""Files that are there whole or not at all, whenever the process ends; what is said where a disk refuses one; locks."""
 
 import errno
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlotool.core.errors import WriteError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 _SUFFIX = ".tmp"
 _FULL = (
@@ -122,3 +123,31 @@ def remove_temporary(folder: Path, name: str = "*", older_than_s: float = 0.0) -
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime >= older_than_s:
                 path.unlink()
+
+
+def is_held(path: Path) -> bool:
+    """Say whether a process holds an exclusive lock (flock) on a regular file or folder; false where that is not known.
+
+    Example:
+        >>> is_held(Path("no-such-folder"))
+        False
+    """
+    try:
+        import fcntl
+
+        # Not through links, and not waiting for who opens the other end of a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (ImportError, OSError):  # Windows has no fcntl
+        return False
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mlotool.core.described import kind_of
+from mlotool.core.messages import kind_of
 from mlotool.core.user_code import WrongResultError
 
 Metrics = Mapping[str, Tensor]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+# By the name of a precision, what autocast computes in; parameters, gradients and solvers keep their own dtype.
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""By the name of a precision, what autocast computes in; parameters, gradients and solvers keep their own dtype."""
 
 _FULL: ContextVar[bool] = ContextVar("mlotool_full_precision", default=False)
 

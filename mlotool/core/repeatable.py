@@ -4,9 +4,10 @@ A counter, a cache or a running mean in an attribute, Python's or numpy's random
 these makes of the second evaluation another function than the first one was, and its derivative is then that of a
 network that nobody has evaluated. Nothing else would say so.
 
-What is compared is cheap enough to be compared always: the form of all results, a few of their entries, and the tensors
-that modules keep in attributes. For the first call of a block, the second, the fourth and so on (some blocks change
-later) it is all entries, the shapes of all that was computed, and the tensors in any object that the block keeps.
+What is compared is cheap enough to be compared always: the form of all results, a few of their entries, the tensors
+that modules keep in attributes, and what the block is handed besides tensors. For the first call of a block, the
+second, the fourth and so on (some blocks change later) it is all entries, the shapes of all that was computed, and the
+tensors in any object that the block keeps.
 """
 
 from collections import deque
@@ -24,36 +25,33 @@ from torch._C import _functorch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.fingerprint import fingerprint, tolerance
-from mlotool.core.object_state import IteratorFoundError, leaves_of
+from mlotool.core.messages import kind_of
 from mlotool.core.tangents import apart
 from mlotool.core.tracing import is_tracing
+from mlotool.core.unchanged import IteratorFoundError, ObjectState, fingerprint, leaves_of, tolerance
 
 _CHANGED = (
     "remat: found a block, {block}, that {what} when it was evaluated again; expected the same function each time. "
-    "Draw random numbers from torch's default generators alone (no random, no numpy, no generator= of your own), keep "
-    "what changes from call to call in a buffer, and no cache (use_cache=False of Hugging Face's models); or leave "
-    "this block out of remat."
+    "Draw from torch's default generators alone, keep what changes in buffers, keep no cache; or leave it out of "
+    "remat."
 )
 
 _KEPT = (
-    "remat: found a block whose {module} keeps a tensor that has a derivative in {place}, as of an auxiliary loss or "
-    "of a cache; expected that a block returns what has derivatives, since the gradient of anything else would be "
-    "lost. Return it as well, keep it without one (x.detach()), or keep no cache (use_cache=False of Hugging Face's "
-    "models)."
+    "remat: found a block whose {module} keeps a tensor that has a derivative in {place}; expected that it returns "
+    "what has derivatives. Return it as well, or keep x.detach()."
 )
 
+# Of a result, that are compared always.
 _NUM_ENTRIES = 64
-"""Of a result, that are compared always."""
 
+# Of the norm: what the same kernels on a CPU may differ by, with a graph and without.
 _STRICT = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-5, torch.complex64: 2e-5}
-"""Of the norm: what the same kernels on a CPU may differ by, with a graph and without."""
 
+# By block.
 _calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
-"""By block."""
 
 
 class FirstEvaluation:
@@ -281,3 +279,83 @@ def holds_tensors(value: Any) -> bool:
         slots = [name for each in type(value).__mro__ for name in each.__dict__.get("__slots__", ())]
         items = [*getattr(value, "__dict__", {}).values(), *[getattr(value, name, None) for name in slots]]
     return any(isinstance(each, Tensor) for each in tree_leaves(items))
+
+
+_ARGUMENT = (
+    "remat: found a block, {block}, whose argument {place}, {kind}, {what}; expected arguments that stay as they are. "
+    "Hand over no cache (use_cache=False of Hugging Face's models)."
+)
+_CHANGED_BY_BLOCK = "is changed by the evaluation of the block"
+_LATER = "has changed before the block was evaluated again"
+_USED_UP = "is an iterator, or holds one, so that an evaluation uses it up"
+
+_STAYS = (Tensor, str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, torch.layout)
+
+
+class Handed:
+    """The arguments of a call of a block, of which it keeps no tensors.
+
+    Args:
+        block: that is called.
+        inputs: positional arguments.
+        options: arguments by name.
+
+    Raises:
+        ConfigError: there is an iterator among them.
+
+    Example:
+        >>> handed = Handed(len, ([],), {})
+        >>> with handed.left_alone(([],), {}):
+        ...     pass  # nothing to refuse
+    """
+
+    def __init__(self, block: Callable[..., Any], inputs: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        self._block = block
+        found = {
+            place: [each for each in tree_leaves(value) if not isinstance(each, _STAYS)]
+            for place, value in _places(inputs, options)
+        }
+        self._objects = {place: objects for place, objects in found.items() if objects}
+        self._states = {place: self._state(place) for place in self._objects}
+
+    @contextmanager
+    def left_alone(self, inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[None]:
+        """Refuse an evaluation that changes its arguments.
+
+        Args:
+            inputs: as the evaluation is given them: copies of their containers.
+            options: likewise.
+        """
+        before = {place: tree_flatten(value) for place, value in _places(inputs, options)}
+        yield
+        self._compare(_CHANGED_BY_BLOCK)
+        for place, value in _places(inputs, options):
+            (old, old_form), (new, new_form) = before[place], tree_flatten(value)
+            if old_form != new_form or any(a is not b for a, b in zip(old, new, strict=True)):
+                self._refuse(place, value, _CHANGED_BY_BLOCK)
+
+    def check_again(self) -> None:
+        """Refuse objects that are not what they were in the first evaluation."""
+        self._compare(_LATER)
+
+    def _compare(self, what: str) -> None:
+        for place, before in self._states.items():
+            if not before.is_same(self._state(place)):
+                self._refuse(place, self._objects[place][0], what)
+
+    def _state(self, place: str) -> ObjectState:
+        try:
+            return ObjectState(self._objects[place])
+        except IteratorFoundError:
+            self._refuse(place, self._objects[place][0], _USED_UP)
+            raise
+
+    def _refuse(self, place: str, value: Any, what: str) -> None:
+        raise ConfigError(
+            _ARGUMENT.format(block=name_of(self._block), place=place, kind=kind_of(value), what=what)
+        ) from None
+
+
+def _places(inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((f"number {number}", value) for number, value in enumerate(inputs, 1))
+    yield from ((f"'{name}'", value) for name, value in options.items())

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import kind_of
 
 Evaluation = Callable[[], Sequence[Tensor]]
 

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,26 +17,26 @@ from typing import Any, BinaryIO
 
 from mlotool.core import files
 from mlotool.core.errors import RunFileError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
+# Of recipe.yaml, overrides.txt, and the error's text in a summary.
 MAX_TEXT_BYTES = 100_000
-"""Of recipe.yaml, overrides.txt, and the error's text in a summary."""
 
+# Of config.yaml: a recipe with all that it inherits written out.
 MAX_CONFIG_BYTES = 400_000
-"""Of config.yaml: a recipe with all that it inherits written out."""
 
 MAX_JSON_BYTES = 2_000_000
+# Of metrics.csv, which is read line by line, and not all of it.
 MAX_METRICS_BYTES = 2_000_000_000
-"""Of metrics.csv, which is read line by line, and not all of it."""
 
+# Files and folders below a folder that is written to.
 MAX_ENTRIES = 200_000
-"""Files and folders below a folder that is written to."""
 
+# Age of a temporary file that no process writes any more: it was killed.
 _LEFT_BEHIND_S = 60.0
-"""Age of a temporary file that no process writes any more: it was killed."""
 
+# Of lists and mappings inside each other in a JSON file; a run writes fewer than ten.
 MAX_LEVELS = 60
-"""Of lists and mappings inside each other in a JSON file; a run writes fewer than ten."""
 
 # A text to its end, that of the file where it has none, so that each letter is looked at once.
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{}]', re.DOTALL)
@@ -239,22 +240,10 @@ def _is_wandb_link(root: Path, path: Path) -> bool:
     return is_named_so and _WANDB_LOG.fullmatch(path.readlink().as_posix()) is not None
 
 
-def _check_regular(status: os.stat_result, shown: str) -> None:
+def _check_regular(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        what = next(
-            (
-                word
-                for kind, word in (
-                    (stat.S_ISDIR, "a folder"),
-                    (stat.S_ISFIFO, "a pipe"),
-                    (stat.S_ISSOCK, "a socket"),
-                    (stat.S_ISLNK, "a link"),
-                )
-                if kind(status.st_mode)
-            ),
-            "a device",
-        )
-        raise RunFileError(f"{shown}: found {what}; expected a regular file. Remove it.")
+        kind = stat.filemode(status.st_mode)
+        raise RunFileError(f"{path}: found no regular file ({kind}); expected one. Remove it.")
 
 
 def _is_deep(text: str) -> bool:
@@ -284,3 +273,45 @@ def _cut(text: str) -> str:
 
 def _shown(path: Path) -> str:
     return escape(str(path))
+
+
+def open_zip(file: BinaryIO, max_list_bytes: int) -> zipfile.ZipFile:
+    """Open a zip file for reading, one that lists few members: Python makes an object of each as soon as it is opened.
+
+    What a member unpacks to is never more than its `file_size` says: zipfile stops there.
+
+    Args:
+        file: the open file.
+        max_list_bytes: of its list of members.
+
+    Raises:
+        zipfile.BadZipFile: it is none, or lists more.
+    """
+    # The one that zipfile itself uses: another parser might find another list in the same bytes.
+    record = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if record is None:
+        raise zipfile.BadZipFile("it is no zip file")
+    list_bytes = record[zipfile._ECD_SIZE]  # type: ignore[attr-defined]
+    if list_bytes > max_list_bytes:
+        raise zipfile.BadZipFile(f"its list of members has {list_bytes} bytes, and at most {max_list_bytes} are read")
+    return zipfile.ZipFile(file)
+
+
+def check_members(archive: zipfile.ZipFile, num_bytes: int) -> None:
+    """Read all members, and compare their checksums; they are stored as they are, not compressed.
+
+    Args:
+        archive: the open file.
+        num_bytes: of the whole file: what its members claim in all cannot be more.
+
+    Raises:
+        zipfile.BadZipFile: a member is compressed, claims more than there is, or has another checksum.
+    """
+    members = archive.infolist()
+    if any(each.compress_type != zipfile.ZIP_STORED for each in members):
+        raise zipfile.BadZipFile("its members are compressed, which a checkpoint's are not")
+    if sum(each.file_size for each in members) > num_bytes or len({each.filename for each in members}) < len(members):
+        raise zipfile.BadZipFile("its members claim more than the file holds")
+    torn = archive.testzip()
+    if torn:
+        raise zipfile.BadZipFile(f"its part {torn} has another checksum than when it was written")

@@ -1,4 +1,4 @@
-"""Decisions on values while a gradient is traced: the trace holds for one course of them, and says when it does not.
+"""What a trace of a gradient takes down: decisions on values, and functions of torch that look at values.
 
 A solver that ends at negative curvature decides by a number. A trace records the operations of the course that was
 taken, and beside them the conditions that led to it, as outputs: a replay in which one of them differs is not used.
@@ -6,14 +6,18 @@ A trace for many runs, each of which decides for itself, computes all that a dec
 (`is_joint`).
 """
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 
 class Course:
@@ -99,3 +103,96 @@ def report(who: Any, value: Tensor) -> None:
     course = _COURSE.get()
     assert course is not None
     course.reports.append((who, value))
+
+
+_HOME = str(Path(__file__).parents[1])
+
+
+class ValuesLeaveError(Exception):
+    """A function that is traced hands the values of a tensor to code that a trace does not see.
+
+    Args:
+        name: of the method of the tensor that does.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a loss or a module takes values out of torch (Tensor.{name}), which a trace does not see")
+
+
+class TraceableFunctions(TorchFunctionMode):
+    """A context in which some functions of torch are others of equal values.
+
+    - `one_hot` does not check its targets.
+    - `cross_entropy` takes a `label_smoothing` that is a tensor, as a number that differs by run is.
+    - What hands values to other code than torch's (`numpy`, `tolist`, `str`) raises a ValuesLeaveError: a trace would
+      fix what that code makes of them.
+
+    Example:
+        >>> with TraceableFunctions():
+        ...     functional.one_hot(torch.tensor([1, 0]), 3)
+        tensor([[0, 1, 0],
+                [1, 0, 0]])
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function, or what stands for it."""
+        keywords = kwargs or {}
+        # mlotool's own solvers note what they decide by values (`core/tracing.py`).
+        if function in _EXITS and not sys._getframe(1).f_code.co_filename.startswith(_HOME):
+            raise ValuesLeaveError(function.__name__)
+        other = _OTHERS.get(function)
+        found = NotImplemented if other is None else other(*args, **keywords)
+        return function(*args, **keywords) if found is NotImplemented else found
+
+
+def _one_hot(target: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        found: Tensor = NotImplemented
+        return found
+    return (target.unsqueeze(-1) == torch.arange(num_classes, device=target.device)).long()
+
+
+def _smoothed(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float | Tensor = 0.0,
+) -> Tensor:
+    """Return `(1 - s) cross-entropy + s / K sum over classes of -log p`, for a smoothing s that is a tensor."""
+    is_usual = weight is None and size_average is None and reduce is None and not target.is_floating_point()
+    if not isinstance(label_smoothing, Tensor) or not is_usual or logits.dim() < 2:
+        found: Tensor = NotImplemented
+        return found
+    is_there = target != ignore_index
+    spread = torch.where(is_there, -logits.log_softmax(1).mean(1), 0.0)
+    if reduction == "mean":
+        spread = spread.sum() / is_there.sum()
+    elif reduction == "sum":
+        spread = spread.sum()
+    plain = functional.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
+    return plain + label_smoothing * (spread - plain)
+
+
+_OTHERS: Mapping[Any, Callable[..., Tensor]] = {functional.one_hot: _one_hot, functional.cross_entropy: _smoothed}
+
+_EXITS = frozenset(
+    {
+        Tensor.numpy,
+        Tensor.tolist,
+        Tensor.data_ptr,
+        Tensor.storage,
+        Tensor.untyped_storage,
+        Tensor.__array__,
+        Tensor.__dlpack__,
+        Tensor.__repr__,
+        Tensor.__format__,
+        Tensor.__deepcopy__,
+        Tensor.__reduce_ex__,
+    }
+)

@@ -1,10 +1,17 @@
-"""Whether code of the user's has left alone what it was given."""
+"""Whether something is still the same: tensors, up to rounding or in form, trees of them, and what objects hold.
+
+A fingerprint is two numbers of a tensor, by which one can tell later whether another one is the same up to rounding.
+"""
 
 import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._dynamo.guards import TensorGuards
 from torch.utils import _device
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -68,3 +75,242 @@ def restore_torch_settings(settings: dict[str, Any]) -> list[str]:
     if "torch.set_default_device" in changed:
         torch.set_default_device(settings["torch.set_default_device"])
     return changed
+
+
+# Entries that are taken in float64 at once: 2 MiB, whatever the tensor's size is.
+_CHUNK = 1 << 18
+
+# Some kernels of torch have constants of fp32 in float64 too (hardsigmoid), which two ways to a value meet differently.
+_TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float32: 2e-3, torch.complex64: 2e-3}
+# Of bf16 and fp16; above what kernels differ by that add up in any order.
+_TOLERANCE_IN_SHORT = 3e-2
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """Return the inner product of a tensor with a fixed one, and its norm, (2,) in float64, without a derivative.
+
+    What is no finite number counts as zero.
+
+    Args:
+        tensor: of any dtype and layout in memory.
+
+    Example:
+        >>> fingerprint(torch.ones(2))
+        tensor([1.5000, 1.4142], dtype=torch.float64)
+    """
+    with torch.no_grad():
+        there = tensor.detach()
+        flat = torch.view_as_real(there.resolve_conj()) if there.is_complex() else there
+        found = torch.zeros(2, dtype=torch.float64, device=flat.device)
+        begin, count = 0, max(flat.numel(), 1)
+        for part in _parts(flat):
+            values = part.reshape(-1).double().nan_to_num(0.0, 0.0, 0.0)
+            end = begin + values.numel()
+            ramp = torch.arange(begin, end, dtype=values.dtype, device=values.device).div_(count).add_(0.5)
+            found += torch.stack([values @ ramp, values @ values])
+            begin = end
+        found[1].sqrt_()
+    return found
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return by how much, beside the norm, two evaluations may differ by rounding.
+
+    Args:
+        dtype: of the results; integers are the same.
+
+    Example:
+        >>> tolerance(torch.float64)
+        1e-09
+    """
+    is_real = dtype.is_floating_point or dtype.is_complex
+    return _TOLERANCES.get(dtype, _TOLERANCE_IN_SHORT) if is_real else 1e-9
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor in parts of few entries, in the order of its entries; a whole copy is made of none."""
+    if tensor.numel() <= _CHUNK:
+        yield tensor
+    elif len(tensor) == 1:
+        yield from _parts(tensor[0])
+    else:
+        num_rows = max(1, _CHUNK * len(tensor) // tensor.numel())
+        for part in tensor.split(num_rows):
+            yield from [part] if part.numel() <= _CHUNK else _parts(part)
+
+
+class SameObjects:
+    """Remembers the objects that a function has found, and says later whether it finds the same ones again.
+
+    Args:
+        look: returns them; numbers count as the same only if they are the same object.
+
+    Example:
+        >>> settings = {"rate": 0.1}
+        >>> same = SameObjects(lambda: list(settings.values()))
+        >>> same(), settings.update(rate=0.2), same()
+        (True, None, False)
+    """
+
+    __slots__ = ("_kept", "_look")
+
+    def __init__(self, look: Callable[[], Sequence[Any]]) -> None:
+        self._look = look
+        self._kept = look()
+
+    def __call__(self) -> bool:
+        """Say whether they are the same."""
+        now, kept = self._look(), self._kept
+        return len(now) == len(kept) and all(map(is_, now, kept))
+
+    def renew(self) -> None:
+        """Remember those that are there now."""
+        self._kept = self._look()
+
+
+class SameForms:
+    """Remembers sizes, strides, types and `requires_grad` of tensors, which `tensor.data = ...` may change.
+
+    It asks as torch's compiler does, which is three times as fast as asking each tensor for each of them.
+
+    Args:
+        tensors: in order.
+
+    Example:
+        >>> weight = torch.ones(2, 3)
+        >>> same = SameForms([weight])
+        >>> weight.data = weight.data.mT
+        >>> same([weight])
+        False
+    """
+
+    __slots__ = ("_guards", "_number")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._number = len(tensors)
+        self._guards: Any = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy remember nothing, so that its owner looks anew: what torch's compiler keeps cannot be copied."""
+        return SameForms, ([],)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> bool:
+        """Say whether they are the same, asked where nothing else than before sees operations of torch."""
+        return len(tensors) == self._number and bool(self._guards.check(*tensors))
+
+
+_PLAIN_VALUES = (str, int, float, complex, bool, type(None))
+_NAMED = (type, BuiltinFunctionType, ModuleType)
+
+
+class IteratorFoundError(Exception):
+    """There is an iterator among what an object holds: to look at what is left in it would use it up."""
+
+
+class ObjectState:
+    """What some objects hold now; tensors count by identity and by how often they were changed in place.
+
+    Args:
+        values: any objects.
+
+    Raises:
+        IteratorFoundError: one of them is an iterator, or holds one.
+
+    Example:
+        >>> cache = {"seen": [1]}
+        >>> before = ObjectState([cache])
+        >>> before.is_same(ObjectState([cache])), cache["seen"].append(2), before.is_same(ObjectState([cache]))
+        (True, None, False)
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._leaves = list(leaves_of(values))
+        self._versions = [_version(each) for each in self._leaves]
+
+    def is_same(self, other: "ObjectState") -> bool:
+        """Return whether the objects hold the same."""
+        return (
+            len(self._leaves) == len(other._leaves)
+            and self._versions == other._versions
+            and all(map(_is_same_leaf, self._leaves, other._leaves))
+        )
+
+
+def leaves_of(values: Iterable[Any], *, into_modules: bool = True) -> Iterator[Any]:
+    """Yield what objects hold at any depth: tensors, plain values, and what cannot be looked into.
+
+    An object is taken apart as `pickle` would, which knows containers, arrays, generators of random numbers and
+    classes of anybody's. Functions hold what they close over.
+
+    Args:
+        values: any objects.
+        into_modules: whether modules are taken apart.
+
+    Raises:
+        IteratorFoundError: there is an iterator.
+
+    Example:
+        >>> list(leaves_of([{"a": (1, "text")}]))[-2:]
+        [1, 'text']
+    """
+    # With the objects, since parts that were made for the look could leave their ids to others.
+    seen: dict[int, Any] = {}
+    waiting = [*values][::-1]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (Tensor, *_PLAIN_VALUES)):
+            yield value
+        elif id(value) not in seen:
+            seen[id(value)] = value
+            parts = _held_by(value) if into_modules or not isinstance(value, nn.Module) else None
+            yield value if parts is None else type(value)
+            if parts is not None:
+                yield len(parts)
+                waiting += parts[::-1]
+
+
+def _held_by(value: Any) -> list[Any] | None:
+    """Return what an object holds; None where it cannot be looked into."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, bytes | bytearray):
+        return [hash(bytes(value))]
+    if isinstance(value, FunctionType):
+        return [value.__code__.co_name, value.__defaults__, value.__kwdefaults__, *_closed_over(value)]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, torch.Generator):
+        return [hash(value.get_state().numpy().tobytes())]
+    if hasattr(type(value), "__next__"):
+        raise IteratorFoundError
+    if isinstance(value, _NAMED):
+        return None
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception:
+        # What cannot be pickled, by code of anybody's.
+        return None
+    if isinstance(reduced, str):
+        return None
+    _, arguments, *state = reduced
+    return [arguments, *state[:1], *[part for items in state[1:3] for part in items or ()]]
+
+
+def _closed_over(function: FunctionType) -> list[Any]:
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def _version(value: Any) -> int | None:
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else None
+
+
+def _is_same_leaf(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(a, _PLAIN_VALUES) and type(a) is type(b) and bool(a == b or (a != a and b != b)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mlotool.core.lazy_copy import lazy_copy
+from mlotool.core.bound_module import lazy_copy
 
 _CONSTANTS = (str, bytes, int, float, complex, type(None))
 

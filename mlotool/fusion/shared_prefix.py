@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from mlotool.core.fingerprint import fingerprint, tolerance
-from mlotool.core.lazy_copy import lazy_copy, share_memory
+from mlotool.core.bound_module import lazy_copy, share_memory
 from mlotool.core.tangents import any_has_tangent
 from mlotool.core.tracing import is_tracing
+from mlotool.core.unchanged import fingerprint, tolerance
 from mlotool.fusion.copied import copied, num_bytes, tensors_in
 from mlotool.fusion.frozen_parts import are_same_function, frozen_parts, have_same_bits, mode_dependent
 from mlotool.problem.problem import Problem

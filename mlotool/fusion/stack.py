@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.same_objects import SameForms
+from mlotool.core.unchanged import SameForms
 from mlotool.fusion.errors import NotFusedError
 from mlotool.program import Program
 

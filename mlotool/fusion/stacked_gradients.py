@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mlotool.core.advice import is_out_of_memory
+from mlotool.core.user_code import is_out_of_memory
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.feed import JointBatch
 from mlotool.fusion.own_values import OwnValue

@@ -7,20 +7,63 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require, require_fields
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.functional_steps import simulate, step_gradients
-from mlotool.hypergradient.particles import History
-from mlotool.hypergradient.vector import add, leaves, unflatten
+from mlotool.hypergradient.step_products import simulate, step_gradients
+from mlotool.hypergradient.vector import add, copies, leaves, unflatten
 from mlotool.problem.interface import LowerView, Particle, Vector
 from mlotool.problem.memory import Memory
 from mlotool.problem.trajectory import on_device
 from mlotool.problem.update import State
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 
+
+class History(NamedTuple):
+    """The sum of the directions of each pair since it began, for one reader.
+
+    Args:
+        sums: by number of the pair.
+        num_rounds: gradients so far.
+
+    Example:
+        >>> import torch
+        >>> history = History({}).extended([[torch.ones(2)]]).extended([[torch.ones(2)]])
+        >>> history.sums[0]
+        [tensor([2., 2.])]
+    """
+
+    sums: Mapping[int, Vector]
+    num_rounds: int = 0
+
+    def extended(self, directions: Sequence[Vector]) -> "History":
+        """Return the history with a round's directions, one a pair, in its sums."""
+        sums = dict(self.sums)
+        for number, direction in enumerate(directions):
+            before = sums.get(number)
+            moved = None if before is None else [old.to(new) for old, new in zip(before, direction, strict=True)]
+            sums[number] = list(direction) if moved is None else add(moved, direction)
+        return History(sums, self.num_rounds)
+
+    def after_round(self, is_finite: Tensor, restart_every: int | None) -> "History":
+        """Return it without the pairs that begin again: those not finite, and all after `restart_every` rounds."""
+        count = self.num_rounds + 1
+        if restart_every is not None and count % restart_every == 0:
+            return History({}, count)
+        good = is_finite.tolist()
+        return History({number: each for number, each in self.sums.items() if good[number]}, count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and the count, in plain containers."""
+        return {"sums": {number: list(each) for number, each in self.sums.items()}, "num_rounds": self.num_rounds}
+
+    @classmethod
+    def from_state_dict(cls, saved: Mapping[str, Any]) -> "History":
+        """Return the history that was saved."""
+        return cls({number: copies(each) for number, each in saved["sums"].items()}, saved["num_rounds"])
+
+
+# The parameters and optimizer state that a rollout came to.
 End = tuple[tuple[Tensor, ...], tuple[State, ...]]
-"""The parameters and optimizer state that a rollout came to."""
 
 
 class EvolutionState(NamedTuple):
@@ -109,17 +152,15 @@ class EvolutionStrategies(AbstractZerothOrder):
 
     def __post_init__(self) -> None:
         require_fields("hypergradient", self)
-        for key, good, expected in (
+        every = self.restart_every
+        good_restart = every is None or (self.persistent and every >= 1)
+        for key, is_right, expected in (
             ("num_pairs", self.num_pairs >= 1, "a whole number of at least 1"),
             ("sigma", self.sigma > 0, "a positive number"),
-            ("restart_every", self._has_good_restart(), "null, or a whole number of at least 1 with persistent: true"),
+            ("restart_every", good_restart, "null, or a whole number of at least 1 with persistent: true"),
             ("seed", 0 <= self.seed < 2**63, "a whole number of at least 0 and below 2^63"),
         ):
-            if not good:
-                raise ConfigError(
-                    f"hypergradient.{key}: found {getattr(self, key)!r}; expected {expected}. "
-                    f"Correct hypergradient.{key}."
-                )
+            require(is_right, f"hypergradient.{key}", getattr(self, key), expected)
 
     @property
     def is_persistent(self) -> bool:  # type: ignore[override]
@@ -229,10 +270,6 @@ class EvolutionStrategies(AbstractZerothOrder):
         ends = {tuple(key): (tuple(theta), tuple(each)) for key, theta, each in saved.get("ends", ())}
         return EvolutionState(saved["generator"].cpu(), dict(saved["last"]), histories, ends)
 
-    def _has_good_restart(self) -> bool:
-        count = self.restart_every
-        return count is None or (self.persistent and isinstance(count, int) and count >= 1)
-
     def _draw(self, theta: Vector, num_tasks: int | None, generator: torch.Generator) -> list[list[Tensor]]:
         """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""
         count = num_tasks or 1
@@ -246,7 +283,8 @@ class EvolutionStrategies(AbstractZerothOrder):
     def _rows(self, size: int, generator: torch.Generator) -> Tensor:
         if self.directions == "gaussian":
             return torch.randn(self.num_pairs, size, generator=generator, dtype=torch.float64)
-        return torch.cat([_orthogonal(size, count, generator) for count in _blocks(self.num_pairs, size)])
+        counts = [min(size, self.num_pairs - start) for start in range(0, self.num_pairs, size)]
+        return torch.cat([_orthogonal(size, count, generator) for count in counts])
 
     def _weights(self, values: Tensor) -> tuple[Tensor, dict[str, float | Tensor]]:
         """Return the weights of the directions, [num_pairs, tasks], from the losses, [num_pairs, 2, tasks].
@@ -276,10 +314,6 @@ def _orthogonal(size: int, count: int, generator: torch.Generator) -> Tensor:
     # LAPACK chooses signs by the first row; with these the mean is zero, as sums of several rounds need it.
     rows: Tensor = (basis * triangle.diagonal().sign()).T * size**0.5
     return rows
-
-
-def _blocks(total: int, size: int) -> list[int]:
-    return [min(size, total - start) for start in range(0, total, size)]
 
 
 def _centred_ranks(values: Tensor) -> Tensor:

@@ -1,29 +1,61 @@
-"""Implicit differentiation: a solver and a kind of product."""
+"""Implicit differentiation: a solver and a kind of product.
 
+theta*_l(x) solves F(theta, x) = dC_l/dtheta = 0, so for a cotangent v
+    q = H^-1 v,   cotangent of x = -M^T q,   with H = dF/dtheta and M = dF/dx.
+"""
+
+import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
+from mlotool.core.forward_mode import twice_differentiable
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import is_tracing, report
-from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
-from mlotool.hypergradient.diagnostics.kinks import warn_of_kinks
-from mlotool.hypergradient.diagnostics.quality import assess
-from mlotool.hypergradient.diagnostics.radius import warn_of_radius
-from mlotool.hypergradient.differentiable_pullback import differentiable_pullback
-from mlotool.hypergradient.implicit_state import ImplicitState, keep_start, start_for
-from mlotool.hypergradient.product_choice import chosen_product
+from mlotool.hypergradient.diagnostics.checks import (
+    Quality,
+    assess,
+    warn_of_hidden_values,
+    warn_of_kinks,
+    warn_of_radius,
+)
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
-from mlotool.hypergradient.solve_report import TracedSolve, warn_of_failure
-from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
-from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
+from mlotool.hypergradient.products.forward import chosen_product
+from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
+from mlotool.hypergradient.solvers.base import NOT_FINITE
+from mlotool.hypergradient.solvers.systems import ended_with
+from mlotool.hypergradient.vector import aliases, copies, is_finite, vector_jacobian
+from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView, Vector
+from mlotool.problem.memory import Memory
+
+
+class ImplicitState(NamedTuple):
+    """What is kept.
+
+    Args:
+        solver: what the solver keeps.
+        last: how the last solve ended, without its solution.
+        quality: the last report.
+        num_pullbacks: so far, where every n-th is reported.
+        starts: by reader, the last solution, where solves begin there.
+
+    Example:
+        >>> ImplicitState(None).num_pullbacks
+        0
+    """
+
+    solver: Any
+    last: SolveResult | None = None
+    quality: Quality | None = None
+    num_pullbacks: int = 0
+    starts: Mapping[str, Vector] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,16 +112,9 @@ class Implicit(AbstractHypergradient):
         is_solver, expected = isinstance(self.solver, AbstractSolver), "a solver that is built"
         require(is_solver, "hypergradient.solver", self.solver, expected, advice)
         require_fields("hypergradient", self)
-        if self.radius is not None and not self.radius > 0:
-            raise ConfigError(
-                f"hypergradient.radius: found {self.radius}; expected a positive norm or null. "
-                "Leave it out to take a share of the parameters' size."
-            )
-        if self.report_every < 0:
-            raise ConfigError(
-                f"hypergradient.report_every: found {self.report_every!r}; expected a whole number of pullbacks, or 0 "
-                "for never. Correct hypergradient.report_every."
-            )
+        radius, every = self.radius, self.report_every
+        require(radius is None or radius > 0, "hypergradient.radius", radius, "a positive norm or null")
+        require(every >= 0, "hypergradient.report_every", every, "a whole number of pullbacks, or 0 for never")
         if self.warm_start and not self.solver.uses_start:
             warnings.warn(
                 f"hypergradient.warm_start: found true with {type(self.solver).__name__}, which has no use for a "
@@ -148,19 +173,27 @@ class Implicit(AbstractHypergradient):
 
     def state_dict(self, state: ImplicitState) -> dict[str, Any]:
         """Return the starts, the count of pullbacks, the solver's state and what is reported, where there is any."""
+        last, quality, of_solver = state.last, state.quality, self.solver.state_dict(state.solver)
         saved: dict[str, Any] = {}
         if self.warm_start:
             saved["starts"] = {reader: list(start) for reader, start in (state.starts or {}).items()}
         if self.report_every:
             saved["num_pullbacks"] = state.num_pullbacks
-        saved |= state.saved()
-        of_solver = self.solver.state_dict(state.solver)
+        if last is not None and last.residual is not None:
+            saved["last"] = [last.status.value, last.num_products, float(last.residual)]
+        if quality is not None:
+            saved["quality"] = [quality.residual, quality.cosine]
         return {**saved, "solver": of_solver} if of_solver else saved
 
     def load_state(self, saved: dict[str, Any]) -> ImplicitState:
         """Return the state that was saved."""
         solver = self.solver.load_state(saved["solver"]) if "solver" in saved else self.solver.initial_state()
-        return ImplicitState.loaded(saved, solver)
+        # Older checkpoints have the starts by "<problem> for <reader>".
+        starts = {key.rpartition(" for ")[2]: copies(start) for key, start in saved.get("starts", {}).items()}
+        # The last status was said when it happened, in words that may be others now.
+        last = SolveResult([], Status.FIXED, *saved["last"][1:]) if "last" in saved else None
+        quality = Quality(*saved["quality"]) if "quality" in saved else None
+        return ImplicitState(solver, last, quality, saved.get("num_pullbacks", 0), starts or None)
 
 
 class _ImplicitPullback:
@@ -210,8 +243,24 @@ class _ImplicitPullback:
         return found
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the same as functions of theta, the inputs and the cotangent."""
-        return differentiable_pullback(self, theta, inputs, wanted, cotangent)
+        """Return the same as functions of theta, the inputs and the cotangent, for problems that are nested above.
+
+        So that it is exact to any order, the solution's node saves its OUTPUTS: differentiating the pullback with
+        respect to theta leads back into the node. Partial derivatives are taken at aliases of theta*_l and of x, so
+        that one with respect to x does not run through theta*_l again. The solve is a node of its own.
+        """
+        points, values = aliases(theta), aliases(inputs)
+        gradient = _stationarity(self.view, points, values)
+        if self.solver.is_polynomial:
+            matvec = self.view.mean_of(lambda vector: vector_jacobian(gradient, points, vector, create_graph=True))
+            result = self.solver.solve(matvec, cotangent, view=self.view)
+            self.record(result)
+            solution: Vector = result.solution
+        else:
+            solution = _LinearSolve.apply(self, len(theta), *cotangent, *theta, *inputs)
+        sources = [value for value, flag in zip(values, wanted, strict=True) if flag]
+        solution = self.view.problem.rank_mean.shared(solution)
+        return [-slope for slope in vector_jacobian(gradient, sources, solution, create_graph=True)]
 
     def push(self, theta: Vector, inputs: Vector, directions: Vector) -> list[Tensor]:
         """Return `-H^-1 M d`."""
@@ -302,3 +351,180 @@ class _Paired:
         else:
             self._random.restore()
         return self._loss.own_loss(theta, inputs)
+
+
+def start_for(problem: LowerProblem, vector: Vector) -> list[Tensor] | None:
+    """Return the last solution for the problem's reader if it fits `vector`; None to begin at zero.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.memory import Memory
+        >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
+        >>> keep_start(problem, [torch.ones(2)])
+        >>> start_for(problem, [torch.zeros(2)]), start_for(problem, [torch.zeros(3)])
+        ([tensor([1., 1.])], None)
+    """
+    start = (problem.memory.value.starts or {}).get(problem.reader, ())
+    if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
+        return None
+    return [each.to(like.device) for each, like in zip(start, vector, strict=True)]
+
+
+def keep_start(problem: LowerProblem, solution: Vector) -> None:
+    """Keep a solution for the reader's next start, if it is finite.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.memory import Memory
+        >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
+        >>> keep_start(problem, [torch.ones(2)])
+        >>> problem.memory.value.starts
+        {'u': (tensor([1., 1.]),)}
+    """
+    state: ImplicitState = problem.memory.value
+    if is_finite(solution):
+        problem.memory.value = state._replace(starts={**(state.starts or {}), problem.reader: tuple(solution)})
+
+
+class _LinearSolve(torch.autograd.Function):
+    """`q = H(theta, x)^-1 v`, differentiated as the exact solution.
+
+    For a cotangent w: p = H^-1 w is the cotangent of v, and `-d<p, H q>/d(theta, x)` that of theta and x.
+
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pullback: _ImplicitPullback, num_parameters: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Solve; `tensors` are v, theta and x."""
+        vector, theta, inputs = _split(tensors, num_parameters)
+        outputs = tuple(pullback.solve(theta, inputs, vector))
+        # A solver may hand v itself on; a node's output must be a tensor of its own.
+        outputs = tuple(q.clone() if any(q is v for v in vector) else q for q in outputs)
+        ctx.pullback, ctx.num_parameters = pullback, num_parameters
+        ctx.save_for_backward(*outputs, *theta, *inputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the cotangents of v, theta and x."""
+        pullback, count = ctx.pullback, ctx.num_parameters
+        solution, theta, inputs = _split(ctx.saved_tensors, count)
+        is_differentiable = torch.is_grad_enabled()
+        with pullback.view.problem.random:
+            if is_differentiable:
+                adjoint = list(_LinearSolve.apply(pullback, count, *cotangent, *theta, *inputs))
+            else:
+                adjoint = pullback.solve(theta, inputs, cotangent)
+        wanted = ctx.needs_input_grad[2 + count :]
+        with pullback.view.problem.random, torch.enable_grad():
+            if not is_differentiable:
+                solution = [tensor.detach() for tensor in solution]
+                theta = [tensor.detach().requires_grad_() for tensor in theta]
+                inputs = [
+                    tensor.detach().requires_grad_(flag) for tensor, flag in zip(inputs, wanted[count:], strict=True)
+                ]
+            theta, inputs = aliases(theta), aliases(inputs)
+            gradient = _stationarity(pullback.view, theta, inputs)
+            # Both solutions are the same on all ranks; what is found for theta and x is this rank's part.
+            shared = pullback.view.problem.rank_mean.shared
+            product = vector_jacobian(gradient, theta, shared(solution), create_graph=True)
+            points = [point for point, flag in zip((*theta, *inputs), wanted, strict=True) if flag]
+            found = vector_jacobian(product, points, shared(adjoint), create_graph=is_differentiable)
+        values = iter(found)
+        return (None, None, *adjoint, *(-next(values) if flag else None for flag in wanted))
+
+
+def _stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
+    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter."""
+    problem, devices = view.problem, view.devices
+    loss = twice_differentiable(problem.name, problem.traits, devices, lambda: view.own_loss(theta, inputs))
+    return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
+
+
+def _split(tensors: Sequence[Tensor], count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    return list(tensors[:count]), list(tensors[count : 2 * count]), list(tensors[2 * count :])
+
+
+def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object], result: SolveResult) -> None:
+    """Warn the first time that a problem's solve ends in one of the ways that its solver counts as failures.
+
+    Of numbers that are not finite, each time that the solve before had ended with finite ones.
+
+    Args:
+        solver: of the solve.
+        problem: its name.
+        warned_of: statuses that were warned of; takes this one.
+        result: how the solve ended.
+
+    Example:
+        >>> from mlotool.hypergradient.solvers import Neumann, Status
+        >>> warn_of_failure(Neumann(3, 0.1), "w", {Status.DIVERGED}, SolveResult([], Status.DIVERGED, 2))
+    """
+    status, failures = result.status, solver.failures
+    if status not in NOT_FINITE:
+        # The next time numbers are not finite there is a new reason.
+        warned_of.difference_update(NOT_FINITE)
+    if status not in failures or status in warned_of:
+        return
+    warned_of.add(status)
+    failed = sum(each in failures for each in result.task_statuses)
+    where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
+    known: list[str] = [each.name for each in fields(solver)] if is_dataclass(solver) else []
+    named = [name for name in known if name in failures[status]]
+    settings = ", ".join(f"hypergradient.solver.{name}={getattr(solver, name)}" for name in named)
+    now = f" Now: {settings}." if settings else ""
+    warnings.warn(
+        f"The {type(solver).__name__} solve at problem '{problem}' ended{where} with {status.value} after "
+        f"{result.num_products} products. {failures[status]}{now}",
+        stacklevel=3,
+    )
+
+
+@dataclass(frozen=True)
+class TracedSolve:
+    """A solve of a trace, of whose replays is known what they report.
+
+    Args:
+        memory: of the problem.
+        last: how the solve ended.
+        warn: is given what the problem was warned of, and how the solve of a replay has ended, where replays report it.
+        warned_of: what the problem was warned of.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.implicit import ImplicitState
+        >>> from mlotool.hypergradient.solvers import Status
+        >>> memory = Memory(ImplicitState(None))
+        >>> TracedSolve(memory, SolveResult([], Status.CONVERGED, 3)).reported(torch.tensor(0.5))
+        >>> memory.value.last.residual
+        tensor(0.5000)
+    """
+
+    memory: Memory
+    last: SolveResult
+    warn: Callable[[set[object], SolveResult], None] | None = None
+    warned_of: set[object] = field(default_factory=set)
+
+    def of(self, memory: Memory, warned_of: set[object]) -> "TracedSolve":
+        """Return the same solve of a problem of equal structure in another program.
+
+        Args:
+            memory: of that one.
+            warned_of: what that one was warned of.
+        """
+        return replace(self, memory=memory, warned_of=warned_of)
+
+    def reported(self, values: Tensor) -> None:
+        """Keep how the solve of a replay ended.
+
+        Args:
+            values: the residual, 0-D; or it (NaN where it is not known) and `SolveResult.ending`, 1-D.
+        """
+        last = replace(self.last, residual=values)
+        if values.dim():
+            residual, count, *codes = values.tolist()
+            status, statuses = ended_with(codes, has_tasks=bool(self.last.task_statuses))
+            last = SolveResult([], status, int(count), residual if math.isfinite(residual) else None, statuses)
+            if self.warn is not None:
+                self.warn(self.warned_of, last)
+        self.memory.value = self.memory.value._replace(last=last)

@@ -7,11 +7,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require, require_fields
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
-from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
+from mlotool.hypergradient.diagnostics.checks import warn_of_hidden_values
 from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
@@ -101,15 +100,17 @@ class Penalty(AbstractHypergradient):
     def __post_init__(self) -> None:
         require_fields("hypergradient", self)
         is_fixed = self.rule == "fixed"
-        for key, belongs in (("multiplier", is_fixed), ("barrier", not is_fixed)):
-            value = getattr(self, key)
-            if belongs:
-                _require(value is not None and value > 0, key, value, f"a positive number with rule: {self.rule}")
-            else:
-                _require(value is None, key, value, f"null with rule: {self.rule}, which does not use it")
-        _require(self.growth >= 0 and (is_fixed or not self.growth), "growth", self.growth, _GROWTH[self.rule])
-        _require(self.num_steps >= 1, "num_steps", self.num_steps, "a whole number of at least 1")
-        _require(self.step_size > 0, "step_size", self.step_size, "a positive number")
+        own, other = ("multiplier", "barrier") if is_fixed else ("barrier", "multiplier")
+        value = getattr(self, own)
+        growth = "a number of at least 0, and 0 with rule: barrier, which sets its own multiplier"
+        for key, is_right, expected in (
+            (own, value is not None and value > 0, f"a positive number with rule: {self.rule}"),
+            (other, getattr(self, other) is None, f"null with rule: {self.rule}, which does not use it"),
+            ("growth", self.growth >= 0 and (is_fixed or not self.growth), growth),
+            ("num_steps", self.num_steps >= 1, "a whole number of at least 1"),
+            ("step_size", self.step_size > 0, "a positive number"),
+        ):
+            require(is_right, f"hypergradient.{key}", getattr(self, key), expected)
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_PenaltyPullback":
         """Return the gradient of the penalty, in the place of a pullback."""
@@ -291,11 +292,3 @@ class _Slopes:
     def _sources(self) -> tuple[list[Tensor], list[Tensor]]:
         values = leaves(self._inputs, self._wanted)
         return values, [value for value, flag in zip(values, self._wanted, strict=True) if flag]
-
-
-_GROWTH = {"fixed": "a number of at least 0", "barrier": "0 with rule: barrier, which sets its own multiplier"}
-
-
-def _require(condition: bool, key: str, value: object, expected: str) -> None:
-    if not condition:
-        raise ConfigError(f"hypergradient.{key}: found {value!r}; expected {expected}. Correct hypergradient.{key}.")

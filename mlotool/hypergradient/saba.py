@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
+from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import add, copies, is_finite, scaled
@@ -70,11 +70,7 @@ class SABA(AbstractHypergradient):
 
     def __post_init__(self) -> None:
         require_fields("hypergradient", self)
-        if not self.step_size > 0:
-            raise ConfigError(
-                f"hypergradient.step_size: found {self.step_size}; expected a positive number. "
-                "Correct hypergradient.step_size."
-            )
+        require(self.step_size > 0, "hypergradient.step_size", self.step_size, "a positive number")
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_AveragedPullback":
         """Return the averaged pullback."""
@@ -293,7 +289,7 @@ def number_of(problem: str, batch: Any, batch_number: int | None, key: str | Non
 
 
 _NO_PARTITION = (
-    "problems.{problem}.hypergradient: found SABA, which keeps a vector for each batch, but the batches of "
-    "'{problem}' are others in each epoch (or were handed to Program.gradient); expected a fixed partition. Write "
-    "problems.{problem}.stream.shuffle: false, or name an entry of the batch that numbers it as hypergradient.key."
+    "problems.{problem}.hypergradient: found SABA, but the batches of '{problem}' are others in each epoch (or were "
+    "handed to Program.gradient); expected a fixed partition. Write problems.{problem}.stream.shuffle: false, or name "
+    "an entry of the batch that numbers it as hypergradient.key."
 )

@@ -1,24 +1,142 @@
-"""The gradient of a recorded step, and its second-order products `H u` and `M^T u`, which are taken together."""
+"""Optimizer steps on a copy, recorded steps gone back over, and the second-order products of a step's gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import pulled_back
-from mlotool.core.not_differentiable import explained
-from mlotool.hypergradient.forward_over_reverse import moving_gradient
-from mlotool.hypergradient.functional_steps import step_gradients
+from mlotool.core.forward_mode import explained, twice_differentiable
+from mlotool.core.gradient import dense, pulled_back
+from mlotool.core.replay import RandomState
+from mlotool.hypergradient.products.forward import moving_gradient
 from mlotool.hypergradient.vector import leaves
 from mlotool.problem.interface import LowerView, Vector
-from mlotool.problem.trajectory import StepRecord
+from mlotool.problem.mean_gradient import mean_gradient
+from mlotool.problem.step_store import AbstractStepStore, middle
+from mlotool.problem.trajectory import LowerSnapshots, StepRecord
 from mlotool.problem.unroll import Unroll
+from mlotool.problem.update import State
 
+
+def simulate(
+    unroll: Unroll,
+    inputs: Vector,
+    view: LowerView,
+    begin: tuple[Vector, Sequence[State]] | None = None,
+    *,
+    keeps_gradients: bool = False,
+) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...], tuple[State, ...]]:
+    """Take the steps of `unroll.batches` on a copy; return their records, and parameters and state after them.
+
+    Args:
+        unroll: of the problem.
+        inputs: what shapes it, detached.
+        view: of the problem.
+        begin: the parameters and state before them; None is where the problem is.
+        keeps_gradients: whether the records have the gradients.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> view = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss)
+        >>> unroll = Unroll(
+        ...     records=(), has_all=True, batches=((None,),),
+        ...     own_loss=lambda theta, inputs, batch, lower: loss(theta, inputs),
+        ...     step=lambda theta, gradient, state, rates, inputs: ([theta[0] - rates[0]["lr"] * gradient[0]], state),
+        ...     step_pullback=None, start=None, begin=lambda: ((torch.tensor([2.0]),), ({},)),
+        ...     hyperparameters=lambda count: [({"lr": 0.1},)] * count,
+        ... )
+        >>> records, theta, state = simulate(unroll, [torch.tensor([1.0])], view)
+        >>> theta, records[0].theta
+        ((tensor([1.8000]),), (tensor([2.]),))
+    """
+    theta, state = unroll.begin() if begin is None else begin
+    if unroll.start is not None:
+        theta = unroll.start(inputs)
+    records = []
+    for batches, hyperparameters in zip(unroll.batches, unroll.hyperparameters(len(unroll.batches)), strict=True):
+        draws, slopes = [], []
+        for batch in batches:
+            # For the first time: the generator moves on from batch to batch.
+            draws.append((batch, RandomState(view.devices)))
+            slopes.append(batch_gradient(view, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
+        gradient = mean_gradient(slopes, theta, view.problem.rank_mean)
+        kept = tuple(gradient) if keeps_gradients else None
+        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}, gradient=kept))
+        with torch.no_grad():
+            theta, state = unroll.step(theta, gradient, state, hyperparameters, inputs)
+    return tuple(records), tuple(theta), tuple(state)
+
+
+def step_gradients(
+    unroll: Unroll, record: StepRecord, theta: Vector, inputs: Vector, view: LowerView, *, create_graph: bool
+) -> list[Tensor | None]:
+    """Return the gradient of a step, the mean over its batches and over ranks, as are all derivatives of it.
+
+    It is that of the step: its random numbers are drawn again, and buffers are as they were.
+
+    A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs, batch, lower: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> view = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss)
+        >>> unroll, theta = Unroll((), True, (), loss, *[None] * 5), [torch.tensor([2.0], requires_grad=True)]
+        >>> record = StepRecord((), (), (), ((None, RandomState(())),), {})
+        >>> step_gradients(unroll, record, theta, [torch.tensor([1.0])], view, create_graph=False)
+        [tensor([2.])]
+    """
+    ranks, found = view.problem.rank_mean, []
+    with torch.enable_grad():
+        at = ranks.shared(theta) if create_graph else theta
+        for batch, as_then in record.evaluations(view.problem.module):
+            with as_then:
+                found.append(
+                    batch_gradient(view, unroll, batch, record.lower_snapshots, at, inputs, create_graph=create_graph)
+                )
+        return mean_gradient(found, theta, ranks)
+
+
+def batch_gradient(
+    view: LowerView,
+    unroll: Unroll,
+    batch: Any,
+    lower_snapshots: LowerSnapshots,
+    theta: Vector,
+    inputs: Vector,
+    *,
+    create_graph: bool,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient on this rank's part of one batch, one tensor a parameter; None where it is unused.
+
+    Arguments as for `step_gradients`, with the batch and the lower problems as the step read them.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs, batch, lower: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> view = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss)
+        >>> unroll, theta = Unroll((), True, (), loss, *[None] * 5), [torch.tensor([2.0], requires_grad=True)]
+        >>> batch_gradient(view, unroll, None, {}, theta, [torch.tensor([1.0])], create_graph=False)
+        (tensor([2.]),)
+    """
+    name, traits = view.problem.name, view.problem.traits
+    with torch.enable_grad():
+        evaluate = partial(unroll.own_loss, theta, inputs, batch, lower_snapshots)
+        loss = twice_differentiable(name, traits, view.devices, evaluate) if create_graph else evaluate()
+        with explained(name, "reverse") if create_graph else nullcontext():
+            return dense(torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True))
+
+
+# One for each tensor; None is zero, of which nothing is allocated.
 Cotangents = Sequence[Tensor | None]
-"""One for each tensor; None is zero, of which nothing is allocated."""
 
 
 @dataclass(frozen=True)
@@ -246,3 +364,102 @@ def plus(a: Cotangents, b: Cotangents, factor: float = 1.0) -> list[Tensor | Non
     if factor != 1.0:
         b = [None if y is None else factor * y for y in b]
     return [y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)]
+
+
+# Parameters and optimizer state before a step.
+Point = tuple[Vector, Sequence[State]]
+
+
+class StoredSteps:
+    """The recorded steps of an unroll, each whole when it is asked for.
+
+    Args:
+        store: says how many checkpoints may be held.
+        unroll: of the problem, with its records.
+        view: likewise.
+        inputs: what shapes it.
+
+    Example:
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> from mlotool.problem.step_store import KeepAll
+        >>> record = StepRecord((torch.ones(2),), ({},), (), (), {})
+        >>> unroll = Unroll((record,), True, (), None, *[None] * 5)
+        >>> steps = StoredSteps(KeepAll(), unroll, LowerView(LowerProblem("w"), (), None), [])
+        >>> [each.theta for each in steps.backwards(0)]
+        [(tensor([1., 1.]),)]
+    """
+
+    def __init__(self, store: AbstractStepStore, unroll: Unroll, view: LowerView, inputs: Vector) -> None:
+        self._store = store
+        self._unroll = unroll
+        self._view = view
+        self._inputs = [each.detach() for each in inputs]
+        self._records = unroll.records
+
+    def backwards(self, first: int) -> Iterator[StepRecord]:
+        """Yield the steps from the last one to the `first`."""
+        kept = [number for number, record in enumerate(self._records) if record.is_checkpoint]
+        end = len(self._records)
+        for count in range(len(kept), 0, -1):
+            begin = kept[count - 1]
+            free = self._store.num_free(end - begin, count)
+            yield from self._between(begin, end, self._kept(begin), free, first)
+            end = begin
+            if begin <= first:
+                return
+
+    def at(self, number: int) -> StepRecord:
+        """Return one step."""
+        begin = max(each for each in range(number + 1) if self._records[each].is_checkpoint)
+        return self._whole(number, self._forward(begin, number, self._kept(begin)))
+
+    def last(self) -> tuple[LowerView, AbstractContextManager[None]]:
+        """Return the problem as the last step saw it, on one of its batches, with what that depends on as it was."""
+        record = self.at(len(self._records) - 1)
+        # A loss that is another function each time would be told of its tangents.
+        self._step(record).compare()
+        batch, as_then = next(record.evaluations(self._view.problem.module))
+        own_loss = self._unroll.own_loss
+
+        def loss(theta: Vector, inputs: Vector) -> Tensor:
+            return own_loss(theta, inputs, batch, record.lower_snapshots)
+
+        return replace(self._view, theta=record.theta, own_loss=loss), as_then
+
+    def _between(self, begin: int, end: int, point: Point, free: int, first: int) -> Iterator[StepRecord]:
+        """Yield the steps of a part from its last one, with `free` checkpoints beside that at its beginning."""
+        while end - begin > 1 and end - 1 > first:
+            if free == 0:
+                end -= 1
+                yield self._whole(end, self._forward(begin, end, point))
+                continue
+            split = begin + middle(end - begin, free)
+            yield from self._between(split, end, self._forward(begin, split, point), free - 1, first)
+            end = split
+        if begin >= first:
+            yield self._whole(begin, point)
+        elif end - 1 >= first:
+            yield self._whole(end - 1, self._forward(begin, end - 1, point))
+
+    def _forward(self, begin: int, end: int, point: Point) -> Point:
+        """Return parameters and state after the steps from `begin` up to `end`, which are taken again."""
+        for number in range(begin, end):
+            record = self._whole(number, point)
+            gradient = self._step(record).gradient()
+            assert self._unroll.replay is not None
+            with torch.no_grad():
+                point = self._unroll.replay(record.theta, gradient, record.state, record.hyperparameters, self._inputs)
+        return point
+
+    def _step(self, record: StepRecord) -> RecordedStep:
+        return RecordedStep(self._unroll, self._view, record, self._inputs, [False] * len(self._inputs))
+
+    def _kept(self, number: int) -> Point:
+        record = self._on_device(self._records[number])
+        return record.theta, record.state
+
+    def _whole(self, number: int, point: Point) -> StepRecord:
+        return replace(self._on_device(self._records[number]), theta=tuple(point[0]), state=tuple(point[1]))
+
+    def _on_device(self, record: StepRecord) -> StepRecord:
+        return record.on(self._view.theta[0].device) if self._store.offload else record

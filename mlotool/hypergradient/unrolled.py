@@ -1,31 +1,431 @@
-"""Differentiation through the optimizer's steps."""
+"""Differentiation through the optimizer's steps, in reverse.
 
+With `remat: auto` graphs of recorded steps are kept where they fit into a budget, and where a comparison shows no
+difference in any bit. There are two reasons for a difference:
+
+- Rounding. Some functions of torch (SiLU, GroupNorm) have one backward for gradients with a graph and another one
+  without, which differ in the last bits.
+- Buffers. A graph that is kept has read the buffers as they were at its step. A step that is computed again reads them
+  as they are now, but for those of the problem's own module that moved in the steps before it, which are put back. (All
+  steps of an unroll that a resumed run finds begun are computed again.)
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require, require_fields
+from mlotool.core.bound_module import Slots
+from mlotool.core.gradient import pulled_back
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient.functional_steps import batch_gradient, simulate
-from mlotool.hypergradient.kept_graphs import UnrolledState, fit
-from mlotool.hypergradient.product_choice import chosen_product, takes_forward
+from mlotool.hypergradient.products.forward import chosen_product, takes_forward
 from mlotool.hypergradient.step_products import (
     AbstractStepProduct,
+    Cotangents,
     FirstOrderStep,
     ForwardStepProduct,
+    RecordedStep,
     ReverseStepProduct,
+    StoredSteps,
+    batch_gradient,
+    plus,
+    simulate,
+    step_gradients,
 )
-from mlotool.hypergradient.stored_steps import StoredSteps
-from mlotool.hypergradient.unrolled_pass import ReversePass
+from mlotool.hypergradient.vector import leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
 from mlotool.problem.pullback import Connected
 from mlotool.problem.step_store import AbstractStepStore, KeepAll
+from mlotool.problem.trajectory import StepRecord
 from mlotool.problem.unroll import Unroll
+from mlotool.problem.update import State
+from mlotool.problem.update_derivative import COUNTER, StepCotangents
+
+
+@dataclass
+class ReversePass:
+    """The pullback of one solution.
+
+    Args:
+        product: makes the gradient of a step with its second-order products.
+        is_second_order: whether the gradients of the steps are differentiated.
+        view: of the problem.
+        unroll: what its steps are.
+        steps: those that were taken, whole when they are asked for.
+        first: number of the first one that is differentiated.
+        is_whole: whether that is the first one of the unroll.
+        outputs: the parameters after them.
+
+    Example:
+        Two steps `theta - 0.1 theta x` from 2 at x = 1 lead to `2 (1 - 0.1 x)^2`, of which the derivative is -0.36.
+
+        >>> from mlotool.core.replay import RandomState
+        >>> from mlotool.hypergradient.step_products import ReverseStepProduct
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> from mlotool.problem.step_store import KeepAll
+        >>> from mlotool.problem.update import sgd
+        >>> from mlotool.problem.update_derivative import StepArguments, pull_back
+        >>> loss = lambda theta, inputs, batch, lower: (theta[0].square() * inputs[0]).sum() / 2
+        >>> rates = (dict(torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults),)
+        >>> back = lambda theta, slope, state, rates, *cotangents: pull_back(
+        ...     StepArguments(sgd, theta, slope, state, rates), *cotangents
+        ... )
+        >>> draw = (None, RandomState())
+        >>> records = tuple(StepRecord((torch.tensor([x]),), ({},), rates, (draw,), {}) for x in (2.0, 1.8))
+        >>> view = LowerView(LowerProblem("w"), (torch.tensor([1.62]),), loss)
+        >>> unroll = Unroll(records, True, (), loss, None, back, None, None, None)
+        >>> steps = StoredSteps(KeepAll(), unroll, view, [torch.ones(1)])
+        >>> whole = ReversePass(ReverseStepProduct, True, view, unroll, steps, 0, True, view.theta)
+        >>> whole.first_order(view.theta, [torch.ones(1)], [True], [torch.ones(1)])
+        [tensor([-0.3600])]
+    """
+
+    product: type[AbstractStepProduct]
+    is_second_order: bool
+    view: LowerView
+    unroll: Unroll
+    steps: StoredSteps
+    first: int
+    is_whole: bool
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def reaches_start(self) -> bool:
+        """Whether the cotangents go on through what the unroll starts from."""
+        return self.unroll.start is not None and self.is_whole
+
+    def first_order(
+        self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: list[Tensor]
+    ) -> list[Tensor]:
+        """Return the cotangents of the wanted inputs.
+
+        The list of the given ones is emptied: they need not live as long as the pass.
+        """
+        total: list[Tensor | None] = [None for flag in wanted if flag]
+        adjoint = [*cotangent]
+        cotangent.clear()
+        of_state: list[dict[str, Tensor]] = [{} for _ in adjoint]
+        numbers = range(len(self.unroll.records) - 1, self.first - 1, -1)
+        for number, record in zip(numbers, self.steps.backwards(self.first), strict=True):
+            product = self.product(RecordedStep(self.unroll, self.view, record, inputs, wanted))
+            found, of_settings = self._through_update(record, product.gradient, inputs, wanted, adjoint, of_state)
+            adjoint, vector, factor = found.theta, found.gradient, found.factor
+            # Nothing leads on from the state at the first step.
+            of_state = found.state if number > self.first else []
+            total = plus(total, of_settings)
+            # Nothing is held twice while the products are taken, where memory is at its peak.
+            del found, of_settings
+            needs_theta = number > self.first or self.reaches_start
+            of_theta, of_inputs = product.pull(vector, needs_theta=needs_theta)
+            total = plus(total, of_inputs, factor)
+            del product, vector, of_inputs
+            if needs_theta:
+                _add_to(adjoint, [*of_theta], factor)
+            del of_theta
+        if self.reaches_start:
+            assert self.unroll.start is not None
+            points = leaves(inputs, tuple(wanted))
+            with torch.enable_grad():
+                start = self.unroll.start(points)
+            total = plus(total, _pulled([*start], _chosen(points, wanted), [*adjoint]))
+        return [
+            torch.zeros_like(source) if each is None else each
+            for source, each in zip(_chosen(inputs, wanted), total, strict=True)
+        ]
+
+    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the same as functions of the inputs: the steps are taken again, in one graph."""
+        aliases = [tensor.view_as(tensor) for tensor in inputs]
+        begin = self.steps.at(self.first)
+        point: Vector = [tensor.detach().requires_grad_() for tensor in begin.theta]
+        if self.reaches_start:
+            assert self.unroll.start is not None
+            point = self.unroll.start(aliases)
+        state: Sequence[State] = begin.state
+        for record in self.unroll.records[self.first :]:
+            # A gradient is taken at an alias: the start may be a view that several parameters share.
+            at = [tensor.view_as(tensor) for tensor in point]
+            gradient = step_gradients(self.unroll, record, at, aliases, self.view, create_graph=self.is_second_order)
+            point, state = self.unroll.step(at, gradient, state, record.hyperparameters, aliases)
+        return vector_jacobian(point, _chosen(aliases, wanted), cotangent, create_graph=True)
+
+    def _through_update(
+        self,
+        record: StepRecord,
+        mean: Cotangents,
+        inputs: Vector,
+        wanted: Sequence[bool],
+        adjoint: list[Tensor],
+        of_state: list[dict[str, Tensor]],
+    ) -> tuple[StepCotangents, Cotangents]:
+        """Return the cotangents of what an update starts from, and of the inputs that shape its settings.
+
+        The lists of the given cotangents are taken over, as by `mlotool.problem.update_derivative.pull_back`.
+        """
+        if self.unroll.step_pullback is not None:
+            found = self.unroll.step_pullback(
+                record.theta, mean, record.state, record.hyperparameters, adjoint, of_state
+            )
+            return found, [None for flag in wanted if flag]
+        points = leaves(inputs, tuple(wanted))
+        gradient = [None if each is None else each.detach().requires_grad_() for each in mean]
+        state = [
+            {key: value if key == COUNTER else value.detach().requires_grad_() for key, value in each.items()}
+            for each in record.state
+        ]
+        with torch.enable_grad():
+            before = leaves(record.theta)
+            after, new_state = self.unroll.step(before, gradient, state, record.hyperparameters, points)
+        outputs, cotangents = list(after), list(adjoint)
+        for each, slope in zip(new_state, of_state, strict=True):
+            for key, value in slope.items():
+                outputs.append(each[key])
+                cotangents.append(value)
+        present = [each for each in gradient if each is not None]
+        held = [value for each in state for key, value in each.items() if key != COUNTER]
+        own = [*before, *present, *held]
+        pulled = _pulled(outputs, [*own, *_chosen(points, wanted)], cotangents)
+        whole = iter([torch.zeros_like(x) if each is None else each for x, each in zip(own, pulled, strict=False)])
+        step = StepCotangents(
+            [next(whole) for _ in before],
+            [None if each is None else next(whole) for each in gradient],
+            [{key: next(whole) for key in each if key != COUNTER} for each in state],
+        )
+        return step, pulled[len(own) :]
+
+
+def _add_to(adjoint: list[Tensor], found: list[Tensor | None], factor: float) -> None:
+    """Add to an adjoint, parameter by parameter, so that only one of them is held twice."""
+    for position in range(len(adjoint)):
+        each, found[position] = found[position], None
+        if each is not None:
+            adjoint[position] = torch.add(adjoint[position], each, alpha=factor)
+
+
+def _chosen(tensors: Vector, flags: Sequence[bool]) -> list[Tensor]:
+    return [tensor for tensor, flag in zip(tensors, flags, strict=True) if flag]
+
+
+def _pulled(outputs: Sequence[Tensor], sources: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Cotangents:
+    """Return the cotangents of sources; None where no output depends on one."""
+    pairs = [(y, v) for y, v in zip(outputs, cotangents, strict=True) if y.requires_grad]
+    if not pairs or not sources:
+        return [None] * len(sources)
+    return pulled_back([y for y, _ in pairs], sources, [v for _, v in pairs])
+
+
+_log = logging.getLogger("mlotool")
+
+
+class UnrolledState(NamedTuple):
+    """What is kept from one pullback to the next.
+
+    Args:
+        keeps_graphs: with `remat: auto`, what the first pullback has decided; None before it.
+
+    Example:
+        >>> UnrolledState().keeps_graphs is None
+        True
+    """
+
+    keeps_graphs: bool | None = None
+
+
+class Measured(NamedTuple):
+    """What recorded steps show about the graphs of their gradients.
+
+    Args:
+        size: bytes that the largest graph of a step holds.
+        is_exact: whether the gradient with a graph is, bit by bit, the one without a graph and at other buffers.
+
+    Example:
+        >>> Measured(size=1000, is_exact=True).size
+        1000
+    """
+
+    size: int
+    is_exact: bool
+
+
+def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
+    """Return whether the graphs of all steps of an unroll can be kept on every rank, and log the figure.
+
+    Args:
+        unroll: with recorded steps, at least one; where there are fewer than an unroll has, its number counts.
+        inputs: what shapes the problem.
+        view: of the problem.
+        budget: bytes.
+
+    Cost: two gradients, one of them with its graph; one more with its graph for each further shape of batches.
+
+    Example:
+        >>> from mlotool.core.replay import RandomState
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs, batch, lower: (theta[0] * inputs[0]).exp().sum()
+        >>> view = LowerView(LowerProblem("w"), (torch.ones(2),), loss)
+        >>> step = StepRecord((torch.ones(2),), (), (), ((None, RandomState(())),), {})
+        >>> unroll = Unroll((step, step), True, (), loss, *[None] * 5)
+        >>> fit(unroll, [torch.ones(2)], view, budget=1000), fit(unroll, [torch.ones(2)], view, budget=10)
+        (True, False)
+    """
+    count, ranks = max(len(unroll.records), unroll.num_steps), view.problem.rank_mean
+    try:
+        size, is_exact = measure(unroll, inputs, view)
+    except RuntimeError as error:
+        # Transforms of torch.func refuse the hooks. An error of the loss itself returns when the step is taken again.
+        fits, why = False, f"what their graphs take cannot be measured ({str(error).partition(chr(10))[0]})"
+    else:
+        fits = count * size <= budget and is_exact
+        why = f"{count} of them take {count * size / 2**20:.4g} MiB, of a graph_budget of {budget / 2**20:.4g} MiB"
+        if not is_exact:
+            why = "their gradient is rounded otherwise with a graph, or depends on buffers; remat=false keeps it anyway"
+    is_kept = not ranks.any([not fits], view.theta[0].device)[0]
+    if fits and not is_kept:
+        why += " on this rank, but not on all"
+    what = "keeps the graphs of its steps" if is_kept else "computes its steps again in the backward pass"
+    _log.info("problems.%s.hypergradient %s: %s.", view.problem.name, what, why)
+    return is_kept
+
+
+def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> Measured:
+    """Take gradients of recorded steps with their graphs, one for each shape of batches, and one without.
+
+    A graph holds the storages of the tensors that autograd saves, and copies of the parameters, of what shapes them
+    and of the gradient. Batches, and parameters and buffers of the modules, are there anyhow.
+
+    All are taken near the step: where a gradient is zero (below a last layer that begins at zero), its bits would be
+    equal by accident. Parameters, buffers and random numbers are afterwards as they were.
+
+    Args:
+        unroll: of the problem, with its records.
+        inputs: what shapes the problem.
+        view: of the problem.
+
+    Raises:
+        RuntimeError: the loss does what hooks on saved tensors do not go with.
+
+    Example:
+        >>> from mlotool.core.replay import RandomState
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs, batch, lower: (theta[0] * inputs[0]).exp().sum()
+        >>> view = LowerView(LowerProblem("w"), (torch.ones(2),), loss)
+        >>> record = StepRecord((torch.ones(2),), (), (), ((None, RandomState(())),), {})
+        >>> measure(Unroll((record,), True, (), loss, *[None] * 5), [torch.ones(2)], view).is_exact
+        True
+    """
+    near = disturbed(inputs)
+    size, largest, kept = -1, unroll.records[-1], []
+    for record in _of_each_shape(unroll.records):
+        taken, gradients = _with_graph(unroll, record, near, view)
+        if taken > size:
+            size, largest, kept = taken, record, gradients
+    theta, points = leaves(disturbed(largest.theta)), leaves(near)
+    with _disturbed_buffers(unroll.modules):
+        plain = _gradients(unroll, largest, theta, points, view, create_graph=False)
+    return Measured(size, all(_equal(a, b) for a, b in zip(kept, plain, strict=True)))
+
+
+def disturbed(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors near others, the same each time: about a hundredth of their rms away, and 1e-3.
+
+    Numbers that are counted (0-D integers) go on by one; other integers, such as indices, stay.
+
+    Args:
+        tensors: any; they stay as they are, and so do torch's random numbers.
+
+    Example:
+        >>> disturbed([torch.zeros(2, dtype=torch.int64), torch.tensor(4)])
+        [tensor([0, 0]), tensor(5)]
+        >>> bool((disturbed([torch.zeros(2)])[0] != 0).all())
+        True
+    """
+    found = []
+    for number, tensor in enumerate(tensors):
+        there = tensor.detach()
+        if there.is_floating_point() or there.is_complex():
+            generator = torch.Generator(there.device).manual_seed(number)
+            noise = torch.randn(there.shape, generator=generator, dtype=there.dtype, device=there.device)
+            scale = there.abs().float().square().mean().sqrt() / 100 + 1e-3
+            found.append(there + (scale * noise).to(there.dtype))
+        else:
+            is_count = there.ndim == 0 and there.dtype != torch.bool
+            found.append(there + 1 if is_count else there.clone())
+    return found
+
+
+def _with_graph(unroll: Unroll, record: StepRecord, near: Vector, view: LowerView) -> tuple[int, list[Tensor | None]]:
+    """Return how many bytes the graph of a step's gradient holds, and the gradient."""
+    theta, points = leaves(disturbed(record.theta)), leaves(near)
+    there: list[Any] = [*theta, *points, *tree_leaves([batch for batch, _ in record.draws])]
+    for module in unroll.modules:
+        there += [*module.parameters(), *module.buffers()]
+    known = {_place(each) for each in there if isinstance(each, Tensor)}
+    sizes: dict[tuple[torch.device, int], int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        place = _place(tensor)
+        if place not in known:
+            sizes[place] = tensor.untyped_storage().nbytes()
+        # Not the tensor itself: saved with its own node it would never be freed.
+        return tensor.detach()
+
+    # All graphs are held until the end: of memory that was freed, another tensor may have the place.
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = _gradients(unroll, record, theta, points, view, create_graph=True)
+    copied = sum(each.untyped_storage().nbytes() for each in (*theta, *theta, *points))
+    return sum(sizes.values()) + copied, [None if each is None else each.detach() for each in kept]
+
+
+def _gradients(
+    unroll: Unroll, record: StepRecord, theta: Vector, points: Vector, view: LowerView, *, create_graph: bool
+) -> list[Tensor | None]:
+    """Return the gradients on all batches of a step, one after the other."""
+    found: list[Tensor | None] = []
+    for batch, as_then in record.evaluations(view.problem.module):
+        with as_then:
+            found += batch_gradient(
+                view, unroll, batch, record.lower_snapshots, theta, points, create_graph=create_graph
+            )
+    return found
+
+
+@contextmanager
+def _disturbed_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put disturbed copies into the places of all buffers, for a while; what was there is never written to."""
+    slots = [Slots(module, ()) for module in modules]
+    own = [each.buffers() for each in slots]
+    try:
+        for each, buffers in zip(slots, own, strict=True):
+            each.put_buffers(disturbed(buffers))
+        yield
+    finally:
+        for each, buffers in zip(slots, own, strict=True):
+            each.put_buffers(buffers)
+
+
+def _of_each_shape(records: Sequence[StepRecord]) -> list[StepRecord]:
+    """Return the last record for each combination of shapes that its batches have."""
+
+    def shapes(record: StepRecord) -> tuple[Any, ...]:
+        return tuple(getattr(part, "shape", None) for part in tree_leaves([batch for batch, _ in record.draws]))
+
+    return list({shapes(record): record for record in records}.values())
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
+
+
+def _place(tensor: Tensor) -> tuple[torch.device, int]:
+    return tensor.device, tensor.untyped_storage().data_ptr()
 
 
 @dataclass(frozen=True)
@@ -92,26 +492,13 @@ class Unrolled(AbstractHypergradient):
 
     def __post_init__(self) -> None:
         require_fields("hypergradient", self)
-        if self.horizon is not None and self.horizon < 1:
-            raise ConfigError(
-                f"hypergradient.horizon: found {self.horizon!r}; expected a whole number of at least 1, or null "
-                "for all steps. Correct hypergradient.horizon."
-            )
-        if self.product == "forward" and self.remat is not True:
-            raise ConfigError(
-                f"hypergradient.remat: found {self.remat!r} with product: forward; expected true, since forward mode "
-                "keeps no graph of a step. Set hypergradient.remat=true, or hypergradient.product=reverse."
-            )
-        if not self.trajectory.is_whole and self.remat is not True:
-            raise ConfigError(
-                f"hypergradient.remat: found {self.remat!r} with a trajectory that does not keep all steps; expected "
-                "true: the graph of a step holds its parameters. Set hypergradient.remat=true."
-            )
-        if self.graph_budget < 0:
-            raise ConfigError(
-                f"hypergradient.graph_budget: found {self.graph_budget!r}; expected a number of bytes of at least 0. "
-                "Correct hypergradient.graph_budget."
-            )
+        horizon, remat, budget = self.horizon, self.remat, self.graph_budget
+        expected = "a whole number of at least 1, or null for all steps"
+        require(horizon is None or horizon >= 1, "hypergradient.horizon", horizon, expected)
+        require(budget >= 0, "hypergradient.graph_budget", budget, "a number of bytes of at least 0")
+        keeps_none = self.product == "forward" or not self.trajectory.is_whole
+        expected = "true with product: forward, or a trajectory that does not keep all steps: no graph is kept then"
+        require(remat is True or not keeps_none, "hypergradient.remat", remat, expected)
 
     @property
     def keeps_graphs(self) -> bool:  # type: ignore[override]

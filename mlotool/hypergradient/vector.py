@@ -215,11 +215,7 @@ def vector_jacobian(
     if not pairs or not inputs:
         return [torch.zeros_like(x) for x in inputs]
     found = pulled_back(
-        [y for y, _ in pairs],
-        inputs,
-        [v for _, v in pairs],
-        retain=retain or create_graph,
-        create_graph=create_graph,
+        [y for y, _ in pairs], inputs, [v for _, v in pairs], retain=retain or create_graph, create_graph=create_graph
     )
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 # N: layers, m: some of them, b: batch, d: width, c: channels, k: kernel size, h, w: height and width of an image
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 # b: batch, n: inputs, k: classes
 

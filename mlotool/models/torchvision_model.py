@@ -8,7 +8,7 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 # These two return more than logits while they train.
 _UNSUITABLE = ("googlenet", "inception_v3")

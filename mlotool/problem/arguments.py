@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mlotool.core.arguments import Rule, is_number, require, require_all, shown
+from mlotool.core.arguments import Rule, is_number, require, require_all
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import shown
 from mlotool.core.user_code import named
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.parallel import AbstractParallel

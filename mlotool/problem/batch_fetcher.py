@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from mlotool.core.own_random import own_random
+from mlotool.core.random_stream import own_random
 from mlotool.problem.batch_share import Share, bounds, sliced
 from mlotool.problem.samples import collated, read_batch, read_sample
 

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from mlotool.core.gradient import Recording
-from mlotool.core.same_objects import SameForms, SameObjects
+from mlotool.core.unchanged import SameForms, SameObjects
 
 _DEVICES = ("cpu", "cuda")
 _GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)

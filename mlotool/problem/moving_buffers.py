@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from mlotool.core.lazy_copy import lazy_copy, share_memory
-from mlotool.core.slots import Slot
+from mlotool.core.bound_module import Slot, lazy_copy, share_memory
 
 Buffers = Mapping[str, Tensor | None]
 """Copies by name; None where there was none. Of what stays, the records of all evaluations have the same copy."""

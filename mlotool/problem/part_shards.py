@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.bound_module import BoundModule
+from mlotool.core.bound_module import BoundModule, Slots, slots_of
 from mlotool.core.errors import ConfigError
-from mlotool.core.slots import Slots, slots_of
 from mlotool.problem.parts import part_of_call, runs_in_part
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.shards import Live, Shards, check_rows

@@ -5,8 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from mlotool.core.bound_module import MOVING_BUFFERS, BoundModule
-from mlotool.core.slots import Slots
+from mlotool.core.bound_module import MOVING_BUFFERS, BoundModule, Slots
 from mlotool.problem.shards import Shards
 
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import BoundModule, compile_module
+from mlotool.core.bound_module import BoundModule, Slots, compile_module
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import autocast
-from mlotool.core.slots import Slots
 from mlotool.core.unchanged import deep_copy
 from mlotool.problem.arguments import check_problem
 from mlotool.problem.build_optimizer import OptimizerFactory, optimizer_step

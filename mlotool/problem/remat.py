@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.rematerialized_module import RematerializedModule
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
+from mlotool.core.rematerialization import RematerializedModule
 
 AUTO = "auto"
 _MAX_NAMES = 12

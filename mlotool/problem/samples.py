@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from mlotool.core.arguments import FLAG, Rule, at_least, is_whole, require, require_all, shown
+from mlotool.core.arguments import FLAG, Rule, at_least, is_whole, require, require_all
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import shown
 from mlotool.core.user_code import Call, named, note
 
 _RULES: Mapping[str, Rule] = {

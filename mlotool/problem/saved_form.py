@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer
 
-from mlotool.core.arguments import is_number, is_whole, require, shown
+from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import ConfigError
-from mlotool.core.form import (
+from mlotool.core.messages import shown
+from mlotool.core.plain_state import (
     ADVICE,
     MAX_COUNT,
     check_count,

@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 
 from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require_all
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import did_you_mean
 from mlotool.core.precision import DTYPES
-from mlotool.core.suggest import did_you_mean
 
 
 class SettingsKeywords(TypedDict, total=False):

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import BoundModule
+from mlotool.core.bound_module import BoundModule, Slots
 from mlotool.core.errors import ConfigError
-from mlotool.core.slots import Slots
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.loss_scale import ScaledCotangent
 

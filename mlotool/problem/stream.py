@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.arguments import is_whole, require
-from mlotool.core.form import MAX_COUNT
+from mlotool.core.plain_state import MAX_COUNT
 from mlotool.core.unchanged import is_unchanged
 from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, draws_nothing, mixed_seed
 from mlotool.problem.batch_share import Share

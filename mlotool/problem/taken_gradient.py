@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.fingerprint import fingerprint, tolerance
 from mlotool.core.gradient import dense
 from mlotool.core.tracing import is_tracing
+from mlotool.core.unchanged import fingerprint, tolerance
 
 _CHANGED = (
     "problems.{problem}.loss: found another gradient, by {error:.2g} of its size, when a step was computed again; "

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mlotool.core.errors import RunError
-from mlotool.core.same_objects import SameObjects
+from mlotool.core.unchanged import SameObjects
 
 _CHANGED = (
     "problems.{problem}.module: the parameter '{key}' {change}; expected the parameters that required a gradient when "

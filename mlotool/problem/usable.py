@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.form import is_like
+from mlotool.core.messages import shown
+from mlotool.core.plain_state import is_like
 from mlotool.core.user_code import is_of_user, named
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
-from mlotool.core.not_differentiable import refuse_scripted
+from mlotool.core.forward_mode import refuse_scripted
+from mlotool.core.messages import shown
 from mlotool.problem.compatibility import check
 from mlotool.problem.compatibility_case import Case
 from mlotool.problem.interface import AbstractHypergradient

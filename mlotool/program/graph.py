@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, shown
 from mlotool.problem.node import ProblemNode
 
 Edges = Mapping[str, Iterable[str]]

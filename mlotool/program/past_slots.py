@@ -18,8 +18,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_leaves
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.fingerprint import fingerprint
 from mlotool.core.replay import RandomState
+from mlotool.core.unchanged import fingerprint
 from mlotool.core.user_code import WrongResultError, named
 from mlotool.program.engine import Engine
 from mlotool.program.loss_plan import LossPlan, Values

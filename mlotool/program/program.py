@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require, shown
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.messages import did_you_mean, shown
 from mlotool.core.random_stream import RandomStream
-from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce

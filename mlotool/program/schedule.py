@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.form import ADVICE, check_count, check_form, check_list, check_mapping
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.plain_state import ADVICE, check_count, check_form, check_list, check_mapping
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note
 from mlotool.problem.mean_gradient import averaged, mean_gradient

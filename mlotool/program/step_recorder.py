@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.forward_mode import twice_differentiable_mode
+from mlotool.core.forward_mode import explained, twice_differentiable, twice_differentiable_mode
 from mlotool.core.gradient import dense
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.not_differentiable import explained
 from mlotool.core.replay import RandomState
-from mlotool.core.twice_differentiable import twice_differentiable
 from mlotool.problem.moving_buffers import Buffers, MovingBuffers
 from mlotool.problem.problem import Problem
 from mlotool.problem.taken_gradient import TakenGradient

@@ -18,8 +18,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mlotool.core.replay import RandomState
-from mlotool.core.same_objects import SameForms
-from mlotool.core.traceable_functions import ValuesLeaveError
+from mlotool.core.tracing import ValuesLeaveError
+from mlotool.core.unchanged import SameForms
 from mlotool.problem.fused_step import has_step_hooks
 from mlotool.problem.problem import Problem
 from mlotool.program.backends import BACKENDS, Backend, Run

@@ -10,8 +10,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
-from mlotool.core.traceable_functions import TraceableFunctions
-from mlotool.core.tracing import Course, tracing
+from mlotool.core.tracing import Course, TraceableFunctions, tracing
 from mlotool.problem.mean_gradient import averaged
 from mlotool.problem.problem import Problem
 from mlotool.program.engine import Engine

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from mlotool.core.same_objects import SameObjects
+from mlotool.core.unchanged import SameObjects
 from mlotool.problem.fused_step import parts_of_step
 from mlotool.problem.problem import Problem
 from mlotool.problem.update import UPDATES, Hyperparameters, find_update

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlotool.core.errors import RunFileError
-from mlotool.core.run_files import open_file
-from mlotool.core.zip_files import open_zip
+from mlotool.core.run_files import open_file, open_zip
 
 MAX_FILE_BYTES = 200_000_000
 MAX_ARRAY_BYTES = 400_000_000

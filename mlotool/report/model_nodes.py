@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mlotool.core.errors import RunFileError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 from mlotool.core.run_files import read_json
 from mlotool.report.formats import shortened
 from mlotool.report.run_folder import as_dict

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.core.errors import RunFileError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 from mlotool.core.run_files import read_json
 from mlotool.report.formats import number, shortened
 from mlotool.report.markup import Markup, details, element

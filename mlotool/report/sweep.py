@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.core.errors import ConfigError, RunFileError
-from mlotool.core.locks import is_held
+from mlotool.core.files import is_held
 from mlotool.core.run_files import located, read_json, read_text
 from mlotool.report.formats import shortened
 from mlotool.report.run_folder import as_dict, is_run_folder

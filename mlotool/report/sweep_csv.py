@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 from mlotool.core.run_files import replacing
 from mlotool.report.pareto import jobs_on_front, pareto_front, second_mean
 from mlotool.report.sweep_settings import Comparison, compare

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlotool.core.equal_weights import are_equal
 from mlotool.core.errors import RunFileError
 from mlotool.core.run_files import list_files
 from mlotool.report.arrays import read_arrays
@@ -160,7 +159,7 @@ def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -
 
 def _facts(weighting: Weighting, metrics: Mapping[str, Any]) -> str:
     facts = []
-    if are_equal(weighting.weight):
+    if len(weighting.weight) > 1 and np.ptp(weighting.weight) <= 0.01 * abs(weighting.weight).max():
         facts.append("All weights are within 1% of each other: all samples count the same.")
     auc = metrics.get(f"{weighting.name}/wrong_label_auc")
     if isinstance(auc, int | float):

@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
 from mlotool.core.files import replacing, writing
-from mlotool.core.form import check_form, check_mapping
-from mlotool.core.plain_state import Plain, check_plain, is_dense
+from mlotool.core.plain_state import Plain, check_form, check_mapping, check_plain, is_dense
 from mlotool.core.run_files import located, open_file
 from mlotool.core.user_code import explained
 from mlotool.distributed.collectives import Ranks

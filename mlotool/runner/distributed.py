@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from mlotool.config import derived_seed
+from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.slots import Slots
 from mlotool.distributed.collectives import Ranks
 from mlotool.distributed.mesh import row_of
 from mlotool.hypergradient import KFAC, Implicit

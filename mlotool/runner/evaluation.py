@@ -23,11 +23,9 @@ from mlotool.config.check_evaluation import class_faults
 from mlotool.config.names import MAX_NAME, is_plain_name
 from mlotool.config.user_data import split_of
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.described import kind_of
-from mlotool.core.equal_weights import are_equal
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, kind_of
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.problem.batch_fetcher import BatchFetcher
@@ -642,7 +640,7 @@ def _check(key: Any, value: Any) -> None:
 
 def _warn_of_equal(name: str, weight: Any) -> None:
     """Warn where all weights are about the same: that the learning rate is another one looks like a gain."""
-    if are_equal(weight):
+    if len(weight) > 1 and numpy.ptp(weight) <= 0.01 * abs(weight).max():
         warnings.warn(
             f"analyses.{name}: all {len(weight)} weights are between {weight.min():.4g} and {weight.max():.4g}, within "
             "1% of each other, so all samples count the same; expected weights that differ. Nothing was gained by "

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mlotool.core.described import described
 from mlotool.core.errors import ConfigError, NonFiniteParametersError
+from mlotool.core.messages import described
 from mlotool.core.user_code import named
 from mlotool.problem.batch_share import Share
 from mlotool.program import Problem, Program, Stream

@@ -16,7 +16,7 @@ from mlotool.config.objective import is_wrong_way_round, known_direction
 from mlotool.core.arguments import require, require_path, require_texts
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import CheckpointError, ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import user_code
 from mlotool.problem.problem import Problem
 from mlotool.runner.checkpoint import load_program

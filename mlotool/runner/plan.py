@@ -6,7 +6,7 @@ from typing import Any
 
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.program import Schedule
 
 # Rounds (and with them checkpoints) of a run whose objective is not evaluated at an interval.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 from mlotool.program import Program
 
 # Warnings of Lightning that do not apply to a run of ours, by the beginning of their message.

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.arguments import is_number, require
 from mlotool.core.errors import ConfigError, NonFiniteLossError
-from mlotool.core.form import ADVICE
+from mlotool.core.plain_state import ADVICE
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.rank_mean import Reduce, identity_reduce
 from mlotool.problem.shards import gathered

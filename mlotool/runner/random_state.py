@@ -8,7 +8,7 @@ import numpy
 import torch
 
 from mlotool.core.arguments import is_number, is_whole, require
-from mlotool.core.form import ADVICE, check_form, check_list, check_random, check_random_state
+from mlotool.core.plain_state import ADVICE, check_form, check_list, check_random, check_random_state
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from mlotool.config.names import is_plain_name
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import WrongResultError, note, user_code
 from mlotool.layerparallel import MultigridResidual

@@ -19,11 +19,10 @@ from mlotool.config.run_config import read_run_config
 from mlotool.config.run_length import has_finished, max_ticks, read_summary
 from mlotool.core.arguments import shown
 from mlotool.core.errors import CheckpointError, ConfigError
-from mlotool.core.escape import escape
 from mlotool.core.files import remove_temporary
-from mlotool.core.form import check_mapping, is_like
+from mlotool.core.messages import did_you_mean, escape
+from mlotool.core.plain_state import check_mapping, is_like
 from mlotool.core.run_files import check_tree
-from mlotool.core.suggest import did_you_mean
 from mlotool.program import Program
 from mlotool.runner.checkpoint import fitting, load_program, newest_first, read_checkpoint
 from mlotool.runner.folder import RunFolder, is_stamp, plain, run_lock

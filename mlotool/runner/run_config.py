@@ -19,8 +19,8 @@ from mlotool.config.composition import check_composed, origin_of
 from mlotool.config.run_length import read_summary
 from mlotool.core.arguments import require, require_path
 from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
-from mlotool.core.interface import is_command_line
-from mlotool.core.sigterm import terminable
+from mlotool.core.messages import is_command_line
+from mlotool.core.process import terminable
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 from mlotool.runner.folder import PATIENCE_S, RunFolder, run_lock

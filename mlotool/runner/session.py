@@ -27,7 +27,7 @@ from mlotool.core.errors import (
     WriteError,
 )
 from mlotool.core.files import write_text
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import user_code
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Schedule

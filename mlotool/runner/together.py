@@ -21,8 +21,8 @@ from mlotool.config.shared_data import SharedData
 from mlotool.config.structure import structure_of
 from mlotool.core.errors import Interrupted, RunFileError, WriteError
 from mlotool.core.files import write_text, writing
+from mlotool.core.process import terminable
 from mlotool.core.run_files import read_json
-from mlotool.core.sigterm import terminable
 from mlotool.distributed.collectives import Ranks
 from mlotool.fusion.freed_memory import keep_freed_memory
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord

@@ -11,9 +11,8 @@ import torch
 from torch import Size, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
-from mlotool.core.faults import shown
-from mlotool.core.refusals import is_refusal
-from mlotool.core.user_code import named
+from mlotool.core.messages import shown
+from mlotool.core.user_code import is_refusal, named
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
-from mlotool.core.faults import shown
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, shown
 
 Value = str | int
 """What a candidate is called: a name, or a whole number."""

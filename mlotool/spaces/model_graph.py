@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Size, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.spaces.alternatives import Alternatives
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.core.faults import shown
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, shown
 from mlotool.spaces.shapes import shape_of
 from mlotool.spaces.targets import Place, Target, node_id
 from mlotool.spaces.tracing import BLOCKS, CALLS, OWNER

@@ -3,7 +3,7 @@
 from torch import fx
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.spaces.new_modules import NewModules
 from mlotool.spaces.targets import node_id
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.spaces.known_results import call_key, keep_result, known_result
 from mlotool.spaces.node_calls import Effect, called
 from mlotool.spaces.targets import node_id

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.spaces.building import seed_at
 from mlotool.spaces.changes import Change
 from mlotool.spaces.compiled_graph import compiled

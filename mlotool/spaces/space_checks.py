@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, shown
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.own_behaviour import own_methods
 from mlotool.spaces.patterns import matches

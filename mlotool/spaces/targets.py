@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Size, fx, nn
 
-from mlotool.core.described import kind_of as kind_of_result
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
+from mlotool.core.messages import kind_of as kind_of_result
+from mlotool.core.messages import shown
 from mlotool.core.user_code import Call, WrongResultError, explained, note
 from mlotool.spaces.patterns import matches
 from mlotool.spaces.tracing import ID

@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 
 from mlotool.core.errors import ConfigError, RunFileError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 from mlotool.core.run_files import open_file
 
 MAX_BYTES = 200_000_000

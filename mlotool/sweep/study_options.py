@@ -11,7 +11,7 @@ from typing import Any
 from mlotool.config.schema import OWN_SAMPLERS, PRUNERS, SAMPLERS
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.sweep.extras import import_extra
 from mlotool.sweep.study_storage import import_optuna
 

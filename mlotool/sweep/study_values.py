@@ -7,7 +7,7 @@ from statistics import fmean
 
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.sweep.job_folder import JobOutcome, numbers_of, read_number
 
 DIRECTIONS = {"max": "maximize", "min": "minimize"}

@@ -12,7 +12,7 @@ import pytest
 from mlotool.cli.main import main
 from mlotool.config import Origin, compose, load_run_config, write_provenance
 from mlotool.core.errors import ConfigError
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 from tests.cli.conftest import Result
 
 Call = Callable[..., Result]

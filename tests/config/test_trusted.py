@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from mlotool.config import build, check, compose, trust
 from mlotool.config.trusted import resolve, trust_fault, trusted_names
-from mlotool.core.interface import command_line
+from mlotool.core.messages import command_line
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]

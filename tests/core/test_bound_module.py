@@ -80,14 +80,6 @@ def test_given_parameters_take_the_places_of_the_modules_own_and_get_the_gradien
     assert gradients[2] is None
 
 
-def test_the_modules_own_parameters_are_back_after_a_call() -> None:
-    layer = nn.Linear(2, 1)
-    before = (layer.weight, layer.weight.clone())
-    BoundModule(layer, others(layer))(torch.randn(3, 2))
-    assert layer.weight is before[0]
-    assert torch.equal(layer.weight, before[1])
-
-
 def test_parameters_that_are_left_out_are_the_modules() -> None:
     layer, x = nn.Linear(2, 1), torch.randn(3, 2)
     layer.bias.requires_grad_(False)
@@ -167,26 +159,9 @@ def test_an_eval_role_normalises_by_the_running_statistics_and_restores_every_mo
     assert torch.allclose(found, functional.linear(hidden, use["head.weight"], use["head.bias"]))
 
 
-def test_a_train_role_of_a_module_in_eval_mode() -> None:
-    norm = nn.BatchNorm1d(2).eval()
-    found = BoundModule(norm, training=True)(3 + torch.randn(8, 2))
-    assert torch.allclose(found.mean(0), torch.zeros(2), atol=1e-12)
-    assert not norm.training
-
-
-def test_without_a_mode_the_modules_own_holds() -> None:
-    net = nn.Sequential(nn.Dropout(0.5))
-    ones = torch.ones(1000)
-    assert not torch.equal(BoundModule(net)(ones), ones)
-    net.eval()
-    assert torch.equal(BoundModule(net)(ones), ones)
-
-
 @pytest.mark.parametrize("is_given", [False, True])
 @pytest.mark.parametrize(
-    "call",
-    [lambda bound: bound(torch.randn(4, 7)), lambda bound: bound.method("fail")],
-    ids=["forward", "method"],
+    "call", [lambda bound: bound(torch.randn(4, 7)), lambda bound: bound.method("fail")], ids=["forward", "method"]
 )
 def test_mode_and_parameters_come_back_when_a_call_fails(call: Callable[[BoundModule], object], is_given: bool) -> None:
     net = Net()
@@ -211,12 +186,6 @@ def test_a_method_runs_with_the_given_parameters_mode_and_throw_away_buffers() -
         assert torch.allclose(found, 2 * expected)
         assert same(before, buffers(net))
         assert all(modes(net))
-
-
-def test_a_method_of_the_module_itself_moves_its_buffers() -> None:
-    net = Net()
-    BoundModule(net).method("features", torch.randn(5, 2))
-    assert int(net.norm.num_batches_tracked) == 1
 
 
 def test_a_tied_weight_is_replaced_everywhere_and_has_one_name() -> None:

@@ -10,7 +10,7 @@ import mlotool
 
 SCRIPT = """
 import sys
-from mlotool.core.large_imports import import_torch
+from mlotool.core.process import import_torch
 
 import_torch(with_wandb={with_wandb})
 names = [*sys.modules]

@@ -8,8 +8,8 @@ import mlotool
 
 SCRIPT = """
 import atexit, sys, threading, time
-from mlotool.core.large_imports import import_large
-from mlotool.core.leaving import leave
+from mlotool.core.process import import_large
+from mlotool.core.process import leave
 
 json = import_large("json")
 assert import_large("json") is json

@@ -147,15 +147,3 @@ def test_what_is_not_is_told_with_its_place(name: str) -> None:
     assert fault is not None
     assert words in fault.found
     assert fault.path.startswith("a.1")
-
-
-def test_a_circle_is_told() -> None:
-    fault = Plain().fault(itself(1))
-    assert fault is not None
-    assert "levels" in fault.found
-
-
-def test_all_that_goes_into_one_checkpoint_is_counted() -> None:
-    plain, half = Plain(), [0] * (MAX_PLAIN // 2 + 1)
-    assert plain.fault(half) is None
-    assert plain.fault(half) is not None

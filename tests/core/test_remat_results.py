@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool import remat
-from mlotool.hypergradient.forward_over_reverse import moving_gradient
+from mlotool.hypergradient.products.forward import moving_gradient
 
 POINT = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

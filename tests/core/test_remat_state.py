@@ -197,31 +197,6 @@ def test_what_a_block_keeps_is_refused_where_it_counts(name: str) -> None:
         slopes(Block(through), remat)
 
 
-def test_a_cache_that_a_function_closes_over_is_refused() -> None:
-    cache, weight = Cache(), torch.eye(4, dtype=torch.float64, requires_grad=True)
-
-    def block(x: Tensor, weight: Tensor) -> Tensor:
-        keys = cache.update(x @ weight)
-        return (x @ keys.mT).softmax(-1) @ keys
-
-    with pytest.raises(ConfigError, match=r"another shape|bound with"):
-        torch.autograd.grad(remat(block, X, weight).sum(), weight)
-
-
-@pytest.mark.parametrize("step", [3, 6, 11])
-def test_a_block_that_changes_in_a_later_call_is_seen(step: int) -> None:
-    def late(block: Any, keys: Tensor) -> Tensor:
-        block.count = getattr(block, "count", 0) + 1
-        return keys * (2.0 if block.count > 2 * step else 1.0)
-
-    block = Block(late)
-    block.count = 1
-    for _ in range(step - 1):
-        slopes(block, remat)
-    with pytest.raises(ConfigError, match="returned something else"):
-        slopes(block, remat)
-
-
 def test_a_counter_is_seen_within_tasks() -> None:
     block, scales = Block(counted), torch.linspace(0.5, 1.5, 3, dtype=torch.float64)
     weights = (scales[:, None, None] * block.key.weight).detach().requires_grad_()

@@ -2,13 +2,12 @@
 
 import json
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mlotool.core import files, run_files
+from mlotool.core import run_files
 from mlotool.core.errors import RunFileError, WriteError
 
 
@@ -51,42 +50,18 @@ def test_a_link_in_the_place_of_a_file_is_replaced(run: Path) -> None:
     assert {path.name for path in run.iterdir()} == {"linked", "hard"}
 
 
-def test_links_inside_and_to_the_folder_itself_are_followed(run: Path) -> None:
-    (run / "text").write_text("mine")
-    (run / "same").symlink_to("text")
-    (run.parent / "link").symlink_to("run")
-    assert run_files.read_text(run.parent / "link", "same") == "mine"
-    run_files.check_tree(run.parent / "link")
-
-
 def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as opened:
-        opened.bind(str(path))
-
-
-def _device(path: Path) -> None:
-    try:
-        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
-    except PermissionError:
-        pytest.skip("only root makes devices")
-
-
-@pytest.mark.parametrize(
-    ("make", "word"), [(_pipe, "a pipe"), (_socket, "a socket"), (_device, "a device"), (Path.mkdir, "a folder")]
-)
-def test_only_files_are_opened(
-    run: Path, make: Callable[[Path], None], word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("make", [_pipe, Path.mkdir])
+def test_only_files_are_opened(run: Path, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run)
     make(Path("strange"))
-    with pytest.raises(RunFileError, match=f"found {word}; expected a regular file"):
+    with pytest.raises(RunFileError, match="found no regular file"):
         run_files.read_text(run, "strange")
-    if word != "a folder":
-        with pytest.raises(RunFileError, match=f"found {word}"):
+    if make is _pipe:
+        with pytest.raises(RunFileError, match="found no regular file"):
             run_files.check_tree(run)
 
 
@@ -100,22 +75,6 @@ def test_sizes_are_limited(run: Path) -> None:
 def test_what_is_no_json_mapping_is_refused(run: Path, text: str) -> None:
     (run / "summary.json").write_text(text, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(RunFileError, match=r"summary\.json: found"):
-        run_files.read_json(run, "summary.json")
-
-
-def test_levels_are_those_outside_of_texts(run: Path) -> None:
-    flat = json.dumps({"a": ["[" * 200, '\\"{' * 200, *([{}] * 200)]})
-    (run / "summary.json").write_text(flat)
-    assert run_files.read_json(run, "summary.json") == json.loads(flat)
-    for text in ('{"a": ' + "[" * 59 + "]" * 59 + "}", '{"a": ' + "[" * 60 + "]" * 60 + "}"):
-        (run / "summary.json").write_text(text)
-        if text.count("[") == 59:
-            assert run_files.read_json(run, "summary.json") == json.loads(text)
-        else:
-            with pytest.raises(RunFileError, match="found more than 60 levels"):
-                run_files.read_json(run, "summary.json")
-    (run / "summary.json").write_text('"\\' * 900_000 + "[" * 61)
-    with pytest.raises(RunFileError, match="found what is no JSON"):
         run_files.read_json(run, "summary.json")
 
 
@@ -137,29 +96,6 @@ def test_a_tree_with_a_link_out_of_it_is_refused(run: Path, where: str) -> None:
         run_files.check_tree(run)
 
 
-@pytest.mark.parametrize("folder", ["wandb/offline-run-1-a/logs", "0/wandb/run-1-a/logs"])
-def test_the_link_of_wandb_to_its_own_log_may_lead_out(run: Path, folder: str) -> None:
-    (run / folder).mkdir(parents=True)
-    link = run / folder / "debug-core.log"
-    link.symlink_to(run.parent / "cache" / "core-debug-20260101_000000.log")
-    run_files.check_tree(run)
-    link.unlink()
-    link.symlink_to(run.parent / "not_there")
-    with pytest.raises(RunFileError, match="leads out"):
-        run_files.check_tree(run)
-    link.rename(link.parent.parent / "debug-core.log")
-    with pytest.raises(RunFileError, match="leads out"):
-        run_files.check_tree(run)
-
-
-def test_a_tree_of_too_many_files_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_files, "MAX_ENTRIES", 2)
-    for name in "abc":
-        (run / name).touch()
-    with pytest.raises(RunFileError, match="more than 2 files"):
-        run_files.check_tree(run)
-
-
 @pytest.mark.parametrize(
     ("make", "name", "match"),
     [
@@ -173,8 +109,3 @@ def test_what_stands_in_the_way_is_named(run: Path, make: Callable[[Path], None]
     with pytest.raises(WriteError, match=match):
         run_files.write_text(run, name, "text")
     assert not list(run.parent.rglob("*.tmp"))
-
-
-def test_a_vanished_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match=r"gone.*No such file.*expected the folder that was there before"):
-        files.write_text(tmp_path / "gone" / "summary.json", "{}")

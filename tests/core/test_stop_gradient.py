@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mlotool.core import LossOutput, stop_gradient
-from mlotool.core.errors import ConfigError, MlotoolError, NonFiniteLossError, RunError
+from mlotool.core.errors import ConfigError
+from mlotool.core.messages import did_you_mean
 from mlotool.core.replay import Replay
-from mlotool.core.suggest import did_you_mean
 
 
 def values(*numbers: float) -> Tensor:
@@ -73,27 +73,6 @@ def test_every_evaluation_sees_the_same_random_numbers_also_after_a_recording() 
         assert all(torch.equal(a, b) for a, b in zip(replay(evaluate), expected, strict=True))
 
 
-def test_random_numbers_go_on_after_a_replay() -> None:
-    torch.manual_seed(1)
-    torch.rand(2)
-    expected = torch.rand(2)
-    torch.manual_seed(1)
-    replay = Replay(list)
-    for _ in range(2):
-        replay(lambda: [torch.rand(2)])
-    assert torch.equal(torch.rand(2), expected)
-
-
-def test_the_tape_is_gone_after_an_error() -> None:
-    def fail() -> list[Tensor]:
-        raise KeyError("on purpose")
-
-    with pytest.raises(KeyError):
-        Replay(list)(fail)
-    x = values(3.0).requires_grad_()
-    assert float(stop_gradient(x)) == 3.0
-
-
 def test_a_bare_loss_is_wrapped_and_an_output_passes_through() -> None:
     loss = values(1.0).sum()
     output = LossOutput(loss, {"a": loss})
@@ -106,14 +85,3 @@ def test_did_you_mean() -> None:
     assert did_you_mean("clasifier", ["reweight", "classifier"]) == " Did you mean 'classifier'?"
     assert did_you_mean("zzz", ["reweight", "classifier"]) == ""
     assert did_you_mean("zzz", []) == ""
-
-
-def test_errors_have_their_exit_codes_and_builtin_bases() -> None:
-    assert issubclass(ConfigError, MlotoolError)
-    assert issubclass(ConfigError, ValueError)
-    assert issubclass(RunError, MlotoolError)
-    assert issubclass(RunError, RuntimeError)
-    assert (ConfigError.exit_code, RunError.exit_code, NonFiniteLossError.exit_code) == (2, 1, 1)
-    error = NonFiniteLossError("classifier", 7, float("nan"))
-    assert (error.problem, error.tick) == ("classifier", 7)
-    assert "problems.classifier.optimizer.lr" in str(error)

@@ -8,9 +8,9 @@ import pytest
 SOURCE = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from mlotool.core import threads
+from mlotool.core import process
 
-threads.SECONDS_TO_END = 0.5
+process.SECONDS_TO_END = 0.5
 atexit.register(print, "atexit")
 pool = ThreadPoolExecutor(1)
 pool.submit(print, "worked").result()
@@ -18,7 +18,7 @@ seconds = float(sys.argv[1])
 if seconds:
     threading.Thread(target=time.sleep, args=(seconds,), name="beat").start()
 print("done", end=" ")
-threads.end_with_threads(3)
+process.end_with_threads(3)
 sys.exit(3)
 """
 

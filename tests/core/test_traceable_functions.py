@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from mlotool.core.traceable_functions import TraceableFunctions
+from mlotool.core.tracing import TraceableFunctions
 
 LOGITS = torch.randn(5, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 TARGET = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 2], [0, 0, 0, 0], [2, 1, 2, 1], [0, 2, 1, 1]])

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from mlotool.core import user_code
-from mlotool.core.described import described, kind_of
 from mlotool.core.errors import ConfigError
-from mlotool.core.user_code import Call, UserCodeError, explained, is_users, named, noted, user_frame
+from mlotool.core.messages import described, kind_of
+from mlotool.core.user_code import Call, UserCodeError, explained, is_users, noted, user_frame
 
 
 def _fail() -> None:
@@ -53,11 +53,6 @@ def test_whose_code_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_users(installed, "mine.a")
     monkeypatch.setattr(user_code, "_packages", {"mine"})
     assert is_users(installed, "mine.a")
-
-
-def test_names_have_places() -> None:
-    assert named(torch.nn.ReLU()) == "torch.nn.modules.activation.ReLU"
-    assert "test_user_code.py, line" in named(_fail)
 
 
 def test_batches_in_words() -> None:

@@ -290,7 +290,7 @@ SAME: dict[str, Make] = {
 """All ways find the same."""
 
 NEWER = torch.__version__ >= "2.14"
-AGAIN, MODES, TANGENTS, PLACE = "returned something else", "differs from that of double", "under product", "in place"
+AGAIN, MODES, TANGENTS, PLACE = "returned something else", "differs from that of double", "under product", "in.place"
 
 REFUSED: dict[str, tuple[Make, str | None, str | None]] = {
     "a counter": (lambda: Mlp(with_counter), AGAIN, MODES),

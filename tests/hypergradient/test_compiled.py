@@ -96,19 +96,21 @@ def ends(made: Program) -> list[Tensor]:
     return [each.detach() for problem in made.problems.values() for each in problem.theta.values()]
 
 
+CG = Implicit(ConjugateGradient(2, damping=1.0))
+ALGORITHMS = [
+    Implicit(Neumann(3, 0.1), "forward"),
+    Implicit(Identity(), "finite_difference"),
+    Unrolled(),
+    Penalty(0.1),
+    EvolutionStrategies(2),
+]
+
+
 @pytest.mark.parametrize(
-    "algorithm",
-    [
-        Implicit(ConjugateGradient(2, damping=1.0)),
-        Implicit(Neumann(3, 0.1), "forward"),
-        Implicit(Identity(), "finite_difference"),
-        Unrolled(),
-        Penalty(0.1),
-        EvolutionStrategies(),
-    ],
+    ("name", "algorithm"),
+    [*[(name, CG) for name in COMPILED], *[("the whole", each) for each in ALGORITHMS], ("TorchScript", ALGORITHMS[0])],
     ids=repr,
 )
-@pytest.mark.parametrize("name", COMPILED)
 def test_hypergradients_are_those_of_the_module_itself(name: str, algorithm: Any) -> None:
     torch.compiler.reset()
     if "TorchScript" in name and getattr(algorithm, "product", None) == "forward":

@@ -12,7 +12,6 @@ from mlotool import (
     ConjugateGradient,
     EvolutionStrategies,
     Exact,
-    FirstOrder,
     Graph,
     Identity,
     Implicit,
@@ -105,11 +104,6 @@ def test_right_in_an_upper_problem(algorithm: Any, trace: str | None, settings: 
     assert torch.allclose(found, expected, rtol=1e-8, atol=1e-10)
 
 
-def test_an_estimate_of_a_complex_gradient_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"problems.z.module: found Point; .* since EvolutionStrategies computes"):
-        bilevel(EvolutionStrategies())
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad], ids=str)
 @pytest.mark.parametrize("largest", [0.1, 100.0])
 def test_clipped_steps_are_those_of_torch(optimizer: Any, largest: float) -> None:
@@ -147,7 +141,3 @@ def test_complex_values_of_real_parameters(algorithm: Any) -> None:
     found = bilevel(algorithm, Spectral(), Pairs).gradient("z")["x"]
     near = 1.0 if isinstance(getattr(algorithm, "solver", None), Neumann) else 1e-6
     assert torch.allclose(found, reference.gradient("z")["x"], rtol=near, atol=near)
-
-
-def test_a_solution_that_is_a_constant_may_be_complex() -> None:
-    assert end(bilevel(FirstOrder(), Point(TARGET + 0j))).isfinite().all()

@@ -144,51 +144,6 @@ def test_a_resumed_run_is_bit_identical() -> None:
     assert_resumes(make, num_ticks=7, num_more=5)
 
 
-@pytest.mark.parametrize("shaping", ["none", "rank"])
-def test_an_upper_problem_learns_from_errors_alone(shaping: Any) -> None:
-    """A 0-1 loss, and a lower loss without a derivative in u: it weighs two classes by rounded weights."""
-    points = torch.cat([samples(60, 1) + 0.7, samples(60, 2) - 0.7])
-    labels = torch.cat([torch.ones(60), torch.zeros(60)]).double()
-    # Three of four positives are mislabelled as negative, so an unweighted fit is biased.
-    noisy = torch.where((torch.arange(120) % 4 > 0) & (labels == 1), 0.0, labels)
-
-    class Line(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.x = nn.Parameter(torch.zeros(4, dtype=torch.float64))
-
-        def forward(self, batch: Tensor) -> Tensor:
-            return batch @ self.x[:3] + self.x[3]
-
-    def fit(batch: Any, *, w: Any, u: Any) -> Tensor:
-        weight = torch.where(noisy == 1, torch.exp(u()).mul(4).round() / 4, 1.0)
-        return (weight * nn.functional.binary_cross_entropy_with_logits(w(points), noisy, reduction="none")).mean()
-
-    def mistakes(batch: Any, *, w: Any) -> Tensor:
-        return ((w(points) > 0).double() != labels).double().mean()
-
-    problems = [
-        Problem(
-            "w",
-            Line(),
-            fit,
-            roles={"w": "w", "u": "u"},
-            optimizer=partial(torch.optim.SGD, lr=1.0),
-            unroll_steps=5,
-            hypergradient=EvolutionStrategies(4, sigma=0.5, shaping=shaping),
-        ),
-        Problem("u", Point(numbers(0.0)), mistakes, roles={"w": "w"}, optimizer=partial(torch.optim.Adam, lr=0.1)),
-    ]
-    built = Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
-    schedule, losses = Schedule(built), []
-    for _ in range(200):
-        result = schedule.tick()
-        losses += [float(result["u"].loss)] if "u" in result else []
-    assert losses[0] > 0.3
-    assert sum(losses[-5:]) / 5 < 0.2
-    assert set(built.statistics()) == {"w/evolution_difference", "w/evolution_failed_pairs"}
-
-
 def test_ranks() -> None:
     found = _centred_ranks(numbers(3.0, 1.0, 1.0, float("inf"), 2.0))
     assert found.tolist() == [0.25, -0.375, -0.375, 0.5, 0.0]
@@ -205,19 +160,3 @@ def test_another_algorithm_beside_it_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"problems.b.hypergradient: found Implicit.*expected the same"):
         algorithms = iter([Implicit(Exact()), EvolutionStrategies(), Implicit(Exact())])
         web({"u": ["a", "b"]}, {"a": ["u"], "b": ["u"]}, hypergradient=lambda: next(algorithms))
-
-
-def test_nested_graphs_and_other_optimizers_are_refused() -> None:
-    settings = {name: {"optimizer": sgd} for name in "uvw"}
-    with pytest.raises(ConfigError, match="found EvolutionStrategies; expected"):
-        web({"u": ["v"], "v": ["w"]}, {"w": ["v"], "v": ["u"]}, settings=settings, hypergradient=EvolutionStrategies)
-    with pytest.raises(ConfigError, match="found RMSprop"):
-        unrolled_program("loss", partial(torch.optim.RMSprop, lr=0.1), EvolutionStrategies())
-
-
-@pytest.mark.parametrize(
-    "settings", [{"num_pairs": 0}, {"sigma": 0.0}, {"directions": "gausian"}, {"shaping": "ranks"}], ids=str
-)
-def test_bad_settings(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"hypergradient.{next(iter(settings))}: found"):
-        EvolutionStrategies(**settings)

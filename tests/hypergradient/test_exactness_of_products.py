@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mlotool.core.rematerialized_module import RematerializedModule
+from mlotool.core.rematerialization import RematerializedModule
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct
 from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep, ReverseStepProduct

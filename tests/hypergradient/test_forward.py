@@ -21,9 +21,9 @@ from mlotool import (
 )
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient import forward_over_reverse, step_products
-from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
+from mlotool.hypergradient import step_products
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
+from mlotool.hypergradient.products.forward import check_forward_product
 from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from mlotool.problem.rank_mean import RankMean
@@ -184,13 +184,6 @@ class Doubled(torch.autograd.Function):
         return tangent * 2
 
 
-@pytest.mark.parametrize("loss", [lambda theta, x: (theta[0] * x[0]).sum() + theta[1].sum(), quadratic])
-def test_losses_whose_modes_agree_pass(loss: Callable[[Vector, Vector], Tensor]) -> None:
-    view, theta, inputs = view_of(loss)
-    check_forward_product(view, theta, inputs, (True,))
-    assert view.problem.traits.has_compared_forward
-
-
 def test_memory_does_not_grow_with_the_inside_of_blocks() -> None:
     def peak(num_blocks: int, product: type[ForwardProduct] | type[ReverseProduct], is_remat: bool) -> int:
         weights = [torch.eye(8, dtype=torch.float64) for _ in range(num_blocks)]
@@ -232,40 +225,10 @@ def test_a_row_for_padding_is_no_disagreement() -> None:
     check_forward_product(view, theta, [torch.ones(2, dtype=torch.float64)], (True,))
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        nn.functional.silu,
-        lambda x: nn.functional.mse_loss(x, torch.ones_like(x)),
-        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None] ** 2, x[None]),
-        lambda x: nn.functional.group_norm(x[None].transpose(1, 2), 2).sin(),
-    ],
-    ids=["silu", "mse", "attention", "group_norm"],
-)
-@pytest.mark.parametrize("is_remat", [False, True])
-def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_remat: bool) -> None:
-    def loss(theta: Vector, inputs: Vector) -> Tensor:
-        x = torch.outer(theta[0], theta[1]).repeat(2, 2)
-        return ((remat(block, x) if is_remat else block(x)) * inputs[0].sum()).sum()
-
-    def by_differences(vector: Vector) -> list[Tensor]:
-        def slope(sign: float) -> list[Tensor]:
-            at = [(x + sign * 1e-5 * u).requires_grad_() for x, u in zip(theta, vector, strict=True)]
-            return list(torch.autograd.grad(loss(at, inputs), at))
-
-        return [(a - b) / 2e-5 for a, b in zip(slope(1.0), slope(-1.0), strict=True)]
-
-    view, theta, inputs = view_of(loss)
-    vector = [torch.tensor([0.3, -0.5], dtype=torch.float64), torch.tensor([0.2, 0.9], dtype=torch.float64)]
-    found = ForwardProduct(view, theta, inputs, [True]).hessian(vector)
-    for mine, its in zip(found, by_differences(vector), strict=True):
-        assert torch.allclose(mine, its, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize("make", [lambda: Implicit(Neumann(2, 0.1), "auto"), lambda: Unrolled(product="auto")])
 def test_auto_takes_forward_mode_where_blocks_are_evaluated_again(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    there = forward_over_reverse.moving_gradient
+    there = forward.moving_gradient
 
     def noting(*given: Any, **settings: Any) -> Any:
         taken.append(settings.get("problem"))
@@ -303,15 +266,6 @@ class NoTangent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
         return cotangent
-
-
-def test_a_refused_comparison_is_refused_again() -> None:
-    view, theta, inputs = view_of(
-        lambda theta, inputs: (Doubled.apply(theta[0]) ** 2 * inputs[0]).sum() + theta[1].sum()
-    )
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="differs from that of double"):
-            check_forward_product(view, theta, inputs, (True,))
 
 
 def test_parameters_without_a_gradient_are_compared_again() -> None:

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
-from mlotool.hypergradient.product_choice import chosen_product
-from mlotool.hypergradient.products import ForwardProduct
-from mlotool.problem.interface import LowerProblem, LowerView, Vector
+from mlotool.hypergradient.products.forward import check_forward_product, chosen_product
+from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.rank_mean import RankMean
 from tests.hypergradient.test_forward import Doubled, quadratic, view_of
-from tests.live_storage import LiveStorage
 
 
 class OldStyle(torch.autograd.Function):
@@ -61,7 +58,7 @@ class Pair:
 def test_a_rank_that_finds_a_difference_tells_the_others_before_it_stops(name: str) -> None:
     pair = Pair([0.0, 0.0, 0.0])
     view, theta, inputs = view_of(LOSSES[name])
-    with pytest.raises(ConfigError, match=r"found forward|found an autograd\.Function"):
+    with pytest.raises(ConfigError, match=r"found forward|found what torch cannot differentiate .*autograd\.Function"):
         check_forward_product(pair.of(view), theta, inputs, (True,))
     assert [each[0] for each in pair.sent] == [1.0]
 
@@ -78,36 +75,3 @@ def test_all_fall_back_with_auto(name: str | None, other: float) -> None:
     there = Pair([other, 0.0, 0.0]).of(view)
     assert chosen_product("auto", there, theta, inputs, (True,)) == "reverse"
     assert there.problem.traits.lacks_tangents
-
-
-@pytest.mark.parametrize(
-    ("other", "is_done"), [([0.0, 0.0, 0.0], True), ([0.0, 0.0, 1.0], False), ([0.0, 1.0, 1.0], True)]
-)
-def test_ranks_compare_again_alike(other: list[float], is_done: bool) -> None:
-    """Another comparison has exchanges, of which none may be left out on one rank."""
-    view, theta, inputs = view_of(quadratic)
-    check_forward_product(Pair(other).of(view), theta, inputs, (True,))
-    assert view.problem.traits.has_compared_forward is is_done
-
-
-def test_the_comparison_takes_little_more_memory_than_a_product() -> None:
-    weights = [torch.eye(8, dtype=torch.float64) / 2 for _ in range(12)]
-
-    def loss(theta: Vector, inputs: Vector) -> Tensor:
-        x = torch.ones(64, 8, dtype=torch.float64) * inputs[0].sum()
-        for weight in theta:
-            x = torch.softmax(x @ weight, dim=1)
-        return x.square().sum()
-
-    inputs, peaks = [torch.ones(2, dtype=torch.float64)], []
-    view = LowerView(LowerProblem("w"), tuple(weights), loss)
-    for take in (
-        lambda: check_forward_product(view, weights, inputs, (True,)),
-        lambda: ForwardProduct(view, weights, inputs, [True]).pull(weights),
-    ):
-        take()
-        view.problem.traits.has_compared_forward = False
-        with LiveStorage() as live:
-            take()
-        peaks.append(live.peak)
-    assert peaks[0] < 1.4 * peaks[1]

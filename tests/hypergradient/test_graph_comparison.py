@@ -1,8 +1,6 @@
 """`Unrolled(remat="auto")` is exact where buffers matter, and keeps no graph where equal bits are an accident."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -10,8 +8,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from mlotool.hypergradient import Unrolled
-from mlotool.hypergradient.kept_graphs import fit
-from mlotool.problem.interface import LowerView
 from mlotool.program import Program
 from tests.hypergradient.test_kept_graphs import AUTO, above, decision, resume, ticked
 from tests.program.small import assert_identical, parameters
@@ -79,40 +75,3 @@ def test_a_last_layer_that_begins_at_zero_hides_no_rounding() -> None:
     built = make(AUTO())
     ticked(built, 4)
     assert decision(built) is False
-
-
-@pytest.mark.parametrize("has_error", [False, True])
-def test_the_measurement_moves_nothing(has_error: bool) -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(spectral_norm(nn.Linear(3, 5)), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 3)).double()
-    seen: list[bool] = []
-
-    class Watched(Unrolled):
-        def pullback(self, view: LowerView, inputs: Any) -> Any:
-            assert view.unroll is not None
-            unroll, calls = view.unroll, 0
-
-            def failing(*args: Any) -> Tensor:
-                nonlocal calls
-                calls += 1
-                # The last gradient is the one at other buffers.
-                if has_error and calls == 2:
-                    raise RuntimeError("no such kernel")
-                return unroll.own_loss(*args)
-
-            there = [tensor for problem in built.problems.values() for tensor in problem.module.state_dict().values()]
-            own = [buffer for problem in built.problems.values() for buffer in problem.module.buffers()]
-            recorded = [*inputs, *(tensor for record in unroll.records for tensor in record.theta)]
-            before, random = [each.clone() for each in (*there, *recorded)], torch.get_rng_state()
-            assert fit(replace(unroll, own_loss=failing), inputs, view, 2**30) is not has_error
-            assert calls == 2
-            now = [buffer for problem in built.problems.values() for buffer in problem.module.buffers()]
-            assert all(a is b for a, b in zip(now, own, strict=True))
-            assert all(torch.equal(a, b) for a, b in zip((*there, *recorded), before, strict=True))
-            assert torch.equal(torch.get_rng_state(), random)
-            seen.append(True)
-            return super().pullback(view, inputs)
-
-    built = above(net, Watched(remat=True))
-    ticked(built, 4)
-    assert seen

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mlotool.core import LossOutput, stop_gradient
 from mlotool.core.replay import LossTraits
-from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann, Penalty
+from mlotool.hypergradient import Identity, Implicit, Neumann, Penalty
 from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient.every_algorithm import Batch, program, sample_losses, weighted
-from tests.program.reweighting import relative_error
 from tests.program.small import Mlp, assert_identical
 
 Constant = Callable[[Tensor], Any]
@@ -160,9 +158,10 @@ CORRECT: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("loss", CORRECT)
-@pytest.mark.parametrize("name", DIFFERENCE)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*[(name, torch.float64) for name in DIFFERENCE], ("identity", torch.float32)], ids=str
+)
 def test_correct_losses_are_let_alone(name: str, loss: str, dtype: torch.dtype) -> None:
     built = program(DIFFERENCE[name], Mlp(nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.2)), lower=CORRECT[loss])
     if dtype is torch.float32:
@@ -173,19 +172,6 @@ def test_correct_losses_are_let_alone(name: str, loss: str, dtype: torch.dtype) 
         for _ in range(4):
             schedule.tick()
     assert traits_of(built, "model").has_searched_hidden_values
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("product_radius", [None, 1.0])
-def test_kinks_are_none_of_its_business(seed: int, product_radius: float | None) -> None:
-    """A step that crosses kinks of a rectifier makes both differences wrong alike."""
-    model = Mlp(nn.ReLU(), seed=seed)
-    built = program(
-        lambda: Implicit(ConjugateGradient(3, 1e-8, damping=10.0), "finite_difference", radius=product_radius), model
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*at a quarter of it differ")
-        to_float32(built).gradient("weigher")
 
 
 @pytest.mark.parametrize("constant", [stop_gradient, torch.detach], ids=["stop_gradient", "detach"])
@@ -216,19 +202,3 @@ def test_a_loss_without_a_second_derivative_is_judged_as_well() -> None:
 
     with pytest.warns(UserWarning, match=r"problems.model.loss: \d\d% of a finite difference"):
         program(FD, lower=hidden).gradient("weigher")
-
-
-def test_it_looks_again_where_the_cotangent_was_zero() -> None:
-    built = program(FD, lower=weighted_by(torch.detach), upper=lambda batch, *, model, weigher: 0 * model(
-        batch["input"]).sum() + sum(tensor.sum() for tensor in weigher.parameters()))  # fmt: skip
-    built.gradient("weigher")
-    built.problems["weigher"].loss = lambda batch, *, model, weigher: sample_losses(batch, model).mean()
-    with pytest.warns(UserWarning, match=r"problems.model.loss"):
-        built.gradient("weigher")
-
-
-def test_stop_gradient_agrees_with_double_backward() -> None:
-    for make in (FD, DIFFERENCE["neumann"]):
-        reverse = replace(make(), product="reverse")
-        expected = program(lambda reverse=reverse: reverse).gradient("weigher")  # type: ignore[misc]
-        assert relative_error(program(make).gradient("weigher"), expected) < 1e-4

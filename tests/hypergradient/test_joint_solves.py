@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.tracing import tracing
-from mlotool.hypergradient.implicit_state import ImplicitState
-from mlotool.hypergradient.solve_report import TracedSolve
+from mlotool.hypergradient.implicit import ImplicitState, TracedSolve
 from mlotool.hypergradient.solvers import (
     AbstractSolver,
     ConjugateGradient,
@@ -18,7 +17,7 @@ from mlotool.hypergradient.solvers import (
     SolveResult,
     Status,
 )
-from mlotool.hypergradient.solvers.progress import ended_with
+from mlotool.hypergradient.solvers.systems import ended_with
 from mlotool.problem.interface import LowerProblem, LowerView
 from mlotool.problem.memory import Memory
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient import Exact, Implicit, Unrolled
-from mlotool.hypergradient.kept_graphs import UnrolledState, fit, measure
+from mlotool.hypergradient.unrolled import UnrolledState, fit, measure
 from mlotool.problem.interface import LowerProblem, LowerView
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
@@ -136,27 +135,6 @@ def view_of(loss: Callable[..., Tensor], theta: Tensor, num_steps: int = 1) -> t
     return unroll, LowerView(LowerProblem("w"), (theta,), loss)
 
 
-def test_what_is_measured_are_the_activations() -> None:
-    """Of each further function that autograd saves something of, and in proportion to the batch."""
-
-    def size(num_layers: int, num_samples: int) -> int:
-        batch = torch.ones(num_samples, dtype=torch.float64)
-
-        def loss(theta: Any, inputs: Any) -> Tensor:
-            value = batch * theta[0]
-            for _ in range(num_layers):
-                value = value.tanh()
-            return value.sum() * inputs[0]
-
-        unroll, view = view_of(loss, torch.ones((), dtype=torch.float64))
-        return measure(unroll, [torch.ones((), dtype=torch.float64)], view).size
-
-    per_layer = (size(9, 1000) - size(5, 1000)) / 4
-    # Its value, and at most four more of the size in its derivative.
-    assert 8000 <= per_layer <= 5 * 8000
-    assert (size(9, 2000) - size(5, 2000)) / 4 == pytest.approx(2 * per_layer, rel=0.01)
-
-
 def test_all_ranks_decide_alike() -> None:
     def loss(theta: Any, inputs: Any) -> Tensor:
         return (theta[0] * inputs[0]).exp().sum()
@@ -166,17 +144,6 @@ def test_all_ranks_decide_alike() -> None:
     # The other one of two ranks does not fit: the mean of the flags 0 and 1.
     of_two = RankMean(lambda flags: [(flag + 1) / 2 for flag in flags])
     assert not fit(unroll, [torch.ones(2)], replace(view, problem=replace(view.problem, rank_mean=of_two)), 1000)
-
-
-def test_a_loss_that_cannot_be_measured_is_computed_again(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="mlotool")
-
-    def loss(theta: Any, inputs: Any) -> Tensor:
-        return torch.func.grad(lambda x: (x**3 * inputs[0]).sum())(theta[0]).sum()
-
-    unroll, view = view_of(loss, torch.ones(2))
-    assert not fit(unroll, [torch.ones(2)], view, 10**9)
-    assert "cannot be measured" in caplog.text
 
 
 def test_steps_that_read_solutions_keep_no_graph() -> None:
@@ -234,13 +201,6 @@ def test_nothing_is_chosen_for_steps_of_a_trace(caplog: pytest.LogCaptureFixture
     assert any("keeps the graphs" in record.message for record in caplog.records)
 
 
-def test_a_problem_that_turns_out_to_be_untraceable_chooses() -> None:
-    built = network(nn.Tanh(), AUTO(), trace="eager")
-    with pytest.warns(UserWarning, match="its steps are not traced"):
-        ticked(built)
-    assert decision(built) is True
-
-
 def test_the_decision_is_taken_once_and_resumed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="mlotool")
 
@@ -256,30 +216,3 @@ def test_the_decision_is_taken_once_and_resumed(caplog: pytest.LogCaptureFixture
     assert decision(second) is True
     assert len(caplog.records) == 1
     assert_identical(parameters(second), expected)
-
-
-def test_a_checkpoint_of_before_decides_anew() -> None:
-    built = network(nn.Tanh(), AUTO())
-    ticked(built, 4)
-    state = built.state_dict()
-    state["w"]["hypergradient"] = {}
-    other = network(nn.Tanh(), AUTO())
-    other.load_state_dict(state)
-    assert decision(other) is None
-    ticked(other, 4)
-    assert decision(other) is True
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"remat": "yes"}, "hypergradient.remat: found 'yes'; expected true or false or auto"),
-        ({"remat": "atuo"}, "Did you mean 'auto'"),
-        ({"graph_budget": -1}, "hypergradient.graph_budget: found -1; expected a number of bytes of at least 0"),
-        ({"graph_budget": "1 GiB"}, "hypergradient.graph_budget: found '1 GiB'; expected a whole number"),
-    ],
-)
-def test_bad_settings(settings: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Unrolled(**settings)
-    assert expected in str(caught.value)

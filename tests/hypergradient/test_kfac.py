@@ -117,32 +117,11 @@ def test_the_factors_of_a_network_are_near_its_gauss_newton_matrix() -> None:
 
 
 @needs_curvlinops
-@pytest.mark.parametrize("kind", ["kfac", "ggn"])
-def test_neither_buffers_nor_random_numbers_nor_modules_change(kind: Any) -> None:
-    norm = nn.BatchNorm1d(4, affine=False)
-    module = nn.Sequential(nn.Linear(3, 4), norm, nn.Dropout(0.5), nn.Linear(4, 3)).double()
-    before = {key: value.clone() for key, value in module.state_dict().items()}
-    random = torch.get_rng_state()
-    solve(KFAC(DAMPING, kind), module, batch(3))
-    assert torch.equal(torch.get_rng_state(), random)
-    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-    assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
-    assert all(each.grad is None for each in module.parameters())
-
-
-@needs_curvlinops
 def test_an_unknown_kind_of_layer_is_named() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)).double()
     with pytest.raises(ConfigError, match=r"problems.w.hypergradient.solver: KFAC\(kind='kfac'\).*Set kind: ggn"):
         solve(KFAC(), module, batch(3))
     assert solve(KFAC(kind="ggn"), module, batch(3))[0].status in (Status.CONVERGED, Status.MAX_ITERATIONS)
-
-
-@needs_curvlinops
-@pytest.mark.parametrize("data", [None, {"x": torch.ones(2, 3)}, {"input": torch.ones(2, 3)}])
-def test_a_batch_without_the_keys(data: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.w.stream: KFAC found a batch with .*input_key='input'"):
-        solve(KFAC(), network(), data)
 
 
 def regression(solver: KFAC, tasks: int | None = None) -> Program:
@@ -165,29 +144,11 @@ def regression(solver: KFAC, tasks: int | None = None) -> Program:
     return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
 
 
-@pytest.mark.parametrize("kind", ["kfac", "ggn"])
-def test_a_task_axis_is_refused_when_the_program_is_built(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.solver: found KFAC with tasks=6; expected"):
-        regression(KFAC(kind=kind, loss="mean_squared_error"), tasks=6)
-
-
 def test_without_the_extra_the_program_is_refused_when_it_is_built(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "curvlinops", None)
     with pytest.raises(ConfigError, match=r"importing curvlinops failed.*pip install 'mlotool\[curvature\]'"):
         regression(KFAC(loss="mean_squared_error"))
     regression(KFAC(kind="ggn", loss="mean_squared_error"))
-
-
-@needs_curvlinops
-@pytest.mark.parametrize("kind", ["kfac", "ekfac"])
-def test_targets_without_an_axis_of_outputs_are_named(kind: Any) -> None:
-    data = batch()
-    data["target"] = data["target"][:, 0]
-    module = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double()
-    match = r"problems.w.stream: KFAC\(kind='e?kfac'\) found targets of shape \(6,\).*expected one row.*kind: ggn"
-    with pytest.raises(ConfigError, match=match):
-        solve(KFAC(DAMPING, kind, "mean_squared_error"), module, data)
-    assert solve(KFAC(DAMPING, "ggn", "mean_squared_error"), module, data)[0].status is Status.CONVERGED
 
 
 @needs_curvlinops

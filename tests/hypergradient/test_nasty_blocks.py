@@ -57,14 +57,7 @@ def gradient(make: Callable[[], nn.Module], algorithm: Any, remat: Any) -> Tenso
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.5)
     roles = {"model": "model", "weights": "weights"}
     low = Problem(
-        "model",
-        net,
-        lower,
-        roles=roles,
-        optimizer=optimizer,
-        hypergradient=algorithm,
-        remat=remat,
-        unroll_steps=steps,
+        "model", net, lower, roles=roles, optimizer=optimizer, hypergradient=algorithm, remat=remat, unroll_steps=steps
     )
     high = Problem("weights", Weights(), upper, roles={"model": "model"}, optimizer=optimizer)
     made = Program([low, high], Graph({"weights": ["model"]}, {"model": ["weights"]}))

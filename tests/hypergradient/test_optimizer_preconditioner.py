@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Identity, Implicit, OptimizerPreconditioner
 from mlotool.program import Graph, Problem, Program, Schedule
 from tests import programs
@@ -101,17 +100,6 @@ def test_with_plain_sgd_it_is_the_identity_times_the_learning_rate() -> None:
     assert torch.allclose(found, expected, rtol=1e-12)
 
 
-def test_an_optimizer_without_a_pure_form_is_refused() -> None:
-    made = program(partial(torch.optim.Rprop, lr=0.1), Implicit(OptimizerPreconditioner()))
-    with pytest.raises(ConfigError, match=r"problems.w.optimizer: found Rprop"):
-        made.gradient("u")
-
-
-def test_it_needs_a_step() -> None:
-    with pytest.raises(ConfigError, match="found no optimizer step"):
-        OptimizerPreconditioner().solve(lambda u: u, [torch.ones(2)])
-
-
 def test_its_gradient_sees_the_masks_of_the_product() -> None:
     """The random state moves as by one evaluation, as with the identity."""
     for product in ("reverse", "finite_difference"):
@@ -123,8 +111,3 @@ def test_its_gradient_sees_the_masks_of_the_product() -> None:
             made.gradient("u")
             states.append(torch.get_rng_state())
         assert torch.equal(*states)
-
-
-def test_it_is_refused_where_its_pullback_is_differentiated() -> None:
-    with pytest.raises(ConfigError, match=r"problems\.low\.hypergradient\.solver: found OptimizerPreconditioner"):
-        programs.nested().program(lambda: Implicit(OptimizerPreconditioner()))

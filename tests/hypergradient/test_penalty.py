@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from mlotool.core import stop_gradient
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Implicit, Penalty
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
-from tests.program.small import assert_identical, assert_resumes, numbers, pair, samples, sgd, upper_loss
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program
+from tests.program.small import assert_identical, assert_resumes, numbers, pair, upper_loss
 from tests.program.test_reduce import BILEVEL, TRILEVEL, batches, two_ranks
 from tests.program.test_reduce import program as ranked
-from tests.programs import Case, Point, bilevel, diamond, nested, trilevel, two_path
+from tests.programs import Case, Point, bilevel, diamond, trilevel, two_path
 
 CASES = {"bilevel": bilevel, "two_path": two_path, "trilevel": trilevel, "diamond": diamond}
 FIXED: dict[str, Any] = {"multiplier": 20.0, "num_steps": 3, "step_size": 0.1}
@@ -229,61 +228,3 @@ def test_two_ranks_equal_the_joined_batch(settings: dict[str, Any], graph: Graph
     assert_identical(first, second)
     joined = ranked(graph, lambda: Penalty(**settings)).gradient("u", batches(graph))
     assert torch.allclose(first["x"], joined["x"], rtol=1e-9)
-
-
-TRAINED: dict[str, Any] = {
-    "fixed": {"multiplier": 10.0, "growth": 0.2, "num_steps": 4, "step_size": 0.1},
-    "barrier": {"rule": "barrier", "barrier": 0.5, "num_steps": 20, "step_size": 0.2},
-}
-
-
-@pytest.mark.parametrize("rule", TRAINED)
-def test_it_trains(rule: str) -> None:
-    """The upper parameter finds the value that its goal asks of the lower one."""
-    low = lambda batch, *, w, u: 0.5 * (w() - u()).square().sum() + 0.05 * (w() ** 4).sum()  # noqa: E731
-    high = lambda batch, *, w: (w() - 0.7).square().sum()  # noqa: E731
-    penalty = Penalty(**TRAINED[rule])
-    problems = [
-        Problem(
-            "w",
-            Point(samples(1)[0]),
-            low,
-            roles={"w": "w", "u": "u"},
-            optimizer=sgd,
-            unroll_steps=4,
-            hypergradient=penalty,
-        ),
-        Problem("u", Point(numbers(0.0, 0.0, 0.0)), high, roles={"w": "w"}, optimizer=sgd),
-    ]
-    program = Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
-    schedule = Schedule(program)
-    for _ in range(800):
-        schedule.tick()
-    assert torch.allclose(program.problems["w"].module.x, numbers(0.7, 0.7, 0.7), atol=1e-3)
-
-
-def test_nested_graphs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"found Penalty; expected .*shapes and reads"):
-        nested().program(lambda: Penalty(**FIXED))
-
-
-BAD = [
-    ({}, "multiplier: found None; expected a positive number with rule: fixed"),
-    ({"multiplier": -1.0}, "multiplier: found -1.0"),
-    ({"multiplier": 1.0, "growth": -1.0}, "growth: found -1.0"),
-    ({"multiplier": 1.0, "num_steps": 0}, "num_steps: found 0"),
-    ({"multiplier": 1.0, "step_size": 0.0}, "step_size: found 0.0"),
-    ({"multiplier": 1.0, "barrier": 0.5}, "barrier: found 0.5; expected null with rule: fixed"),
-    ({"rule": "barrier"}, "barrier: found None"),
-    ({"rule": "barrier", "barrier": 0.5, "multiplier": 1.0}, "multiplier: found 1.0; expected null"),
-    ({"rule": "barrier", "barrier": 0.5, "growth": 1.0}, "growth: found 1.0; expected 0 with rule: barrier"),
-    ({"rule": "barier", "barrier": 0.5}, "Did you mean 'barrier'?"),
-    ({"multiplier": 1.0, "batch": "first"}, "batch: found 'first'"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), BAD)
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Penalty(**settings)
-    assert message in str(caught.value)

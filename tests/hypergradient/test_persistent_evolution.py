@@ -1,6 +1,5 @@
 """Persistent evolution strategies against the gradient through all steps, and against a plain loop."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import EvolutionStrategies
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient.test_evolution import linear, program, quadratic
-from tests.program.small import assert_identical, assert_resumes, momentum, numbers, parameters, web
+from tests.program.small import assert_identical, assert_resumes, momentum, numbers
 from tests.programs import Point
 
 SLOPE, STEPS = numbers(1.0, -2.0, 3.0), 3
@@ -85,18 +83,6 @@ def test_a_schedule_equals_a_plain_loop_of_particles() -> None:
         assert torch.allclose(built.problems["u"].module.x, u, rtol=1e-9), number
 
 
-def test_a_restart_in_every_round_is_the_truncated_estimate() -> None:
-    make = partial(EvolutionStrategies, 3, 0.3, seed=2)
-    found = []
-    for algorithm in (make(), make(persistent=True, restart_every=1)):
-        built = program(algorithm, quadratic)
-        schedule = Schedule(built)
-        for _ in range(4 * STEPS):
-            schedule.tick()
-        found.append(parameters(built))
-    assert_identical(*found)
-
-
 @pytest.mark.parametrize("restart_every", [None, 2])
 def test_a_resumed_run_is_bit_identical(restart_every: int | None) -> None:
     def make() -> Program:
@@ -152,26 +138,6 @@ def test_each_reader_has_particles_of_its_own() -> None:
     assert_identical(make("a"), make("ba"))
 
 
-REFUSED: dict[str, tuple[Callable[[AbstractHypergradient], Any], str]] = {
-    "reset_to": (
-        lambda algorithm: one(algorithm, reset_to="initial"),
-        r"problems.w.reset_to: found 'initial'; expected null, since persistent.*Set persistent=false",
-    ),
-    "roll_back": (
-        lambda algorithm: one(algorithm, roll_back=True),
-        "problems.w.roll_back: found true; expected false, since persistent",
-    ),
-    "chain": (
-        lambda algorithm: web(
-            {"top": ["low"]},
-            {"low": ["mid"], "mid": ["top"]},
-            hypergradient=lambda: EvolutionStrategies(2, persistent=True),
-        ),
-        "problems.(low|mid).hypergradient.persistent: found true, but '(low|mid)' reads the solution of",
-    ),
-}
-
-
 def one(algorithm: AbstractHypergradient, **settings: Any) -> Program:
     low = program(algorithm, linear).problems
     lower = Problem(
@@ -184,16 +150,3 @@ def one(algorithm: AbstractHypergradient, **settings: Any) -> Program:
         **settings,
     )
     return Program([lower, low["u"]], Graph({"u": ["w"]}, {"w": ["u"]}))
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_bring_a_bias_back_is_refused(name: str) -> None:
-    build, message = REFUSED[name]
-    with pytest.raises(ConfigError, match=message):
-        build(EvolutionStrategies(2, persistent=True))
-
-
-@pytest.mark.parametrize("settings", [{"restart_every": 2}, {"restart_every": 0, "persistent": True}], ids=str)
-def test_bad_settings(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"hypergradient.restart_every: found"):
-        EvolutionStrategies(**settings)

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from mlotool import (
     ConjugateGradient,
     EvolutionStrategies,
-    Exact,
     Graph,
     Identity,
     Implicit,
     Neumann,
-    Nystrom,
     Penalty,
     Problem,
     Program,
@@ -210,63 +208,3 @@ def test_training_in_fp16_follows_full_precision() -> None:
 def test_fp16_is_refused_where_steps_are_differentiated(algorithm: Any) -> None:
     with pytest.raises(ConfigError, match=r"problems.model.precision: found 'fp16'.*expected bf16 or fp32"):
         program(algorithm, "fp16")
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        Implicit(Identity(), "finite_difference"),
-        Implicit(ConjugateGradient(3)),
-        Implicit(Neumann(3, 0.1), "forward"),
-        Penalty(0.1),
-        Unrolled(),
-    ],
-    ids=repr,
-)
-def test_a_compiled_module_gives_the_same_hypergradient(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = program(algorithm)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    found = program(algorithm, compile=True)
-    for _ in range(3):
-        for each in (expected, found):
-            Schedule(each).tick()
-    for name, problem in found.problems.items():
-        for key, tensor in problem.theta.items():
-            assert torch.allclose(tensor, expected.problems[name].theta[key], atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:The .* solve at problem")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        Implicit(Exact(damping=1.0)),
-        Implicit(Exact(damping=1.0), "forward"),
-        Implicit(Exact(damping=1.0), "finite_difference"),
-        Implicit(Nystrom(5, rho=1.0)),
-        Implicit(Nystrom(5, rho=1.0), "forward"),
-    ],
-    ids=repr,
-)
-def test_dense_solves_of_parameters_in_half_precision(algorithm: Any, dtype: torch.dtype) -> None:
-    def gradient(dtype: torch.dtype) -> Tensor:
-        def lower(batch: Any, *, w: Any, u: Any) -> Tensor:
-            x = w(torch.tensor([[1.0, 0.5], [-0.5, 1.0]], dtype=dtype))
-            return ((x - u(torch.ones(1, 1, dtype=dtype))) ** 2).sum()
-
-        torch.manual_seed(0)
-        low = Problem("w", nn.Linear(2, 1).to(dtype), lower, roles={"w": "w", "u": "u"}, hypergradient=algorithm)
-        top = Problem("u", nn.Linear(1, 1).to(dtype), lambda batch, *, w: (w(torch.ones(1, 2, dtype=dtype)) ** 2).sum(),
-                      roles={"w": "w"})  # fmt: skip
-        found = Program([low, top], Graph({"u": ["w"]}, {"w": ["u"]})).gradient("u")
-        assert all(each.dtype == dtype for each in found.values())
-        return torch.cat([each.flatten() for each in found.values()]).float()
-
-    # Differences divide rounding by their radius.
-    near = 0.3 if algorithm.product == "finite_difference" else 0.03
-    assert error(gradient(dtype), gradient(torch.float32)) < near
-
-
-def test_an_unknown_precision_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"problems.model.precision: found 'fp8'; expected one of fp32, bf16, fp16"):
-        program(Implicit(Exact()), "fp8")

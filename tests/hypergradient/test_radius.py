@@ -1,6 +1,5 @@
 """Finite differences whatever the scale of the parameters, and the warning where they depend on their radius."""
 
-import re
 import warnings
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.hypergradient.diagnostics.radius import warn_of_radius
 from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct, default_radius
 from mlotool.hypergradient.vector import apart, norm
 from mlotool.problem.interface import LowerProblem, LowerView
@@ -128,16 +126,3 @@ def test_a_scale_below_the_floor_warns_once_and_names_a_radius_that_is_right() -
             program(scale).gradient("lam")
     reverse = program(1e-6, product="reverse").gradient("lam")["x"]
     assert apart([found], [reverse]) < 1e-2
-
-
-def test_no_radius_is_proposed_at_which_nothing_moves() -> None:
-    """Two products that are both zero agree, and are wrong."""
-    theta, inputs = [torch.linspace(0.5, 2.0, 20)], [torch.ones(20)]
-    view = LowerView(
-        LowerProblem("w"), tuple(theta), lambda theta, inputs: (inputs[0] * torch.sin(3e4 * theta[0])).sum()
-    )
-    with pytest.warns(UserWarning, match="a quarter of it differ by") as caught:
-        warn_of_radius(view, theta, inputs, [True], [torch.ones(20)], None)
-    text = str(caught[0].message)
-    proposed = re.findall(r"hypergradient\.radius=(\S+),", text)
-    assert all(float(each) > 1e-6 for each in proposed), text

@@ -10,18 +10,8 @@ from torch import Tensor, nn
 
 import mlotool.hypergradient
 from mlotool.core import stop_gradient
-from mlotool.hypergradient import (
-    KFAC,
-    SABA,
-    ConjugateGradient,
-    EvolutionStrategies,
-    Identity,
-    Implicit,
-    Neumann,
-    OptimizerPreconditioner,
-    Unrolled,
-)
-from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
+from mlotool.hypergradient import KFAC, EvolutionStrategies, Implicit, Unrolled
+from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient.every_algorithm import (
     DIFFERENTIATED,
     EVERY,
@@ -146,17 +136,6 @@ def test_unused_parameters_are_left_alone_by_weight_decay(name: str, optimizer: 
     assert "nystrom" in name or close(ours, parameters(twin))
 
 
-@pytest.mark.parametrize("name", DIFFERENTIATED)
-def test_an_unused_upper_parameter_has_a_zero_gradient_and_stays(name: str) -> None:
-    def only_used(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
-        return clean_and_decayed(batch, model=model, weigher=Mlp().requires_grad_(False))
-
-    built = trained(DIFFERENTIATED[name], Mlp(), Spare(num_inputs=1, seed=1), upper=only_used)
-    spare = built.problems["weigher"].module.spare
-    assert torch.equal(spare, torch.ones_like(spare))
-    assert torch.equal(built.gradient("weigher")["spare"], torch.zeros_like(spare))
-
-
 class Tied(nn.Module):
     """One weight in two layers: registered twice, or in the twin once and used twice."""
 
@@ -218,18 +197,6 @@ def test_nested_batches(name: str) -> None:
         assert_identical(parameters(built), expected)
 
 
-@pytest.mark.parametrize("name", PACKINGS)
-def test_a_stream_converts_nested_batches(name: str) -> None:
-    pack, unpack = PACKINGS[name]
-    plain = Stream(Rows(1), 4, shuffle=False)
-    stream = Stream(Rows(1, pack), 4, shuffle=False).to("cpu", torch.float32)
-    batch, original = stream.next(), pack(plain.next())
-    assert type(batch) is type(original)
-    for key, tensor in unpack(batch).items():
-        assert torch.equal(tensor, unpack(original)[key].float())
-        assert unpack(original)[key].dtype is torch.float64
-
-
 def _statistics(model: Mlp) -> nn.BatchNorm1d:
     return model.body[1]  # type: ignore[return-value]
 
@@ -275,23 +242,6 @@ def _bits(built: Program) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("solver", [Identity(0.1), Neumann(3, 0.1), ConjugateGradient(3, 1e-8, damping=10.0),
-                                    OptimizerPreconditioner()], ids=lambda solver: type(solver).__name__)  # fmt: skip
-def test_dropout_turns_a_finite_difference_no_more_than_double_backward(solver: Any) -> None:
-    """The noise of the direction: how far those of single draws are from their mean."""
-
-    def noise(product: Any) -> float:
-        built = program(lambda: Implicit(solver, product), Mlp(nn.Dropout(0.1)), upper=_clean)
-        built.random.manual_seed(0)
-        rows = torch.stack([flat(built.gradient("weigher")) for _ in range(25)])
-        rows = rows / rows.norm(dim=1, keepdim=True)
-        return float(rows.std(0).norm())
-
-    difference, reverse = noise("finite_difference"), noise("reverse")
-    assert reverse > 0.01
-    assert difference <= 2 * reverse
-
-
 def _clean(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
     return ((model(batch["input"]) - batch["target"]) ** 2).mean()
 
@@ -317,9 +267,3 @@ def test_evolution_adds_the_direct_gradient_too() -> None:
     made = (program(lambda each=each: each, lower=lower) for each in (algorithm, Unrolled()))
     found, expected = (built.gradient("weigher") for built in made)
     assert relative_error(found, expected) < 1e-5
-
-
-def test_saba_names_given_batches_as_what_it_cannot_number() -> None:
-    built = program(lambda: SABA(0.1))
-    with pytest.raises(ValueError, match=r"problems.model.hypergradient: found SABA.*handed to Program.gradient"):
-        built.gradient("weigher", {"model": Rows(3).__getitems__([0, 1])})

@@ -1,6 +1,6 @@
 """SABA against the full-batch linear system, and against SOBA's noise."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import SABA, Exact, FixedPoint, Implicit
-from mlotool.hypergradient.saba import Averages
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.hypergradient import SABA, Exact, Implicit
 from mlotool.problem.memory import Memory
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from tests.program.small import assert_identical, assert_resumes, numbers, samples
 from tests.program.test_reduce import BILEVEL, batches, two_ranks
 from tests.program.test_reduce import program as ranked
-from tests.programs import Point, nested
+from tests.programs import Point
 
 NUM_BATCHES = 4
 DATA = samples(3 * NUM_BATCHES, 1)
@@ -110,22 +108,6 @@ def test_it_converges_linearly_to_the_full_batch_solution() -> None:
         assert max(rates) < 0.75
 
 
-class Soba(SABA):
-    """The same without tables: each pullback's own products."""
-
-    def pullback(self, view: LowerView, inputs: Vector) -> Any:
-        memory = view.problem.memory
-        readers = {name: Averages(each.solution) for name, each in memory.value.readers.items()}
-        memory.value = memory.value._replace(readers=readers)
-        return super().pullback(view, inputs)
-
-
-def test_without_the_tables_the_noise_stays() -> None:
-    of_solution, of_gradient = errors(program(Soba(step_size=0.1)), 120)
-    assert min(of_solution[20:]) > 1e-2
-    assert min(of_gradient[20:]) > 1e-1
-
-
 def test_one_batch_is_gradient_descent_on_the_linear_system() -> None:
     built = program(SABA(step_size=0.3), Stream(DATA, len(DATA), shuffle=False))
     solution, expected = full_batch()
@@ -187,18 +169,6 @@ def optimum() -> Tensor:
 def test_steps_of_constant_size_lead_to_the_exact_solution(momentum: float) -> None:
     built = trained(SABA(step_size=0.1), momentum=momentum)
     assert stalled(built, 500 * NUM_BATCHES) < 1e-8
-
-
-NOISY: dict[str, Callable[[], Any]] = {
-    "saba without the lower gradient": lambda: SABA(step_size=0.1, average_gradient=False),
-    "soba": lambda: Implicit(FixedPoint(1, 0.1), warm_start=True),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NOISY)
-def test_without_the_tables_the_same_steps_stall(name: str) -> None:
-    assert stalled(trained(NOISY[name]()), 500 * NUM_BATCHES) > 1e-3
 
 
 def test_the_steps_are_those_of_saga_written_out() -> None:
@@ -276,36 +246,7 @@ def test_two_ranks_equal_the_joined_batch() -> None:
     assert torch.allclose(first["x"], joined["x"], rtol=1e-11)
 
 
-def test_a_stream_that_shuffles_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"problems.w.hypergradient: found SABA.*stream.shuffle: false"):
-        program(SABA(step_size=0.1), Stream(DATA, 3))
-
-
 @pytest.mark.parametrize(("unroll_steps", "num_seen"), [(2, 2), (4, 1), (6, 2)])
 def test_batches_that_no_pullback_would_meet_are_refused(unroll_steps: int, num_seen: int) -> None:
     with pytest.raises(ConfigError, match=rf"found 4 batches an epoch, of which every {unroll_steps}th.*: {num_seen} "):
         program(SABA(step_size=0.1), unroll_steps=unroll_steps)
-
-
-def test_a_batch_that_is_handed_over_has_no_number() -> None:
-    with pytest.raises(ConfigError, match=r"handed to Program.gradient"):
-        program(SABA(step_size=0.1)).gradient("u", {"w": DATA[:3]})
-
-
-@pytest.mark.parametrize("entry", [torch.tensor([0, 1]), torch.tensor([0.5]), None])
-def test_a_key_that_is_no_number_is_refused(entry: Any) -> None:
-    built = program(SABA(step_size=0.1, key="group"))
-    built.problems["w"].loss = lambda batch, *, w, u: fit(DATA, w=w, u=u)
-    with pytest.raises(ConfigError, match=r"hypergradient.key: found 'group'"):
-        built.gradient("u", {"w": {"group": entry}})
-
-
-def test_a_differentiated_pullback_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"found SABA; expected .* a problem above"):
-        nested().program(lambda: SABA(step_size=0.1))
-
-
-@pytest.mark.parametrize("step_size", [0.0, -1.0, float("nan")])
-def test_bad_settings(step_size: float) -> None:
-    with pytest.raises(ConfigError, match="step_size"):
-        SABA(step_size=step_size)

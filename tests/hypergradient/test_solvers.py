@@ -1,8 +1,6 @@
 """The solvers against dense linear algebra, and how they end when they cannot succeed."""
 
-import dataclasses
 import math
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,6 @@ from mlotool.hypergradient import (
     Exact,
     FixedPoint,
     Identity,
-    Implicit,
     Neumann,
     NormalEquationConjugateGradient,
     Nystrom,
@@ -27,7 +24,6 @@ from mlotool.hypergradient import (
     Status,
 )
 from mlotool.problem.interface import Vector
-from tests.program.small import pair
 
 SHAPES = [(2, 3), (), (4,), (1, 2)]
 SIZE = 13
@@ -357,20 +353,6 @@ def test_a_nystrom_approximation_that_is_worse_than_zero_says_so() -> None:
     assert solve(Nystrom(SIZE, 0.01), matrix, vector).status is Status.FIXED
 
 
-@pytest.mark.parametrize(
-    "kind", [ConjugateGradient, NormalEquationConjugateGradient, Exact, Neumann, FixedPoint, Nystrom, KFAC]
-)
-def test_advice_names_settings_that_the_solver_has(kind: Any) -> None:
-    settings = {"damping", "rho", "rank", "step_size", "max_iterations", "num_iterations", "num_terms"}
-    own = {field.name for field in dataclasses.fields(kind)}
-    assert kind.failures
-    for text in kind.failures.values():
-        named = {setting for setting in settings if re.search(rf"\b(Raise|Lower|lower|raise|or) {setting}\b", text)}
-        assert named <= own
-        assert named or "loss" in text
-        assert " is used" in text or " is divided " in text or "NaN is returned" in text
-
-
 def test_negative_curvature_later_gives_the_best_vector_so_far() -> None:
     matrix = with_spectrum(torch.linspace(-0.3, 3.0, SIZE, dtype=torch.float64))
     vector = rand(SIZE)
@@ -450,45 +432,21 @@ def test_a_non_finite_product_is_a_status_and_nan(solver: AbstractSolver, bad: f
     assert bool(flat(result.solution).isnan().all())
 
 
-def test_a_product_that_becomes_non_finite_leaves_nothing() -> None:
-    matrix, vector = with_spectrum(torch.logspace(-1, 1, SIZE, dtype=torch.float64)), rand(SIZE)
-    operator = Operator(matrix)
-
-    def breaking(direction: Vector) -> list[Tensor]:
-        found = operator(direction)
-        return found if operator.num_products < 4 else [tensor * math.nan for tensor in found]
-
-    result = ConjugateGradient(20, 1e-10).solve(breaking, split(vector))
-    assert (result.status, result.num_products) == (Status.NON_FINITE, 4)
-    assert bool(flat(result.solution).isnan().all())
-
-
 @pytest.mark.parametrize(
     ("make", "keywords", "match"),
     [
         (ConjugateGradient, {"max_iterations": 0, "tolerance": 1e-6}, "found max_iterations=0"),
-        (ConjugateGradient, {"max_iterations": 1, "tolerance": -1.0}, "tolerance=-1.0"),
         (ConjugateGradient, {"max_iterations": 1, "tolerance": 0.1, "damping": -1.0}, "damping=-1.0"),
         (Neumann, {"num_terms": 0, "step_size": 0.1}, "found num_terms=0"),
-        (Neumann, {"num_terms": 1, "step_size": 0.0}, "step_size=0.0"),
         (Neumann, {"num_terms": 1, "step_size": math.nan}, "step_size=nan"),
-        (Neumann, {"num_terms": 2.0, "step_size": 0.1}, "found num_terms=2.0"),
-        (ConjugateGradient, {"max_iterations": 2.0}, "found max_iterations=2.0"),
         (ConjugateGradient, {"tolerance": math.nan}, "tolerance=nan"),
-        (ConjugateGradient, {"damping": math.nan}, "damping=nan"),
         (Identity, {"step_size": 0.0}, "found step_size=0.0"),
-        (Identity, {"step_size": math.nan}, "found step_size=nan"),
         (Exact, {"damping": -1.0}, "found damping=-1.0"),
-        (Exact, {"damping": math.nan}, "found damping=nan"),
         (Exact, {"max_parameters": 0}, "max_parameters=0"),
         (FixedPoint, {"num_iterations": 0}, "found num_iterations=0"),
-        (FixedPoint, {"step_size": math.nan}, "step_size=nan"),
         (FixedPoint, {"tolerance": -1.0}, "tolerance=-1.0"),
-        (NormalEquationConjugateGradient, {"max_iterations": 1.0}, "found max_iterations=1.0"),
         (NormalEquationConjugateGradient, {"tolerance": math.nan}, "tolerance=nan"),
-        (NormalEquationConjugateGradient, {"damping": -1.0}, "damping=-1.0"),
         (Nystrom, {"rank": 0}, "found rank=0"),
-        (Nystrom, {"rank": 10**6}, "found rank=1000000"),
         (Nystrom, {"rho": 0.0}, "rho=0.0"),
         (Nystrom, {"seed": -1}, "seed=-1"),
         (KFAC, {"kind": "ekfca"}, "found kind='ekfca'.*Did you mean 'ekfac'"),
@@ -650,35 +608,6 @@ def test_nystrom_of_an_indefinite_matrix_leaves_negative_curvature_out() -> None
     result = solve(Nystrom(SIZE, 0.1), matrix, vector)
     assert result.status is Status.NEGATIVE_CURVATURE
     assert error(result, vector / (matrix.diagonal().clamp_min(0) + 0.1)) < 1e-12
-
-
-def test_exact_refuses_large_problems() -> None:
-    with pytest.raises(ConfigError, match=r"problem of 13 parameters.*expected at most max_parameters=12.*Use "):
-        solve(Exact(max_parameters=12), torch.eye(SIZE, dtype=torch.float64), rand(SIZE))
-    assert solve(Exact(max_parameters=13), torch.eye(SIZE, dtype=torch.float64), rand(SIZE)).status is Status.CONVERGED
-
-
-def test_nystrom_refuses_columns_that_no_memory_holds() -> None:
-    def never(vector: Vector) -> Vector:
-        raise AssertionError("nothing is computed")
-
-    vector = [torch.zeros(()).expand(3 * 10**7)]
-    with pytest.raises(ConfigError, match=r"rank: found 10000 for a problem of 30000000 parameters.*Lower"):
-        Nystrom(rank=10_000).solve(never, vector)
-
-
-def test_a_solver_of_ones_own_has_to_return_a_result() -> None:
-    class Nothing(Identity):
-        def solve(self, *_: Any, **__: Any) -> Any:
-            return None
-
-    with pytest.raises(ConfigError, match=r"Nothing\.solve: found NoneType; expected a SolveResult"):
-        pair(hypergradient=lambda: Implicit(Nothing())).gradient("u")
-
-
-def test_a_step_size_without_end() -> None:
-    with pytest.raises(ConfigError, match="found step_size=inf; expected a finite step_size"):
-        Identity(float("inf"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

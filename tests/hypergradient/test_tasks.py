@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import (
     AbstractSolver,
     ConjugateGradient,
@@ -146,12 +145,6 @@ def test_a_finished_task_stays_where_it_is() -> None:
     for number in (1, 2, 4, 5):
         one, other = (flatten(each.solution, NUM_TASKS)[number] for each in (short, long))
         assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def test_exact_counts_the_parameters_of_a_task() -> None:
-    with pytest.raises(ConfigError, match=r"problem of 8 parameters a task.*max_parameters=7"):
-        together(Exact(max_parameters=7))
-    assert together(Exact(max_parameters=8)).num_products == 8
 
 
 def test_vectors_by_task() -> None:

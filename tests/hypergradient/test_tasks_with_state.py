@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, EvolutionStrategies, FixedPoint, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from tests.problem import test_tasks as maml
@@ -104,15 +103,6 @@ def test_one_multiplier_of_the_barrier_rule_serves_all_tasks() -> None:
     assert max(multipliers) > 1
 
 
-def test_the_barrier_rule_does_not_see_how_often_a_task_is_there() -> None:
-    one = {"curvature": CURVATURE[1], "target": TARGET[1]}
-    many = {key: value.expand(4, *value.shape) for key, value in one.items()}
-    single, together = program(barrier(), None), program(barrier(), 4)
-    for _ in range(6):
-        found = together.gradient("u", {"w": many, "u": many})["x"]
-        assert torch.allclose(found, single.gradient("u", {"w": one, "u": one})["x"], rtol=1e-10)
-
-
 SLOPES = numbers(1.0, -2.0, 3.0)[:, None] * numbers(1.0, 0.5)
 
 
@@ -131,12 +121,7 @@ def linear(algorithm: EvolutionStrategies, tasks: int | None, slopes: Tensor) ->
     problems = [
         Problem("w", start, pull, roles=roles, optimizer=sgd, unroll_steps=3, hypergradient=algorithm, tasks=tasks),
         Problem(
-            "u",
-            Point(numbers(0.5, -0.3)),
-            slope_along_w,
-            roles=roles,
-            stream=Stream(slopes, 3, shuffle=False),
-            tasks=3,
+            "u", Point(numbers(0.5, -0.3)), slope_along_w, roles=roles, stream=Stream(slopes, 3, shuffle=False), tasks=3
         ),
     ]
     return Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
@@ -164,19 +149,6 @@ def test_ranks_of_one_task_do_not_see_the_losses_of_another(shift: float) -> Non
     values[:, :, 0] += shift
     # Ranks of a task are -1/2, -1/6, 1/6, 1/2, and the weight is their difference over 2.
     assert torch.allclose(algorithm._weights(values)[0], torch.tensor([[1 / 6, -1 / 3], [1 / 6, -1 / 3]]).double())
-
-
-def test_a_solution_that_upper_tasks_share_couples_them() -> None:
-    """Then the estimate is from the sum of the losses: one task's parameters move the loss of another."""
-    algorithm = EvolutionStrategies(6, sigma=0.1, directions="orthogonal")
-    found = linear(algorithm, None, SLOPES).gradient("u")["x"]
-    assert torch.allclose(found, ((1 - 0.9**3) / 3 * SLOPES.sum(0)).expand(3, 2), rtol=1e-9)
-
-
-def test_saba_refuses_tasks_that_are_at_different_batches() -> None:
-    batch = {**maml.stacked(maml.episodes()[: maml.TASKS]), "number": torch.tensor([0, 1, 0])}
-    with pytest.raises(ConfigError, match=r"found 'number'.*and for all tasks\)\. Correct"):
-        maml.maml(maml.TASKS, SABA(step_size=0.1, key="number")).gradient("meta", {"learner": batch, "meta": batch})
 
 
 @pytest.mark.parametrize("name", ["penalty", "barrier", "soba", "saba", "evolution"])

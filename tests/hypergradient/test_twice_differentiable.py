@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mlotool import remat
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import SABA, Exact, Implicit, Neumann, Penalty, Unrolled
+from mlotool.hypergradient import Exact, Implicit, Neumann, Penalty, Unrolled
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
@@ -101,11 +101,6 @@ def test_what_takes_first_derivatives_alone_works_as_with_the_plain_function() -
     assert torch.allclose(by_differences, exact, rtol=1e-6)
 
 
-def test_saba_is_refused_too() -> None:
-    with pytest.raises(ConfigError, match=MATCH):
-        program(lambda: SABA(step_size=0.1)).gradient("u")
-
-
 @pytest.mark.parametrize("is_remat", [False, True])
 @pytest.mark.parametrize("name", ["attention", "weight_norm"])
 def test_operators_that_fail_in_double_backward_are_replaced(name: str, is_remat: bool) -> None:
@@ -173,19 +168,6 @@ def steps(hypergradient: AbstractHypergradient, own_loss: Callable[[Tensor, Tens
     return built
 
 
-def test_graphs_that_are_kept_have_the_same_operators() -> None:
-    """Weight normalization was silently wrong in them, and fused attention had no derivative."""
-    loss = lambda y, u: ((y - u) ** 2).sum()  # noqa: E731
-    kept, again = steps(Unrolled(remat=False), loss), steps(Unrolled(), loss)
-    assert torch.allclose(kept.problems["u"].module.x, again.problems["u"].module.x, rtol=1e-12)
-    assert all(record.graph is not None for record in kept.problems["w"].trajectory)
-    # Of the search for such operators nothing is left.
-    for (name, one), (_, other) in zip(
-        kept.problems["w"].module.named_buffers(), again.problems["w"].module.named_buffers(), strict=True
-    ):
-        assert torch.allclose(one, other, rtol=1e-12), name
-
-
 def test_what_is_differentiable_once_is_refused_in_graphs_that_are_kept() -> None:
     with pytest.raises(ConfigError, match=MATCH):
         steps(Unrolled(remat=False), lambda y, u: Cube.apply(y).sum() + ((y - u) ** 2).sum())
@@ -203,17 +185,6 @@ def ctc(y: Tensor, u: Tensor) -> Tensor:
     ids=["again", "kept", "solver"],
 )
 def test_an_operator_without_a_second_derivative_is_named(make: Callable[[], AbstractHypergradient]) -> None:
-    match = r"problems\.w\.loss: found _ctc_loss_backward, .* product: reverse; .*twice\. Write hypergradient: finite_d"
+    match = r"problems\.w\.loss: found .*_ctc_loss_backward.* product: reverse; .*twice\. Write hypergradient: finite_d"
     with pytest.raises(ConfigError, match=match):
         steps(make(), ctc)
-
-
-def test_blocks_that_torch_evaluates_again_are_named() -> None:
-    def loss(y: Tensor, u: Tensor) -> Tensor:
-        block = lambda x: nn.functional.scaled_dot_product_attention(x, x, x)  # noqa: E731
-        found = torch.utils.checkpoint.checkpoint(block, (y - u)[None, None], use_reentrant=False)
-        assert isinstance(found, Tensor)
-        return found.square().sum()
-
-    with pytest.raises(ConfigError, match=r"found torch\.utils\.checkpoint, .*mlotool\.remat.*problems\.w\.remat"):
-        steps(Unrolled(), loss)

@@ -181,45 +181,6 @@ def test_the_steps_of_a_schedule_are_those_that_are_differentiated(name: str, wa
     assert torch.allclose(torch.stack(moved), -0.01 * expected, rtol=1e-9, atol=1e-12)
 
 
-def test_kept_graphs_with_accumulation_clipping_and_moving_buffers() -> None:
-    """The same training as with remat, BatchNorm's statistics included."""
-
-    def normalized(batch: Tensor, *, w: Any, u: Any) -> Tensor:
-        return (w(batch).square() * torch.exp(u())).mean()
-
-    def run(remat: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
-        lower = Problem(
-            "w",
-            net,
-            normalized,
-            roles={"w": "w", "u": "u"},
-            stream=Stream(samples(12, 1), 4, seed=1),
-            optimizer=OPTIMIZERS["momentum"],
-            unroll_steps=3,
-            accumulate_batches=2,
-            gradient_clip_norm=0.5,
-            hypergradient=Unrolled(remat=remat),
-        )
-        upper = Problem(
-            "u",
-            Point(numbers(0.1, 0.2, -0.4)),
-            lambda batch, *, w: (w(BATCHES[0]) - 1).square().mean(),
-            roles={"w": {"problem": "w", "mode": "eval"}},
-            optimizer=partial(torch.optim.SGD, lr=0.1),
-        )
-        built = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
-        schedule = Schedule(built)
-        for _ in range(6):
-            schedule.tick()
-        return parameters(built), {key: value.clone() for key, value in net.named_buffers()}
-
-    (expected, statistics), (found, moved) = run(True), run(False)
-    assert all(torch.allclose(found[key], expected[key], rtol=1e-12) for key in expected)
-    assert all(torch.allclose(moved[key], statistics[key]) for key in statistics)
-
-
 def test_nothing_is_updated() -> None:
     built = program("lr", OPTIMIZERS["adam"])
     before = parameters(built)
@@ -357,17 +318,6 @@ def test_what_an_implicit_hypergradient_cannot_see_is_refused(way: str) -> None:
         program(way, OPTIMIZERS["sgd"], Implicit(ConjugateGradient()))
 
 
-def test_other_optimizers_are_refused_with_those_that_work() -> None:
-    with pytest.raises(ConfigError, match=r"found RMSprop; expected SGD, Adam or AdamW"):
-        program("loss", partial(torch.optim.RMSprop, lr=0.1))
-
-
-@pytest.mark.parametrize("horizon", [0, -1, 1.5])
-def test_bad_settings(horizon: Any) -> None:
-    with pytest.raises(ConfigError, match=r"hypergradient.horizon: found"):
-        Unrolled(horizon=horizon)
-
-
 def test_a_problem_that_waits_for_a_slower_one_is_differentiated_through_all_its_steps() -> None:
     """`a` takes three steps while `b` takes its three: unroll_steps of `a` is only when its solution may be read."""
 
@@ -436,19 +386,6 @@ def test_simulated_steps_follow_the_scheduler(remat: bool) -> None:
     found = flat(built.gradient("u", {"w": BATCHES}))
     assert torch.allclose(found, by_differences(loop, upper_values(built)), rtol=1e-7)
     assert built.problems["w"].scheduler.state_dict() == before
-
-
-def test_a_cut_start_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"horizon: found 2 with unroll_steps=4; .* the start"):
-        program("start", OPTIMIZERS["sgd"], Unrolled(horizon=2))
-    with pytest.raises(ConfigError, match=r"warmup_steps: found 3; expected 0"):
-        program("start", OPTIMIZERS["sgd"], warmup_steps=3)
-
-
-def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    net = Pair()
-    with pytest.raises(ConfigError, match="Pass a callable"):
-        Problem("w", net, upper_loss, roles={"w": "w"}, tasks=2, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
 
 
 def test_steps_of_the_warm_up_belong_to_no_unroll() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit, Unrolled
-from mlotool.hypergradient.functional_steps import step_gradients
+from mlotool.hypergradient.step_products import step_gradients
 from mlotool.hypergradient.vector import leaves
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
@@ -197,13 +197,6 @@ def test_several_simulated_steps_above_a_solution_that_does_not_follow_are_refus
         trained(program(Unrolled())).gradient("u", {"v": batches})
 
 
-@pytest.mark.parametrize("given", [[], [MID_BATCHES[:1]] * 3])
-def test_a_list_of_batches_that_does_not_fit(given: list[Tensor]) -> None:
-    match = rf"found a list of {len(given)} for 'v' with accumulate_batches=2; expected 2 for each step"
-    with pytest.raises(ConfigError, match=match):
-        program(Unrolled(), accumulate=2).gradient("u", {"v": given, "w": [LOW_BATCHES[:2]] * 2})
-
-
 @pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
 @pytest.mark.parametrize("name", ["exact", "unrolled"])
 def test_a_derivative_of_the_gradient(name: str, is_shaped: bool) -> None:
@@ -284,38 +277,3 @@ def test_dropout_below() -> None:
     built = trained(program(Unrolled(), loss=noisy))
     built.random.manual_seed(1)
     assert torch.allclose(built.gradient("u")["x"], by_differences(loop, TOP), rtol=1e-8, atol=1e-8)
-
-
-def test_nothing_but_what_carries_a_gradient_is_held() -> None:
-    """Where no gradient passes through the solution that the steps read, its parameters are enough."""
-    unread = program(Unrolled(), is_shaped=False)
-    reading = trained(unread).problems["v"].trajectory
-    assert all(
-        len(step.lower_snapshots["w"].steps) == 2 and step.lower_snapshots["w"].stream is not None for step in reading
-    )
-    problems = [
-        Problem(
-            "w",
-            Point(LOW_START),
-            lambda batch, *, w: (w() ** 2).sum(),
-            roles={"w": "w"},
-            stream=Stream(LOW_BATCHES, 2),
-            optimizer=MID,
-        ),
-        Problem(
-            "v",
-            Point(MID_START),
-            lambda batch, *, v, w, u: mid_loss(v(), w(), u(), numbers(0.1, 0.2)),
-            roles={"v": "v", "w": "w", "u": "u"},
-            optimizer=MID,
-            unroll_steps=2,
-            hypergradient=Unrolled(),
-        ),
-        Problem("u", Point(TOP), lambda _, *, v: goal(v()), roles={"v": "v"}, optimizer=MID),
-    ]
-    schedule = Schedule(Program(problems, Graph({"u": ["v"]}, {"w": ["v"], "v": ["u"]})))
-    for _ in range(2):
-        schedule.tick()
-    for step in problems[1].trajectory:
-        assert step.lower_snapshots["w"].stream is None and step.lower_snapshots["w"].steps == ()
-    assert len(problems[1].trajectory) == 2

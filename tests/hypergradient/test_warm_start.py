@@ -7,17 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import (
     ConjugateGradient,
-    Exact,
     FixedPoint,
     Implicit,
     Neumann,
     NormalEquationConjugateGradient,
     Nystrom,
 )
-from mlotool.hypergradient.implicit_state import keep_start, start_for
+from mlotool.hypergradient.implicit import keep_start, start_for
 from mlotool.problem.interface import LowerProblem
 from mlotool.problem.memory import Memory
 from tests import programs
@@ -111,17 +109,3 @@ def test_a_differentiated_pullback_begins_at_zero(solver: Any) -> None:
     program = case.program(lambda: Implicit(solver, warm_start=True))
     for _ in range(2):
         assert error(program.gradient("top")["x"], case.reference()) < 1e-6
-
-
-@pytest.mark.parametrize("solver", [Exact(), Neumann(2, 0.1), Nystrom()])
-def test_a_start_that_is_ignored_warns(solver: Any) -> None:
-    with pytest.warns(UserWarning, match=r"hypergradient.warm_start: found true with \w+, which.*expected FixedPoint"):
-        Implicit(solver, warm_start=True)
-
-
-def test_a_solver_without_a_derivative_is_refused_where_it_is_differentiated() -> None:
-    match = r"problems\.low\.hypergradient\.solver: found Nystrom; expected.*is differentiated.*hypergradient=cg"
-    with pytest.raises(ConfigError, match=match):
-        programs.nested().program(lambda: Implicit(Nystrom()))
-    solvers = iter([Exact(), Nystrom(), Exact()])
-    programs.nested().program(lambda: Implicit(next(solvers)))

@@ -152,11 +152,7 @@ class UnrolledCase:
 
     def program(self, hypergradient: Any, remat: Any = None) -> Program:
         """Return it as a program."""
-        lower = {
-            "lr": {"optimizer_roles": {"lr": "upper"}},
-            "maml": {"reset_to": "upper"},
-            "weighting": {},
-        }[self.way]
+        lower = {"lr": {"optimizer_roles": {"lr": "upper"}}, "maml": {"reset_to": "upper"}, "weighting": {}}[self.way]
         roles = {"model": "model"} | ({"weights": "upper"} if self.way == "weighting" else {})
 
         def loss(batch: Tensor, *, model: Any, weights: Any = None) -> Tensor:

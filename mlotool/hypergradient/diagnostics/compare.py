@@ -1,25 +1,23 @@
-"""A program's hypergradients beside the most exact ones."""
+"""A program's hypergradients beside the most exact ones, and beside finite differences of the solved program."""
 
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.quality import converged
+from mlotool.hypergradient.diagnostics.checks import Converged
 from mlotool.hypergradient.first_order import FirstOrder
 from mlotool.hypergradient.implicit import Implicit
-from mlotool.hypergradient.solvers import AbstractSolver, ConjugateGradient, Exact, SolveResult, Status
-from mlotool.hypergradient.solvers.base import Matvec
+from mlotool.hypergradient.solvers import SolveResult, Status
 from mlotool.hypergradient.unrolled import Unrolled
-from mlotool.problem.interface import LowerView, Vector
 from mlotool.program import AbstractHypergradient, Program
 
 Batches = Mapping[str, Any]
@@ -84,30 +82,6 @@ def with_algorithms(
             other.hypergradient = replace(problem.name, problem.hypergradient)
         problems.append(other)
     return Program(problems, program.graph, program.rank_mean.reduce)
-
-
-@dataclass(frozen=True)
-class Converged(AbstractSolver):
-    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
-        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
-        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
-        >>> Converged().solve(lambda u: [2.0 * u[0]], [torch.ones(1)], view=view).solution
-        [tensor([0.5000])]
-    """
-
-    failures: ClassVar[Mapping[Status, str]] = {**ConjugateGradient.failures, **Exact.failures}
-
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
-        """Return the solution, and how it ended."""
-        assert view is not None
-        return converged(matvec, vector, view)
 
 
 def most_exact(program: Program) -> Program:
@@ -261,3 +235,155 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
 def _first_sentence(error: Exception) -> str:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+# Of a finite difference of the solved program, relative to the norm of the upper parameters, in float64.
+STEP = 1e-3
+
+# Largest gradient of the solved lower problems, relative to before.
+SOLVED = 1e-4
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A directional derivative of the solved upper loss: by finite differences and by hypergradients.
+
+    Args:
+        stationarity: norm of the lower problems' gradients once they are solved, relative to before.
+        difference: `(C(x + h d) - C(x - h d)) / 2h` with the lower problems solved again at both ends.
+        exact: `<g, d>` of the most exact hypergradient at the solved program.
+        own: `<g, d>` of the program's own hypergradient there.
+        note: why there are no numbers.
+
+    Example:
+        >>> Slope(stationarity=1e-9, difference=4.0, exact=4.0, own=3.9).note
+        ''
+    """
+
+    stationarity: float | None = None
+    difference: float | None = None
+    exact: float | None = None
+    own: float | None = None
+    note: str = ""
+
+
+def solved_slope(program: Program, upper: str, batches: Batches, max_parameters: int = 3000) -> Slope:
+    """Compare hypergradients with finite differences of the solved program; parameters are put back.
+
+    Every lower problem is solved on its batch (L-BFGS), at the current upper parameters and at both ends of a step
+    along the most exact hypergradient. Unrolled ones are not solved: their steps are taken again, at both ends.
+
+    Args:
+        program: in float64.
+        upper: the problem.
+        batches: by problem.
+        max_parameters: of a lower problem, at most.
+
+    Example:
+        >>> import torch
+        >>> from mlotool import Exact, Graph, Implicit, Problem, Program
+        >>> class Point(torch.nn.Module):
+        ...     def __init__(self): super().__init__(); self.x = torch.nn.Parameter(torch.full((1,), 2.0).double())
+        ...     def forward(self): return self.x
+        >>> lower = Problem("w", Point(), lambda batch, *, w, u: ((w() - u()) ** 2).sum(),
+        ...                 roles={"w": "w", "u": "u"}, hypergradient=Implicit(Exact()))
+        >>> upper = Problem("u", Point(), lambda batch, *, w: (w() ** 2).sum(), roles={"w": "w"})
+        >>> program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+        >>> slope = solved_slope(program, "u", {})
+        >>> round(slope.difference, 6), round(slope.exact, 6)
+        (4.0, 4.0)
+    """
+    below = [name for name in program.problems if name in program.graph.below(upper)]
+    below.sort(key=program.graph.level)
+    are_unrolled = [sees_steps(program, name) for name in below]
+    if any(are_unrolled):
+        if not all(are_unrolled):
+            return Slope(note="some of the problems below are unrolled, and others are not")
+        solved: Sequence[str] = ()
+    else:
+        if reason := _cannot_solve(program, below, max_parameters):
+            return Slope(note=reason)
+        solved = below
+    before = _stationarity(program, solved, batches)
+    saved = {
+        name: [tensor.clone() for tensor in program.problems[name].constants().values()] for name in (*solved, upper)
+    }
+
+    def value() -> float:
+        if solved:
+            _solve(program, solved, batches)
+            return float(program.loss(upper, batches.get(upper)).loss)
+        with same_numbers(program):
+            return float(program.unrolled_loss(upper, batches))
+
+    def gradient(program: Program) -> Tensor:
+        with nullcontext() if solved else same_numbers(program):
+            return flat(program.gradient(upper, batches))
+
+    residual = None
+    try:
+        if solved:
+            _solve(program, solved, batches)
+            residual = _stationarity(program, solved, batches) / max(before, torch.finfo(torch.float64).tiny)
+            if residual > SOLVED:
+                return Slope(residual, note=f"the lower problems' gradients only go down to {residual:.1e} of before")
+        exact, own = gradient(most_exact(program)), gradient(program)
+        length = float(exact.norm())
+        if length == 0.0:
+            return Slope(residual, note="the hypergradient is zero here")
+        direction = exact / length
+        step = STEP * max(1.0, float(flat(program.problems[upper].constants()).norm()))
+        values = []
+        for sign in (1.0, -1.0):
+            _put(program, upper, saved[upper], sign * step * direction)
+            values.append(value())
+        return Slope(residual, (values[0] - values[1]) / (2 * step), length, float(own @ direction))
+    finally:
+        for name, tensors in saved.items():
+            _put(program, name, tensors, None)
+
+
+def _cannot_solve(program: Program, below: Sequence[str], max_parameters: int) -> str:
+    for name in below:
+        problem = program.problems[name]
+        size = sum(tensor.numel() for tensor in problem.theta.values())
+        if size > max_parameters:
+            return f"'{name}' has {size} parameters; it is solved up to {max_parameters}"
+        if set(program.graph.upper_to_lower.get(name, ())) & set(program.graph.below(name)):
+            return f"'{name}' both shapes and reads a lower problem; such a program is not solved here"
+    return ""
+
+
+def _solve(program: Program, below: Sequence[str], batches: Batches) -> None:
+    for name in below:
+        problem = program.problems[name]
+        parameters = list(problem.theta.values())
+        optimizer = torch.optim.LBFGS(
+            parameters, max_iter=2000, tolerance_grad=1e-12, tolerance_change=0.0, history_size=50,
+            line_search_fn="strong_wolfe",
+        )  # fmt: skip
+
+        def closure(name: str = name, parameters: list[Any] = parameters) -> Tensor:
+            with torch.enable_grad():
+                loss = program.direct_loss(name, batches.get(name)).loss
+            for parameter, slope in zip(
+                parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+            ):
+                parameter.grad = torch.zeros_like(parameter) if slope is None else slope
+            return loss
+
+        with same_numbers(program):
+            optimizer.step(closure)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def _stationarity(program: Program, below: Sequence[str], batches: Batches) -> float:
+    return sum(float(flat(program.gradient(name, batches)).square().sum()) for name in below) ** 0.5
+
+
+def _put(program: Program, name: str, tensors: Sequence[Tensor], change: Tensor | None) -> None:
+    parts = iter(() if change is None else change.split([tensor.numel() for tensor in tensors]))
+    with torch.no_grad():
+        for parameter, value in zip(program.problems[name].theta.values(), tensors, strict=True):
+            parameter.copy_(value if change is None else value + next(parts).view_as(value))

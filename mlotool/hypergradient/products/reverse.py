@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mlotool.core.not_differentiable import explained
-from mlotool.core.twice_differentiable import twice_differentiable
+from mlotool.core.forward_mode import explained, twice_differentiable
 from mlotool.hypergradient.products.base import AbstractProduct
 from mlotool.hypergradient.vector import leaves, norm, scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 
+# Measured: an error of 0.06% with vectors of norm 1; without either, small vectors lose 98%.
 FP16_LOSS_SCALE = 2.0**10
-"""Measured: an error of 0.06% with vectors of norm 1; without either, small vectors lose 98%."""
 
 
 class ReverseProduct(AbstractProduct):

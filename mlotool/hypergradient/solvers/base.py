@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
+from mlotool.core.errors import ConfigError
 from mlotool.problem.interface import LowerView, Vector
 
+# `u -> H u`.
 Matvec = Callable[[Vector], Vector]
-"""`u -> H u`."""
 
 
 class Status(Enum):
@@ -60,12 +62,13 @@ class SolveResult:
     ending: Tensor | None = None
 
 
+# What to do about products that are not finite, whatever the solver.
 OVERFLOW = (
     "Look in the problem's loss for second derivatives that are not finite (sqrt, norm, log or a division at zero), or "
     "lower its learning rate if its parameters grow."
 )
-"""What to do about products that are not finite, whatever the solver."""
 
+# The failures of every solver: NaN stays NaN.
 NOT_FINITE: Mapping[Status, str] = {
     Status.NON_FINITE: f"NaN is returned. {OVERFLOW}",
     Status.NON_FINITE_VECTOR: (
@@ -74,7 +77,6 @@ NOT_FINITE: Mapping[Status, str] = {
         "sqrt, norm or a division at zero."
     ),
 }
-"""The failures of every solver: NaN stays NaN."""
 
 
 class AbstractSolver(ABC):
@@ -170,6 +172,28 @@ class AbstractSolver(ABC):
     def load_state(self, saved: dict[str, Any]) -> Any:
         """Return the state that `state_dict` has saved."""
         return self.initial_state()
+
+
+def require_settings(solver: AbstractSolver, is_right: Callable[[], bool], expected: str) -> None:
+    """Refuse settings of a solver that are of a wrong kind, or out of range.
+
+    Args:
+        solver: a dataclass of settings.
+        is_right: whether they are in range, asked where their kinds are right.
+        expected: in words.
+
+    Raises:
+        ConfigError: they are.
+
+    Example:
+        >>> from mlotool.hypergradient.solvers import Identity
+        >>> require_settings(Identity(), lambda: True, "")  # nothing to refuse
+    """
+    require_fields("hypergradient.solver", solver, names_class=True)
+    if not is_right():
+        found = ", ".join(f"{name}={value}" for name, value in vars(solver).items())
+        name = type(solver).__name__
+        raise ConfigError(f"{name}: found {found}; expected {expected}. Correct hypergradient.solver.")
 
 
 def tasks_of(view: LowerView | None) -> int | None:

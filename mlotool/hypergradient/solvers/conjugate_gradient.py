@@ -5,22 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
-from mlotool.hypergradient.solvers.numbers import (
-    count_if,
-    divided,
-    filled,
-    is_finite,
-    known,
-    larger,
-    may_hold,
-    negated,
-    root,
-    size_of,
-    where,
-)
-from mlotool.hypergradient.solvers.progress import relative
+import numpy
+
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
+from mlotool.hypergradient.solvers.systems import begin_system, count_if, larger, may_hold, where
 from mlotool.hypergradient.vector import add, choose, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -69,8 +57,13 @@ class ConjugateGradient(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        check_krylov(self, self.max_iterations, self.tolerance, self.damping)
+        require_settings(
+            self,
+            lambda: self.max_iterations >= 1 and self.tolerance >= 0 and self.damping >= 0,
+            "a whole max_iterations >= 1, tolerance >= 0 and damping >= 0",
+        )
 
+    @numpy.errstate(all="ignore")
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
@@ -78,55 +71,54 @@ class ConjugateGradient(AbstractSolver):
         system = begin_system(self, self.tolerance, self.damping, matvec, vector, start=start, view=view)
         if isinstance(system, SolveResult):
             return system
-        matvec, inner, progress, nothing = system.matvec, system.inner, system.progress, system.nothing
-        size, eps, target, vector, is_warm = system.size, system.eps, system.target, system.vector, system.is_warm
+        progress, inner, vector = system.progress, system.inner, system.vector
+        size, eps, is_cold = system.size, system.eps, system.is_cold
         solution, residual, squared = system.solution, system.residual, system.squared
-        num_products, num_tasks = system.num_products, tasks_of(view)
-        direction = choose(progress.running, residual, nothing)
+        direction = system.of_running(residual)
         # Zero is no solution to fall back to: a hypergradient of exactly zero looks like one that has converged.
-        best, smallest = solution, where(is_warm, squared, math.inf)
-        length, largest, has_failed = squared, filled(0.0, num_tasks), known(False, num_tasks)
+        best, smallest = solution, where(is_cold, math.inf, squared)
+        length, largest, has_failed = squared, 0.0, False
         for number in range(self.max_iterations):
             if not progress.is_running:
                 break
-            product = matvec(direction)
-            num_products = num_products + progress.one
+            product = system.product(direction)
             curvature = inner(direction, product)
-            largest = larger(largest, divided(size_of(curvature), length))
-            has_ended = progress.end(negated(is_finite(curvature)), Status.NON_FINITE)
+            largest = larger(largest, abs(curvature) / length)
+            has_ended = progress.end_not_finite(curvature)
             # Below eps it is rounding, whatever its sign.
-            has_ended = has_ended | progress.end(size_of(curvature) <= eps * length * largest, Status.SINGULAR)
+            has_ended = has_ended | progress.end(abs(curvature) <= eps * length * largest, Status.SINGULAR)
             has_ended = has_ended | progress.end(curvature < 0, Status.NEGATIVE_CURVATURE)
-            is_first = has_ended & negated(is_warm) & (number == 0)
-            has_failed = has_failed | (has_ended & negated(is_first))
+            has_failed = has_failed | (has_ended if number else where(is_cold, False, has_ended))
+            is_first = has_ended & is_cold
             if number == 0 and may_hold(is_first):
                 # The first direction is v itself: the step that its curvature's size allows, which has the scale of H.
-                factor = where(is_first & (curvature < 0), divided(size, size_of(curvature)), 1.0)
+                factor = where(curvature < 0, size / abs(curvature), 1.0)
                 solution = choose(is_first, scaled(vector, factor), solution)
                 residual = choose(is_first, add(residual, product, -factor), residual)
                 squared = inner(residual, residual)
             if not progress.is_running:
                 break
-            step = where(progress.running, divided(squared, curvature), 0.0)
+            step = where(progress.running, squared / curvature, 0.0)
             # An ended system's product may be NaN, which zero does not remove.
-            product = choose(progress.running, product, nothing)
+            product = system.of_running(product)
             solution = add(solution, direction, step)
             residual = add(residual, product, -step)
             previous, squared = squared, inner(residual, residual)
-            progress.end(squared <= target, Status.CONVERGED)
+            progress.end(squared <= system.target, Status.CONVERGED)
             # It grows by the root of the condition number at most: more, and v has a part that H annuls.
             has_failed = has_failed | progress.end(squared > size / eps, Status.SINGULAR)
             is_better = squared < smallest
             best, smallest = choose(is_better, solution, best), where(is_better, squared, smallest)
-            ratio = divided(squared, previous)
+            ratio = squared / previous
             # The residual is orthogonal to the direction before.
             length = squared + ratio * ratio * length
-            direction = choose(progress.running, add(residual, direction, ratio), nothing)
+            direction = system.of_running(add(residual, direction, ratio))
         # Along a small curvature it may have left for far away.
         is_lost = has_failed & (squared > size)
         if may_hold(is_lost):
             solution = choose(is_lost, best, solution)
             # Measured again: the recursion has drifted from the truth on the way.
-            squared = where(is_lost, inner(*[add(vector, matvec(solution), -1.0)] * 2), squared)
-            num_products = num_products + count_if(is_lost)
-        return progress.result(solution, num_products, root(relative(squared, size)))
+            residual = add(vector, system.matvec(solution), -1.0)
+            squared = where(is_lost, inner(residual, residual), squared)
+            system.num_products = system.num_products + count_if(is_lost)
+        return system.result(solution, squared)

@@ -8,10 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    AbstractSolver,
+    Matvec,
+    SolveResult,
+    Status,
+    require_settings,
+    tasks_of,
+)
+from mlotool.hypergradient.solvers.systems import Progress
 from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
@@ -46,12 +53,9 @@ class Exact(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if not self.damping >= 0 or self.max_parameters < 1:
-            raise ConfigError(
-                f"Exact: found damping={self.damping}, max_parameters={self.max_parameters}; expected damping >= 0 and "
-                "max_parameters >= 1. Correct hypergradient.solver."
-            )
+        require_settings(
+            self, lambda: self.damping >= 0 and self.max_parameters >= 1, "damping >= 0 and max_parameters >= 1"
+        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     OVERFLOW,
@@ -16,22 +15,15 @@ from mlotool.hypergradient.solvers.base import (
     Matvec,
     SolveResult,
     Status,
+    require_settings,
     tasks_of,
 )
-from mlotool.hypergradient.solvers.numbers import (
-    Number,
-    filled,
-    is_finite,
-    measured,
-    negated,
-    where,
-)
-from mlotool.hypergradient.solvers.progress import Progress, growth, norms, relative
+from mlotool.hypergradient.solvers.systems import Number, Progress, growth, measured, norms, relative, where
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.problem.interface import LowerView, Vector
 
+# Residual of a start over that of zero, beyond which the last pullbacks have led away.
 _LOST = 1e3
-"""Residual of a start over that of zero, beyond which the last pullbacks have led away."""
 
 
 @dataclass(frozen=True)
@@ -78,31 +70,26 @@ class FixedPoint(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if self.num_iterations < 1 or not self.step_size > 0 or not self.tolerance >= 0:
-            raise ConfigError(
-                f"FixedPoint: found num_iterations={self.num_iterations}, step_size={self.step_size}, "
-                f"tolerance={self.tolerance}; expected a whole num_iterations >= 1, step_size > 0 and tolerance >= 0. "
-                "Correct hypergradient.solver."
-            )
+        require_settings(
+            self,
+            lambda: self.num_iterations >= 1 and self.step_size > 0 and self.tolerance >= 0,
+            "a whole num_iterations >= 1, step_size > 0 and tolerance >= 0",
+        )
 
+    @numpy.errstate(all="ignore")
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the last iterate."""
         num_tasks = tasks_of(view)
-
-        def length(a: Vector) -> Number:
-            return measured(norm(a, num_tasks))
-
         progress = Progress(num_tasks, Status.MAX_ITERATIONS if self.tolerance else Status.FIXED)
         solution = zeros(vector) if start is None else list(start)
         first = before = residual = list(vector)
         num_products: int | Tensor = 0
-        size = length(vector) if self.tolerance else 0.0
-        residuals = filled(math.nan, num_tasks)
+        residuals: Number = math.nan
+        size = measured(norm(vector, num_tasks)) if self.tolerance else 0.0
         if self.tolerance:
-            progress.end_unsound(size)
+            progress.end_not_finite(size, Status.NON_FINITE_VECTOR)
         for number in range(self.num_iterations):
             if not progress.is_running:
                 break
@@ -112,17 +99,17 @@ class FixedPoint(AbstractSolver):
             if number == 0:
                 first = residual
             if self.tolerance:
-                reached = length(residual)
-                progress.end(negated(is_finite(reached)), Status.NON_FINITE)
-                converged = progress.end(reached <= self.tolerance * size, Status.CONVERGED)
-                residuals = where(converged, relative(reached, size), residuals)
+                reached = measured(norm(residual, num_tasks))
+                progress.end_not_finite(reached)
+                has_converged = progress.end(reached <= self.tolerance * size, Status.CONVERGED)
+                residuals = where(has_converged, relative(reached, size), residuals)
                 if not progress.is_running:
                     break
                 residual = choose(progress.running, residual, zeros(vector))
             solution = add(solution, residual, self.step_size)
         reached, of_first, of_vector, whole = norms((residual, first, vector, solution), num_tasks)
-        progress.end_unsound(of_vector)
-        progress.end(negated(is_finite(whole)), Status.NON_FINITE)
+        progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
+        progress.end_not_finite(whole)
         growth(of_first, reached, measured(dot(before, residual, num_tasks)), progress)
         # A single iteration a pullback shows no growth of its own.
         progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)

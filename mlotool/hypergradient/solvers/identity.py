@@ -4,9 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, require_settings, tasks_of
 from mlotool.hypergradient.vector import scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -35,12 +33,7 @@ class Identity(AbstractSolver):
     needs_products: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if not 0 < self.step_size < math.inf:
-            raise ConfigError(
-                f"Identity: found step_size={self.step_size}; expected a finite step_size > 0. "
-                "Correct hypergradient.solver.step_size."
-            )
+        require_settings(self, lambda: 0 < self.step_size < math.inf, "a finite step_size > 0")
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

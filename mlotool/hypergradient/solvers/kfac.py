@@ -10,13 +10,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
-from mlotool.hypergradient.solvers.numbers import is_finite, negated
-from mlotool.hypergradient.solvers.progress import Progress, norms
+from mlotool.hypergradient.solvers.systems import Progress, norms
 from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.spaces.shared.shared_space import SharedSpace
@@ -68,12 +66,7 @@ class KFAC(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if not self.damping > 0:
-            raise ConfigError(
-                f"KFAC: found damping={self.damping}; expected damping > 0, since G may be singular. "
-                "Correct hypergradient.solver.damping."
-            )
+        require_settings(self, lambda: self.damping > 0, "damping > 0, since G may be singular")
 
     def check(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a task axis, and kinds whose extra is missing."""
@@ -110,8 +103,8 @@ class KFAC(AbstractSolver):
         status, num_products, residual = result
         progress = Progress(None, status)
         of_vector, whole = norms((vector, solution), None)
-        progress.end_unsound(of_vector)
-        progress.end(negated(is_finite(whole)), Status.NON_FINITE)
+        progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
+        progress.end_not_finite(whole)
         return progress.result(solution, num_products, residual)
 
     def _invert(

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     OVERFLOW,
@@ -13,10 +11,10 @@ from mlotool.hypergradient.solvers.base import (
     Matvec,
     SolveResult,
     Status,
+    require_settings,
     tasks_of,
 )
-from mlotool.hypergradient.solvers.numbers import is_finite, measured, negated
-from mlotool.hypergradient.solvers.progress import Progress, growth, norms
+from mlotool.hypergradient.solvers.systems import Progress, growth, measured, norms
 from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -59,12 +57,9 @@ class Neumann(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if self.num_terms < 1 or not self.step_size > 0:
-            raise ConfigError(
-                f"Neumann: found num_terms={self.num_terms}, step_size={self.step_size}; expected a whole num_terms "
-                ">= 1 and step_size > 0. Correct hypergradient.solver."
-            )
+        require_settings(
+            self, lambda: self.num_terms >= 1 and self.step_size > 0, "a whole num_terms >= 1 and step_size > 0"
+        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
@@ -84,10 +79,9 @@ class Neumann(AbstractSolver):
         del earlier
         num_tasks = tasks_of(view)
         progress = Progress(num_tasks, Status.FIXED)
-        if self.num_terms == 1:
-            return progress.result(scaled(total, self.step_size), 0)
-        first, last, whole = norms((vector, term, total), num_tasks)
-        progress.end_unsound(first)
-        progress.end(negated(is_finite(whole + last)), Status.NON_FINITE)
-        growth(first, last, measured(dot(before, term, num_tasks)), progress)
+        if self.num_terms > 1:
+            first, last, whole = norms((vector, term, total), num_tasks)
+            progress.end_not_finite(first, Status.NON_FINITE_VECTOR)
+            progress.end_not_finite(whole + last)
+            growth(first, last, measured(dot(before, term, num_tasks)), progress)
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

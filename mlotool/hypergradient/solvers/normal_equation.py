@@ -4,20 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
-from mlotool.hypergradient.solvers.numbers import (
-    Number,
-    divided,
-    filled,
-    is_finite,
-    larger,
-    negated,
-    root,
-    where,
-)
-from mlotool.hypergradient.solvers.progress import relative
-from mlotool.hypergradient.vector import add, choose, scaled
+import numpy
+
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
+from mlotool.hypergradient.solvers.systems import begin_system, larger, where
+from mlotool.hypergradient.vector import add, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 
@@ -59,8 +50,13 @@ class NormalEquationConjugateGradient(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        check_krylov(self, self.max_iterations, self.tolerance, self.damping)
+        require_settings(
+            self,
+            lambda: self.max_iterations >= 1 and self.tolerance >= 0 and self.damping >= 0,
+            "a whole max_iterations >= 1, tolerance >= 0 and damping >= 0",
+        )
 
+    @numpy.errstate(all="ignore")
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
@@ -68,42 +64,34 @@ class NormalEquationConjugateGradient(AbstractSolver):
         system = begin_system(self, self.tolerance, self.damping, matvec, vector, start=start, view=view)
         if isinstance(system, SolveResult):
             return system
-        matvec, progress, nothing, num_tasks = system.matvec, system.progress, system.nothing, tasks_of(view)
-        size, eps, target = system.size, system.eps, system.target
-        solution, residual, error, num_products = system.solution, system.residual, system.squared, system.num_products
-
-        def squared(a: Vector) -> Number:
-            return system.inner(a, a)
-
-        direction = nothing
-        steepness, largest = filled(1.0, num_tasks), filled(0.0, num_tasks)
+        progress, inner, eps = system.progress, system.inner, system.eps
+        solution, residual, error = system.solution, system.residual, system.squared
+        direction, steepness, largest = system.nothing, 1.0, 0.0
         for _ in range(self.max_iterations):
             if not progress.is_running:
                 break
             # s = A r is minus the gradient of half the squared residual.
-            slope = list(matvec(choose(progress.running, residual, nothing)))
-            num_products = num_products + progress.one
-            previous, steepness = steepness, squared(slope)
-            progress.end(negated(is_finite(steepness)), Status.NON_FINITE)
+            slope = system.product(system.of_running(residual))
+            previous, steepness = steepness, inner(slope, slope)
+            progress.end_not_finite(steepness)
             # A residual that A nearly annuls is in its null space: what is left cannot be removed.
-            largest = larger(largest, divided(steepness, error))
+            largest = larger(largest, steepness / error)
             progress.end(steepness <= eps**1.5 * largest * error, Status.SINGULAR)
             if not progress.is_running:
                 break
-            direction = choose(progress.running, add(slope, scaled(direction, divided(steepness, previous))), nothing)
-            product = matvec(direction)
-            num_products = num_products + progress.one
-            growth = squared(product)
-            progress.end(negated(is_finite(growth)), Status.NON_FINITE)
-            largest = larger(largest, divided(growth, squared(direction)))
+            direction = system.of_running(add(slope, scaled(direction, steepness / previous)))
+            product = system.product(direction)
+            growth = inner(product, product)
+            progress.end_not_finite(growth)
+            largest = larger(largest, growth / inner(direction, direction))
             progress.end(growth == 0, Status.SINGULAR)
             if not progress.is_running:
                 break
-            step = where(progress.running, divided(steepness, growth), 0.0)
+            step = where(progress.running, steepness / growth, 0.0)
             # An ended system's product may be NaN, which zero does not remove.
-            product = choose(progress.running, product, nothing)
+            product = system.of_running(product)
             solution = add(solution, direction, step)
             residual = add(residual, product, -step)
-            error = squared(residual)
-            progress.end(error <= target, Status.CONVERGED)
-        return progress.result(solution, num_products, root(relative(error, size)))
+            error = inner(residual, residual)
+            progress.end(error <= system.target, Status.CONVERGED)
+        return system.result(solution, error)

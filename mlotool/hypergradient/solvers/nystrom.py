@@ -5,21 +5,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
-from mlotool.core.memory import memory_of
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.numbers import is_finite, negated
-from mlotool.hypergradient.solvers.progress import Progress, norms, relative
+from mlotool.core.process import memory_of
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    AbstractSolver,
+    Matvec,
+    SolveResult,
+    Status,
+    require_settings,
+    tasks_of,
+)
+from mlotool.hypergradient.solvers.systems import Progress, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
 MAX_RANK = 10_000
+# Share of the solution that is estimated to be wrong, from which on a status says so.
 _WRONG = 0.5
-"""Share of the solution that is estimated to be wrong, from which on a status says so."""
 
 _RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."
 
@@ -67,13 +74,11 @@ class Nystrom(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        has_rank = isinstance(self.rank, int) and 1 <= self.rank <= MAX_RANK
-        if not (has_rank and isinstance(self.seed, int) and self.seed >= 0 and self.rho > 0):
-            raise ConfigError(
-                f"Nystrom: found rank={self.rank}, rho={self.rho}, seed={self.seed}; expected a whole rank from 1 "
-                f"to {MAX_RANK}, rho > 0 and a whole seed >= 0. Correct hypergradient.solver."
-            )
+        require_settings(
+            self,
+            lambda: 1 <= self.rank <= MAX_RANK and self.rho > 0 and self.seed >= 0,
+            f"a whole rank from 1 to {MAX_RANK}, rho > 0 and a whole seed >= 0",
+        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
@@ -81,6 +86,7 @@ class Nystrom(AbstractSolver):
         """Return the product of the inverse with `v`, by the first columns."""
         return self.solve_from(0, matvec, vector, start=start, view=view)[0]
 
+    @numpy.errstate(all="ignore")
     def solve_from(
         self, state: int, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> tuple[SolveResult, int]:
@@ -116,7 +122,7 @@ class Nystrom(AbstractSolver):
         share = missed / (self.rho * torch.linalg.vector_norm(whole, dim=1))
         is_wrong = share * rest / (missed + rest) > _WRONG
         # H may be not finite where it has no column.
-        progress.end(negated(is_finite(error)), Status.NON_FINITE)
+        progress.end_not_finite(error)
         progress.end(is_negative.cpu().reshape(shape), Status.NEGATIVE_CURVATURE)
         progress.end(residuals > 1, Status.INACCURATE)
         progress.end(is_wrong.cpu().reshape(shape), Status.INACCURATE)

@@ -8,8 +8,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.numbers import is_finite, negated
-from mlotool.hypergradient.solvers.progress import Progress, norms
+from mlotool.hypergradient.solvers.systems import Progress, norms
 from mlotool.problem.interface import LowerView, Vector
 
 _NO_STEP = (
@@ -58,6 +57,6 @@ class OptimizerPreconditioner(AbstractSolver):
         num_tasks = view.problem.num_tasks
         progress = Progress(num_tasks, Status.FIXED)
         of_vector, whole = norms((vector, solution), num_tasks)
-        progress.end_unsound(of_vector)
-        progress.end(negated(is_finite(whole)), Status.NON_FINITE)
+        progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
+        progress.end_not_finite(whole)
         return progress.result(solution, 0)

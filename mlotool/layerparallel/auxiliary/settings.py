@@ -9,7 +9,7 @@ from torch import nn
 
 from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.layerparallel.partition.cut import Cut, check_cut
 
 CHOICES = {

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
 from mlotool.layerparallel.auxiliary.network_variables import ChainVariables, RecursiveVariables
@@ -23,6 +22,7 @@ from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
+from mlotool.spaces.places import Places
 
 # s: samples of a batch, ...: the shape of a state
 

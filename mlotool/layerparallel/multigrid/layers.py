@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mlotool.core.arguments import is_number, require
-from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import kind_of
 from mlotool.layerparallel.multigrid.steps import Evaluate, check_state
 
 # k: some of the layers, b: batch

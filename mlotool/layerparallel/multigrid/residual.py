@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.slots import Places
 from mlotool.layerparallel.exchange import exchanges, has_ranks
 from mlotool.layerparallel.multigrid.choice import COARSENINGS, Choice, Plan, make_plans
 from mlotool.layerparallel.multigrid.guard import AbstractGuard, Guard
@@ -24,6 +23,7 @@ from mlotool.layerparallel.multigrid.system import (
     check_equal_on_ranks,
     joined_index,
 )
+from mlotool.spaces.places import Places
 
 # N: layers, b: batch
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.multigrid.choice import Choice
 from mlotool.layerparallel.multigrid.layers import CallArguments, Layers, WholeLayers

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.layerparallel.multigrid.grids import Grid, check_names, critical_path, make_grids
 
 AUTO = "auto"

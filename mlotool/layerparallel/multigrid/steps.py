@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import kind_of
 from mlotool.layerparallel.multigrid.grids import Grid
 
 Step = Callable[[Tensor, int, float], Tensor]

@@ -22,7 +22,6 @@ from torch.autograd.function import once_differentiable
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.slots import Places
 from mlotool.layerparallel.exchange import Exchange
 from mlotool.layerparallel.multigrid.grids import Grid
 from mlotool.layerparallel.multigrid.guard import AbstractGuard, Methods, Norm, Solved
@@ -31,6 +30,7 @@ from mlotool.layerparallel.multigrid.propagation import solve_adjoints, solve_st
 from mlotool.layerparallel.multigrid.settings import Method
 from mlotool.layerparallel.multigrid.solver import solve
 from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, batched, layers_of, states_at
+from mlotool.spaces.places import Places
 
 # N: layers, L: layers of this rank, b: samples of this rank, B: of all ranks
 # states, adjoints, tangents, cotangents: (N + 1, b, ...)

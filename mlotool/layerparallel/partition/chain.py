@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.layerparallel.partition.costs import Measure, operations
 from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS, has_layers, recomputed, traced

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from mlotool.core.slots import Places
+from mlotool.core.bound_module import Slots
 
 Inputs = tuple[Any, ...]
 """What a module is called with, in the order of its forward's arguments."""
@@ -116,7 +116,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
         >>> norm.running_mean
         tensor([0.])
     """
-    places = Places(module)
+    places = Slots(module)
     devices = {each.device for each in (*module.parameters(), *module.buffers()) if each.device.type == "cuda"}
     with torch.random.fork_rng(sorted(device.index or 0 for device in devices)):
         restore = places.fill({}, places.copy_buffers())

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import fx
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.joins import check_join, joined

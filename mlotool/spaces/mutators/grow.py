@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.targets import Place

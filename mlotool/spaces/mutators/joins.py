@@ -6,8 +6,7 @@ import torch
 from torch import fx
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean, shown
 from mlotool.spaces.model_graph import ModelGraph
 
 JOINS = ("sum", "mean", "concat")

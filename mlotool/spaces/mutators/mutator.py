@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 
 if TYPE_CHECKING:
     from mlotool.spaces.model_graph import ModelGraph

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.shared.path_counts import COUNTS, PathCounts

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import shown
+from mlotool.core.messages import shown
 from mlotool.spaces.decisions import Value
 from mlotool.spaces.shared.gate import gated
 from mlotool.spaces.shared.switch import sources_of, switch_of

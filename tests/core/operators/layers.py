@@ -46,10 +46,7 @@ NORMS: Operators = {
     "torch.group_norm": ("r3,4,2 r4 r4", lambda x, w, b: torch.group_norm(x, 2, w, b)),
     "instance_norm": ("r3,4,5 r4 r4", lambda x, w, b: F.instance_norm(x, weight=w, bias=b)),
     "batch_norm train": ("r5,3 r3 r3", lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True)),
-    "batch_norm eval": (
-        "r5,3 r3 r3",
-        lambda x, w, b: F.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, b),
-    ),
+    "batch_norm eval": ("r5,3 r3 r3", lambda x, w, b: F.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, b)),
     "BatchNorm1d": ("r5,3 r", from_module(lambda: nn.BatchNorm1d(3))),
     "local_response_norm": ("r3,4,5", lambda x: F.local_response_norm(x, 2)),
     "normalize": ("r3,4", F.normalize),
@@ -94,10 +91,7 @@ ATTENTION: Operators = {
     ),
     "multi_head_attention_forward": ("r3,1,4 r12,4 r4,4", attention(need_weights=False)),
     "multi_head_attention_forward weights": ("r3,1,4 r12,4 r4,4", attention()),
-    "MultiheadAttention": (
-        "r3,1,4 r",
-        from_module(lambda: SelfAttention()),
-    ),
+    "MultiheadAttention": ("r3,1,4 r", from_module(lambda: SelfAttention())),
     "MultiheadAttention eval": ("r3,1,4 r", from_module(lambda: SelfAttention(), mode="eval")),
     "TransformerEncoderLayer": ("r3,1,4 r", from_module(lambda: nn.TransformerEncoderLayer(4, 2, 6, 0.1))),
     "TransformerEncoderLayer eval": (
@@ -149,10 +143,7 @@ LAYERS: Operators = {
         "r4,3",
         lambda w: F.embedding_bag(CHOICE[:0].flatten(), w, torch.tensor([0, 0]), mode="max"),
     ),
-    "embedding_bag of nothing": (
-        "r4,3",
-        lambda w: F.embedding_bag(CHOICE[:0].flatten(), w, torch.tensor([0, 0])),
-    ),
+    "embedding_bag of nothing": ("r4,3", lambda w: F.embedding_bag(CHOICE[:0].flatten(), w, torch.tensor([0, 0]))),
     "embedding_bag offsets": (
         "r4,3",
         lambda w: F.embedding_bag(CHOICE.flatten(), w, torch.tensor([0, 1]), mode="mean"),
@@ -184,10 +175,7 @@ LAYERS: Operators = {
         "r1,1,4,4 u1,2,2,2",
         lambda x, grid: F.grid_sample(x, grid * 0.5, mode="nearest", align_corners=False),
     ),
-    "grid_sample 3d": (
-        "r1,1,3,3,3 u1,2,2,2,3",
-        lambda x, grid: F.grid_sample(x, grid * 0.5, align_corners=False),
-    ),
+    "grid_sample 3d": ("r1,1,3,3,3 u1,2,2,2,3", lambda x, grid: F.grid_sample(x, grid * 0.5, align_corners=False)),
     "affine_grid": ("r1,2,3", lambda x: F.affine_grid(x, [1, 1, 2, 2], align_corners=False)),
     "pad": ("r1,2,3", lambda x: F.pad(x, (1, 2), value=0.3)),
     "pad reflect": ("r1,2,3", lambda x: F.pad(x, (1, 2), mode="reflect")),

@@ -57,14 +57,8 @@ LOSSES: Operators = {
     "cosine_similarity": ("r3,4 r3,4", F.cosine_similarity),
     "pairwise_distance": ("r3,4 r3,4", F.pairwise_distance),
     "cdist": ("r3,4 r2,4", torch.cdist),
-    "cdist with mm": (
-        "r3,4 r2,4",
-        lambda x, y: torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist"),
-    ),
-    "cdist without mm": (
-        "r3,4 r2,4",
-        lambda x, y: torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist"),
-    ),
+    "cdist with mm": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")),
+    "cdist without mm": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")),
     "cdist p 1": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, p=1.0)),
     "cdist p 3": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, p=3.0)),
     "cdist p 1.5 where entries are equal": (

@@ -18,7 +18,7 @@ from tests.core.operators.products import difference, direction, distance, forwa
 _HEAD = """# Second-order products of losses that were written for gradients
 
 A product is a second derivative. `product: reverse` takes it by a backward pass through a backward pass, `product:
-forward` by tangents of forward mode through one (`hypergradient/forward_over_reverse.py`). A loss that trains well may
+forward` by tangents of forward mode through one (`hypergradient/products/forward.py`). A loss that trains well may
 lack either, or have a wrong one, and torch says nothing of that. `core/forward_mode.py` has a context for each:
 
 - `forward_mode(problem)`: operators of the first table below are replaced; what is computed under `torch.no_grad()`,
@@ -32,7 +32,7 @@ backward pass too. What is called from C++ they do not see. Functions of torch i
 
 A mode cannot ask where `torch.no_grad()` ends: gradients are also off within a backward pass and within custom
 functions, where tangents live. So each context is known by the frame that switches gradients, and its end restores what
-its beginning found (`core/gradient_switches.py`). mlotool's own switching and torch.func's is left alone.
+its beginning found (`core/forward_mode.py`). mlotool's own switching and torch.func's is left alone.
 
 A mode takes about 3 us a call from Python: a product of a network of nine small layers, 1.8 ms, takes 1.26 of its time
 (CPU, one thread, median of nine interleaved ratios).
@@ -98,7 +98,8 @@ def _replacements() -> str:
     for other, operators in names.items():
         formula = (inspect.getdoc(other) or "").partition("\n")[0].replace("|", "\\|")
         twice = "yes" if other in TWICE.values() else ""
-        rows.append(f"| {', '.join(dict.fromkeys(operators))} | {formula} | {twice} |\n")
+        if formula:
+            rows.append(f"| {', '.join(dict.fromkeys(operators))} | {formula} | {twice} |\n")
     return "".join(rows)
 
 

@@ -1,0 +1,148 @@
+"""The process itself: its large imports, SIGTERM as an exception, its memory, and its end, threads or not."""
+
+import atexit
+import gc
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, NoReturn
+
+from mlotool.core.errors import Interrupted
+from mlotool.core.messages import escape
+
+if TYPE_CHECKING:
+    import torch
+
+
+# How long threads may go on once all is done.
+SECONDS_TO_END = 5.0
+
+
+def end_with_threads(exit_code: int) -> None:
+    """See that this process ends, though code of the user's may have left threads that do not.
+
+    Python is left to wait for them, since it first tells those of a `ThreadPoolExecutor` to end. A thread that waits
+    beside it ends the process where that takes too long.
+
+    Args:
+        exit_code: of the process.
+    """
+    if _lasting():
+        threading.Thread(target=_end, args=(exit_code,), name="mlotool_end", daemon=True).start()
+
+
+def _end(exit_code: int) -> None:
+    time.sleep(SECONDS_TO_END)
+    names = ", ".join(f"'{thread.name}'" for thread in _lasting())
+    if not names:
+        # Python has gone on to its exit: what takes long is none of theirs.
+        return
+    text = (
+        f"mlotool: warning: all is done, and still running {SECONDS_TO_END:g} s later: the threads {names}, which "
+        "mlotool did not start; ended with them. Let your code end its threads, or start them with daemon=True."
+    )
+    # Whatever these may do, the process ends.
+    with suppress(Exception):
+        print(escape(text), file=sys.stderr)
+    with suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(exit_code)
+
+
+def _lasting() -> list[threading.Thread]:
+    """Return the threads that Python waits for."""
+    main = threading.main_thread()
+    return [each for each in threading.enumerate() if not each.daemon and each is not main]
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process as Python does: wait for threads, call what waits for the exit, write what is buffered.
+
+    Modules and what they hold are left to the system.
+    """
+    end_with_threads(exit_code)
+    # As Python's own end, and that of its multiprocessing, do.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    # Of files that code of the user's has not closed.
+    gc.unfreeze()
+    for each in gc.get_objects():
+        if issubclass(type(each), io.IOBase):
+            with suppress(Exception):
+                each.flush()
+    os._exit(exit_code)
+
+
+def import_large(name: str) -> ModuleType:
+    """Import a module without looking for garbage meanwhile, or, afterwards, among what came with it.
+
+    Python looks through all objects again and again while they become more, which is a fifth of the time that torch and
+    Lightning take; what modules hold stays to the end of the process.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        module = import_module(name)
+    finally:
+        if was_enabled:
+            gc.enable()
+    gc.freeze()
+    # Python's end wants to find all objects: extensions take those that it does not find for lost, and print so.
+    atexit.register(gc.unfreeze)
+    return module
+
+
+def import_torch(*, with_wandb: bool) -> None:
+    """Import torch, and before it what W&B imports when a run begins.
+
+    pydantic looks for the source of each class of W&B's launch package among all modules that there are: that takes
+    four times as long once there are torch's.
+
+    Args:
+        with_wandb: whether a run of this process will log to W&B.
+    """
+    if with_wandb:
+        # W&B goes on without it as well.
+        with suppress(ImportError):
+            import_large("wandb.sdk.launch")
+    import_large("torch")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end what is inside as Ctrl-C does, so that what is to be written at the end is written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(128 + signum)
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def memory_of(device: "torch.device") -> int | None:
+    """Return the bytes of memory that a device has in all; None where nobody says."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
