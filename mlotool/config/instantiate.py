@@ -20,10 +20,6 @@ from mlotool.core.user_code import Call, explained, is_of_user, note, user_frame
 
 Node = Mapping[str, Any]
 
-# Optimizers with a fused kernel on the CPU and on CUDA, and the settings that ask for another one.
-_FUSED = ("torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW")
-_OTHER_KERNELS = ("foreach", "differentiable", "capturable")
-
 
 def instantiate(key: str, node: Any, **context: Any) -> Any:
     """Build a node and everything inside it.
@@ -74,23 +70,16 @@ def optimizer_factory(
 
     def make(parameters: Iterable[Any]) -> Any:
         params = list(parameters)
-        fused = {"fused": True} if _can_fuse(fixed, params) else {}
         if groups:
             named = names()
             params = grouped(f"{key}.{KEY}", groups, {named[id(each)]: each for each in params})
         from torch.optim import Optimizer
 
-        optimizer = instantiate(key, fused | fixed | {"params": params})
+        optimizer = instantiate(key, fixed | {"params": params})
         require_kind(key, node, optimizer, Optimizer)
         return optimizer
 
     return make
-
-
-def _can_fuse(node: Node, params: Iterable[Any]) -> bool:
-    """Say whether torch can update all parameters in one kernel: less than half of the time of a small step."""
-    is_free = node["_target_"] in _FUSED and not any(node.get(name) for name in _OTHER_KERNELS)
-    return is_free and all(each.is_floating_point() and each.device.type in ("cpu", "cuda") for each in params)
 
 
 def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:

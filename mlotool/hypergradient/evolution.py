@@ -15,8 +15,8 @@ from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.vector import add, leaves, unflatten
 from mlotool.problem.interface import LowerView, Particle, Vector
 from mlotool.problem.memory import Memory
+from mlotool.problem.optimizers.rule import State
 from mlotool.problem.trajectory import on_device
-from mlotool.problem.update import State
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 
 End = tuple[tuple[Tensor, ...], tuple[State, ...]]

@@ -15,9 +15,9 @@ from mlotool.core.twice_differentiable import twice_differentiable
 from mlotool.hypergradient.vector import leaves
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
+from mlotool.problem.optimizers.rule import State
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
 from mlotool.problem.unroll import Unroll
-from mlotool.problem.update import State
 
 
 def simulate(

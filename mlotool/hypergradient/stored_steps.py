@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mlotool.hypergradient.step_products import RecordedStep
 from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.optimizers.rule import State
 from mlotool.problem.step_store import AbstractStepStore, middle
 from mlotool.problem.trajectory import StepRecord
 from mlotool.problem.unroll import Unroll
-from mlotool.problem.update import State
 
 Point = tuple[Vector, Sequence[State]]
 """Parameters and optimizer state before a step."""

@@ -38,9 +38,9 @@ def _searches(case: Case) -> bool:
 
 
 def _has_no_pure_form(case: Case) -> bool:
-    from mlotool.problem.update import UPDATES
+    from mlotool.problem.optimizers.registry import RULES
 
-    return case.optimizer is not None and type(case.optimizer) not in UPDATES
+    return case.optimizer is not None and type(case.optimizer) not in RULES
 
 
 def _drops_steps(case: Case) -> bool:

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from torch.optim import Adam
-
+from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.part_shards import PartShards
 from mlotool.problem.problem import Problem
 from mlotool.problem.shards import Shards, gathered
@@ -30,12 +29,13 @@ def divide(problem: Problem, mesh: "DeviceMesh") -> None:
     if problem.optimizer is None:
         return
     problem.optimizer.load_state_dict(shards.divided_optimizer(state, problem.optimizer))
+    rules = [rule for kind, rule in RULES.items() if isinstance(problem.optimizer, kind)]
+    steps_shards = any(rule.steps_shards for rule in rules)
     for group in problem.optimizer.param_groups:
         if isinstance(shards, PartShards):
             # Kernels for several tensors take no shards and whole tensors together.
             group.update({key: False for key in ("fused", "foreach") if key in group})
-        # Of the fused kernels those of Adam alone know shards.
-        if group.get("fused") and not isinstance(problem.optimizer, Adam):
+        if group.get("fused") and not steps_shards:
             group.update(fused=False, foreach=True)
 
 

@@ -17,12 +17,12 @@ from mlotool.core.precision import autocast
 from mlotool.core.slots import Slots
 from mlotool.core.unchanged import deep_copy
 from mlotool.problem.arguments import check_problem
-from mlotool.problem.build_optimizer import OptimizerFactory, optimizer_step
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.node import ProblemNode
-from mlotool.problem.optimizer_step import Evaluate
+from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, optimizer_step
+from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.player import Player, ShardedPlayer, WholePlayer
 from mlotool.problem.remat import rematerialize
@@ -32,7 +32,6 @@ from mlotool.problem.stream import Stream
 from mlotool.problem.tasks import stack_parameters
 from mlotool.problem.trained import Trained
 from mlotool.problem.trajectory import Streams, Trajectory
-from mlotool.problem.update import Hyperparameters, State
 from mlotool.problem.usable import check_module
 
 LossFunction = Callable[..., Tensor | LossOutput]

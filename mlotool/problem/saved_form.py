@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, Adafactor, Optimizer
 
 from mlotool.core.arguments import is_number, is_whole, require, shown
 from mlotool.core.errors import ConfigError
@@ -24,6 +24,8 @@ from mlotool.core.form import (
     check_tensor,
     check_tensors,
 )
+from mlotool.problem.optimizers.registry import RULES
+from mlotool.problem.optimizers.rule import COUNTER
 from mlotool.problem.usable import check_module_state
 
 if TYPE_CHECKING:
@@ -140,24 +142,26 @@ def check_kept(key: str, kept: Any, parameter: Tensor, group: Mapping[str, Any],
         ConfigError: it is of another form.
     """
     check_mapping(key, kept)
-    names = _vectors(optimizer, group)
+    rule = RULES.get(type(optimizer))
+    names = () if rule is None else rule.vectors
+    # One that counts its steps keeps all or nothing.
+    required = () if rule is None or COUNTER not in rule.state else rule.names(group)
     if not group.get("fused") and (not _is_torchs(optimizer) or isinstance(optimizer, LBFGS | Adafactor)):
         return
     for name, value in kept.items():
         place = f"{key}.{name}"
-        if name == "step" or (isinstance(value, Tensor) and value.dim() == 0 and name not in names):
+        if name == COUNTER or (isinstance(value, Tensor) and value.dim() == 0 and name not in names):
             is_count = is_number(value) or (isinstance(value, Tensor) and value.numel() == 1 and value.dim() == 0)
             is_count = is_count and not isinstance(value, bool) and not _is_complex(value)
-            is_count = is_count and (name != "step" or 0 <= float(value) < MAX_COUNT)
-            require(is_count, place, value, "the count of its steps" if name == "step" else "a number", ADVICE)
+            is_count = is_count and (name != COUNTER or 0 <= float(value) < MAX_COUNT)
+            require(is_count, place, value, "the count of its steps" if name == COUNTER else "a number", ADVICE)
         elif isinstance(value, Tensor) or name in names:
-            # Without a gradient SGD has made none.
-            if not (value is None and type(optimizer) is SGD):
+            if value is not None or name in required:
                 check_tensor(place, value, parameter)
         else:
             require(value is None or is_number(value), place, value, "a tensor or a number", ADVICE)
-    if kept and names and type(optimizer) is not SGD:
-        check_mapping(key, kept, ("step", *names))
+    if kept and required:
+        check_mapping(key, kept, required)
 
 
 def _check_scheduler(key: str, saved: Any, scheduler: Any) -> None:
@@ -239,13 +243,6 @@ def _check_vector(key: str, found: Any, own: Sequence[Tensor]) -> None:
     for number, (value, parameter) in enumerate(zip(found, own, strict=True)):
         if value is not None or key.endswith("theta"):
             check_tensor(f"{key}.{number}", value, parameter)
-
-
-def _vectors(optimizer: Optimizer, group: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of what torch's kernels take beside a parameter, in its shape."""
-    if type(optimizer) in (Adam, AdamW):
-        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
-    return ("momentum_buffer",) if type(optimizer) is SGD else ()
 
 
 def _groups(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:

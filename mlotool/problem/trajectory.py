@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from mlotool.core.replay import RandomState
 from mlotool.problem.moving_buffers import Buffers, buffers_in_place
+from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
 from mlotool.problem.taken_gradient import LargestNorm, TakenGradient
-from mlotool.problem.update import Hyperparameters, State
 
 Streams = Mapping[str, Stream | SameBatch | None]
 """By problem."""

@@ -9,10 +9,10 @@ from mlotool.core.not_differentiable import refuse_scripted
 from mlotool.problem.compatibility import check
 from mlotool.problem.compatibility_case import Case
 from mlotool.problem.interface import AbstractHypergradient
+from mlotool.problem.optimizers.registry import find_rule
 from mlotool.problem.part_shards import matched_names
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
-from mlotool.problem.update import find_update
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.graph import Graph
 from mlotool.program.solution_order import SolutionNode, SolutionOrder
@@ -185,7 +185,7 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
     if algorithm.sees_steps:
-        find_update(problem.name, problem.optimizer)
+        find_rule(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
         if is_from_another and horizon is not None and horizon < problem.settings.unroll_steps:
             raise ConfigError(

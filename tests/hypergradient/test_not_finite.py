@@ -28,7 +28,8 @@ from mlotool.hypergradient import (
 from mlotool.hypergradient.vector import apart
 from mlotool.problem.interface import LowerProblem, LowerView
 from mlotool.problem.loss_scale import LossScale
-from mlotool.problem.update import adam, clipped
+from mlotool.problem.optimizers.adam import ADAM_RULE
+from mlotool.problem.optimizers.optimizer_step import clipped
 from mlotool.program import AbstractHypergradient, Schedule
 from tests import programs
 from tests.hypergradient import every_algorithm
@@ -210,7 +211,7 @@ def test_a_step_of_adam_with_a_second_moment_of_nan_is_nan() -> None:
     settings = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "maximize": False, "amsgrad": False}
     one, nothing = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     state = {"step": torch.tensor(1.0), "exp_avg": nothing, "exp_avg_sq": one * math.nan}
-    assert bool(adam(one, one, state, settings)[0].isnan())
+    assert bool(ADAM_RULE.update(one, one, state, settings)[0].isnan())
 
 
 def test_a_loss_scale_lets_a_nan_pass_in_the_end() -> None:

@@ -10,7 +10,7 @@ import torch
 from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import AbstractStepStore, Binomial, KeepAll, KeepEvery
-from mlotool.problem.replayed_step import replayed_step
+from mlotool.problem.optimizers.optimizer_step import replayed_step
 from mlotool.problem.step_store import middle
 from tests.hypergradient.test_unrolled import OPTIMIZERS, program
 from tests.live_storage import LiveStorage
