@@ -20,6 +20,9 @@ from mlotool.core.user_code import Call, explained, is_of_user, note, user_frame
 
 Node = Mapping[str, Any]
 
+# Settings of an optimizer that ask for another kernel than the fused one.
+_OTHER_KERNELS = ("foreach", "differentiable", "capturable")
+
 
 def instantiate(key: str, node: Any, **context: Any) -> Any:
     """Build a node and everything inside it.
@@ -70,16 +73,26 @@ def optimizer_factory(
 
     def make(parameters: Iterable[Any]) -> Any:
         params = list(parameters)
+        fused = {"fused": True} if _can_fuse(fixed, params) else {}
         if groups:
             named = names()
             params = grouped(f"{key}.{KEY}", groups, {named[id(each)]: each for each in params})
         from torch.optim import Optimizer
 
-        optimizer = instantiate(key, fixed | {"params": params})
+        optimizer = instantiate(key, fused | fixed | {"params": params})
         require_kind(key, node, optimizer, Optimizer)
         return optimizer
 
     return make
+
+
+def _can_fuse(node: Node, params: Iterable[Any]) -> bool:
+    """Say whether torch can update all parameters in one kernel: less than half of the time of a small step."""
+    from mlotool.problem.optimizers.registry import RULES
+
+    with_kernels = [f"torch.optim.{kind.__name__}" for kind, rule in RULES.items() if rule.kernels]
+    is_free = node["_target_"] in with_kernels and not any(node.get(name) for name in _OTHER_KERNELS)
+    return is_free and all(each.is_floating_point() and each.device.type in ("cpu", "cuda") for each in params)
 
 
 def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:

@@ -13,7 +13,6 @@ from mlotool.config.instantiate import optimizer_factory, scheduler_factory
 from mlotool.config.sample_limit import limited
 from mlotool.losses import cross_entropy, reweighted_cross_entropy
 from mlotool.models import MLP, WeightNet
-from mlotool.problem.optimizers.fused_step import prefer_fused_kernels
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]
@@ -204,7 +203,6 @@ def test_optimizers_with_fused_kernels_use_them(
     node = {"_target_": f"torch.optim.{target}", "lr": 0.1, **settings}
     parameter = torch.nn.Parameter(torch.ones(2, dtype=dtype))
     optimizer = optimizer_factory("problems.a.optimizer", node)([parameter])
-    prefer_fused_kernels(optimizer)
     assert optimizer.param_groups[0].get("fused") is expected
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()

@@ -92,11 +92,11 @@ def pull_back(
             continue
         key = _key(step.rule, step.hyperparameters[position], step.state[position])
         groups.setdefault((position,) if key is None else key, []).append(position)
-    by_autograd = partial(_by_autograd, step.rule.update)
     for key, positions in groups.items():
-        derivative = step.rule.derivative if len(key) > 1 else None
+        closed = step.rule.derivative if len(key) > 1 else None
+        derivative = closed or partial(_by_autograd, step.rule.update)
         for chunk in _chunks(step.theta, positions):
-            factor = _pull_back_chunk(derivative or by_autograd, step, gradient, chunk, found)
+            factor = _pull_back_chunk(derivative, step, gradient, chunk, found)
             if len(groups) == 1:
                 found.factor = factor
             elif factor != 1:
