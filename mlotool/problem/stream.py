@@ -3,7 +3,8 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +16,6 @@ from mlotool.core.form import MAX_COUNT
 from mlotool.core.unchanged import is_unchanged
 from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, draws_nothing, mixed_seed
 from mlotool.problem.batch_share import Share
-from mlotool.problem.batch_transfer import to_device
 from mlotool.problem.load_ahead import LoadAhead, LostWorkerError, loading_error
 from mlotool.problem.samples import check_stream
 
@@ -211,7 +211,7 @@ class Stream:
         """Return a batch that was loaded elsewhere on this stream's device and in its dtype."""
         if self._device.type == "cpu" and self._dtype is None:
             return batch
-        return to_device(batch, self._device, self._dtype)
+        return _to_device(batch, self._device, self._dtype)
 
     def order(self, epoch: int) -> Tensor:
         """Return the positions of the samples in the data set, (n,) int64, in the order of an epoch."""
@@ -339,3 +339,22 @@ class Stream:
     def _key(self, epoch: int, number: int) -> BatchKey:
         start = number * self.batch_size
         return epoch, number, self.order(epoch)[start : start + self.batch_size]
+
+
+def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Return a batch with its tensors on `device`, those of floating-point numbers as `dtype` (None leaves theirs)."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, dtype if batch.is_floating_point() else None, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: _to_device(value, device, dtype) for key, value in batch.items()}
+    if is_dataclass(batch) and not isinstance(batch, type):
+        # Not dataclasses.replace: it calls __init__, which may take other arguments than the fields.
+        moved = copy.copy(batch)
+        for each in fields(batch):
+            object.__setattr__(moved, each.name, _to_device(getattr(batch, each.name), device, dtype))
+        return moved
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_to_device(value, device, dtype) for value in batch))
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return type(batch)(_to_device(value, device, dtype) for value in batch)  # type: ignore[call-arg]
+    return batch
