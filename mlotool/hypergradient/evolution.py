@@ -13,11 +13,9 @@ from mlotool.core.replay import RandomState
 from mlotool.hypergradient.functional_steps import simulate, step_gradients
 from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.vector import add, leaves, unflatten
-from mlotool.problem.interface import LowerView, Particle, Vector
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.trajectory import on_device
-from mlotool.problem.zeroth_order import AbstractZerothOrder
 
 End = tuple[tuple[Tensor, ...], tuple[State, ...]]
 """The parameters and optimizer state that a rollout came to."""

@@ -13,11 +13,10 @@ from mlotool.core.not_differentiable import explained
 from mlotool.core.replay import RandomState
 from mlotool.core.twice_differentiable import twice_differentiable
 from mlotool.hypergradient.vector import leaves
-from mlotool.problem.interface import LowerView, Vector
-from mlotool.problem.mean_gradient import mean_gradient
+from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import State
+from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
-from mlotool.problem.unroll import Unroll
 
 
 def simulate(

@@ -61,7 +61,7 @@ def start_for(problem: LowerProblem, vector: Vector) -> list[Tensor] | None:
 
     Example:
         >>> import torch
-        >>> from mlotool.problem.memory import Memory
+        >>> from mlotool.problem.interface import Memory
         >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
         >>> keep_start(problem, [torch.ones(2)])
         >>> start_for(problem, [torch.zeros(2)]), start_for(problem, [torch.zeros(3)])
@@ -78,7 +78,7 @@ def keep_start(problem: LowerProblem, solution: Vector) -> None:
 
     Example:
         >>> import torch
-        >>> from mlotool.problem.memory import Memory
+        >>> from mlotool.problem.interface import Memory
         >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
         >>> keep_start(problem, [torch.ones(2)])
         >>> problem.memory.value.starts

@@ -22,9 +22,8 @@ from torch.utils._pytree import tree_leaves
 from mlotool.core.slots import Slots
 from mlotool.hypergradient.functional_steps import batch_gradient
 from mlotool.hypergradient.vector import leaves
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.trajectory import StepRecord
-from mlotool.problem.unroll import Unroll
 
 _log = logging.getLogger("mlotool")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
 from mlotool.hypergradient.solvers.base import NOT_FINITE
 from mlotool.hypergradient.solvers.progress import ended_with
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import Memory
 
 
 def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object], result: SolveResult) -> None:

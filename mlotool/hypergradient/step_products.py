@@ -13,9 +13,8 @@ from mlotool.core.not_differentiable import explained
 from mlotool.hypergradient.forward_over_reverse import moving_gradient
 from mlotool.hypergradient.functional_steps import step_gradients
 from mlotool.hypergradient.vector import leaves
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.trajectory import StepRecord
-from mlotool.problem.unroll import Unroll
 
 Cotangents = Sequence[Tensor | None]
 """One for each tensor; None is zero, of which nothing is allocated."""

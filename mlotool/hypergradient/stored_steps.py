@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from mlotool.hypergradient.step_products import RecordedStep
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.step_store import AbstractStepStore, middle
 from mlotool.problem.trajectory import StepRecord
-from mlotool.problem.unroll import Unroll
 
 Point = tuple[Vector, Sequence[State]]
 """Parameters and optimizer state before a step."""

@@ -21,11 +21,9 @@ from mlotool.hypergradient.step_products import (
 )
 from mlotool.hypergradient.stored_steps import StoredSteps
 from mlotool.hypergradient.unrolled_pass import ReversePass
-from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
-from mlotool.problem.mean_gradient import mean_gradient
-from mlotool.problem.pullback import Connected
+from mlotool.problem.interface import AbstractHypergradient, Connected, LowerView, Unroll, Vector
+from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.step_store import AbstractStepStore, KeepAll
-from mlotool.problem.unroll import Unroll
 
 
 @dataclass(frozen=True)

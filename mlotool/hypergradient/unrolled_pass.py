@@ -11,10 +11,9 @@ from mlotool.hypergradient.functional_steps import step_gradients
 from mlotool.hypergradient.step_products import AbstractStepProduct, Cotangents, RecordedStep, plus
 from mlotool.hypergradient.stored_steps import StoredSteps
 from mlotool.hypergradient.vector import leaves, vector_jacobian
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
 from mlotool.problem.trajectory import StepRecord
-from mlotool.problem.unroll import Unroll
 
 
 @dataclass
@@ -38,7 +37,7 @@ class ReversePass:
         >>> from mlotool.hypergradient.step_products import ReverseStepProduct
         >>> from mlotool.problem.interface import LowerProblem
         >>> from mlotool.problem.step_store import KeepAll
-        >>> from mlotool.problem.optimizers.derivative import StepArguments, pull_back
+        >>> from mlotool.problem.optimizers.rule import StepArguments, pull_back
         >>> from mlotool.problem.optimizers.sgd import SGD_RULE
         >>> loss = lambda theta, inputs, batch, lower: (theta[0].square() * inputs[0]).sum() / 2
         >>> rates = (dict(torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults),)
@@ -135,7 +134,7 @@ class ReversePass:
     ) -> tuple[StepCotangents, Cotangents]:
         """Return the cotangents of what an update starts from, and of the inputs that shape its settings.
 
-        The lists of the given cotangents are taken over, as by `mlotool.problem.optimizers.derivative.pull_back`.
+        The lists of the given cotangents are taken over, as by `mlotool.problem.optimizers.rule.pull_back`.
         """
         if self.unroll.step_pullback is not None:
             found = self.unroll.step_pullback(

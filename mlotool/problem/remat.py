@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.rematerialized_module import RematerializedModule
 from mlotool.core.suggest import did_you_mean
 
 AUTO = "auto"
-_MAX_NAMES = 12
 
 _log = logging.getLogger("mlotool")
 
@@ -30,7 +30,7 @@ def rematerialize(problem: str, module: nn.Module, setting: str | Sequence[str])
     """
     blocks = blocks_of(problem, module, setting)
     if setting == AUTO:
-        _log.info("problems.%s.remat: auto found %s.", problem, _described(blocks))
+        _log.info("problems.%s.remat: auto found %s.", problem, ", ".join(blocks))
     return RematerializedModule(module, list(blocks.values()))
 
 
@@ -83,7 +83,7 @@ def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, n
     for path, each in found.items():
         if not _has_forward(each):
             raise ConfigError(
-                f"{key}: found {pattern!r}, which matches '{path}', {_article(type(each).__name__)} that is never "
+                f"{key}: found {pattern!r}, which matches '{path}', a {type(each).__name__} that is never "
                 f"called itself; expected modules that are. Write '{path}.*' for those inside it."
             )
         yield path, each
@@ -92,14 +92,12 @@ def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, n
 def _of_nothing(key: str, module: nn.Module, pattern: str, submodules: Mapping[str, nn.Module]) -> str:
     parameter = next((path for path, _ in module.named_parameters() if _matches(path, pattern)), None)
     if parameter is not None:
-        owner = parameter.rpartition(".")[0]
-        advice = f"Write '{owner}', the module that has it." if owner else "Write the path of a submodule."
+        advice = f"Write the module that has it: '{parameter.rpartition('.')[0]}'."
         return f"{key}: found {pattern!r}, which matches the parameter '{parameter}'; expected blocks. {advice}"
     paths = [path for path in submodules if path]
     numbered = [".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths]
     hint = did_you_mean(pattern, dict.fromkeys([AUTO, *numbered, *paths]))
-    names = [name for name, _ in module.named_children()]
-    children = ", ".join([*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]) or "none"
+    children = shown([name for name, _ in module.named_children()])
     return (
         f"{key}: found {pattern!r}, which matches no submodule of {type(module).__name__}; expected paths of "
         f"submodules, in which * is any text within one name (its children: {children}).{hint} Correct the path, or "
@@ -143,19 +141,5 @@ def _has_forward(module: nn.Module) -> bool:
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
-def _described(blocks: Mapping[str, nn.Module]) -> str:
-    """Return `blocks.0 to blocks.7 (8 of Block)`, for each class in each list of blocks."""
-    runs: dict[tuple[str, str], list[str]] = {}
-    for path, block in blocks.items():
-        runs.setdefault((path.rpartition(".")[0], type(block).__name__), []).append(path)
-    ends = {key: paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}" for key, paths in runs.items()}
-    return ", ".join(f"{ends[key]} ({len(paths)} of {key[1]})" for key, paths in runs.items())
-
-
 def _example(module: nn.Module) -> str:
-    names = [name for name, each in module.named_children() if any(True for _ in each.children())]
-    return f"{names[0]}.*" if names else next((name for name, _ in module.named_children()), "blocks.*")
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return next((f"{name}.*" for name, child in module.named_children() if any(True for _ in child.children())), "0")

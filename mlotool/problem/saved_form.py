@@ -24,9 +24,9 @@ from mlotool.core.form import (
     check_tensor,
     check_tensors,
 )
+from mlotool.problem.arguments import check_module_state
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import COUNTER
-from mlotool.problem.usable import check_module_state
 
 if TYPE_CHECKING:
     from mlotool.problem.problem import Problem

@@ -43,7 +43,7 @@ def learned_hyperparameters(
     for key, name in problem.settings.optimizer_roles.items():
         number = engine.numbers[name]
         try:
-            value = engine.problems[number].player.pure(values[number], None)()
+            value = engine.problems[number].pure(values[number], None)()
         except TypeError as error:
             raise ConfigError(
                 f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "

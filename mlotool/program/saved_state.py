@@ -8,9 +8,9 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.form import ADVICE
 from mlotool.core.plain_state import Plain, check_plain
+from mlotool.problem.arguments import check_saving
 from mlotool.problem.problem import Problem
 from mlotool.problem.saved_form import check_whole
-from mlotool.problem.usable import check_saving
 from mlotool.program.memories import Memories
 
 

@@ -10,24 +10,24 @@ from torch import Tensor
 
 from mlotool.core.precision import full_precision
 from mlotool.core.tangents import any_has_tangent
-from mlotool.problem.batch_share import Share
+from mlotool.problem.batches import Share
 from mlotool.problem.interface import (
     AbstractHypergradient,
+    AbstractZerothOrder,
+    Connected,
     Eliminated,
     LowerProblem,
     LowerView,
     Particle,
+    Pullback,
+    Unroll,
     Vector,
 )
 from mlotool.problem.optimizers.registry import RULES, find_rule
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.problem import Problem
-from mlotool.problem.pullback import Connected, Pullback
-from mlotool.problem.same_batch import SameBatch
-from mlotool.problem.stream import Stream
+from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
-from mlotool.problem.unroll import Unroll
-from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.learned_hyperparameters import learned_hyperparameters, start_of
 from mlotool.program.loss_plan import Tensors, Values

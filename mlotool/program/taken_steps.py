@@ -7,8 +7,7 @@ from torch import Tensor
 
 from mlotool.core.replay import RandomState
 from mlotool.problem.optimizers.rule import Hyperparameters
-from mlotool.problem.same_batch import SameBatch
-from mlotool.problem.stream import Stream
+from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, StepRecord
 
 Place = tuple[str, int | None]

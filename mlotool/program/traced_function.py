@@ -12,8 +12,8 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.traceable_functions import TraceableFunctions
 from mlotool.core.tracing import Course, tracing
-from mlotool.problem.mean_gradient import averaged
 from mlotool.problem.problem import Problem
+from mlotool.problem.rank_mean import averaged
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.moment import Moment

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlotool.core.described import described
-from mlotool.problem.batch_share import Share
+from mlotool.problem.batches import Share
 from mlotool.program import Problem, Stream
 from mlotool.spaces.shared.shared_space import SharedSpace
 

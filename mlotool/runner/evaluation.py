@@ -15,7 +15,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call, noted
-from mlotool.problem.batch_fetcher import BatchFetcher
+from mlotool.problem.batches import BatchFetcher
 from mlotool.runner.function_metric import FunctionMetric, MetricFunction
 from mlotool.runner.recalibration import Recalibration
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.layerparallel.partition import Inputs
-from mlotool.problem.batch_share import bounds
+from mlotool.problem.batches import bounds
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.distributed.collectives import Ranks
-from mlotool.distributed.mesh import stages_and_parts
+from mlotool.distributed.collectives import Ranks, stages_and_parts
 from mlotool.distributed.point_to_point import Messages
 
 T = TypeVar("T")

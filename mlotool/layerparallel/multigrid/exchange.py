@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.distributed.collectives import Ranks
-from mlotool.distributed.mesh import all_ranks
+from mlotool.distributed.collectives import Ranks, all_ranks
 from mlotool.distributed.point_to_point import hand_on
 from mlotool.layerparallel.multigrid.grids import Grid
 

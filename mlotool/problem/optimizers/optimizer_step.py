@@ -15,16 +15,14 @@ from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.gradient import values_of
 from mlotool.core.user_code import Call, note
-from mlotool.problem.arguments import check_scheduler, made
+from mlotool.problem.arguments import check_scheduler, check_used, is_lazy, made, needs_closure
 from mlotool.problem.loss_scale import LossScale
-from mlotool.problem.optimizers.derivative import StepArguments, pull_back
 from mlotool.problem.optimizers.fused_step import FusedStep, KernelGroup, KernelStep, aligned, prefer_fused_kernels
 from mlotool.problem.optimizers.registry import find_rule
-from mlotool.problem.optimizers.rule import Hyperparameters, State, StepCotangents, safe_sqrt
+from mlotool.problem.optimizers.rule import Hyperparameters, State, StepArguments, StepCotangents, pull_back, safe_sqrt
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import Shards
 from mlotool.problem.trajectory import copied
-from mlotool.problem.usable import check_used, is_lazy, needs_closure
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -225,7 +223,7 @@ class OptimizerStep:
     ) -> StepCotangents:
         """Return the derivative of a pure step, transposed, times cotangents of what it returns.
 
-        Arguments as for `pure`, and the cotangents as for `mlotool.problem.optimizers.derivative.pull_back`.
+        Arguments as for `pure`, and the cotangents as for `mlotool.problem.optimizers.rule.pull_back`.
         """
         clip = None if self._settings.gradient_clip_norm is None else self.clip
         rule = find_rule(self._name, self._optimizer)

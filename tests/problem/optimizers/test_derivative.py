@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
 
-from mlotool.problem.optimizers import derivative
 from mlotool.problem.optimizers.adam import ADAM_RULE
-from mlotool.problem.optimizers.derivative import StepArguments, pull_back
 from mlotool.problem.optimizers.optimizer_step import clipped
 from mlotool.problem.optimizers.registry import RULES
-from mlotool.problem.optimizers.rule import AlikeSteps, OptimizerRule, State, StepCotangents
+from mlotool.problem.optimizers.rule import AlikeSteps, OptimizerRule, State, StepArguments, StepCotangents, pull_back
 from mlotool.problem.optimizers.sgd import SGD_RULE
 
 SHAPES = ((3, 2), (4,), ())
@@ -103,7 +101,7 @@ def of_new_state(step: StepArguments) -> list[dict[str, Tensor]]:
 def test_every_setting(
     monkeypatch: pytest.MonkeyPatch, rule: OptimizerRule, settings: dict[str, Any], number: int
 ) -> None:
-    monkeypatch.setattr(derivative, "_by_autograd", None)
+    monkeypatch.setattr(rule, "_by_autograd", None)
     step = StepArguments(rule, vectors(0), vectors(10), state_of(rule, settings, number, 20), [settings] * 3)
     check(step, vectors(30), [{} for _ in SHAPES])
     check(step, vectors(30), of_new_state(step))
@@ -121,8 +119,8 @@ def test_a_large_model_is_taken_in_parts(
         assert rule.derivative is not None
         return rule.derivative(steps)
 
-    monkeypatch.setattr(derivative, "SMALLEST_CHUNK", 1)
-    monkeypatch.setattr(derivative, "MOST_CHUNKS", most_chunks)
+    monkeypatch.setattr(rule, "SMALLEST_CHUNK", 1)
+    monkeypatch.setattr(rule, "MOST_CHUNKS", most_chunks)
     step = StepArguments(
         replace(rule, derivative=counted), vectors(0), vectors(10), state_of(rule, settings, 3, 20), [settings] * 3
     )
