@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.rematerialized_module import RematerializedModule
 from mlotool.core.suggest import did_you_mean
@@ -30,7 +29,7 @@ def rematerialize(problem: str, module: nn.Module, setting: str | Sequence[str])
     """
     blocks = blocks_of(problem, module, setting)
     if setting == AUTO:
-        _log.info("problems.%s.remat: auto found %s.", problem, ", ".join(blocks))
+        _log.info("problems.%s.remat: auto found %s.", problem, _described(blocks))
     return RematerializedModule(module, list(blocks.values()))
 
 
@@ -56,9 +55,8 @@ def blocks_of(problem: str, module: nn.Module, setting: str | Sequence[str]) -> 
         found = dict(_repeated(module, ""))
         if not found:
             raise ConfigError(
-                f"{key}: found auto, but {type(module).__name__} has no repeated blocks; expected modules with layers "
-                "inside, in an nn.ModuleList, or several of one class in an nn.Sequential. Write paths of submodules "
-                f"in its place, such as {key}=['{_example(module)}'], or leave remat out."
+                f"{key}: found auto, but {type(module).__name__} has no repeated blocks; expected them in an "
+                f"nn.ModuleList or nn.Sequential. Write paths of submodules, such as {key}=['{_example(module)}']."
             )
     else:
         patterns = [setting] if isinstance(setting, str) else setting
@@ -73,8 +71,8 @@ def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, n
     """Yield the blocks that one pattern matches."""
     if pattern in ("", "."):
         raise ConfigError(
-            f"{key}: found {pattern!r}, which is the whole module; expected blocks of it, since the whole, evaluated "
-            f"again, would hold as much as before. Write paths of submodules, such as {key}=['{_example(module)}']."
+            f"{key}: found {pattern!r}, which is the whole module; expected blocks of it. Write paths of submodules, "
+            f"such as {key}=['{_example(module)}']."
         )
     submodules = dict(module.named_modules(remove_duplicate=False))
     found = {path: each for path, each in submodules.items() if path and _matches(path, pattern)}
@@ -92,12 +90,12 @@ def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, n
 def _of_nothing(key: str, module: nn.Module, pattern: str, submodules: Mapping[str, nn.Module]) -> str:
     parameter = next((path for path, _ in module.named_parameters() if _matches(path, pattern)), None)
     if parameter is not None:
-        advice = f"Write the module that has it: '{parameter.rpartition('.')[0]}'."
+        advice = f"Write '{parameter.rpartition('.')[0]}', the module that has it."
         return f"{key}: found {pattern!r}, which matches the parameter '{parameter}'; expected blocks. {advice}"
     paths = [path for path in submodules if path]
     numbered = [".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths]
     hint = did_you_mean(pattern, dict.fromkeys([AUTO, *numbered, *paths]))
-    children = shown([name for name, _ in module.named_children()])
+    children = ", ".join([name for name, _ in module.named_children()][:12])
     return (
         f"{key}: found {pattern!r}, which matches no submodule of {type(module).__name__}; expected paths of "
         f"submodules, in which * is any text within one name (its children: {children}).{hint} Correct the path, or "
@@ -139,6 +137,15 @@ def _is_block(module: nn.Module) -> bool:
 def _has_forward(module: nn.Module) -> bool:
     # ModuleList and ModuleDict have none; subclasses of them may.
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
+
+
+def _described(blocks: Mapping[str, nn.Module]) -> str:
+    """Return `blocks.0 to blocks.7 (8 of Block)`, for each class in each list of blocks."""
+    runs: dict[tuple[str, str], list[str]] = {}
+    for path, block in blocks.items():
+        runs.setdefault((path.rpartition(".")[0], type(block).__name__), []).append(path)
+    ends = {key: " to ".join(dict.fromkeys((paths[0], paths[-1]))) for key, paths in runs.items()}
+    return ", ".join(f"{ends[key]} ({len(paths)} of {key[1]})" for key, paths in runs.items())
 
 
 def _example(module: nn.Module) -> str:

@@ -12,7 +12,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_
 
 from mlotool.config.sample_limit import limited
 from mlotool.config.user_data import NamedSamples
-from mlotool.problem.batches import draws_nothing
+from mlotool.core.errors import ConfigError
+from mlotool.problem.batches import BatchFetcher, draws_nothing
 from mlotool.program import Stream
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.gradient import values_of
 from mlotool.core.user_code import Call, note
@@ -349,9 +350,8 @@ class OptimizerStep:
     def _fault(self, optimizer: Optimizer) -> RunError | None:
         """Return what is wrong where a step of torch's has failed; None of what is not known."""
         key, name = f"problems.{self._name}.optimizer", type(optimizer).__name__
-        if type(optimizer) is SparseAdam and any(
-            each.grad is not None and not each.grad.is_sparse for each in self._parameters
-        ):
+        slopes = [each.grad for each in self._parameters if each.grad is not None]
+        if type(optimizer) is SparseAdam and not all(slope.is_sparse for slope in slopes):
             return RunError(
                 f"{key}: found {name} with a dense gradient; expected a problem on one rank with nothing but "
                 "nn.Embedding(sparse=True), whose gradient passes through no solution. Write optimizer: adam."
@@ -360,7 +360,7 @@ class OptimizerStep:
         if on_cpu and any(group.get("capturable") for group in optimizer.param_groups):
             return RunError(
                 f"{key}.capturable: found true for {name} with parameters on the CPU; expected false there. Leave it "
-                "out, or choose a GPU: runner.accelerator=gpu."
+                "out, or write runner.accelerator=gpu."
             )
         return None
 
@@ -403,15 +403,13 @@ def optimizer_step(
     """
     key = f"problems.{name}"
     for user, is_set in (("a scheduler", scheduler is not None), ("reset_to", settings.reset_to is not None)):
-        _require(optimizer is not None or not is_set, f"{key}.optimizer", None, f"an optimizer, since {user} is set")
-    built: Optimizer | None
-    if optimizer is None or isinstance(optimizer, Optimizer):
-        built = optimizer
-    else:
-        parameters, expected = theta.values(), "a torch optimizer"
-        built = made(f"{key}.optimizer", optimizer, parameters, lambda each: isinstance(each, Optimizer), expected)
-    _check_held(name, built, theta)
-    _check_groups(name, built)
+        expected = f"an optimizer, since {user} is set"
+        require(optimizer is not None or not is_set, f"{key}.optimizer", None, expected)
+    built = optimizer if isinstance(optimizer, Optimizer) else None
+    if optimizer is not None and built is None:
+        is_right, expected = (lambda value: isinstance(value, Optimizer)), "a torch optimizer"
+        built = made(f"{key}.optimizer", optimizer, theta.values(), is_right, expected)
+    _check_optimizer(f"{key}.optimizer", built, theta)
     found = None
     if scheduler is not None:
         expected = "a scheduler"
@@ -422,37 +420,25 @@ def optimizer_step(
         group = built.param_groups[0].items()
         known = [each for each, value in group if isinstance(value, int | float) and not isinstance(value, bool)]
         for each in settings.optimizer_roles:
-            _require(each in known, f"{key}.optimizer.{each}", "a problem", f"one of {', '.join(known)}")
+            require(each in known, f"{key}.optimizer.{each}", "a problem", f"one of {', '.join(known)}")
     return OptimizerStep(name, built, found, settings)
 
 
-def _check_held(name: str, optimizer: Optimizer | None, theta: Mapping[str, Tensor]) -> None:
-    """Refuse an optimizer that was built on other parameters: it would step them, or nothing."""
-    if optimizer is None:
-        return
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    missing = [key for key, tensor in theta.items() if id(tensor) not in held]
-    if missing:
-        raise ConfigError(
-            f"problems.{name}.optimizer: it does not hold the parameter '{missing[0]}' of the module; expected all of "
-            "them (tasks replace them). Pass a callable: optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
-        )
-
-
-def _check_groups(name: str, optimizer: Optimizer | None) -> None:
-    """Refuse a step that torch would take as a part of a graph: it fails at parameters."""
+def _check_optimizer(key: str, optimizer: Optimizer | None, theta: Mapping[str, Tensor]) -> None:
+    """Refuse an optimizer of other parameters, which would step them, or nothing, and one whose steps are a graph."""
     groups = () if optimizer is None else optimizer.param_groups
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    missing = next((name for name, tensor in theta.items() if groups and id(tensor) not in held), None)
+    if missing is not None:
+        raise ConfigError(
+            f"{key}: it does not hold the parameter '{missing}' of the module; expected all of them (tasks replace "
+            "them). Pass a callable: optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
+        )
     if any(group.get("differentiable") for group in groups):
         raise ConfigError(
-            f"problems.{name}.optimizer.differentiable: found true; expected false, since a step changes parameters in "
-            "place, which no graph can hold. Leave it out: hypergradient: unrolled differentiates steps of SGD, Adam "
-            "and AdamW by itself."
+            f"{key}.differentiable: found true; expected false, since a step changes parameters in place. Leave it "
+            "out: hypergradient: unrolled differentiates steps of SGD, Adam and AdamW by itself."
         )
-
-
-def _require(condition: bool, key: str, value: object, expected: str) -> None:
-    if not condition:
-        raise ConfigError(f"{key}: found {value!r}; expected {expected}. Correct {key}.")
 
 
 def clipped(
