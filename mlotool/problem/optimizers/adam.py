@@ -105,15 +105,8 @@ def _kept(steps: AlikeSteps, name: str) -> list[Tensor]:
 
 def _kernel(group: Hyperparameters) -> tuple[FusedKernel, dict[str, Any]]:
     beta1, beta2 = group["betas"]
-    return _ADAMW if group.get("decoupled_weight_decay") else _ADAM, {
-        "amsgrad": group["amsgrad"],
-        "lr": group["lr"],
-        "beta1": beta1,
-        "beta2": beta2,
-        "weight_decay": group["weight_decay"],
-        "eps": group["eps"],
-        "maximize": group["maximize"],
-    }
+    settings = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+    return _ADAMW if group.get("decoupled_weight_decay") else _ADAM, {**settings, "beta1": beta1, "beta2": beta2}
 
 
 ADAM_RULE = OptimizerRule(

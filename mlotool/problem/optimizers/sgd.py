@@ -20,6 +20,7 @@ from mlotool.problem.optimizers.rule import (
 )
 
 _KERNEL = FusedKernel("_fused_sgd")
+_SETTINGS = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
 
 
 def _update(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hyperparameters) -> tuple[Tensor, State]:
@@ -60,20 +61,12 @@ def _derivative(steps: AlikeSteps) -> StepCotangents:
 
 
 def _kernel(group: Hyperparameters) -> tuple[FusedKernel, dict[str, Any]]:
-    return _KERNEL, {
-        "weight_decay": group["weight_decay"],
-        "momentum": group["momentum"],
-        "lr": group["lr"],
-        "dampening": group["dampening"],
-        "nesterov": group["nesterov"],
-        "maximize": group["maximize"],
-        "is_first_step": False,
-    }
+    return _KERNEL, {**{name: group[name] for name in _SETTINGS}, "is_first_step": False}
 
 
 SGD_RULE = OptimizerRule(
     _update,
-    ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize"),
+    _SETTINGS,
     {"momentum_buffer": "momentum"},
     _derivative,
     (_KERNEL,),
