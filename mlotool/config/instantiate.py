@@ -27,8 +27,7 @@ from mlotool.core.user_code import (
 
 Node = Mapping[str, Any]
 
-# Optimizers with a fused kernel on the CPU and on CUDA, and the settings that ask for another one.
-_FUSED = ("torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW")
+# Settings of an optimizer that ask for another kernel than the fused one.
 _OTHER_KERNELS = ("foreach", "differentiable", "capturable")
 
 
@@ -96,7 +95,10 @@ def optimizer_factory(
 
 def _can_fuse(node: Node, params: Iterable[Any]) -> bool:
     """Say whether torch can update all parameters in one kernel: less than half of the time of a small step."""
-    is_free = node["_target_"] in _FUSED and not any(node.get(name) for name in _OTHER_KERNELS)
+    from mlotool.problem.optimizers.registry import RULES
+
+    with_kernels = [f"torch.optim.{kind.__name__}" for kind, rule in RULES.items() if rule.kernels]
+    is_free = node["_target_"] in with_kernels and not any(node.get(name) for name in _OTHER_KERNELS)
     return is_free and all(each.is_floating_point() and each.device.type in ("cpu", "cuda") for each in params)
 
 

@@ -57,7 +57,7 @@ def split_of(key: str, data: Any, name: str) -> Any:
         ConfigError: there is no such split, it is no map-style data set, or empty.
     """
     # Imported here: it needs torch.
-    from mlotool.problem.samples import is_columns
+    from mlotool.problem.batches import is_columns
 
     if name not in data.splits:
         raise ConfigError(

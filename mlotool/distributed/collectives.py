@@ -1,14 +1,120 @@
 """What all processes of a group do together: means, sums, broadcasts, gathers, agreement."""
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlotool.distributed.buckets import begin_exchange
-from mlotool.distributed.lost_rank import naming_the_lost
+from mlotool.core.errors import MlotoolError, RunError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+_SIGNS = re.compile(r"connect|peer|socket|broken pipe|remote process|timed? ?out", re.IGNORECASE)
+"""What gloo, NCCL and the store of torch.distributed say of a process that no longer answers."""
+
+
+class naming_the_lost:  # noqa: N801 - a context; one of `contextlib` costs more than what it watches
+    """Turns what torch says of a process that is gone into what a user can do.
+
+    Args:
+        word: what the processes have: "rank" or "stage".
+        own: the number of this one.
+        other: of the one that it waits for; None where it waits for all. Then only an error that speaks of a
+            connection is taken for a lost process.
+
+    Example:
+        >>> with naming_the_lost("stage", 0, 1):
+        ...     raise RuntimeError("Connection closed by peer. More of it")
+        Traceback (most recent call last):
+            ...
+        mlotool.core.errors.RunError: Stage 0 has lost the process of stage 1 (Connection closed by peer); expected ...
+    """
+
+    def __init__(self, word: str, own: int, other: int | None = None) -> None:
+        self._word, self._own, self._other = word, own, other
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, RuntimeError) or isinstance(error, MlotoolError):
+            return
+        if self._other is None and not _SIGNS.search(str(error)):
+            return
+        other = f"another {self._word}" if self._other is None else f"{self._word} {self._other}"
+        raise RunError(
+            f"{self._word.capitalize()} {self._own} has lost the process of {other} "
+            f"({str(error).split('. ')[0]}); expected it to stay until the run ends. Look at what that process "
+            "has said, and go on with resume=auto."
+        ) from error
+
+
+BUCKET_BYTES = 25 * 2**20
+"""What one all-reduce carries; the next bucket is packed while it is under way."""
+
+
+def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the positions of the tensors that travel together: of one dtype and device, in order.
+
+    Example:
+        >>> buckets([torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(())])
+        [[0, 2], [1]]
+    """
+    open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+    closed: list[list[int]] = []
+    for number, tensor in enumerate(tensors):
+        kind = tensor.dtype, tensor.device
+        numbers, filled = open_buckets.get(kind, ([], 0))
+        size = tensor.numel() * tensor.element_size()
+        if numbers and filled + size > BUCKET_BYTES:
+            closed.append(numbers)
+            numbers, filled = [], 0
+        open_buckets[kind] = [*numbers, number], filled + size
+    return closed + [numbers for numbers, _ in open_buckets.values()]
+
+
+def begin_exchange(
+    tensors: Sequence[Tensor],
+    begin: Callable[[Tensor], Callable[[], object]],
+) -> Callable[[], list[Tensor]]:
+    """Begin an exchange that works in place on 1-D tensors; `tensors` themselves stay as they are.
+
+    Args:
+        tensors: of any shapes.
+        begin: begins the exchange of a flat tensor, and returns what waits for its end.
+
+    Returns:
+        What waits for all of it, and returns tensors of the same shapes, in order: views of the buckets.
+
+    Example:
+        >>> def doubled(flat):
+        ...     flat.mul_(2)
+        ...     return lambda: None
+        >>> begin_exchange([torch.ones(2), torch.ones(1, 1)], doubled)()
+        [tensor([2., 2.]), tensor([[2.]])]
+    """
+    waiting = []
+    for numbers in buckets(tensors):
+        flat = torch.cat([tensors[number].detach().reshape(-1) for number in numbers])
+        waiting.append((numbers, flat, begin(flat)))
+
+    def finish() -> list[Tensor]:
+        found = list(tensors)
+        for numbers, flat, wait in waiting:
+            wait()
+            start = 0
+            for number in numbers:
+                like = tensors[number]
+                found[number] = flat[start : start + like.numel()].view(like.shape)
+                start += like.numel()
+        return found
+
+    return finish
+
 
 T = TypeVar("T")
 
@@ -193,3 +299,60 @@ class Ranks:
 
     def _naming_the_lost(self) -> naming_the_lost:
         return naming_the_lost(self.word, self.rank)
+
+
+def all_ranks() -> Ranks:
+    """Return all processes of the run; this one alone where it has joined no others.
+
+    Example:
+        >>> all_ranks().size
+        1
+    """
+    is_joined = dist.is_available() and dist.is_initialized()
+    return Ranks(dist.get_rank(), dist.get_world_size()) if is_joined else Ranks()
+
+
+def stages_and_parts(rank: int, num_ranks: int, num_stages: int) -> tuple[Ranks, Ranks]:
+    """Divide all processes by `rank = part * num_stages + stage`; every process of the run must call it.
+
+    Args:
+        rank: number of this process among all.
+        num_ranks: number of all processes; a multiple of `num_stages`.
+        num_stages: K.
+
+    Returns:
+        Two groups that this process is in: the K processes that have the stages of its part of the batch, and the
+        `num_ranks / K` processes that have its stage, one for each part of the batch.
+
+    Example:
+        >>> stages, parts = stages_and_parts(rank=1, num_ranks=2, num_stages=2)
+        >>> (stages.rank, stages.size), (parts.rank, parts.size)
+        ((1, 2), (0, 1))
+    """
+    part, stage = divmod(rank, num_stages)
+    num_parts = num_ranks // num_stages
+    if num_parts == 1:
+        return Ranks(stage, num_stages, word="stage"), Ranks()
+    # All processes have to make all groups, in one order.
+    of_parts = [dist.new_group(list(range(each * num_stages, (each + 1) * num_stages))) for each in range(num_parts)]
+    of_stages = [dist.new_group(list(range(each, num_ranks, num_stages))) for each in range(num_stages)]
+    return Ranks(stage, num_stages, of_parts[part], "stage"), Ranks(part, num_parts, of_stages[stage])
+
+
+def row_of(ranks: Ranks, device: torch.device) -> "DeviceMesh":
+    """Return all processes of a run as a one-dimensional device mesh, for sharded tensors; every process must call it.
+
+    Args:
+        ranks: all processes of the run, which have joined a process group.
+        device: of the tensors.
+
+    Example:
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> row_of(all_ranks(), torch.device("cpu")).shape
+        (1,)
+        >>> dist.destroy_process_group()
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device.type, (ranks.size,))

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mlotool.distributed.collectives import Ranks
-from mlotool.distributed.lost_rank import naming_the_lost
+from mlotool.distributed.collectives import Ranks, naming_the_lost
 
 
 class Messages:

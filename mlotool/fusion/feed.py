@@ -9,8 +9,7 @@ from typing import Any
 
 from mlotool.fusion.lane_gather import LaneGather
 from mlotool.fusion.stacking import NotJointError, stacked
-from mlotool.problem.same_batch import SameBatch
-from mlotool.problem.stream import Place, Stream
+from mlotool.problem.stream import Place, SameBatch, Stream
 
 __all__ = ["JointBatch", "JointStream", "NotJointError", "joint_streams"]
 

@@ -10,8 +10,8 @@ from mlotool.fusion.comparison import Moving
 from mlotool.fusion.feed import JointBatch
 from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_gradients import JointBatches
+from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
-from mlotool.problem.update import Hyperparameters
 from mlotool.program import Schedule
 from mlotool.program.prepared_step import PreparedStep
 from mlotool.program.step_result import StepResult

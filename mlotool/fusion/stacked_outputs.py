@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mlotool.fusion.round_function import RoundFunction
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import Memory
 from mlotool.program.backends import Run
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.step_result import StepResult

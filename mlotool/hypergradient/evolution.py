@@ -11,11 +11,9 @@ from mlotool.core.arguments import require, require_fields
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.step_products import simulate, step_gradients
 from mlotool.hypergradient.vector import add, copies, leaves, unflatten
-from mlotool.problem.interface import LowerView, Particle, Vector
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
+from mlotool.problem.optimizers.rule import State
 from mlotool.problem.trajectory import on_device
-from mlotool.problem.update import State
-from mlotool.problem.zeroth_order import AbstractZerothOrder
 
 
 class History(NamedTuple):

@@ -32,8 +32,7 @@ from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.solvers.base import NOT_FINITE
 from mlotool.hypergradient.solvers.systems import ended_with
 from mlotool.hypergradient.vector import aliases, copies, is_finite, vector_jacobian
-from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView, Vector
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView, Memory, Vector
 
 
 class ImplicitState(NamedTuple):

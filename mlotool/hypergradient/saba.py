@@ -11,8 +11,7 @@ from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import add, copies, is_finite, scaled
-from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from mlotool.core.replay import RandomState
 from mlotool.hypergradient.products.forward import moving_gradient
 from mlotool.hypergradient.vector import leaves
 from mlotool.problem.interface import LowerView, Vector
-from mlotool.problem.mean_gradient import mean_gradient
+from mlotool.problem.optimizers.rule import State
+from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.step_store import AbstractStepStore, middle
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
 from mlotool.problem.unroll import Unroll
-from mlotool.problem.update import State
 
 
 def simulate(

@@ -40,14 +40,12 @@ from mlotool.hypergradient.step_products import (
     step_gradients,
 )
 from mlotool.hypergradient.vector import leaves, vector_jacobian
-from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
-from mlotool.problem.mean_gradient import mean_gradient
-from mlotool.problem.pullback import Connected
+from mlotool.problem.interface import AbstractHypergradient, Connected, LowerView, Vector
+from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
+from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.step_store import AbstractStepStore, KeepAll
 from mlotool.problem.trajectory import StepRecord
 from mlotool.problem.unroll import Unroll
-from mlotool.problem.update import State
-from mlotool.problem.update_derivative import COUNTER, StepCotangents
 
 
 @dataclass

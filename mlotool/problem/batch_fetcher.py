@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from mlotool.core.random_stream import own_random
-from mlotool.problem.batch_share import Share, bounds, sliced
+from mlotool.problem.batches import Share, bounds, sliced
 from mlotool.problem.samples import collated, read_batch, read_sample
 
 BatchKey = tuple[int, int, Tensor]

@@ -4,21 +4,135 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import LossTraits
-from mlotool.problem.memory import Memory
-from mlotool.problem.pullback import Connected, Pullback
+from mlotool.problem.optimizers.rule import Hyperparameters, State, StepCotangents
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.step_store import AbstractStepStore, KeepAll
-from mlotool.problem.unroll import Unroll
+from mlotool.problem.trajectory import LowerSnapshots, StepRecord
 
 Vector = Sequence[Tensor]
 """One tensor a parameter: a point or a direction in a problem's parameter space."""
+
+
+class Pullback(Protocol):
+    """The derivative of one solution at one moment, transposed."""
+
+    outputs: tuple[Tensor, ...]
+    """The values of theta*_l."""
+
+    def first_order(
+        self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: list[Tensor]
+    ) -> list[Tensor]:
+        """Return the cotangents of the wanted inputs, without a graph.
+
+        Args:
+            theta: the values of theta*_l.
+            inputs: what it depends on.
+            wanted: which of the inputs want a cotangent.
+            cotangent: of theta*_l, one tensor a parameter; the same on all ranks. What is returned is added to a
+                gradient that is averaged over them as a whole: it may be this rank's part, or the mean already. The
+                list is the pullback's own: it may empty it, so that what it no longer needs is freed.
+        """
+
+    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the same as functions of theta, the inputs and the cotangent."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A solution that autograd itself connects to its inputs.
+
+    Args:
+        outputs: theta*_l, with its graph.
+    """
+
+    outputs: tuple[Tensor, ...]
+
+    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the cotangents of the wanted inputs, by autograd. Arguments as for `Pullback`."""
+        points = [tensor for tensor, flag in zip(inputs, wanted, strict=True) if flag]
+        found = torch.autograd.grad(self.outputs, points, list(cotangent), allow_unused=True)
+        return [torch.zeros_like(x) if each is None else each for x, each in zip(points, found, strict=True)]
+
+
+Step = Callable[
+    [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Hyperparameters], Vector],
+    tuple[list[Tensor], list[State]],
+]
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """Optimizer steps of a lower problem as functions of what shapes them.
+
+    Args:
+        records: the steps that were taken, oldest first; empty where they are to be simulated.
+        has_all: whether the first of the records is the first step of the unroll.
+        batches: by step to simulate, those that its gradient is averaged over.
+        own_loss: `(theta, inputs, batch, lower_snapshots) -> loss` of this rank's part of a batch; the snapshots
+            replace lower problems that have moved on. `hypergradient/functional_steps.py` makes gradients of it that
+            are means over batches and ranks.
+        step: `(theta, gradient, state, hyperparameters, inputs) -> (theta, state)`: a pure step of the problem's
+            optimizer, differentiable in all but the hyperparameters; gradients of unused parameters are None.
+        step_pullback: `(theta, gradient, state, hyperparameters, cotangent, cotangents of the state) -> cotangents`:
+            the derivative of a step, transposed; None where hyperparameters are learned, whose cotangents autograd
+            finds.
+        start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
+        begin: `() -> (theta, state)`: where a simulation begins otherwise.
+        replay: `(theta, gradient, state, hyperparameters, inputs) -> (theta, state)`: a step that was taken, again, to
+            the bit; not differentiable.
+        hyperparameters: `count -> those of the next count steps`, schedules included; one mapping a parameter.
+        num_steps: how many of an unroll's steps are recorded before a problem above steps, at least.
+        is_traced: whether the problem's next steps run as a trace, of which no graph can be kept.
+        modules: those that the loss calls, the problem's own among them.
+    """
+
+    records: tuple[StepRecord, ...]
+    has_all: bool
+    batches: tuple[tuple[Any, ...], ...]
+    own_loss: Callable[[Vector, Vector, Any, LowerSnapshots], Tensor]
+    step: Step
+    step_pullback: (
+        Callable[
+            [
+                Vector,
+                Sequence[Tensor | None],
+                Sequence[State],
+                Sequence[Hyperparameters],
+                list[Tensor],
+                list[dict[str, Tensor]],
+            ],
+            StepCotangents,
+        ]
+        | None
+    )
+    start: Callable[[Vector], Vector] | None
+    begin: Callable[[], tuple[Vector, Sequence[State]]]
+    hyperparameters: Callable[[int], list[tuple[Hyperparameters, ...]]]
+    num_steps: int = 1
+    replay: Step | None = None
+    is_traced: bool = False
+    modules: tuple[nn.Module, ...] = ()
+
+
+@dataclass(slots=True)
+class Memory:
+    """Holds what an algorithm keeps for one problem; there is one for each problem of a program.
+
+    The settings of an algorithm never change, so one object of them may serve several problems and programs. What does
+    change is the value here. An algorithm reads it, computes, and puts a new value in its place; it changes none.
+
+    Args:
+        value: what is kept, as `AbstractHypergradient.initial_state` and `load_state` return it.
+    """
+
+    value: Any = None
 
 
 @dataclass(frozen=True)
@@ -346,3 +460,43 @@ class AbstractHypergradient(ABC):
     def load_state(self, saved: dict[str, Any]) -> Any:
         """Return the state that `state_dict` has saved."""
         return self.initial_state()
+
+
+class AbstractZerothOrder(AbstractHypergradient):
+    """One that estimates the whole gradient of a problem above from values of its loss.
+
+    No node carries it: the program hands it the loss as a function of the upper parameters, in which each solution
+    below is a `rollout`.
+    """
+
+    @abstractmethod
+    def rollout(self, view: LowerView, inputs: Vector) -> tuple[Tensor, ...]:
+        """Return what theta*_l would have been for these inputs, without a graph.
+
+        Args:
+            view: of the problem.
+            inputs: the tensors that theta*_l depends on.
+        """
+
+    @abstractmethod
+    def gradient(
+        self,
+        loss: Callable[[Vector, Particle | None], Tensor],
+        theta: Vector,
+        memory: Memory,
+        *,
+        devices: tuple[torch.device, ...] = (),
+        num_tasks: int | None = None,
+        reader: str = "",
+    ) -> list[Tensor]:
+        """Return an estimate of the gradient of `loss` at `theta`.
+
+        Args:
+            loss: `(theta, particle) -> loss`, a 0-D tensor; with tasks one value a task, which depends on that one's
+                part of theta alone. The particle goes to the rollouts.
+            theta: parameters of a problem above, one tensor each.
+            memory: of a problem below, the same at each gradient of the one above.
+            devices: CUDA devices whose random numbers the loss draws.
+            num_tasks: length of the leading task axis of theta; None without one.
+            reader: the problem above: what is kept from one gradient to the next belongs to it.
+        """

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from mlotool.core.bound_module import BoundModule, Slots, slots_of
 from mlotool.core.errors import ConfigError
-from mlotool.problem.parts import part_of_call, runs_in_part
 from mlotool.problem.rank_mean import RankMean
-from mlotool.problem.shards import Live, Shards, check_rows
+from mlotool.problem.shards import Live, Shards, check_rows, part_of_call, runs_in_part
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -4,39 +4,51 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Unpack
+from itertools import chain
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import BoundModule, Slots, compile_module
-from mlotool.core.errors import ConfigError
+from mlotool.core.bound_module import MOVING_BUFFERS, BoundModule, Slots, compile_module
+from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import autocast
-from mlotool.core.unchanged import deep_copy
-from mlotool.problem.arguments import check_problem
-from mlotool.problem.build_optimizer import OptimizerFactory, optimizer_step
+from mlotool.core.unchanged import SameObjects, deep_copy
+from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.node import ProblemNode
-from mlotool.problem.optimizer_step import Evaluate
+from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, optimizer_step
+from mlotool.problem.optimizers.registry import RULES
+from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.parallel import AbstractParallel
-from mlotool.problem.player import Player, ShardedPlayer, WholePlayer
 from mlotool.problem.remat import rematerialize
 from mlotool.problem.settings import ProblemSettings, SettingsKeywords
-from mlotool.problem.shards import Shards
+from mlotool.problem.shards import PartShards, Shards, gathered
 from mlotool.problem.stream import Stream
 from mlotool.problem.tasks import stack_parameters
-from mlotool.problem.trained import Trained
 from mlotool.problem.trajectory import Streams, Trajectory
-from mlotool.problem.update import Hyperparameters, State
-from mlotool.problem.usable import check_module
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 LossFunction = Callable[..., Tensor | LossOutput]
 
 _NO_CONTEXT = nullcontext()
+_CHANGED = (
+    "problems.{problem}.module: the parameter '{key}' {change}; expected the parameters that required a gradient when "
+    "the problem was made, since its optimizer and what shapes it are made for these. {advice}"
+)
+_FROZEN = "Give a parameter that is to be held still a group of the optimizer, and set that group's lr to 0."
+_ADDED = "Let it require a gradient from the start, in a group of the optimizer whose lr is 0 until then."
+_REPLACED = "Put the module together before the problem is made, or write values into the parameter (copy_)."
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+_VALUES = methodcaller("values")  # Of a dict, or what torch.jit puts in its place.
 
 
 @dataclass(frozen=True)
@@ -298,24 +310,74 @@ class Problem:
         self.own = tuple(self.theta.values())
         self.slots = Slots(self.module, tuple(self.theta))
         self.submodules = tuple(self.module.modules())
-        self._trained = Trained(self.name, self.module, self.theta)
+        self._trained = _Trained(self.name, self.module, self.theta)
         self.optimizer_step.bind(self.module, self.own, self.shards)
-        self.player: Player
-        if self.shards is None:
-            self.player = WholePlayer(
-                self.module, self.own, self.slots, self.compiled or self.rematerialized, self.parallel
-            )
-        else:
-            self.player = ShardedPlayer(self.shards, self.own)
+        # What runs in the module's place, and in its own training steps.
+        self._call: Callable[..., Any] = self.compiled or self.rematerialized or self.module
+        self._step_call: Callable[..., Any] = self.parallel or self._call
 
-    def take_module(self, module: nn.Module, before: Mapping[str, nn.Parameter], shards: Shards | None) -> None:
-        """Go on with other tensors in the place of the parameters; the optimizer's state is empty then.
+    def pure(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
+        """Return the module as a function of its parameters, as a loss sees it; its buffers stay.
 
         Args:
-            module: holds them.
-            before: the parameters until now, by name.
-            shards: their division among ranks; None where they are whole.
+            tensors: one a parameter of theta; None is the current ones, as constants. Of shards, a loss has whole
+                parameters: with a gradient where `tensors` are this rank's own, else constants.
+            training: train or eval mode; None leaves the module's.
         """
+        if self.shards is not None:
+            is_own = tensors is self.own
+            return self.shards.own(training, updates_buffers=False) if is_own else self.shards.constant(training)
+        return BoundModule.in_slots(self.slots, self.current() if tensors is None else tensors, training, self._call)
+
+    def live(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
+        """Return the same for the problem's own training step, in which its buffers move."""
+        if self.shards is not None:
+            return self.shards.own(training, updates_buffers=True)
+        if tensors is None or tensors is self.own:
+            return BoundModule.in_slots(self.slots, None, training, self._step_call)
+        return BoundModule.in_slots(self.slots, tensors, training, self._call, MOVING_BUFFERS)
+
+    def divide(self, mesh: "DeviceMesh") -> None:
+        """Divide the parameters among ranks, which have the same ones; all of them call it.
+
+        Args:
+            mesh: of the ranks.
+        """
+        patterns, key, optimizer = self.settings.shard, f"problems.{self.name}.shard", self.optimizer
+        before = dict(self.module.named_parameters())
+        is_whole = isinstance(patterns, bool)
+        shards = Shards(key, self.module, mesh) if is_whole else PartShards(key, self.module, mesh, patterns)
+        state = None if optimizer is None else optimizer.state_dict()
+        self._take_module(self.module, before, shards)
+        if optimizer is None or state is None:
+            return
+        optimizer.load_state_dict(shards.divided_optimizer(state, optimizer))
+        steps_shards = any(rule.steps_shards for kind, rule in RULES.items() if isinstance(optimizer, kind))
+        for group in optimizer.param_groups:
+            if not is_whole:
+                # Kernels for several tensors take no shards and whole tensors together.
+                group.update({key: False for key in ("fused", "foreach") if key in group})
+            if group.get("fused") and not steps_shards:
+                group.update(fused=False, foreach=True)
+
+    def merge(self, *, is_kept: bool) -> None:
+        """Put the shards together again, on the CPU; all ranks call it, once.
+
+        Args:
+            is_kept: whether this rank goes on with the problem.
+        """
+        assert self.shards is not None
+        before, optimizer = dict(self.module.named_parameters()), self.optimizer
+        state = None if optimizer is None else gathered(optimizer.state_dict(), is_kept=is_kept)
+        module = self.shards.merged(is_kept=is_kept)
+        if module is None:
+            return
+        self._take_module(module, before, None)
+        if optimizer is not None:
+            optimizer.load_state_dict(state)
+
+    def _take_module(self, module: nn.Module, before: Mapping[str, nn.Parameter], shards: Shards | None) -> None:
+        """Go on with the parameters of another module, with an empty state of the optimizer."""
         now = dict(module.named_parameters())
         self.module, self.shards = module, shards
         self.theta = {key: now[key] for key in self.theta}
@@ -345,3 +407,51 @@ def _role(value: str | Mapping[str, str]) -> Role:
     if isinstance(value, str):
         return Role(value)
     return Role(value["problem"], {"train": True, "eval": False, None: None}[value.get("mode")])
+
+
+class _Trained:
+    """Watches the parameters of one problem.
+
+    Args:
+        name: the problem's.
+        module: its module.
+        theta: the parameters that are trained, by name.
+    """
+
+    def __init__(self, name: str, module: nn.Module, theta: Mapping[str, Tensor]) -> None:
+        self._name, self._module, self._theta = name, module, theta
+        places: list[dict[str, Any]] = [each for part in module.modules() for each in (part._parameters, part._modules)]
+        self._places = [each for each in places if each]
+        self._empty = [each for each in places if not each]
+        self._parameters = [*module.parameters()]
+        self._buffers = [each._buffers for each in module.modules() if each._buffers]
+        self._same = SameObjects(self._look)
+
+    def have_moved(self) -> bool:
+        """Say whether submodules, constant parameters or the number of buffers are others than before.
+
+        Raises:
+            RunError: so are the parameters that are trained.
+        """
+        if self._same():
+            return False
+        now = dict(self._module.named_parameters())
+        for key, tensor in self._theta.items():
+            if now.get(key) is not tensor:
+                change = "is another one" if key in now else "is not there any more"
+                raise self._refused(key, f"{change} in the module", _REPLACED)
+            if not tensor.requires_grad:
+                raise self._refused(key, "does not require a gradient any more", _FROZEN)
+        for key, tensor in now.items():
+            if tensor.requires_grad and key not in self._theta:
+                raise self._refused(key, "requires a gradient, which it did not before", _ADDED)
+        return True
+
+    def _look(self) -> Sequence[Any]:
+        parts = chain.from_iterable(map(_VALUES, self._places))
+        buffers = [value is None for each in self._buffers for value in each.values()]
+        # Numbers of few are the same object.
+        return [*parts, *map(_REQUIRES_GRAD, self._parameters), *buffers, *map(len, self._empty)]
+
+    def _refused(self, key: str, change: str, advice: str) -> RunError:
+        return RunError(_CHANGED.format(problem=self._name, key=key, change=change, advice=advice))

@@ -12,7 +12,6 @@ from mlotool.core.messages import did_you_mean
 from mlotool.core.rematerialization import RematerializedModule
 
 AUTO = "auto"
-_MAX_NAMES = 12
 
 _log = logging.getLogger("mlotool")
 
@@ -56,9 +55,8 @@ def blocks_of(problem: str, module: nn.Module, setting: str | Sequence[str]) -> 
         found = dict(_repeated(module, ""))
         if not found:
             raise ConfigError(
-                f"{key}: found auto, but {type(module).__name__} has no repeated blocks; expected modules with layers "
-                "inside, in an nn.ModuleList, or several of one class in an nn.Sequential. Write paths of submodules "
-                f"in its place, such as {key}=['{_example(module)}'], or leave remat out."
+                f"{key}: found auto, but {type(module).__name__} has no repeated blocks; expected them in an "
+                f"nn.ModuleList or nn.Sequential. Write paths of submodules, such as {key}=['{_example(module)}']."
             )
     else:
         patterns = [setting] if isinstance(setting, str) else setting
@@ -73,8 +71,8 @@ def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, n
     """Yield the blocks that one pattern matches."""
     if pattern in ("", "."):
         raise ConfigError(
-            f"{key}: found {pattern!r}, which is the whole module; expected blocks of it, since the whole, evaluated "
-            f"again, would hold as much as before. Write paths of submodules, such as {key}=['{_example(module)}']."
+            f"{key}: found {pattern!r}, which is the whole module; expected blocks of it. Write paths of submodules, "
+            f"such as {key}=['{_example(module)}']."
         )
     submodules = dict(module.named_modules(remove_duplicate=False))
     found = {path: each for path, each in submodules.items() if path and _matches(path, pattern)}
@@ -83,7 +81,7 @@ def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, n
     for path, each in found.items():
         if not _has_forward(each):
             raise ConfigError(
-                f"{key}: found {pattern!r}, which matches '{path}', {_article(type(each).__name__)} that is never "
+                f"{key}: found {pattern!r}, which matches '{path}', a {type(each).__name__} that is never "
                 f"called itself; expected modules that are. Write '{path}.*' for those inside it."
             )
         yield path, each
@@ -92,14 +90,12 @@ def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, n
 def _of_nothing(key: str, module: nn.Module, pattern: str, submodules: Mapping[str, nn.Module]) -> str:
     parameter = next((path for path, _ in module.named_parameters() if _matches(path, pattern)), None)
     if parameter is not None:
-        owner = parameter.rpartition(".")[0]
-        advice = f"Write '{owner}', the module that has it." if owner else "Write the path of a submodule."
+        advice = f"Write '{parameter.rpartition('.')[0]}', the module that has it."
         return f"{key}: found {pattern!r}, which matches the parameter '{parameter}'; expected blocks. {advice}"
     paths = [path for path in submodules if path]
     numbered = [".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths]
     hint = did_you_mean(pattern, dict.fromkeys([AUTO, *numbered, *paths]))
-    names = [name for name, _ in module.named_children()]
-    children = ", ".join([*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]) or "none"
+    children = ", ".join([name for name, _ in module.named_children()][:12])
     return (
         f"{key}: found {pattern!r}, which matches no submodule of {type(module).__name__}; expected paths of "
         f"submodules, in which * is any text within one name (its children: {children}).{hint} Correct the path, or "
@@ -148,14 +144,9 @@ def _described(blocks: Mapping[str, nn.Module]) -> str:
     runs: dict[tuple[str, str], list[str]] = {}
     for path, block in blocks.items():
         runs.setdefault((path.rpartition(".")[0], type(block).__name__), []).append(path)
-    ends = {key: paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}" for key, paths in runs.items()}
+    ends = {key: " to ".join(dict.fromkeys((paths[0], paths[-1]))) for key, paths in runs.items()}
     return ", ".join(f"{ends[key]} ({len(paths)} of {key[1]})" for key, paths in runs.items())
 
 
 def _example(module: nn.Module) -> str:
-    names = [name for name, each in module.named_children() if any(True for _ in each.children())]
-    return f"{names[0]}.*" if names else next((name for name, _ in module.named_children()), "blocks.*")
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return next((f"{name}.*" for name, child in module.named_children() if any(True for _ in child.children())), "0")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.optim import LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, Adafactor, Optimizer
 
 from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import ConfigError
@@ -25,7 +25,9 @@ from mlotool.core.plain_state import (
     check_tensor,
     check_tensors,
 )
-from mlotool.problem.usable import check_module_state
+from mlotool.problem.arguments import check_module_state
+from mlotool.problem.optimizers.registry import RULES
+from mlotool.problem.optimizers.rule import COUNTER
 
 if TYPE_CHECKING:
     from mlotool.problem.problem import Problem
@@ -141,24 +143,25 @@ def check_kept(key: str, kept: Any, parameter: Tensor, group: Mapping[str, Any],
         ConfigError: it is of another form.
     """
     check_mapping(key, kept)
-    names = _vectors(optimizer, group)
+    rule = RULES.get(type(optimizer))
+    names = () if rule is None else rule.vectors
+    # One that counts its steps keeps all or nothing.
+    required = () if rule is None or COUNTER not in rule.state else rule.names(group)
     if not group.get("fused") and (not _is_torchs(optimizer) or isinstance(optimizer, LBFGS | Adafactor)):
         return
     for name, value in kept.items():
         place = f"{key}.{name}"
-        if name == "step" or (isinstance(value, Tensor) and value.dim() == 0 and name not in names):
-            is_count = is_number(value) or (isinstance(value, Tensor) and value.numel() == 1 and value.dim() == 0)
-            is_count = is_count and not isinstance(value, bool) and not _is_complex(value)
-            is_count = is_count and (name != "step" or 0 <= float(value) < MAX_COUNT)
-            require(is_count, place, value, "the count of its steps" if name == "step" else "a number", ADVICE)
-        elif isinstance(value, Tensor) or name in names:
-            # Without a gradient SGD has made none.
-            if not (value is None and type(optimizer) is SGD):
+        is_single = is_number(value) or (isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex())
+        if name == COUNTER:
+            is_right = is_single and 0 <= float(value) < MAX_COUNT
+            require(is_right, place, value, "the count of its steps", ADVICE)
+        elif name in names or (isinstance(value, Tensor) and value.dim() > 0):
+            if value is not None or name in required:
                 check_tensor(place, value, parameter)
         else:
-            require(value is None or is_number(value), place, value, "a tensor or a number", ADVICE)
-    if kept and names and type(optimizer) is not SGD:
-        check_mapping(key, kept, ("step", *names))
+            require(value is None or is_single, place, value, "a tensor or a number", ADVICE)
+    if kept and required:
+        check_mapping(key, kept, required)
 
 
 def _check_scheduler(key: str, saved: Any, scheduler: Any) -> None:
@@ -177,10 +180,10 @@ def _check_scheduler(key: str, saved: Any, scheduler: Any) -> None:
 
 def _check_steps(key: str, steps: Any, problem: "Problem", others: Mapping[str, "Problem"]) -> None:
     check_list(key, steps)
-    own = problem.own
-    settings = () if problem.optimizer is None else problem.optimizer_step.hyperparameters()
+    own, optimizer = problem.own, problem.optimizer
+    settings = () if optimizer is None else problem.optimizer_step.hyperparameters()
     buffers = dict(problem.module.named_buffers())
-    groups = {} if problem.optimizer is None else _groups(problem.optimizer)
+    groups = {} if optimizer is None else {id(x): group for group in optimizer.param_groups for x in group["params"]}
     for number, step in enumerate(steps):
         place = f"{key}.{number}"
         check_mapping(place, step, ("theta", "state", "settings", "random", "readings"))
@@ -188,26 +191,25 @@ def _check_steps(key: str, steps: Any, problem: "Problem", others: Mapping[str, 
             check_list(f"{place}.{name}", step[name], length)
         if problem.shards is None:
             # Those of a step that is taken again have none.
-            for name, expected in (("theta", own), ("gradient", own)):
-                _check_vector(f"{place}.{name}", step.get(name), expected)
-            if step["state"]:
-                check_list(f"{place}.state", step["state"], len(own))
-                for index, (kept, parameter) in enumerate(zip(step["state"], own, strict=True)):
-                    if problem.optimizer is not None and id(parameter) in groups:
-                        check_kept(f"{place}.state.{index}", kept, parameter, groups[id(parameter)], problem.optimizer)
-        for index, (given, mine) in enumerate(zip(step["settings"], settings, strict=True)):
-            check_mapping(f"{place}.settings.{index}", given, tuple(mine))
+            for name in ("theta", "gradient"):
+                _check_vector(f"{place}.{name}", step.get(name), own)
+            check_list(f"{place}.state", step["state"], len(own) if step["state"] else 0)
+            for index, kept in enumerate(step["state"]):
+                if optimizer is not None and id(own[index]) in groups:
+                    check_kept(f"{place}.state.{index}", kept, own[index], groups[id(own[index])], optimizer)
+        for index, (found, mine) in enumerate(zip(step["settings"], settings, strict=True)):
+            check_mapping(f"{place}.settings.{index}", found, tuple(mine))
             # Another problem may give a tensor for a number.
-            numbers = {name: value for name, value in mine.items() if not isinstance(given[name], Tensor)}
-            check_form(f"{place}.settings.{index}", given, numbers)
+            numbers = {name: value for name, value in mine.items() if not isinstance(found[name], Tensor)}
+            check_form(f"{place}.settings.{index}", found, numbers)
         check_list(f"{place}.random", step["random"])
         for index, state in enumerate(step["random"]):
             check_random_state(f"{place}.random.{index}", state)
         saved = step.get("buffers", ())
         check_list(f"{place}.buffers", saved, len(step["random"]) if saved else 0)
-        for index, each in enumerate(saved):
-            check_mapping(f"{place}.buffers.{index}", each)
-            for name, value in each.items():
+        for index, found in enumerate(saved):
+            check_mapping(f"{place}.buffers.{index}", found)
+            for name, value in found.items():
                 if value is not None:
                     require(name in buffers, f"{place}.buffers.{index}", name, "names of buffers", ADVICE)
                     check_tensor(f"{place}.buffers.{index}.{name}", value, buffers[name])
@@ -242,20 +244,5 @@ def _check_vector(key: str, found: Any, own: Sequence[Tensor]) -> None:
             check_tensor(f"{key}.{number}", value, parameter)
 
 
-def _vectors(optimizer: Optimizer, group: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of what torch's kernels take beside a parameter, in its shape."""
-    if type(optimizer) in (Adam, AdamW):
-        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
-    return ("momentum_buffer",) if type(optimizer) is SGD else ()
-
-
-def _groups(optimizer: Optimizer) -> dict[int, Mapping[str, Any]]:
-    return {id(each): group for group in optimizer.param_groups for each in group["params"]}
-
-
 def _is_torchs(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim")
-
-
-def _is_complex(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_complex()

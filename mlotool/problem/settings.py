@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict, get_args
 
 from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require_all
 from mlotool.core.errors import ConfigError
@@ -32,43 +32,30 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(each, str) for item in value.items() for each in item)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_text, value))
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
-_RULES: Mapping[str, Rule] = {
-    "unroll_steps": at_least(1),
-    "warmup_steps": at_least(0),
-    "roll_back": FLAG,
-    "accumulate_batches": at_least(1),
-    "gradient_clip_norm": Rule(
-        lambda value: value is None or (is_number(value) and value > 0), "a positive norm or null"
-    ),
-    "scheduler_interval": Rule(lambda value: value in ("step", "evaluation"), "'step' or 'evaluation'"),
-    "optimizer_roles": Rule(
-        lambda value: value is None or _is_names(value),
-        "problems' names by hyperparameter",
-        "Write optimizer_roles={'lr': 'rate'}, if the module of the problem 'rate' gives it.",
-    ),
-    "reset_to": Rule(lambda value: isinstance(value, str | None), "'initial', a problem's name or null"),
-    "tasks": Rule(lambda value: value is None or is_whole(value, 1), "a whole number of at least 1 or null"),
-    "precision": Rule(lambda value: isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}"),
-    "compile": FLAG,
-    "shard": Rule(
-        lambda value: isinstance(value, bool) or (_are_texts(value) and len(value) > 0),
-        "true, false, or a list of patterns of parameters' names",
-        "Write shard=['head.*'], for all parameters whose names begin with 'head.'.",
-    ),
-    "remat": Rule(
-        lambda value: value is None or _is_text(value) or _are_texts(value),
-        "paths of blocks of the module, auto or null",
-        "Write remat=['blocks.*'] or remat='auto'.",
-    ),
-}
+_CLIP = Rule(lambda value: value is None or (is_number(value) and value > 0), "a positive norm or null")
+_INTERVAL = Rule(lambda value: value in ("step", "evaluation"), "'step' or 'evaluation'")
+_ROLES = Rule(
+    lambda value: value is None or _is_names(value),
+    "problems' names by hyperparameter",
+    "Write optimizer_roles={'lr': 'rate'}, if the module of the problem 'rate' gives it.",
+)
+_START = Rule(lambda value: isinstance(value, str | None), "'initial', a problem's name or null")
+_TASKS = Rule(lambda value: value is None or is_whole(value, 1), "a whole number of at least 1 or null")
+_PRECISION = Rule(lambda value: isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}")
+_SHARD = Rule(
+    lambda value: isinstance(value, bool) or (_are_texts(value) and len(value) > 0),
+    "true, false, or a list of patterns of parameters' names",
+    "Write shard=['head.*'], for all parameters whose names begin with 'head.'.",
+)
+_REMAT = Rule(
+    lambda value: isinstance(value, str | None) or _are_texts(value),
+    "paths of blocks of the module, auto or null",
+    "Write remat=['blocks.*'] or remat='auto'.",
+)
 
 
 @dataclass(frozen=True)
@@ -106,19 +93,19 @@ class ProblemSettings:
         2
     """
 
-    unroll_steps: int = 1
-    warmup_steps: int = 0
-    roll_back: bool = False
-    accumulate_batches: int = 1
-    gradient_clip_norm: float | None = None
-    scheduler_interval: str = "step"
-    optimizer_roles: Mapping[str, str] = field(default_factory=dict)
-    reset_to: str | None = None
-    tasks: int | None = None
-    precision: str = "fp32"
-    compile: bool = False
-    shard: bool | tuple[str, ...] = False
-    remat: str | tuple[str, ...] | None = None
+    unroll_steps: Annotated[int, at_least(1)] = 1
+    warmup_steps: Annotated[int, at_least(0)] = 0
+    roll_back: Annotated[bool, FLAG] = False
+    accumulate_batches: Annotated[int, at_least(1)] = 1
+    gradient_clip_norm: Annotated[float | None, _CLIP] = None
+    scheduler_interval: Annotated[str, _INTERVAL] = "step"
+    optimizer_roles: Annotated[Mapping[str, str], _ROLES] = field(default_factory=dict)
+    reset_to: Annotated[str | None, _START] = None
+    tasks: Annotated[int | None, _TASKS] = None
+    precision: Annotated[str, _PRECISION] = "fp32"
+    compile: Annotated[bool, FLAG] = False
+    shard: Annotated[bool | tuple[str, ...], _SHARD] = False
+    remat: Annotated[str | tuple[str, ...] | None, _REMAT] = None
 
     @classmethod
     def of(cls, problem: str, given: Mapping[str, Any]) -> "ProblemSettings":
@@ -131,14 +118,14 @@ class ProblemSettings:
         Raises:
             ConfigError: one of them is unknown, of a wrong kind or out of range.
         """
-        known = [each.name for each in fields(cls)]
+        known = {each.name: get_args(each.type)[1] for each in fields(cls)}
         for name in given:
             if name not in known:
                 raise ConfigError(
                     f"problems.{problem}: found the setting '{name}'; expected one of {', '.join(known)}."
                     f"{did_you_mean(name, known)} Correct the name."
                 )
-        require_all(f"problems.{problem}", given, {name: _RULES[name] for name in given})
+        require_all(f"problems.{problem}", given, {name: known[name] for name in given})
         remat = given.get("remat")
         shard = given.get("shard", False)
         own = {

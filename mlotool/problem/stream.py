@@ -3,21 +3,145 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from mlotool.core.arguments import is_whole, require
+from mlotool.core.errors import RunError
 from mlotool.core.plain_state import MAX_COUNT
 from mlotool.core.unchanged import is_unchanged
-from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, draws_nothing, mixed_seed
-from mlotool.problem.batch_share import Share
-from mlotool.problem.batch_transfer import to_device
-from mlotool.problem.load_ahead import LoadAhead, LostWorkerError, loading_error
-from mlotool.problem.samples import check_stream
+from mlotool.core.user_code import UserCodeError, explained
+from mlotool.problem.batches import (
+    BatchFetcher,
+    BatchKey,
+    Share,
+    SizedDataset,
+    check_stream,
+    draws_nothing,
+    mixed_seed,
+    whole,
+)
+
+_SECONDS_TO_END = 0.5
+
+
+class LostWorkerError(RuntimeError):
+    """A process that loads data has ended."""
+
+
+class LoadAhead:
+    """The batches of `keys`, in their order, which worker processes load ahead; the processes end with it.
+
+    Args:
+        fetcher: reads them.
+        keys: of the batches.
+        num_workers: processes.
+
+    Raises:
+        UserCodeError: at a batch that a worker could not read.
+    """
+
+    def __init__(self, fetcher: BatchFetcher, keys: Sequence[BatchKey], num_workers: int) -> None:
+        loader: DataLoader[Any] = DataLoader(
+            _FailureAsValue(fetcher),  # type: ignore[arg-type]
+            sampler=keys,
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=_as_is,
+            # Its own: a loader draws the seeds of its workers, and must not take them from that of the training.
+            generator=torch.Generator().manual_seed(mixed_seed(fetcher.seed, keys[0][0])),
+        )
+        batches: Any = iter(loader)
+        self._batches, self._workers = batches, list(batches._workers)
+        # Torch would raise the end of a worker wherever this process is, while it writes a checkpoint too. `next` looks
+        # for it as well.
+        _remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
+
+    def __next__(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            LostWorkerError: a worker has ended by itself, or by another's hand.
+        """
+        try:
+            batch = next(self._batches)
+        except (RuntimeError, OSError, EOFError) as error:
+            # What a worker has sent lies in its own memory, and may be gone before the worker is known to be.
+            for worker in self._workers:
+                worker.join(_SECONDS_TO_END)
+            codes = [worker.exitcode for worker in self._workers if worker.exitcode is not None]
+            if not codes:
+                raise
+            raise LostWorkerError(f"exit code {codes[0]}") from error
+        if isinstance(batch, _Failure):
+            raise UserCodeError(batch.text)
+        return batch
+
+    def close(self) -> None:
+        """End the workers."""
+        # Torch asks them to end, waits, and sends SIGTERM; for one that takes no notice Python would wait for ever.
+        self._batches._shutdown_workers()
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.kill()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_workers"):
+            self.close()
+
+
+def loading_error(error: Exception, dataset: SizedDataset, batch_size: int) -> RunError | None:
+    """Return what to raise where a batch could not be loaded for want of memory; None if `error` is something else."""
+    reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+    if isinstance(error, MemoryError):
+        return RunError(
+            f"Loading a batch of {batch_size} samples of {type(dataset).__name__} needs more memory than "
+            f"there is ({reason}); expected room for it. Lower the stream's batch_size or num_workers, "
+            "or data.sizes."
+        )
+    if isinstance(error, LostWorkerError):
+        return RunError(
+            f"A process that loads {type(whole(dataset)).__name__} was ended from outside, and so was the one that "
+            f"took its place ({reason}); expected it to last as long as the run. It often had no memory left: lower "
+            "the stream's num_workers, or set it to 0; then go on with resume=auto."
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a worker sends in the place of a batch that it could not read."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class _FailureAsValue:
+    """A fetcher whose errors come back as values: of an exception torch would send the traceback's text alone."""
+
+    fetcher: BatchFetcher
+
+    def __getitem__(self, key: BatchKey) -> Any:
+        try:
+            return self.fetcher[key]
+        except KeyboardInterrupt:
+            raise
+        # Anything that is no Exception (SystemExit) would end the worker without a word.
+        except BaseException as error:
+            return _Failure(explained(error) or f"A loader of data failed: {type(error).__name__}: {error}")
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
 
 Place = tuple[int, int]
 """An epoch, and the number of a batch in it."""
@@ -211,7 +335,7 @@ class Stream:
         """Return a batch that was loaded elsewhere on this stream's device and in its dtype."""
         if self._device.type == "cpu" and self._dtype is None:
             return batch
-        return to_device(batch, self._device, self._dtype)
+        return _to_device(batch, self._device, self._dtype)
 
     def order(self, epoch: int) -> Tensor:
         """Return the positions of the samples in the data set, (n,) int64, in the order of an epoch."""
@@ -339,3 +463,91 @@ class Stream:
     def _key(self, epoch: int, number: int) -> BatchKey:
         start = number * self.batch_size
         return epoch, number, self.order(epoch)[start : start + self.batch_size]
+
+
+def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Return a batch with its tensors on `device`, those of floating-point numbers as `dtype` (None leaves theirs)."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, dtype if batch.is_floating_point() else None, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: _to_device(value, device, dtype) for key, value in batch.items()}
+    if is_dataclass(batch) and not isinstance(batch, type):
+        # Not dataclasses.replace: it calls __init__, which may take other arguments than the fields.
+        moved = copy.copy(batch)
+        for each in fields(batch):
+            object.__setattr__(moved, each.name, _to_device(getattr(batch, each.name), device, dtype))
+        return moved
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_to_device(value, device, dtype) for value in batch))
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return type(batch)(_to_device(value, device, dtype) for value in batch)  # type: ignore[call-arg]
+    return batch
+
+
+class SameBatch:
+    """A stream whose next batch is the one that another stream gave last: for a problem that reads another one's task.
+
+    Args:
+        stream: the other one.
+
+    Example:
+        >>> support = Stream(torch.arange(4), batch_size=2, shuffle=False)
+        >>> query = SameBatch(support)
+        >>> support.next(), query.next()
+        (tensor([0, 1]), tensor([0, 1]))
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        require(isinstance(stream, Stream), "SameBatch.stream", stream, "a Stream", "Write SameBatch(Stream(...)).")
+        self._stream = stream
+
+    @property
+    def stream(self) -> Stream:
+        """The other stream."""
+        return self._stream
+
+    def next(self) -> Any:
+        """Return the other stream's last batch."""
+        return self._stream.last()
+
+    peek = last = next
+
+    @property
+    def last_number(self) -> int | None:
+        """That of the other stream's last batch."""
+        return self._stream.last_number
+
+    def recent(self, count: int) -> list[Any]:
+        """Return the other stream's last `count` batches."""
+        return self._stream.recent(count)
+
+    def recent_numbers(self, count: int) -> list[int | None]:
+        """Return the positions of these batches."""
+        return self._stream.recent_numbers(count)
+
+    def divide(self, rank: int, num_ranks: int) -> "SameBatch":
+        """Leave the shares to the other stream."""
+        return self
+
+    def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "SameBatch":
+        """Leave the device and dtype to the other stream."""
+        return self
+
+    def copy(self) -> "SameBatch":
+        """Return a stream that stands where this one does."""
+        return SameBatch(self._stream.copy())
+
+    def position(self) -> dict[str, int]:
+        """Return where the other stream stands."""
+        return self._stream.position()
+
+    def at(self, position: Mapping[str, int]) -> "SameBatch":
+        """Return a stream whose other one stands at `position`."""
+        return SameBatch(self._stream.at(position))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return nothing: the other stream keeps the position."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Take nothing back."""

@@ -25,11 +25,6 @@ def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
     Raises:
         ConfigError: the number is none, or the module keeps running statistics, which tasks cannot share.
     """
-    if not isinstance(num_tasks, int) or num_tasks < 1:
-        raise ConfigError(
-            f"problems.{problem}.tasks: found {num_tasks!r}; expected a whole number of at least 1 or null. "
-            f"Correct problems.{problem}.tasks."
-        )
     running = [name for name, buffer in module.named_buffers() if name.endswith(("running_mean", "running_var"))]
     if running:
         raise ConfigError(
@@ -105,8 +100,7 @@ class TaskLosses:
         self._is_mapped = False
         warnings.warn(
             f"problems.{self._problem}.tasks: torch.vmap cannot evaluate all tasks at once ({_said(refusal)}); they "
-            "are evaluated one after the other, with the same result, which takes longer. Leave it so, or replace what "
-            "it cannot: cells in a loop for nn.LSTM and nn.GRU, torch.where for an if on values.",
+            "are evaluated one after the other, which takes longer. Leave it so, or replace what it cannot.",
             stacklevel=2,
         )
         return found

@@ -9,13 +9,232 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from mlotool.core.bound_module import Slot, lazy_copy, share_memory
+from mlotool.core.errors import ConfigError
+from mlotool.core.gradient import dense
 from mlotool.core.replay import RandomState
-from mlotool.problem.moving_buffers import Buffers, buffers_in_place
-from mlotool.problem.same_batch import SameBatch
-from mlotool.problem.stream import Stream
-from mlotool.problem.taken_gradient import LargestNorm, TakenGradient
-from mlotool.problem.update import Hyperparameters, State
+from mlotool.core.tracing import is_tracing
+from mlotool.core.unchanged import fingerprint, tolerance
+from mlotool.problem.optimizers.rule import Hyperparameters, State
+from mlotool.problem.stream import SameBatch, Stream
+
+Buffers = Mapping[str, Tensor | None]
+"""Copies by name; None where there was none. Of what stays, the records of all evaluations have the same copy."""
+
+_LEAST_BYTES = 1 << 14
+"""A buffer on a CPU below this is compared with its copy, in less time than it takes to look for another way."""
+
+
+class MovingBuffers:
+    """Copies the buffers of a module before each evaluation: those that have moved since the last one are copied anew.
+
+    Args:
+        module: its structure must stay as it is.
+
+    Example:
+        >>> layer = nn.BatchNorm1d(1)
+        >>> buffers = MovingBuffers(layer)
+        >>> before = buffers.now()
+        >>> _ = layer(torch.tensor([[1.0], [3.0]]))
+        >>> before["running_mean"], buffers.now()["running_mean"]
+        (tensor([0.]), tensor([0.2000]))
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._slots = _slots(module)
+        norms = {id(each._buffers) for each in module.modules() if isinstance(each, _NormBase)}
+        self._statistics: dict[int, list[str]] = {}
+        for name, (holder, _) in self._slots.items():
+            if id(holder) in norms:
+                self._statistics.setdefault(id(holder), []).append(name)
+        # The buffers too: another tensor may get the place of one that is gone.
+        self._marks: dict[str, tuple[Tensor | None, int | None]] = {}
+        self._copies: dict[str, Tensor | None] = {}
+        # Copies that still share the memory of their buffers, and buffers that have moved on a GPU.
+        self._lazy: set[str] = set()
+        self._moving: set[str] = set()
+
+    def now(self) -> Buffers:
+        """Return the copies, which nobody may change."""
+        moved = {name for name in self._slots if name not in self._copies or self._has_moved(name)}
+        for holder in {id(self._slots[name][0]) for name in moved}:
+            # A kernel that moves statistics does not count a version, but BatchNorm counts its batches.
+            moved.update(self._statistics.get(holder, ()))
+        for name in moved:
+            now = self._current(name)
+            if name in self._copies and now is not None and now.device.type != "cpu":
+                self._moving.add(name)
+            copy = self._copies[name] = None if now is None else lazy_copy(now.detach())
+            self._marks[name] = (now, _version(now))
+            is_lazy = now is not None and copy is not None and share_memory(copy, now)
+            (self._lazy.add if is_lazy else self._lazy.discard)(name)
+        # In the order of the module: that of a set is another one in each process, and so would checkpoints be.
+        return {name: self._copies[name] for name in self._slots}
+
+    def _has_moved(self, name: str) -> bool:
+        now, copy, (before, version) = self._current(name), self._copies[name], self._marks[name]
+        # A recorded sequence of kernels on a GPU moves what it moves without counting versions.
+        if now is not before or _version(now) != version or name in self._moving:
+            return True
+        if now is None or copy is None or now.layout != torch.strided or id(self._slots[name][0]) in self._statistics:
+            return False
+        is_compared = now.is_inference() or (now.device.type == "cpu" and now.nbytes < _LEAST_BYTES)
+        if is_compared:
+            return not torch.equal(copy, now)
+        # What was lazily copied and is other memory now has been written to; of what was not, the version tells.
+        return name in self._lazy and not share_memory(copy, now)
+
+    def _current(self, name: str) -> Tensor | None:
+        holder, key = self._slots[name]
+        return holder[key]
+
+
+def _version(tensor: Tensor | None) -> int | None:
+    """Return how often a tensor was changed in place; None where torch does not count."""
+    return None if tensor is None or tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def buffers_in_place(module: nn.Module | None, buffers: Buffers) -> Iterator[None]:
+    """Put buffers into the places of a module's own for a while.
+
+    Args:
+        module: of which they are; any where there are none.
+        buffers: by name.
+
+    Example:
+        >>> layer = nn.BatchNorm1d(1)
+        >>> with buffers_in_place(layer, {"running_mean": torch.ones(1)}):
+        ...     layer.running_mean
+        tensor([1.])
+        >>> layer.running_mean
+        tensor([0.])
+    """
+    if module is None or not buffers:
+        yield
+        return
+    places = []
+    for name, value in buffers.items():
+        path, _, key = name.rpartition(".")
+        places.append((module.get_submodule(path)._buffers, key, value))
+    own = [holder[key] for holder, key, _ in places]
+    try:
+        for holder, key, value in places:
+            holder[key] = value
+        yield
+    finally:
+        for (holder, key, _), before in zip(places, own, strict=True):
+            holder[key] = before
+
+
+def _slots(module: nn.Module) -> dict[str, Slot]:
+    """Return the places of all buffers by name, those that hold none yet included."""
+    return {
+        f"{path}.{key}" if path else key: (each._buffers, key)
+        for path, each in module.named_modules()
+        # Of a module of torch.jit they are a dictionary that iterates otherwise.
+        for key in each._buffers.keys()  # noqa: SIM118
+    }
+
+
+_CHANGED = (
+    "problems.{problem}.loss: found another gradient, by {error:.2g} of its size, when a step was computed again; "
+    "expected the same function each time, since Unrolled takes steps again in its backward pass. Draw random numbers "
+    "from torch's default generators alone (no random, no numpy, no generator= of your own), and let the loss keep "
+    "nothing from call to call: what changes belongs into a buffer of the module, or into the batch. Buffers of other "
+    "problems' modules that the loss reads (a teacher with BatchNorm that trains beside) are today's, too: let such a "
+    "module be in train mode there, or have none that move. Or keep the graphs of the steps: hypergradient.remat=false."
+)
+
+
+class LargestNorm:
+    """The largest norm of the gradients of a problem that have been compared.
+
+    Once a problem has converged its gradients are rounding alone, and none is like the other. They are small beside
+    those that led there.
+
+    Attributes:
+        value: zero at first.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
+class TakenGradient:
+    """The gradient of a step, in two numbers a parameter.
+
+    Args:
+        gradient: over batches and ranks, before it is clipped; None of an unused parameter.
+        largest: of the problem; comparisons raise it.
+
+    Example:
+        >>> taken = TakenGradient([torch.ones(2), None])
+        >>> taken.compare([torch.ones(2), None], "w")  # nothing to refuse
+    """
+
+    def __init__(self, gradient: Sequence[Tensor | None], largest: LargestNorm | None = None) -> None:
+        self._numbers: Tensor | None = _numbers(gradient)
+        self._largest = largest or LargestNorm()
+
+    @classmethod
+    def of(
+        cls, gradient: Sequence[Tensor | None] | None, num_unrolls: int, largest: LargestNorm
+    ) -> "TakenGradient | None":
+        """Return it where an unroll is looked at: the first one, the second, the fourth and so on; else None.
+
+        Args:
+            gradient: as above; None where it is not known.
+            num_unrolls: that there were before.
+            largest: of the problem.
+        """
+        if gradient is None or num_unrolls & (num_unrolls + 1) or is_tracing():
+            return None
+        return cls(gradient, largest)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there has been no comparison yet."""
+        return self._numbers is not None
+
+    def compare(self, gradient: Sequence[Tensor | None], problem: str, precision: str = "fp32") -> None:
+        """Refuse another gradient, at the first call.
+
+        Later the problem above may have stepped, and a gradient that someone asks for is at its new parameters.
+
+        Args:
+            gradient: of the same step, computed again.
+            problem: its name.
+            precision: of its loss.
+
+        Raises:
+            ConfigError: it is another one, by more than rounding.
+        """
+        before, self._numbers = self._numbers, None
+        if before is None or is_tracing():
+            return
+        now = _numbers(gradient)
+        # A bias before a BatchNorm has a gradient of rounding alone: what counts is the size of the whole.
+        size = max(math.hypot(*[norm for _, norm in numbers]) for numbers in (before.tolist(), now.tolist()))
+        largest = self._largest.value = max(size, self._largest.value)
+        errors = (before - now).abs().amax(1).tolist()
+        for error, slope in zip(errors, gradient, strict=True):
+            dtype = torch.bfloat16 if precision != "fp32" or slope is None else slope.dtype
+            # What has overflowed is no sign of anything.
+            if error > tolerance(dtype) * largest:
+                raise ConfigError(_CHANGED.format(problem=problem, error=error / size))
+
+
+def _numbers(gradient: Sequence[Tensor | None]) -> Tensor:
+    """Return the fingerprints as rows; zeros of what is unused."""
+    device = next((each.device for each in gradient if each is not None), None)
+    nothing = torch.zeros(2, dtype=torch.float64, device=device)
+    rows = [nothing if each is None else fingerprint(each) for each in dense(gradient)]
+    return torch.stack(rows)
+
 
 Streams = Mapping[str, Stream | SameBatch | None]
 """By problem."""

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mlotool.problem.optimizers.rule import Hyperparameters, State, StepCotangents
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
-from mlotool.problem.update import Hyperparameters, State
-from mlotool.problem.update_derivative import StepCotangents
 
 Vector = Sequence[Tensor]
 Step = Callable[

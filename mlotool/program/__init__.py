@@ -7,8 +7,7 @@ if TYPE_CHECKING:
     from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView
     from mlotool.problem.node import ProblemNode
     from mlotool.problem.problem import Problem
-    from mlotool.problem.same_batch import SameBatch
-    from mlotool.problem.stream import Stream
+    from mlotool.problem.stream import SameBatch, Stream
     from mlotool.program.graph import Graph
     from mlotool.program.program import Program
     from mlotool.program.schedule import Schedule

@@ -6,14 +6,12 @@ from dataclasses import replace
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import refuse_scripted
 from mlotool.core.messages import shown
-from mlotool.problem.compatibility import check
-from mlotool.problem.compatibility_case import Case
-from mlotool.problem.interface import AbstractHypergradient
+from mlotool.problem.compatibility import Case, check
+from mlotool.problem.interface import AbstractHypergradient, AbstractZerothOrder
 from mlotool.problem.part_shards import matched_names
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.update import find_update
-from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.graph import Graph
 from mlotool.program.solution_order import SolutionNode, SolutionOrder
 from mlotool.program.step_rates import takes_several_steps

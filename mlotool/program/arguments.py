@@ -7,8 +7,8 @@ import torch
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
+from mlotool.problem.arguments import check_kept, check_owners, check_shared
 from mlotool.problem.problem import Problem
-from mlotool.problem.usable import check_kept, check_owners, check_shared
 from mlotool.program.backends import BACKENDS
 from mlotool.program.graph import Graph
 

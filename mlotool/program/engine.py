@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import LossTraits
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import Memory
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.program.loss_plan import LossPlan, Values

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from mlotool.problem.optimizers.registry import RULES
 from mlotool.program.reused_memory import is_alike, reuse_memory
 from mlotool.program.shared_values import VIEWS, with_shared_values
 
@@ -16,13 +17,13 @@ _IDENTITIES = {_ATEN.alias.default, _ATEN.detach.default}
 _RESHAPES = {_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.expand.default}
 _METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone": Tensor.clone}
 _VIEWS = {*VIEWS, getitem}
-_ADAM = {0: 0, 2: 2, 3: 3, 4: 4}
-_KERNELS: dict[Any, tuple[Any, Mapping[int, int]]] = {
-    _ATEN._fused_sgd.tensor_lr: (_ATEN._fused_sgd_.tensor_lr, {0: 0, 2: 2}),
-    _ATEN._fused_adam.tensor_lr: (_ATEN._fused_adam_.tensor_lr, _ADAM),
-    _ATEN._fused_adamw.tensor_lr: (_ATEN._fused_adamw_.tensor_lr, _ADAM),
+_KERNELS: dict[Any, tuple[Any, Sequence[int]]] = {
+    kernel.pure: (kernel.traced_in_place, [0, *range(2, 2 + len(rule.vectors))])
+    for rule in RULES.values()
+    for kernel in rule.kernels
 }
-"""By kernel of an optimizer, its form in place, and by output which argument it is written into: lists of tensors."""
+"""By kernel of an optimizer, its form in place, and which of its outputs are written into the arguments of the same
+number: lists of tensors. The gradient stays."""
 
 
 def simplified(module: GraphModule) -> GraphModule:
@@ -96,8 +97,8 @@ def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
             target, written = _KERNELS[node.target]
             lists = {int(user.args[1]): user for user in node.users}
             pairs = [
-                (node.args[argument], {int(user.args[1]): user for user in lists[number].users})
-                for number, argument in written.items()
+                (node.args[number], {int(user.args[1]): user for user in lists[number].users})
+                for number in written
                 if number in lists
             ]
         else:

@@ -16,9 +16,9 @@ from torch import Tensor
 from mlotool.core.gradient import Recording, dense, gradient_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.tracing import is_tracing
+from mlotool.problem.arguments import without_gradient
+from mlotool.problem.interface import Connected, Pullback
 from mlotool.problem.problem import Problem
-from mlotool.problem.pullback import Connected, Pullback
-from mlotool.problem.usable import without_gradient
 from mlotool.program.engine import Engine
 from mlotool.program.loss_plan import Tensors, Values
 from mlotool.program.moment import Moment

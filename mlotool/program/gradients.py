@@ -1,6 +1,6 @@
 """How the total gradient of each problem is taken."""
 
-from mlotool.problem.zeroth_order import AbstractZerothOrder
+from mlotool.problem.interface import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.training_gradient import AbstractGradient, Differentiated, Estimated, LayerParallel, Sharded
 

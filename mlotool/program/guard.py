@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
 from mlotool.core.user_code import is_of_user
-from mlotool.problem.batch_fetcher import draws_nothing
-from mlotool.problem.fused_step import has_step_hooks
+from mlotool.problem.batches import draws_nothing
+from mlotool.problem.optimizers.registry import has_step_hooks
 from mlotool.problem.problem import Problem
 from mlotool.program.python_places import held_modules, hidden_state
 from mlotool.program.python_state import OF_TORCH, PythonWatch

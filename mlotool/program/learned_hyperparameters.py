@@ -1,13 +1,13 @@
 """How other problems shape a problem's steps: their start, and the hyperparameters of its optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
-from mlotool.problem.update import Hyperparameters, spread
 from mlotool.program.loss_plan import Values
 
 if TYPE_CHECKING:
@@ -43,13 +43,37 @@ def learned_hyperparameters(
     for key, name in problem.settings.optimizer_roles.items():
         number = engine.numbers[name]
         try:
-            value = engine.problems[number].player.pure(values[number], None)()
+            value = engine.problems[number].pure(values[number], None)()
         except TypeError as error:
             raise ConfigError(
                 f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "
                 f"({error}); expected one that gives numbers, such as mlotool.models.PositiveVector. Correct it."
             ) from error
-        given[key] = spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
+        given[key] = _spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
     return tuple(
         {**each, **{key: values[index] for key, values in given.items()}} for index, each in enumerate(hyperparameters)
+    )
+
+
+def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
+    """Return a hyperparameter for each parameter of `theta`.
+
+    Args:
+        key: where it is set, for messages.
+        value: a tensor of one element; a 1-D tensor with one element a parameter; or tensors by parameter name that
+            broadcast to the parameter.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(value, Mapping) and set(value) == set(theta):
+        return [value[name] for name in theta]
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return [value.reshape(())] * len(theta)
+    if isinstance(value, Tensor) and value.shape == (len(theta),):
+        return list(value)
+    found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"[:200]
+    raise ConfigError(
+        f"{key}: its problem's module gives {found}; expected one value, {len(theta)} values (one a parameter), or a "
+        f"mapping with the keys {', '.join(theta)}. Correct the module's size, or what its forward returns."
     )

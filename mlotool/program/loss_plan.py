@@ -9,7 +9,7 @@ from mlotool.core.bound_module import BoundModule, tell_of_attribute
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.user_code import Call, note
 from mlotool.problem.arguments import needs_batch
-from mlotool.problem.batch_share import Share
+from mlotool.problem.batches import Share
 from mlotool.problem.problem import Problem
 from mlotool.problem.tasks import TaskLosses, check_unmoved
 
@@ -106,11 +106,11 @@ class LossPlan:
         return LossOutput.of(self.problem.loss(batch, **self._players(values)))
 
     def _players(self, values: Values) -> dict[str, BoundModule]:
-        return {role: other.player.pure(values[place], training) for role, place, other, training in self._roles}
+        return {role: other.pure(values[place], training) for role, place, other, training in self._roles}
 
     def _live(self, values: Values, batch: Any) -> LossOutput:
         roles = {
-            role: (other.player.live if is_own else other.player.pure)(values[place], training)
+            role: (other.live if is_own else other.pure)(values[place], training)
             for role, place, other, training, is_own in self._live_roles
         }
         return LossOutput.of(self.problem.loss(batch, **roles))

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from mlotool.core.arguments import require
 from mlotool.core.plain_state import ADVICE, check_mapping
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import Memory
 from mlotool.problem.problem import Problem
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.user_code import Call, is_of_user, note, passed_through
+from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Evaluate, Problem
-from mlotool.problem.update import Hyperparameters
 from mlotool.program.step_result import StepResult, norm_of, result_of
 
 

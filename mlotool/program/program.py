@@ -12,10 +12,10 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import did_you_mean, shown
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.user_code import Call
+from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.trajectory import Trajectory
-from mlotool.problem.update import Hyperparameters
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_order, find_zeroth_order
 from mlotool.program.arguments import check_program
 from mlotool.program.engine import Engine

@@ -11,11 +11,11 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.plain_state import ADVICE, check_count, check_form, check_list, check_mapping
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note
-from mlotool.problem.mean_gradient import averaged, mean_gradient
+from mlotool.problem.arguments import check_used
 from mlotool.problem.problem import Evaluate, Problem
+from mlotool.problem.rank_mean import averaged, mean_gradient
 from mlotool.problem.saved_form import check_learned
 from mlotool.problem.trajectory import StepGraph
-from mlotool.problem.usable import check_used
 from mlotool.program.moment import NOW, Moment
 from mlotool.program.prepared_step import PreparedStep
 from mlotool.program.program import Program

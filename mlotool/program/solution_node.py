@@ -15,7 +15,7 @@ from torch import Tensor
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
 from mlotool.core.tangents import any_has_tangent, apart, joined
-from mlotool.problem.pullback import Pullback
+from mlotool.problem.interface import Pullback
 from mlotool.problem.rank_mean import RankMean
 
 Tangents = Sequence[Tensor | None]

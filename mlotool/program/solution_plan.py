@@ -7,28 +7,27 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.optim import SGD
 
 from mlotool.core.precision import full_precision
 from mlotool.core.tangents import any_has_tangent
-from mlotool.problem.batch_share import Share
+from mlotool.problem.batches import Share
 from mlotool.problem.interface import (
     AbstractHypergradient,
+    AbstractZerothOrder,
+    Connected,
     Eliminated,
     LowerProblem,
     LowerView,
     Particle,
+    Pullback,
+    Unroll,
     Vector,
 )
+from mlotool.problem.optimizers.registry import RULES, find_rule
+from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.problem import Problem
-from mlotool.problem.pullback import Connected, Pullback
-from mlotool.problem.replayed_step import taken_again
-from mlotool.problem.same_batch import SameBatch
-from mlotool.problem.stream import Stream
+from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
-from mlotool.problem.unroll import Unroll
-from mlotool.problem.update import Hyperparameters, State, find_update
-from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.learned_hyperparameters import learned_hyperparameters, start_of
 from mlotool.program.loss_plan import Tensors, Values
@@ -61,6 +60,8 @@ class SolutionPlan:
             self._full_precision = full_precision
         self._is_plain = not step.inner and self._full_precision is nullcontext
         is_mean = lower.settings.tasks is not None and engine.problems[engine.numbers[reader]].settings.tasks is None
+        rule = RULES.get(type(lower.optimizer))
+        has_linear_step = rule is not None and rule.is_linear and lower.settings.gradient_clip_norm is None
         self._lower = LowerProblem(
             lower.name,
             reader,
@@ -70,7 +71,7 @@ class SolutionPlan:
             lower.settings.precision,
             is_nested=bool(step.inner),
             has_blocks=lower.has_blocks,
-            has_linear_step=type(lower.optimizer) is SGD and lower.settings.gradient_clip_norm is None,
+            has_linear_step=has_linear_step,
             cotangent_scale=float(lower.settings.tasks or 1) if is_mean else 1.0,
             traits=engine.traits[self.number],
             memory=engine.memories[self.number],
@@ -238,7 +239,7 @@ class SolutionPlan:
 
     def _step_pullback(self, theta: Vector, gradient: Vector, cotangent: Vector) -> list[Tensor]:
         lower = self.problem
-        find_update(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
+        find_rule(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
         lower.sync()
         assert lower.optimizer is not None
         # As it is, and no copy: it is only read.
@@ -307,7 +308,7 @@ class SolutionPlan:
             begin,
             lower.optimizer_step.next_hyperparameters,
             self._num_recorded,
-            step if lower.settings.optimizer_roles else partial(taken_again, lower.optimizer_step, lower.own),
+            step if lower.settings.optimizer_roles else lower.optimizer_step.again,
             engine.is_traced(self.number),
             self._modules,
         )

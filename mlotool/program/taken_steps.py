@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mlotool.core.replay import RandomState
-from mlotool.problem.same_batch import SameBatch
-from mlotool.problem.stream import Stream
+from mlotool.problem.optimizers.rule import Hyperparameters
+from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, StepRecord
-from mlotool.problem.update import Hyperparameters
 
 Place = tuple[str, int | None]
 """A hyperparameter by name, and its position in one that is a tuple."""

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import ValuesLeaveError
 from mlotool.core.unchanged import SameForms
-from mlotool.problem.fused_step import has_step_hooks
+from mlotool.problem.optimizers.registry import has_step_hooks
 from mlotool.problem.problem import Problem
 from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS

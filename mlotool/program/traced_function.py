@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import Course, TraceableFunctions, tracing
-from mlotool.problem.mean_gradient import averaged
 from mlotool.problem.problem import Problem
+from mlotool.problem.rank_mean import averaged
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.moment import Moment

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mlotool.core.unchanged import SameObjects
-from mlotool.problem.fused_step import parts_of_step
+from mlotool.problem.optimizers.registry import parts_of_step
+from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
-from mlotool.problem.update import UPDATES, Hyperparameters, find_update
+from mlotool.problem.update import UPDATES, find_update
 
 _ATEN = torch.ops.aten
 _SGD = ("weight_decay", "momentum", "dampening", "nesterov", "maximize", "fused")

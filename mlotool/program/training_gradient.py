@@ -8,11 +8,10 @@ from torch import Tensor
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import full_precision
-from mlotool.problem.batch_share import Share
-from mlotool.problem.interface import Particle, Vector
+from mlotool.problem.batches import Share
+from mlotool.problem.interface import AbstractZerothOrder, Particle, Vector
 from mlotool.problem.parallel import AbstractParallel
-from mlotool.problem.parts import runs_in_part
-from mlotool.problem.zeroth_order import AbstractZerothOrder
+from mlotool.problem.shards import runs_in_part
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.loss_plan import Values

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mlotool.problem.compatibility import broken, reason
-from mlotool.problem.compatibility_case import Case
+from mlotool.problem.compatibility import Case, broken, reason
 from mlotool.problem.settings import ProblemSettings
 from mlotool.program.engine import Engine
 from mlotool.program.solution_plan import all_plans

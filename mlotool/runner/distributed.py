@@ -18,14 +18,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from mlotool.config import derived_seed
 from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.distributed.collectives import Ranks
-from mlotool.distributed.mesh import row_of
+from mlotool.distributed.collectives import Ranks, row_of
 from mlotool.hypergradient import KFAC, Implicit
-from mlotool.problem.compatibility import check
-from mlotool.problem.compatibility_case import Case
+from mlotool.problem.compatibility import Case, check
 from mlotool.problem.division import divide, merge
-from mlotool.problem.parts import runs_in_part
 from mlotool.problem.settings import ProblemSettings
+from mlotool.problem.shards import runs_in_part
 from mlotool.program import Problem, Program
 from mlotool.runner.process_settings import Interrupt
 

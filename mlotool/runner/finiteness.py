@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from mlotool.core.errors import ConfigError, NonFiniteParametersError
 from mlotool.core.messages import described
 from mlotool.core.user_code import named
-from mlotool.problem.batch_share import Share
+from mlotool.problem.batches import Share
 from mlotool.program import Problem, Program, Stream
 from mlotool.spaces.shared.shared_space import SharedSpace
 

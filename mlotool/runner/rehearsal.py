@@ -18,7 +18,7 @@ from mlotool.core.messages import did_you_mean
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import WrongResultError, note, user_code
 from mlotool.layerparallel import MultigridResidual
-from mlotool.problem.batch_share import Share
+from mlotool.problem.batches import Share
 from mlotool.program import Problem, Program, Stream
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_start, related, unsound_path

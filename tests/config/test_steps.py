@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from mlotool.config import build, check, compose, hypergradient_options
 from mlotool.hypergradient import Unrolled
-from mlotool.problem.same_batch import SameBatch
+from mlotool.problem.stream import SameBatch
 from mlotool.program import AbstractHypergradient
 from tests.config.conftest import message_of
 

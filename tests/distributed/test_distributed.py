@@ -14,19 +14,16 @@ from torch import Tensor
 import mlotool.distributed
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import Call, UserCodeError, noted, user_code
-from mlotool.distributed import buckets as home
-from mlotool.distributed.buckets import begin_exchange, buckets
-from mlotool.distributed.collectives import Ranks
-from mlotool.distributed.lost_rank import naming_the_lost
+from mlotool.distributed import collectives as home
+from mlotool.distributed.collectives import Ranks, begin_exchange, buckets, naming_the_lost
 
 ROOT = Path(mlotool.distributed.__file__).parents[1]
 
 ALLOWED = {
     "runner/launcher.py": {"is_initialized", "init_process_group", "destroy_process_group"},
     # FSDP2 and what it needs of tensors in shards.
-    "problem/part_shards.py": {"torch.distributed.tensor", "torch.distributed.device_mesh"},
     "problem/shards.py": {"torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.device_mesh"},
-    "problem/division.py": {"torch.distributed.device_mesh"},
+    "problem/problem.py": {"torch.distributed.device_mesh"},
 }
 
 

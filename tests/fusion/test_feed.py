@@ -15,7 +15,7 @@ from mlotool.data import CropAndFlip, InMemoryDataset, InMemoryTensors, Normaliz
 from mlotool.fusion import joined_data
 from mlotool.fusion.feed import JointStream, NotJointError, joint_streams
 from mlotool.fusion.joined_data import JoinedData
-from mlotool.problem.same_batch import SameBatch
+from mlotool.problem.stream import SameBatch
 from mlotool.program import Stream
 
 M = 3

@@ -12,7 +12,7 @@ from torch import nn
 from mlotool.fusion import joint_steps
 from mlotool.fusion.joint_steps import JointSteps, step_together
 from mlotool.fusion.stacked_outputs import Stacked
-from mlotool.problem.fused_step import take_steps
+from mlotool.problem.optimizers.fused_step import take_steps
 from mlotool.program import Problem
 
 KINDS = {

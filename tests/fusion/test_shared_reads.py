@@ -12,7 +12,7 @@ from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
 from mlotool.data.in_memory import ImageFiles
 from mlotool.fusion.copied import copied
 from mlotool.fusion.shared_reads import share_reads
-from mlotool.problem.batch_share import Share
+from mlotool.problem.batches import Share
 from mlotool.program import Stream
 
 

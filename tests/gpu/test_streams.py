@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.problem.same_batch import SameBatch
+from mlotool.problem.stream import SameBatch
 from mlotool.program import Stream
 from tests.problem.test_stream import Noisy, Seeded, Whole
 

@@ -15,9 +15,8 @@ from mlotool.core.rematerialization import RematerializedModule
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct
 from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep, ReverseStepProduct
-from mlotool.problem.interface import LowerProblem, LowerView, Vector
+from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.trajectory import StepRecord
-from mlotool.problem.unroll import Unroll
 from tests.hypergradient.unrolled_cases import ROWS, TOKENS, by_row, decoder, mixed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")

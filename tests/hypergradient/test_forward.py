@@ -25,10 +25,9 @@ from mlotool.hypergradient import step_products
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
 from mlotool.hypergradient.products.forward import check_forward_product
 from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep
-from mlotool.problem.interface import LowerProblem, LowerView, Vector
+from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
-from mlotool.problem.unroll import Unroll
 from tests.live_storage import LiveStorage
 
 INPUTS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -18,8 +18,7 @@ from mlotool.hypergradient.solvers import (
     Status,
 )
 from mlotool.hypergradient.solvers.systems import ended_with
-from mlotool.problem.interface import LowerProblem, LowerView
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import LowerProblem, LowerView, Memory
 
 SIZE = 6
 SOLVERS = {

@@ -25,7 +25,7 @@ from mlotool.hypergradient import (
     Unrolled,
 )
 from mlotool.problem.interface import LowerProblem, LowerView
-from mlotool.problem.update import clipped
+from mlotool.problem.optimizers.optimizer_step import clipped
 from mlotool.program import AbstractHypergradient, Schedule
 from tests import programs
 from tests.hypergradient import every_algorithm

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, Implicit
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import Memory
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from tests.program.small import assert_identical, assert_resumes, numbers, samples
 from tests.program.test_reduce import BILEVEL, batches, two_ranks

@@ -9,7 +9,7 @@ import torch
 
 from mlotool import Schedule, Stream, Unrolled
 from mlotool.hypergradient import AbstractStepStore, Binomial, KeepAll, KeepEvery
-from mlotool.problem.replayed_step import replayed_step
+from mlotool.problem.optimizers.optimizer_step import replayed_step
 from mlotool.problem.step_store import middle
 from tests.hypergradient.test_unrolled import OPTIMIZERS, program
 from tests.program.small import assert_identical, parameters, samples

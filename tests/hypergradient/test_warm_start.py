@@ -16,8 +16,7 @@ from mlotool.hypergradient import (
     Nystrom,
 )
 from mlotool.hypergradient.implicit import keep_start, start_for
-from mlotool.problem.interface import LowerProblem
-from mlotool.problem.memory import Memory
+from mlotool.problem.interface import LowerProblem, Memory
 from tests import programs
 
 HESSIAN = programs.definite(1)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from mlotool import FirstOrder, Graph, Identity, Implicit, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core.errors import ConfigError
-from mlotool.problem.same_batch import SameBatch
+from mlotool.problem.stream import SameBatch
 
 DATA = TensorDataset(torch.zeros(4, 1))
 sgd = partial(torch.optim.SGD, lr=0.1)

@@ -12,7 +12,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_
 
 from mlotool.config.sample_limit import limited
 from mlotool.config.user_data import NamedSamples
-from mlotool.problem.batch_fetcher import draws_nothing
+from mlotool.core.errors import ConfigError
+from mlotool.problem.batches import BatchFetcher, draws_nothing
 from mlotool.program import Stream
 
 
@@ -190,3 +191,9 @@ def test_a_generator_that_nobody_seeds_is_found(dataset: Any, is_repeatable: boo
     stream = Stream(dataset, batch_size=4, num_workers=num_workers)
     assert stream.is_repeatable() == is_repeatable
     assert stream.state_dict() == {"epoch": 0, "batches_consumed": 0}
+
+
+def test_a_data_set_that_has_become_shorter_is_told() -> None:
+    fetcher = BatchFetcher([1, 2], 0)
+    with pytest.raises(ConfigError, match=r"list gave no samples for a batch.*Correct __len__"):
+        fetcher[0, 0, torch.tensor([], dtype=torch.int64)]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mlotool.core import LossOutput
-from mlotool.problem.batch_share import Share, bounds
-from mlotool.problem.same_batch import SameBatch
+from mlotool.problem.batches import Share, bounds
+from mlotool.problem.stream import SameBatch
 from mlotool.program import Stream
 
 

@@ -29,13 +29,9 @@ from mlotool import (
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import KeepEvery
 from mlotool.layerparallel import Auxiliary
-from mlotool.problem.compatibility import broken, check, message
-from mlotool.problem.compatibility_case import Case
-from mlotool.problem.compatibility_features import FEATURES
-from mlotool.problem.compatibility_page import page
-from mlotool.problem.compatibility_table import ROWS, Row
-from mlotool.problem.same_batch import SameBatch
+from mlotool.problem.compatibility import FEATURES, ROWS, Case, Row, broken, check, message, page
 from mlotool.problem.settings import ProblemSettings
+from mlotool.problem.stream import SameBatch
 from mlotool.spaces import Operator, SharedSpace, UniformPaths
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"

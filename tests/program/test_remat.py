@@ -207,7 +207,7 @@ def test_a_block_inside_a_block(name: str) -> None:
     inside, evaluations = ours.problems["model"].module.blocks[0].attention[0], []
     inside.register_forward_hook(lambda *_: evaluations.append(inside.weight.requires_grad))
     x = torch.ones(2, 3, dtype=torch.float64)
-    torch.autograd.grad(ours.problems["model"].player.live(None, None)(x).sum(), [inside.weight])
+    torch.autograd.grad(ours.problems["model"].live(None, None)(x).sum(), [inside.weight])
     assert evaluations == [False, False, True]
 
 
@@ -317,7 +317,7 @@ def test_problems_of_one_module_have_settings_of_their_own() -> None:
     x = torch.ones(2, 3, dtype=torch.float64)
     for problem, count in ((again, 3), (plain, 2), (again, 3)):
         before = sum(each.calls for each in net.blocks)
-        model = problem.player.live(None, None)
+        model = problem.live(None, None)
         torch.autograd.grad(model(x).sum(), list(net.parameters()))
         assert sum(each.calls for each in net.blocks) - before == count
 
@@ -334,7 +334,7 @@ def test_hooks_of_a_block_run_once_and_change_what_it_returns() -> None:
     net.blocks[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
     x = torch.ones(2, 3, dtype=torch.float64)
     problem = Problem("model", net, upper_loss, roles={"model": "model"}, remat="auto")
-    model = problem.player.live(None, None)
+    model = problem.live(None, None)
     ours = torch.autograd.grad(model(x).sum(), list(net.parameters()))
     assert heard == [net.blocks[0]]
     assert_close(list(ours), list(torch.autograd.grad(net(x).sum(), list(net.parameters()))))
@@ -347,7 +347,7 @@ def test_a_forward_of_the_instance_is_kept() -> None:
     block.forward = own
     problem = Problem("model", net, upper_loss, roles={"model": "model"}, remat=["blocks.*"])
     x = torch.ones(2, 3, dtype=torch.float64)
-    assert torch.equal(problem.player.live(None, None)(x), net(x))
+    assert torch.equal(problem.live(None, None)(x), net(x))
     assert block.forward is own
 
 

@@ -137,7 +137,7 @@ def test_the_entropy_weight_keeps_decisions_open() -> None:
     with torch.no_grad():
         module.logits["activation_0"][1] = 3.0
     batch = {"input": torch.randn(8, 4), "target": torch.randint(3, (8,))}
-    roles = {"model": made.problems["net"].module, "paths": made.problems["paths"].player.pure(None, None)}
+    roles = {"model": made.problems["net"].module, "paths": made.problems["paths"].pure(None, None)}
     plain, kept = (path_cross_entropy(batch, **roles, entropy=each).loss for each in (0.0, 0.5))
     assert torch.allclose(plain - kept, 0.5 * module.entropy())
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from mlotool.config import compose, hypergradient_options
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.distributed.buckets import BUCKET_BYTES
-from mlotool.distributed.collectives import Ranks
+from mlotool.distributed.collectives import BUCKET_BYTES, Ranks
 from mlotool.hypergradient import (
     ConjugateGradient,
     FirstOrder,

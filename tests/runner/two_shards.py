@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from mlotool.config import compose
 from mlotool.core.errors import NonFiniteParametersError
-from mlotool.distributed.collectives import Ranks
-from mlotool.distributed.mesh import all_ranks
+from mlotool.distributed.collectives import Ranks, all_ranks
 from mlotool.hypergradient import FirstOrder
 from mlotool.problem import shards
 from mlotool.problem.shards import gathered

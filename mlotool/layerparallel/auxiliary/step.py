@@ -11,7 +11,7 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.partition.stage import Inputs
-from mlotool.problem.batch_share import bounds
+from mlotool.problem.batches import bounds
 
 # s: samples of a batch
 

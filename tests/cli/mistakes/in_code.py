@@ -197,7 +197,7 @@ MISTAKES = {
     "a sample that is None": _item(
         "return None if index == 3 else super().__getitem__(index)",
         f"making a batch of 16 samples of slip.Items ({CALLED} 7), 1 of which is None, failed",
-        "Expected a sample at every index. Return one wherever __getitem__ ends",
+        "Expected a sample at every index",
     ),
     "targets below zero": _item(
         'return {"input": self.inputs[index], "target": -1}', "Target -1 is out of bounds", "A target counts from 0"

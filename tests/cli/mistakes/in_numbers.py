@@ -265,12 +265,12 @@ MISTAKES = {
     ),
     "kinds that change by index": _item(
         'return {"input": self.inputs[index], "target": 0 if index % 2 else self.targets[index]}',
-        "each with values of the same kind",
+        "Let __getitem__ return the same keys at each index",
     ),
-    "sparse samples": _item('return {"input": self.inputs[index].to_sparse(), "target": 0}', "Return dense tensors"),
+    "sparse samples": _item('return {"input": self.inputs[index].to_sparse(), "target": 0}', "dense tensors of one size"),
     "samples with a gradient in a loading process": _item(
         'return {"input": self.inputs[index].requires_grad_() * 2, "target": 0}',
-        "Return samples without a gradient: .detach()",
+        "without a gradient (.detach())",
         words=(f"{P}stream.num_workers=1",),
     ),
     "samples that are tensors alone": _item(

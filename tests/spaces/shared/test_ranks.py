@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.problem.compatibility import check
-from mlotool.problem.compatibility_case import Case
+from mlotool.problem.compatibility import Case, check
 from mlotool.problem.settings import ProblemSettings
 from tests.runner.processes import run_ranks
 from tests.spaces.shared.two_ranks import (

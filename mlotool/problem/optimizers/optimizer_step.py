@@ -1,8 +1,9 @@
-"""The optimizer steps of one problem: taken in place, or as pure functions of parameters and state."""
+"""The optimizer steps of one problem: taken in place, again on copies, or as pure functions of parameters and state."""
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -11,16 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
-from mlotool.core.errors import RunError
+from mlotool.core.arguments import require
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.gradient import values_of
 from mlotool.core.user_code import Call, note
-from mlotool.problem.fused_step import FusedStep, Kernel, KernelGroup, KernelStep, aligned, prefer_fused_kernels
+from mlotool.problem.arguments import check_scheduler, check_used, is_lazy, made, needs_closure
 from mlotool.problem.loss_scale import LossScale
+from mlotool.problem.optimizers.fused_step import FusedStep, KernelGroup, KernelStep, aligned, prefer_fused_kernels
+from mlotool.problem.optimizers.registry import find_rule
+from mlotool.problem.optimizers.rule import Hyperparameters, State, StepArguments, StepCotangents, pull_back, safe_sqrt
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import Shards
 from mlotool.problem.trajectory import copied
-from mlotool.problem.update import Hyperparameters, State, clipped, find_update
-from mlotool.problem.update_derivative import StepArguments, StepCotangents, pull_back
-from mlotool.problem.usable import check_used, is_lazy, needs_closure
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 Evaluate = Callable[[], tuple[Tensor, Sequence[Tensor | None]]]
 """Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters."""
@@ -117,7 +122,7 @@ class OptimizerStep:
         """Whether every step is along its gradient: no overflow is looked for, and nothing is evaluated again."""
         return self.loss_scale is None and not self.evaluates_again
 
-    def kernel_groups(self) -> list[tuple[Kernel, KernelGroup]] | None:
+    def kernel_groups(self) -> list[KernelGroup] | None:
         """Return what a step is that is nothing but calls of a kernel; None where it is more."""
         is_bare = self.is_plain and self._settings.gradient_clip_norm is None
         return self._fused.groups() if is_bare and not any(map(_HOOKS, self._parameters)) else None
@@ -200,7 +205,7 @@ class OptimizerStep:
         Raises:
             ConfigError: the optimizer has no pure form.
         """
-        update = find_update(self._name, self._optimizer)
+        update = find_rule(self._name, self._optimizer).update
         new_theta, new_state = [], []
         for point, slope, old, each in zip(theta, self.clip(gradient)[0], state, hyperparameters, strict=True):
             moved, kept = (point, old) if slope is None else update(point, slope, old, each)
@@ -219,11 +224,26 @@ class OptimizerStep:
     ) -> StepCotangents:
         """Return the derivative of a pure step, transposed, times cotangents of what it returns.
 
-        Arguments as for `pure`, and the cotangents as for `mlotool.problem.update_derivative.pull_back`.
+        Arguments as for `pure`, and the cotangents as for `mlotool.problem.optimizers.rule.pull_back`.
         """
         clip = None if self._settings.gradient_clip_norm is None else self.clip
-        update = find_update(self._name, self._optimizer)
-        return pull_back(StepArguments(update, theta, gradient, state, hyperparameters, clip), cotangent, of_state)
+        rule = find_rule(self._name, self._optimizer)
+        return pull_back(StepArguments(rule, theta, gradient, state, hyperparameters, clip), cotangent, of_state)
+
+    def again(
+        self,
+        theta: Sequence[Tensor],
+        gradient: Sequence[Tensor | None],
+        state: Sequence[State],
+        hyperparameters: Sequence[Hyperparameters],
+        inputs: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[State]]:
+        """Return parameters and state after a step that was taken, as `Unroll.replay`: to the bit, nothing is changed.
+
+        Arguments as for `pure`; the inputs, which shape the problem, shape no update.
+        """
+        assert self._optimizer is not None
+        return replayed_step(self._optimizer, self._parameters, theta, self.clip(gradient)[0], state, hyperparameters)
 
     def hyperparameters(self) -> tuple[Hyperparameters, ...]:
         """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""
@@ -302,7 +322,7 @@ class OptimizerStep:
     def _step_with(self, gradient: Sequence[Tensor | None], hyperparameters: Sequence[Hyperparameters]) -> None:
         optimizer = self._optimizer
         assert optimizer is not None
-        update = find_update(self._name, optimizer)
+        update = find_rule(self._name, optimizer).update
         with torch.no_grad():
             for parameter, slope, each in zip(self._parameters, gradient, hyperparameters, strict=True):
                 if slope is not None:
@@ -330,9 +350,8 @@ class OptimizerStep:
     def _fault(self, optimizer: Optimizer) -> RunError | None:
         """Return what is wrong where a step of torch's has failed; None of what is not known."""
         key, name = f"problems.{self._name}.optimizer", type(optimizer).__name__
-        if type(optimizer) is SparseAdam and any(
-            each.grad is not None and not each.grad.is_sparse for each in self._parameters
-        ):
+        slopes = [each.grad for each in self._parameters if each.grad is not None]
+        if type(optimizer) is SparseAdam and not all(slope.is_sparse for slope in slopes):
             return RunError(
                 f"{key}: found {name} with a dense gradient; expected a problem on one rank with nothing but "
                 "nn.Embedding(sparse=True), whose gradient passes through no solution. Write optimizer: adam."
@@ -341,7 +360,7 @@ class OptimizerStep:
         if on_cpu and any(group.get("capturable") for group in optimizer.param_groups):
             return RunError(
                 f"{key}.capturable: found true for {name} with parameters on the CPU; expected false there. Leave it "
-                "out, or choose a GPU: runner.accelerator=gpu."
+                "out, or write runner.accelerator=gpu."
             )
         return None
 
@@ -361,3 +380,147 @@ class OptimizerStep:
     def _clear_gradient(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def optimizer_step(
+    name: str,
+    theta: Mapping[str, Tensor],
+    optimizer: Optimizer | OptimizerFactory | None,
+    scheduler: Callable[[Optimizer], Any] | None,
+    settings: ProblemSettings,
+) -> OptimizerStep:
+    """Return how a problem steps.
+
+    Args:
+        name: the problem.
+        theta: its parameters by name.
+        optimizer: of them, or what makes one; None where it is never stepped.
+        scheduler: makes one of the optimizer; None keeps its learning rate.
+        settings: the problem's.
+
+    Raises:
+        ConfigError: the optimizer or the scheduler is of a wrong kind, or does not fit the settings.
+    """
+    key = f"problems.{name}"
+    for user, is_set in (("a scheduler", scheduler is not None), ("reset_to", settings.reset_to is not None)):
+        expected = f"an optimizer, since {user} is set"
+        require(optimizer is not None or not is_set, f"{key}.optimizer", None, expected)
+    built = optimizer if isinstance(optimizer, Optimizer) else None
+    if optimizer is not None and built is None:
+        is_right, expected = (lambda value: isinstance(value, Optimizer)), "a torch optimizer"
+        built = made(f"{key}.optimizer", optimizer, theta.values(), is_right, expected)
+    _check_optimizer(f"{key}.optimizer", built, theta)
+    found = None
+    if scheduler is not None:
+        expected = "a scheduler"
+        found = made(f"{key}.scheduler", scheduler, built, lambda each: each is None or hasattr(each, "step"), expected)
+    check_scheduler(name, found, built, settings.scheduler_interval)
+    if settings.optimizer_roles:
+        assert built is not None
+        group = built.param_groups[0].items()
+        known = [each for each, value in group if isinstance(value, int | float) and not isinstance(value, bool)]
+        for each in settings.optimizer_roles:
+            require(each in known, f"{key}.optimizer.{each}", "a problem", f"one of {', '.join(known)}")
+    return OptimizerStep(name, built, found, settings)
+
+
+def _check_optimizer(key: str, optimizer: Optimizer | None, theta: Mapping[str, Tensor]) -> None:
+    """Refuse an optimizer of other parameters, which would step them, or nothing, and one whose steps are a graph."""
+    groups = () if optimizer is None else optimizer.param_groups
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    missing = next((name for name, tensor in theta.items() if groups and id(tensor) not in held), None)
+    if missing is not None:
+        raise ConfigError(
+            f"{key}: it does not hold the parameter '{missing}' of the module; expected all of them (tasks replace "
+            "them). Pass a callable: optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
+        )
+    if any(group.get("differentiable") for group in groups):
+        raise ConfigError(
+            f"{key}.differentiable: found true; expected false, since a step changes parameters in place. Leave it "
+            "out: hypergradient: unrolled differentiates steps of SGD, Adam and AdamW by itself."
+        )
+
+
+def clipped(
+    gradient: Sequence[Tensor | None],
+    max_norm: float,
+    num_tasks: int | None = None,
+    total: Callable[[Sequence[Tensor | None]], Tensor] | None = None,
+) -> tuple[list[Tensor | None], Tensor]:
+    """Return the gradient with a 2-norm of at most `max_norm`, and its norm before.
+
+    Args:
+        gradient: one tensor a parameter; None where it is unused.
+        max_norm: as for `torch.nn.utils.clip_grad_norm_`.
+        num_tasks: length of the leading task axis, each of which is clipped by itself; None without one.
+        total: where tensors are divided among ranks, returns the sum of the squares of all elements, from the squares
+            of this rank's part of each tensor.
+
+    Returns:
+        The gradient, and the norm: 0-D, or one a task.
+    """
+    start = 0 if num_tasks is None else 1
+    squares = [None if tensor is None else _squares(tensor).flatten(start).sum(start) for tensor in gradient]
+    if total is None:
+        norm = safe_sqrt(torch.stack([square for square in squares if square is not None]).sum(0))
+    else:
+        norm = safe_sqrt(total(squares))
+    factor = (max_norm / (norm + 1e-6)).clamp_max(1.0)
+    return [None if tensor is None else tensor * _on_axis(factor, tensor) for tensor in gradient], norm
+
+
+def replayed_step(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    theta: Sequence[Tensor],
+    gradient: Sequence[Tensor | None],
+    state: Sequence[State],
+    hyperparameters: Sequence[Hyperparameters],
+) -> tuple[list[Tensor], list[State]]:
+    """Return parameters and optimizer state after a step; the optimizer and its parameters stay as they are.
+
+    Args:
+        optimizer: of torch.
+        parameters: its parameters, in the order of the others; only to tell which is in which group.
+        theta: their values before the step.
+        gradient: after clipping; None of a parameter that is left alone.
+        state: of the optimizer before the step, one mapping a parameter.
+        hyperparameters: at the step, one mapping a parameter.
+
+    Example:
+        >>> parameter = nn.Parameter(torch.ones(1))
+        >>> optimizer = torch.optim.SGD([parameter], lr=0.5)
+        >>> rates = [{"lr": 0.5}]
+        >>> replayed_step(optimizer, [parameter], [torch.full((1,), 3.0)], [torch.ones(1)], [{}], rates)[0]
+        [tensor([2.5000])]
+    """
+    places = {id(parameter): place for place, parameter in enumerate(parameters)}
+    copies = [nn.Parameter(each.detach().clone()) for each in theta]
+    for parameter, slope in zip(copies, gradient, strict=True):
+        parameter.grad = None if slope is None else aligned(slope, parameter)
+    twin: Any = copy.copy(optimizer)
+    twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    twin.param_groups = []
+    for group in optimizer.param_groups:
+        members = [places[id(parameter)] for parameter in group["params"] if id(parameter) in places]
+        if members:
+            values = {**group, **hyperparameters[members[0]]}
+            twin.param_groups.append({**values, "params": [copies[place] for place in members]})
+    twin.state = defaultdict(dict)
+    for place, each in enumerate(state):
+        if each:
+            twin.state[copies[place]] = {
+                name: value.clone() if isinstance(value, Tensor) else value for name, value in each.items()
+            }
+    type(optimizer).step(twin)
+    return [each.detach() for each in copies], [dict(twin.state.get(each, {})) for each in copies]
+
+
+def _squares(tensor: Tensor) -> Tensor:
+    values = values_of(tensor)
+    return (values.abs() if values.is_complex() else values).square()
+
+
+def _on_axis(factor: Tensor, tensor: Tensor) -> Tensor:
+    """Return `factor`, 0-D or one a task, so that it multiplies a tensor with a leading task axis."""
+    return factor if factor.dim() == 0 else factor.reshape(factor.shape + (1,) * (tensor.dim() - factor.dim()))

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
 
-from mlotool.problem import update_derivative
-from mlotool.problem.update import State, Update, adam, adamw, clipped, sgd
-from mlotool.problem.update_derivative import StepArguments, pull_back
+from mlotool.problem.optimizers.adam import ADAM_RULE
+from mlotool.problem.optimizers.optimizer_step import clipped
+from mlotool.problem.optimizers.registry import RULES
+from mlotool.problem.optimizers.rule import AlikeSteps, OptimizerRule, State, StepArguments, StepCotangents, pull_back
+from mlotool.problem.optimizers.sgd import SGD_RULE
 
 SHAPES = ((3, 2), (4,), ())
 SGD_SETTINGS = [
@@ -20,9 +23,9 @@ SGD_SETTINGS = [
     if not n or (m > 0 and d == 0)
 ]
 ADAM_SETTINGS = [
-    {"lr": 0.3, "betas": b, "eps": e, "weight_decay": w, "amsgrad": a, "maximize": x}
-    for b, e, w, a, x in itertools.product(
-        ((0.9, 0.99), (0.0, 0.5)), (1e-8, 0.1), (0.0, 0.1), (False, True), (False, True)
+    {"lr": 0.3, "betas": b, "eps": e, "weight_decay": w, "amsgrad": a, "maximize": x, "decoupled_weight_decay": d}
+    for d, b, e, w, a, x in itertools.product(
+        (False, True), ((0.9, 0.99), (0.0, 0.5)), (1e-8, 0.1), (0.0, 0.1), (False, True), (False, True)
     )
 ]
 
@@ -32,11 +35,11 @@ def vectors(seed: int) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in SHAPES]
 
 
-def state_of(update: Update, settings: Mapping[str, Any], number: int, seed: int) -> list[dict[str, Tensor]]:
+def state_of(rule: OptimizerRule, settings: Mapping[str, Any], number: int, seed: int) -> list[dict[str, Tensor]]:
     """Return a state after `number` steps."""
     if number == 0:
         return [{} for _ in SHAPES]
-    if update is sgd:
+    if rule is SGD_RULE:
         return [{"momentum_buffer": each} if settings["momentum"] else {} for each in vectors(seed)]
     found = []
     for first, second, largest in zip(vectors(seed), vectors(seed + 1), vectors(seed + 2), strict=True):
@@ -57,7 +60,7 @@ def by_autograd(
     slopes = gradient if step.clip is None else step.clip(gradient)[0]
     total = torch.zeros((), dtype=torch.float64)
     for number, (point, slope, old, each) in enumerate(zip(theta, slopes, state, step.hyperparameters, strict=True)):
-        after: tuple[Tensor, State] = (point, old) if slope is None else step.update(point, slope, old, each)
+        after: tuple[Tensor, State] = (point, old) if slope is None else step.rule.update(point, slope, old, each)
         total = total + (after[0] * cotangent[number]).sum()
         for key, value in of_state[number].items():
             total = total + (after[1][key] * value).sum()
@@ -84,7 +87,7 @@ def of_new_state(step: StepArguments) -> list[dict[str, Tensor]]:
     """Return a cotangent for all that the step keeps."""
     found = []
     for number, (point, slope, old) in enumerate(zip(step.theta, step.gradient, step.state, strict=True)):
-        new = old if slope is None else step.update(point, slope, old, step.hyperparameters[number])[1]
+        new = old if slope is None else step.rule.update(point, slope, old, step.hyperparameters[number])[1]
         keys = [key for key in new if key != "step"]
         found.append({key: vectors(40 + index)[number] for index, key in enumerate(keys)})
     return found
@@ -92,45 +95,52 @@ def of_new_state(step: StepArguments) -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("number", [0, 1, 7])
 @pytest.mark.parametrize(
-    ("update", "settings"),
-    [(sgd, each) for each in SGD_SETTINGS] + [(update, each) for update in (adam, adamw) for each in ADAM_SETTINGS],
+    ("rule", "settings"),
+    [(SGD_RULE, each) for each in SGD_SETTINGS] + [(ADAM_RULE, each) for each in ADAM_SETTINGS],
 )
-def test_every_setting(monkeypatch: pytest.MonkeyPatch, update: Update, settings: dict[str, Any], number: int) -> None:
-    monkeypatch.setattr(update_derivative, "_by_autograd", None)
-    step = StepArguments(update, vectors(0), vectors(10), state_of(update, settings, number, 20), [settings] * 3)
+def test_every_setting(
+    monkeypatch: pytest.MonkeyPatch, rule: OptimizerRule, settings: dict[str, Any], number: int
+) -> None:
+    monkeypatch.setattr(rule, "_by_autograd", None)
+    step = StepArguments(rule, vectors(0), vectors(10), state_of(rule, settings, number, 20), [settings] * 3)
     check(step, vectors(30), [{} for _ in SHAPES])
     check(step, vectors(30), of_new_state(step))
 
 
 @pytest.mark.parametrize("most_chunks", [1, 2, 16])
-@pytest.mark.parametrize(("update", "settings"), [(sgd, SGD_SETTINGS[-1]), (adam, ADAM_SETTINGS[2])])
+@pytest.mark.parametrize(("rule", "settings"), [(SGD_RULE, SGD_SETTINGS[-1]), (ADAM_RULE, ADAM_SETTINGS[2])])
 def test_a_large_model_is_taken_in_parts(
-    monkeypatch: pytest.MonkeyPatch, update: Update, settings: dict[str, Any], most_chunks: int
+    monkeypatch: pytest.MonkeyPatch, rule: OptimizerRule, settings: dict[str, Any], most_chunks: int
 ) -> None:
-    taken = []
-    closed = update_derivative._CLOSED[update]
-    monkeypatch.setitem(update_derivative._CLOSED, update, lambda part: taken.append(len(part.theta)) or closed(part))
-    monkeypatch.setattr(update_derivative, "SMALLEST_CHUNK", 1)
-    monkeypatch.setattr(update_derivative, "MOST_CHUNKS", most_chunks)
-    step = StepArguments(update, vectors(0), vectors(10), state_of(update, settings, 3, 20), [settings] * 3)
+    taken: list[int] = []
+
+    def counted(steps: AlikeSteps) -> StepCotangents:
+        taken.append(len(steps.theta))
+        assert rule.derivative is not None
+        return rule.derivative(steps)
+
+    monkeypatch.setattr(rule, "SMALLEST_CHUNK", 1)
+    monkeypatch.setattr(rule, "MOST_CHUNKS", most_chunks)
+    step = StepArguments(
+        replace(rule, derivative=counted), vectors(0), vectors(10), state_of(rule, settings, 3, 20), [settings] * 3
+    )
     check(step, vectors(30), of_new_state(step))
     assert len(taken) == {1: 1, 2: 2, 16: 3}[most_chunks]
 
 
 def test_what_is_given_is_not_written_into() -> None:
     given, settings = vectors(30), ADAM_SETTINGS[0]
-    step = StepArguments(adam, vectors(0), vectors(10), state_of(adam, settings, 3, 20), [settings] * 3)
+    step = StepArguments(ADAM_RULE, vectors(0), vectors(10), state_of(ADAM_RULE, settings, 3, 20), [settings] * 3)
     pull_back(step, [*given], of_new_state(step))
     torch.testing.assert_close(given, vectors(30), rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("number", [0, 3])
 @pytest.mark.parametrize("amsgrad", [False, True])
-@pytest.mark.parametrize("update", [adam, adamw])
-def test_zero_gradients_and_second_moments(update: Update, amsgrad: bool, number: int) -> None:
-    settings = {"lr": 0.3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": amsgrad}
-    settings["maximize"] = False
-    gradient, state = vectors(10), state_of(update, settings, number, 20)
+@pytest.mark.parametrize("is_decoupled", [False, True])
+def test_zero_gradients_and_second_moments(is_decoupled: bool, amsgrad: bool, number: int) -> None:
+    rule, settings = ADAM_RULE, {**ADAM_SETTINGS[0], "amsgrad": amsgrad, "decoupled_weight_decay": is_decoupled}
+    gradient, state = vectors(10), state_of(rule, settings, number, 20)
     gradient[0].zero_()
     gradient[1][0] = 0.0
     if number:
@@ -141,25 +151,28 @@ def test_zero_gradients_and_second_moments(update: Update, amsgrad: bool, number
         state[1]["exp_avg_sq"][0] = 0.0
         if amsgrad:
             state[1]["max_exp_avg_sq"] = 0.99 * state[1]["exp_avg_sq"] + 0.01 * gradient[1].square()
-    step = StepArguments(update, vectors(0), gradient, state, [settings] * 3)
+    step = StepArguments(rule, vectors(0), gradient, state, [settings] * 3)
     check(step, vectors(30), of_new_state(step))
 
 
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
 def test_clipping_unused_parameters_and_groups(kind: Any) -> None:
-    update = {SGD: sgd, Adam: adam, AdamW: adamw}[kind]
+    rule = RULES[kind]
     base = dict(kind([torch.zeros(1)], lr=0.3).defaults) | ({"momentum": 0.9} if kind is SGD else {})
     settings = [base, {**base, "lr": 0.1}, base]
     gradient: list[Tensor | None] = [*vectors(10)]
     gradient[2] = None
     clip = lambda slopes: clipped(slopes, 0.7)  # noqa: E731
-    step = StepArguments(update, vectors(0), gradient, state_of(update, base, 2, 20), settings, clip)
+    step = StepArguments(rule, vectors(0), gradient, state_of(rule, base, 2, 20), settings, clip)
     check(step, vectors(30), of_new_state(step))
     assert pull_back(step, vectors(30)).gradient[2] is None
 
 
-@pytest.mark.parametrize("update", [sgd, adam, adamw])
-def test_a_hyperparameter_that_is_a_tensor(update: Update) -> None:
-    settings = dict(SGD_SETTINGS[-1] if update is sgd else ADAM_SETTINGS[0]) | {"lr": torch.tensor(0.2).double()}
-    step = StepArguments(update, vectors(0), vectors(10), state_of(update, settings, 2, 20), [settings] * 3)
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [(SGD_RULE, SGD_SETTINGS[-1]), (ADAM_RULE, ADAM_SETTINGS[0]), (ADAM_RULE, ADAM_SETTINGS[-1])],
+)
+def test_a_hyperparameter_that_is_a_tensor(rule: OptimizerRule, settings: dict[str, Any]) -> None:
+    settings = settings | {"lr": torch.tensor(0.2).double()}
+    step = StepArguments(rule, vectors(0), vectors(10), state_of(rule, settings, 2, 20), [settings] * 3)
     check(step, vectors(30), of_new_state(step))

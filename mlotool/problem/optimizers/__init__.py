@@ -1,0 +1,1 @@
+"""How optimizers step: one rule a file, `registry.py` by class, and what takes steps by them."""

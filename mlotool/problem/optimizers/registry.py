@@ -1,0 +1,91 @@
+"""Which rule an optimizer follows, and whether its steps are still those of the class."""
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from mlotool.core.errors import ConfigError
+from mlotool.problem.optimizers.adam import ADAM_RULE
+from mlotool.problem.optimizers.rule import OptimizerRule
+from mlotool.problem.optimizers.sgd import SGD_RULE
+
+RULES: dict[type[Any], OptimizerRule] = {SGD: SGD_RULE, Adam: ADAM_RULE, AdamW: ADAM_RULE}
+"""By exact class: a subclass may step otherwise."""
+
+_GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+_STEPS: Mapping[Any, Any] = {kind: inspect.unwrap(kind.step) for kind in RULES}
+
+
+def find_rule(problem: str, optimizer: Optimizer | None) -> OptimizerRule:
+    """Return the rule that an optimizer follows.
+
+    Args:
+        problem: its name, for the message.
+        optimizer: the problem's.
+
+    Raises:
+        ConfigError: there is none, or hooks see its steps.
+    """
+    if optimizer is None or type(optimizer) not in RULES:
+        found = "nothing" if optimizer is None else type(optimizer).__name__
+        raise ConfigError(
+            f"problems.{problem}.optimizer: found {found}; expected one of "
+            f"{', '.join(f'torch.optim.{each.__name__}' for each in RULES)}, whose steps can be differentiated. "
+            f"Choose one of them, or an implicit hypergradient for '{problem}' (hypergradient=cg)."
+        )
+    if has_step_hooks(optimizer):
+        raise ConfigError(
+            f"problems.{problem}.optimizer: found hooks on its steps; expected none, since these steps are taken as "
+            f"functions, which call no hooks. Remove them, or choose an implicit hypergradient for '{problem}' "
+            "(hypergradient=cg) and no optimizer setting that another problem gives."
+        )
+    return RULES[type(optimizer)]
+
+
+def parts_of_step(optimizer: Any) -> list[Any]:
+    """Return the objects that an optimizer's step consists of: its method, groups, parameters, what is kept of each.
+
+    Beside them the numbers of hooks; they are small, and equal ones are the same object.
+    """
+    groups, state = optimizer.param_groups, optimizer.state
+    kept = [each for each in state.values() if isinstance(each, dict)]
+    return [
+        type(optimizer).step,
+        vars(optimizer).get("step"),
+        *map(len, (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS)),
+        *groups,
+        *chain(*[group["params"] for group in groups]),
+        *state,
+        *kept,
+        *chain.from_iterable(map(dict.values, kept)),
+    ]
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Return whether somebody wants to see an optimizer's steps: by hooks, or a method in the place of torch's."""
+    own = optimizer.__dict__.get("step")
+    kind: Any = type(optimizer)
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or any(_GLOBAL_HOOKS)
+        or (own is not None and not _only_counts(own, kind.step))
+        or (kind in _STEPS and not _is_torchs(kind, kind.step))
+    )
+
+
+@cache
+def _is_torchs(kind: Any, step: Any) -> bool:
+    """Return whether nobody has put another method into torch's class."""
+    return inspect.unwrap(step) is _STEPS[kind]
+
+
+def _only_counts(step: Any, wrapped: Any) -> bool:
+    """Return whether a method is the one that a scheduler of torch's puts there, to count calls of the class's own."""
+    is_torchs = getattr(getattr(step, "__code__", None), "co_filename", "") == lr_scheduler.__file__
+    return is_torchs and getattr(step, "__wrapped__", None) is wrapped
