@@ -8,10 +8,10 @@ from mlotool.core.forward_mode import refuse_scripted
 from mlotool.core.messages import shown
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient, AbstractZerothOrder
-from mlotool.problem.part_shards import matched_names
+from mlotool.problem.optimizers.registry import find_rule
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
-from mlotool.problem.update import find_update
+from mlotool.problem.shards import matched_names
 from mlotool.program.graph import Graph
 from mlotool.program.solution_order import SolutionNode, SolutionOrder
 from mlotool.program.step_rates import takes_several_steps
@@ -183,7 +183,7 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
     if algorithm.sees_steps:
-        find_update(problem.name, problem.optimizer)
+        find_rule(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
         if is_from_another and horizon is not None and horizon < problem.settings.unroll_steps:
             raise ConfigError(

@@ -7,9 +7,9 @@ from typing import Any
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.plain_state import ADVICE, Plain, check_plain
+from mlotool.problem.arguments import check_saving
 from mlotool.problem.problem import Problem
 from mlotool.problem.saved_form import check_whole
-from mlotool.problem.usable import check_saving
 from mlotool.program.memories import Memories
 
 

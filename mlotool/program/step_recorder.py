@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.forward_mode import explained, twice_differentiable, twice_differentiable_mode
+from mlotool.core.forward_mode import twice_differentiable, twice_differentiable_mode
 from mlotool.core.gradient import dense
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.not_differentiable import explained
 from mlotool.core.replay import RandomState
-from mlotool.problem.moving_buffers import Buffers, MovingBuffers
 from mlotool.problem.problem import Problem
-from mlotool.problem.taken_gradient import TakenGradient
-from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord
+from mlotool.problem.trajectory import Buffers, LowerSnapshot, MovingBuffers, StepGraph, StepRecord, TakenGradient
 from mlotool.program.engine import Engine
 from mlotool.program.solution_order import SolutionOrder
 

@@ -2,22 +2,16 @@
 
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD
 
 from mlotool.core.unchanged import SameObjects
-from mlotool.problem.optimizers.registry import parts_of_step
-from mlotool.problem.optimizers.rule import Hyperparameters
+from mlotool.problem.optimizers.registry import RULES, find_rule, parts_of_step
+from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters, OptimizerRule
 from mlotool.problem.problem import Problem
-from mlotool.problem.update import UPDATES, find_update
 
-_ATEN = torch.ops.aten
-_SGD = ("weight_decay", "momentum", "dampening", "nesterov", "maximize", "fused")
-_ADAM = ("weight_decay", "betas", "eps", "amsgrad", "maximize", "fused", "decoupled_weight_decay")
 _NO_STATE = "a parameter has its first gradient, for which its optimizer keeps nothing yet"
 
 
@@ -27,7 +21,7 @@ class TracedStep:
     Learning rates are inputs of the trace, which a scheduler may change; the other hyperparameters are fixed by it.
 
     Args:
-        problem: its optimizer is SGD, Adam or AdamW, and has its state.
+        problem: its optimizer has a rule, and its state.
 
     Attributes:
         tensors: what a step takes beside parameters and gradient: the optimizer's state of each parameter, then a
@@ -40,7 +34,7 @@ class TracedStep:
         self._problem = problem
         self._optimizer: Any = optimizer
         self._groups: list[dict[str, Any]] = optimizer.param_groups
-        self._fixed = itemgetter(*(_SGD if type(self._optimizer) is SGD else _ADAM))
+        self._fixed = [name for name in (*RULES[type(optimizer)].settings, "fused") if name != "lr"]
         positions = {id(parameter): position for position, parameter in enumerate(problem.own)}
         self._positions = [
             [positions[id(each)] for each in group["params"] if id(each) in positions] for group in self._groups
@@ -79,7 +73,7 @@ class TracedStep:
             elif rate != self._numbers[number]:
                 self._rates[number].fill_(rate)
                 self._numbers[number] = rate
-        return tuple([self._fixed(group) for group in self._groups])
+        return tuple([tuple(map(group.get, self._fixed)) for group in self._groups])
 
     def __call__(
         self, theta: Sequence[Tensor], gradient: Sequence[Tensor | None], tensors: Sequence[Tensor], *, is_fused: bool
@@ -98,17 +92,17 @@ class TracedStep:
         given = iter(tensors)
         states = [{name: next(given) for name in names} for names in self._names]
         after = [*theta]
-        update = find_update(self._problem.name, self._optimizer)
+        rule = find_rule(self._problem.name, self._optimizer)
         for group, positions, rate in zip(self._groups, self._positions, given, strict=True):
             used = [position for position in positions if gradient[position] is not None]
             hyperparameters = {**group, "lr": rate}
-            if is_fused and group.get("fused") and used:
-                self._by_kernel(after, gradient, states, hyperparameters, used)
+            if is_fused and rule.kernel is not None and group.get("fused") and used:
+                self._by_kernel(rule, after, gradient, states, hyperparameters, used)
                 continue
             for position in used:
                 slope = gradient[position]
                 assert slope is not None
-                after[position], state = update(after[position], slope, states[position], hyperparameters)
+                after[position], state = rule.update(after[position], slope, states[position], hyperparameters)
                 states[position] = dict(state)
         if any(set(state) != set(names) for state, names in zip(states, self._names, strict=True)):
             raise LookupError(_NO_STATE)
@@ -116,6 +110,7 @@ class TracedStep:
 
     def _by_kernel(
         self,
+        rule: OptimizerRule,
         after: list[Tensor],
         gradient: Sequence[Tensor | None],
         states: list[dict[str, Tensor]],
@@ -125,26 +120,24 @@ class TracedStep:
         """Step the parameters at the positions `used`; `after` and `states` are changed."""
         theta = [after[position] for position in used]
         slopes = [_aligned(gradient[position], self._problem.own[position]) for position in used]
-        vectors = {
-            name: [states[position][name] for position in used]
-            for name in ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-            if all(name in states[position] for position in used)
-        }
-        if type(self._optimizer) is SGD:
-            found = _sgd(theta, slopes, vectors, hyperparameters)
-        else:
-            found = _adam(theta, slopes, vectors, hyperparameters)
-        for name, tensors in found.items():
-            for position, tensor in zip(used, tensors, strict=True):
-                if name == "theta":
-                    after[position] = tensor
-                else:
-                    states[position][name] = tensor
+        names = rule.names(hyperparameters)
+        if any(name not in states[position] for name in names for position in used):
+            raise LookupError(_NO_STATE)
+        vectors = {name: [states[position][name] for position in used] for name in names}
+        if COUNTER in vectors:
+            vectors[COUNTER] = [*torch._foreach_add(vectors[COUNTER], 1)]
+        assert rule.kernel is not None
+        kernel, settings = rule.kernel(hyperparameters)
+        moved, _, *kept = kernel.pure(theta, slopes, *[vectors.get(name, []) for name in rule.state], **settings)
+        vectors |= {name: tensors for name, tensors in zip(rule.vectors, kept, strict=True) if name in vectors}
+        for place, position in enumerate(used):
+            after[position] = moved[place]
+            states[position].update({name: tensors[place] for name, tensors in vectors.items()})
 
 
 def has_traced_step(problem: Problem) -> bool:
     """Return whether a problem's optimizer has a pure form that a trace can take."""
-    return type(problem.optimizer) in UPDATES
+    return type(problem.optimizer) in RULES
 
 
 def _aligned(slope: Tensor | None, parameter: Tensor) -> Tensor:
@@ -153,31 +146,3 @@ def _aligned(slope: Tensor | None, parameter: Tensor) -> Tensor:
     if slope.stride() == parameter.stride():
         return slope
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=slope.dtype, device=slope.device).copy_(slope)
-
-
-def _sgd(
-    theta: list[Tensor], slopes: list[Tensor], vectors: dict[str, list[Tensor]], hyperparameters: Hyperparameters
-) -> dict[str, list[Tensor]]:
-    names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
-    given = {name: hyperparameters[name] for name in names}
-    momentum = vectors.get("momentum_buffer", [])
-    if hyperparameters["momentum"] and not momentum:
-        raise LookupError(_NO_STATE)
-    moved, _, momentum = _ATEN._fused_sgd.tensor_lr(theta, slopes, momentum, is_first_step=False, **given)
-    return {"theta": moved, **({"momentum_buffer": momentum} if momentum else {})}
-
-
-def _adam(
-    theta: list[Tensor], slopes: list[Tensor], vectors: dict[str, list[Tensor]], hyperparameters: Hyperparameters
-) -> dict[str, list[Tensor]]:
-    if "step" not in vectors:
-        raise LookupError(_NO_STATE)
-    beta1, beta2 = hyperparameters["betas"]
-    given = {name: hyperparameters[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
-    kernel = _ATEN._fused_adamw if hyperparameters.get("decoupled_weight_decay") else _ATEN._fused_adam
-    steps, largest = torch._foreach_add(vectors["step"], 1), vectors.get("max_exp_avg_sq", [])
-    moved, _, first, second, largest = kernel.tensor_lr(
-        theta, slopes, vectors["exp_avg"], vectors["exp_avg_sq"], largest, steps, beta1=beta1, beta2=beta2, **given
-    )
-    found = {"theta": moved, "exp_avg": first, "exp_avg_sq": second, "step": steps}
-    return {**found, **({"max_exp_avg_sq": largest} if largest else {})}

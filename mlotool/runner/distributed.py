@@ -21,7 +21,6 @@ from mlotool.core.errors import ConfigError, RunError
 from mlotool.distributed.collectives import Ranks, row_of
 from mlotool.hypergradient import KFAC, Implicit
 from mlotool.problem.compatibility import Case, check
-from mlotool.problem.division import divide, merge
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import runs_in_part
 from mlotool.program import Problem, Program
@@ -77,7 +76,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         if share[1] == 1:
             whole.add(name)
         if problem.settings.shard:
-            divide(problem, row_of(ranks, next(iter(problem.theta.values())).device))
+            problem.divide(row_of(ranks, next(iter(problem.theta.values())).device))
     if ranks.is_first:
         for text in differences(program, whole):
             warnings.warn(text, stacklevel=2)
@@ -142,7 +141,7 @@ def merge_shards(program: Program, ranks: Ranks) -> None:
     """Put sharded problems together again on rank 0, on the CPU: what comes after training is its own."""
     for problem in program.problems.values():
         if problem.shards is not None:
-            merge(problem, is_kept=ranks.is_first)
+            problem.merge(is_kept=ranks.is_first)
 
 
 def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:

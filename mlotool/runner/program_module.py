@@ -173,7 +173,7 @@ def _takes_no_arguments(module: torch.nn.Module) -> bool:
 def _call(problem: Problem) -> Any:
     devices = [device for device in problem.devices if device.type == "cuda"]
     with torch.random.fork_rng(devices):
-        return problem.player.pure(None, False)()
+        return problem.pure(None, False)()
 
 
 Steps = Mapping[str, StepResult]
