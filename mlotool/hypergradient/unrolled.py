@@ -69,12 +69,12 @@ class ReversePass:
         >>> from mlotool.hypergradient.step_products import ReverseStepProduct
         >>> from mlotool.problem.interface import LowerProblem
         >>> from mlotool.problem.step_store import KeepAll
-        >>> from mlotool.problem.update import sgd
-        >>> from mlotool.problem.update_derivative import StepArguments, pull_back
+        >>> from mlotool.problem.optimizers.sgd import SGD_RULE
+        >>> from mlotool.problem.optimizers.rule import StepArguments, pull_back
         >>> loss = lambda theta, inputs, batch, lower: (theta[0].square() * inputs[0]).sum() / 2
         >>> rates = (dict(torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults),)
         >>> back = lambda theta, slope, state, rates, *cotangents: pull_back(
-        ...     StepArguments(sgd, theta, slope, state, rates), *cotangents
+        ...     StepArguments(SGD_RULE, theta, slope, state, rates), *cotangents
         ... )
         >>> draw = (None, RandomState())
         >>> records = tuple(StepRecord((torch.tensor([x]),), ({},), rates, (draw,), {}) for x in (2.0, 1.8))
@@ -166,7 +166,7 @@ class ReversePass:
     ) -> tuple[StepCotangents, Cotangents]:
         """Return the cotangents of what an update starts from, and of the inputs that shape its settings.
 
-        The lists of the given cotangents are taken over, as by `mlotool.problem.update_derivative.pull_back`.
+        The lists of the given cotangents are taken over, as by `mlotool.problem.optimizers.rule.pull_back`.
         """
         if self.unroll.step_pullback is not None:
             found = self.unroll.step_pullback(

@@ -11,7 +11,7 @@ from torch import Tensor
 from mlotool.core.forward_mode import twice_differentiable, twice_differentiable_mode
 from mlotool.core.gradient import dense
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.not_differentiable import explained
+from mlotool.core.forward_mode import explained
 from mlotool.core.replay import RandomState
 from mlotool.problem.problem import Problem
 from mlotool.problem.trajectory import Buffers, LowerSnapshot, MovingBuffers, StepGraph, StepRecord, TakenGradient
