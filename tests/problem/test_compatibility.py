@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from mlotool.problem.compatibility_features import FEATURES
-from mlotool.problem.compatibility_table import ROWS, Row
 from torch import Tensor, nn
 
 from mlotool import (
@@ -31,7 +29,7 @@ from mlotool import (
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import KeepEvery
 from mlotool.layerparallel import Auxiliary
-from mlotool.problem.compatibility import Case, broken, check, message, page
+from mlotool.problem.compatibility import FEATURES, ROWS, Case, Row, broken, check, message, page
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.stream import SameBatch
 from mlotool.spaces import Operator, SharedSpace, UniformPaths
