@@ -383,7 +383,7 @@ def _found(key: str, case: Case) -> str:
     if key in objects:
         return type(objects[key]).__name__
     value = getattr(case.settings, key, None)
-    return words.get(key) or ("true" if value is True else shown(value))
+    return words.get(key) or ("true" if value is True else shown([*value] if isinstance(value, tuple) else value))
 
 
 _PAGE = """# What goes together

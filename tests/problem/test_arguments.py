@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from mlotool import FirstOrder, Graph, Identity, Implicit, Problem, Program, Schedule, Stream, Unrolled
+from mlotool import FirstOrder, Graph, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core.errors import ConfigError
 from mlotool.problem.stream import SameBatch
 
@@ -50,57 +50,33 @@ class Columns:
 
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"name": 3}, "Problem.name: found 3; expected a text"),
-    ({"name": ""}, "Problem.name: found ''; expected a text"),
     ({"loss": None}, "problems.p.loss: found None; expected a function that is called as loss(batch, model=...)"),
-    ({"loss": "mse"}, "problems.p.loss: found 'mse'; expected a function"),
-    ({"loss": nn.MSELoss}, "problems.p.loss: found the class MSELoss; expected a function"),
     ({"loss": nn.MSELoss()}, "problems.p.loss: torch.nn.modules.loss.MSELoss does not fit (missing a required arg"),
-    ({"loss": nn.functional.mse_loss}, "problems.p.loss: torch.nn.functional.mse_loss does not fit (missing"),
     ({"loss": lambda batch: batch.mean()}, "does not fit (got an unexpected keyword argument 'model'); expected"),
     ({"loss": of_two}, "does not fit (missing a required argument: 'other'); expected"),
-    (
-        {"roles": None},
-        "does not fit (missing a required argument: 'model'); expected a function that is called as loss",
-    ),
     ({"roles": {"batch": "p"}}, "does not fit (multiple values for argument 'batch'); expected"),
     ({"roles": ["p"]}, "problems.p.loss.roles: found ['p']; expected problems' names by argument of the loss"),
-    ({"roles": "p"}, "problems.p.loss.roles: found 'p'; expected problems' names"),
-    ({"roles": nn.Linear(1, 1)}, "problems.p.loss.roles: found a Linear; expected problems' names"),
     ({"roles": {3: "p"}}, "problems.p.loss.roles: found {3: 'p'}; expected problems' names"),
     ({"roles": {"model": nn.Linear(1, 1)}}, "problems.p.loss.roles.model: found a Linear; expected a problem's name"),
-    ({"roles": {"model": None}}, "problems.p.loss.roles.model: found None; expected a problem's name"),
-    ({"roles": {"model": ["p"]}}, "problems.p.loss.roles.model: found ['p']; expected a problem's name"),
     ({"roles": {"model": {"problem": "p", "mode": []}}}, "problems.p.loss.roles.model: found {problem: 'p', mode: "),
     ({"stream": [1, 2]}, "problems.p.stream: found [1, 2]; expected a mlotool.Stream or null"),
-    ({"stream": DataLoader(DATA)}, "problems.p.stream: found a DataLoader; expected a mlotool.Stream or null"),
     ({"stream": Stream}, "problems.p.stream: found the class Stream; expected a mlotool.Stream or null"),
     ({"optimizer": "sgd"}, "problems.p.optimizer: found 'sgd'; expected a torch optimizer, or a callable"),
-    ({"optimizer": {"lr": 0.1}}, "problems.p.optimizer: found {lr: 0.1}; expected a torch optimizer"),
     ({"optimizer": lambda parameters: None}, "has returned None; expected a torch optimizer"),
     ({"optimizer": lambda: None}, "takes 0 positional arguments but 1 was given; expected that it builds a torch opt"),
     ({"optimizer": partial(sgd, lrr=1)}, "problems.p.optimizer: torch.optim.sgd.SGD failed: "),
-    ({"optimizer": partial(sgd, lr="0.1")}, "problems.p.optimizer: torch.optim.sgd.SGD failed: "),
     ({"scheduler": "cosine"}, "problems.p.scheduler: found 'cosine'; expected a callable that builds a scheduler"),
-    ({"scheduler": torch.optim.lr_scheduler.StepLR}, "problems.p.scheduler: torch.optim.lr_scheduler.StepLR failed: "),
     ({"scheduler": lambda optimizer: 3}, "has returned 3; expected a scheduler"),
     ({"hypergradient": "cg"}, "problems.p.hypergradient: found 'cg'; expected a hypergradient that is built, or null"),
-    ({"hypergradient": Implicit}, "problems.p.hypergradient: found the class Implicit; expected a hypergradient that"),
-    ({"hypergradient": Identity()}, "problems.p.hypergradient: found an Identity; expected a hypergradient that is"),
     ({"parallel": 2}, "problems.p.parallel: found 2; expected layer-parallel training that is built, or null"),
     ({"optimizer_roles": ["lr"]}, "problems.p.optimizer_roles: found ['lr']; expected problems' names by hyperpar"),
     ({"optimizer_roles": {"lr": nn.Linear(1, 1)}}, "problems.p.optimizer_roles: found {lr: a Linear}; expected"),
     ({"reset_to": True}, "problems.p.reset_to: found True; expected 'initial', a problem's name or null"),
     ({"unroll_steps": "3"}, "problems.p.unroll_steps: found '3'; expected a whole number of at least 1"),
-    ({"unroll_steps": True}, "problems.p.unroll_steps: found True; expected a whole number of at least 1"),
-    ({"warmup_steps": None}, "problems.p.warmup_steps: found None; expected a whole number of at least 0"),
     ({"accumulate_batches": 1.5}, "problems.p.accumulate_batches: found 1.5; expected a whole number of at least 1"),
-    ({"tasks": True}, "problems.p.tasks: found True; expected a whole number of at least 1 or null"),
     ({"gradient_clip_norm": "1"}, "problems.p.gradient_clip_norm: found '1'; expected a positive norm or null"),
-    ({"gradient_clip_norm": [1]}, "problems.p.gradient_clip_norm: found [1]; expected a positive norm or null"),
     ({"precision": ["fp32"]}, "problems.p.precision: found ['fp32']; expected one of fp32, bf16, fp16"),
-    ({"precision": torch.float16}, "problems.p.precision: found a dtype; expected one of fp32, bf16, fp16"),
     ({"roll_back": "no"}, "problems.p.roll_back: found 'no'; expected true or false"),
-    ({"compile": "no"}, "problems.p.compile: found 'no'; expected true or false"),
     ({"shard": 0}, "problems.p.shard: found 0; expected true, false, or a list of patterns"),
 ]
 
@@ -122,21 +98,12 @@ def test_a_problem_takes_what_does_as_well() -> None:
 
 STREAMS: list[tuple[Any, dict[str, Any], str]] = [
     (DATA, {"batch_size": "3"}, "stream.batch_size: found '3'; expected a whole number of at least 1"),
-    (DATA, {"batch_size": 2.0}, "stream.batch_size: found 2.0; expected a whole number of at least 1"),
-    (DATA, {"batch_size": None}, "stream.batch_size: found None; expected a whole number of at least 1"),
-    (DATA, {"repeat": "2"}, "stream.repeat: found '2'; expected a whole number of at least 1"),
     (DATA, {"repeat": 0}, "stream.repeat: found 0; expected a whole number of at least 1"),
-    (DATA, {"seed": "0"}, "stream.seed: found '0'; expected a whole number"),
     (DATA, {"num_workers": -1}, "stream.num_workers: found -1; expected a whole number of at least 0"),
     (DATA, {"shuffle": "no"}, "stream.shuffle: found 'no'; expected true or false"),
-    (DATA, {"drop_last": None}, "stream.drop_last: found None; expected true or false"),
     (None, {}, "stream.dataset: found None; expected a map-style data set"),
-    ("train", {}, "stream.dataset: found 'train'; expected a map-style data set"),
-    (iter([1]), {}, "stream.dataset: found a list_iterator; expected a map-style data set"),
-    ({1, 2}, {}, "stream.dataset: found a set; expected a map-style data set"),
     ({"input": torch.zeros(3)}, {}, "stream.dataset: found {input: a tensor of shape (3,)}; expected a map-style"),
     (torch.tensor(3.0), {}, "stream.dataset: found a tensor of shape (); expected a map-style data set"),
-    (TensorDataset, {}, "stream.dataset: found the class TensorDataset; expected a map-style data set"),
     (Endless(), {}, "stream.dataset: found an Endless; expected a map-style data set"),
     (Columns(), {}, "stream.dataset: found a Columns; expected a map-style data set"),
     (
@@ -172,10 +139,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Program([nn.Linear(1, 1)], Graph()),  # type: ignore[list-item]
         "Program.problems: found [a Linear]; expected a list of problems",
     ),
-    "no list": (lambda: Program(None, Graph()), "Program.problems: found None; expected"),  # type: ignore[arg-type]
-    "no problem": (lambda: Program([], Graph()), "Program.problems: found []; expected a list of at least one problem"),
     "no graph": (lambda: Program([problem()], None), "Program.graph: found None; expected"),  # type: ignore[arg-type]
-    "edges": (lambda: Program([problem()], {}), "Program.graph: found {}; expected a Graph"),  # type: ignore[arg-type]
     "reduce": (
         lambda: Program([problem()], Graph(), 3),  # type: ignore[arg-type]
         "Program.reduce: found 3; expected a function",
@@ -199,11 +163,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "same batch": (lambda: SameBatch([1]), "SameBatch.stream: found [1]; expected a Stream"),  # type: ignore[arg-type]
     "text": (lambda: Graph({"a": "b"}), "graph.upper_to_lower.a: found 'b'; expected a list of problems' names"),
-    "dict": (lambda: Graph({"a": {"b": 1}}), "graph.upper_to_lower.a: found {b: 1}; expected a list of problems'"),
-    "bytes": (lambda: Graph({"a": b"b"}), "graph.upper_to_lower.a: found b'b'; expected a list"),  # type: ignore[dict-item]
-    "number": (lambda: Graph({"a": [3]}), "graph.upper_to_lower.a: found [3]; expected a list"),  # type: ignore[list-item]
     "key": (lambda: Graph({3: ["a"]}), "graph.upper_to_lower: found {3: ['a']}; expected lists"),  # type: ignore[dict-item]
-    "false": (lambda: Graph(False), "graph.upper_to_lower: found False; expected lists"),  # type: ignore[arg-type]
 }
 
 
