@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from mlotool.problem.same_batch import SameBatch
     from mlotool.problem.stream import Stream
     from mlotool.program.graph import Graph
+    from mlotool.program.prepared_step import StepResult
     from mlotool.program.program import Program
     from mlotool.program.schedule import Schedule
-    from mlotool.program.step_result import StepResult
 
 _HOME_OF = {
     "AbstractHypergradient": "problem.interface",

@@ -20,8 +20,7 @@ from mlotool.core.user_code import is_of_user
 from mlotool.problem.batch_fetcher import draws_nothing
 from mlotool.problem.fused_step import has_step_hooks
 from mlotool.problem.problem import Problem
-from mlotool.program.python_places import held_modules, hidden_state
-from mlotool.program.python_state import OF_TORCH, PythonWatch
+from mlotool.program.python_places import OF_TORCH, PythonWatch, held_modules, hidden_state
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL_MODULES: tuple[dict[int, Any], ...] = (

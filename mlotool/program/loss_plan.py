@@ -1,6 +1,7 @@
 """The loss of a problem as a function of tensors, compiled once: who plays which role, and in which contexts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -12,12 +13,36 @@ from mlotool.problem.arguments import needs_batch
 from mlotool.problem.batch_share import Share
 from mlotool.problem.problem import Problem
 from mlotool.problem.tasks import TaskLosses, check_unmoved
+from mlotool.problem.trajectory import LowerSnapshots
 
 Tensors = Sequence[Tensor]
 """The trained parameters of one problem, in the order of its `theta`."""
 
 Values = list[Tensors | None]
 """By number of the problem, the tensors in its parameters' places; None is the current ones, as constants."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What takes the place of current batches and parameters in an evaluation: at an earlier step, or as given.
+
+    Args:
+        batches: by problem, in the place of its stream's last batch.
+        lower_snapshots: by problem, lower problems as they were at an earlier step.
+        parameters: by number of the problem, constants in the place of its current parameters; None takes these.
+    """
+
+    batches: Mapping[str, Any] = field(default_factory=dict)
+    lower_snapshots: LowerSnapshots = field(default_factory=dict)
+    parameters: Sequence[Tensors] | None = None
+
+    def values(self, num_problems: int) -> Values:
+        """Return one entry a problem: its tensors here, or None for its current parameters; constants both."""
+        return [None] * num_problems if self.parameters is None else list(self.parameters)
+
+
+NOW = Moment()
+"""The current parameters of all problems, and the last batches of their streams."""
 
 
 class LossPlan:

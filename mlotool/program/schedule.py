@@ -16,15 +16,12 @@ from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.saved_form import check_learned
 from mlotool.problem.trajectory import StepGraph
 from mlotool.problem.usable import check_used
-from mlotool.program.moment import NOW, Moment
-from mlotool.program.prepared_step import PreparedStep
+from mlotool.program.loss_plan import NOW, Moment
+from mlotool.program.prepared_step import PreparedStep, StepResult
 from mlotool.program.program import Program
-from mlotool.program.step_rates import ticks_per_step
-from mlotool.program.step_result import StepResult
-from mlotool.program.tick_order import Order, TickOrder
-from mlotool.program.tick_parts import Rounds, TickParts
+from mlotool.program.tick_order import Order, TickOrder, ticks_per_step
 from mlotool.program.traced_function import Traced
-from mlotool.program.traced_rounds import Drawn
+from mlotool.program.traced_rounds import Drawn, Rounds, TickParts
 
 _Draw = tuple[Any, int | None, Moment]
 """A batch, its position in the stream where every epoch has the same batches, and what is read beside it."""

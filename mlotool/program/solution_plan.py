@@ -1,15 +1,19 @@
 """The solution of one problem, compiled once: which tensors it takes, and its loss as a function of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from mlotool.core.errors import ConfigError
 from mlotool.core.precision import full_precision
+from mlotool.core.random_stream import RandomStream
+from mlotool.core.replay import LossTraits
 from mlotool.core.tangents import any_has_tangent
 from mlotool.problem.batch_share import Share
 from mlotool.problem.interface import (
@@ -20,23 +24,127 @@ from mlotool.problem.interface import (
     Particle,
     Vector,
 )
+from mlotool.problem.memory import Memory
 from mlotool.problem.problem import Problem
 from mlotool.problem.pullback import Connected, Pullback
+from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.replayed_step import taken_again
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
 from mlotool.problem.unroll import Unroll
-from mlotool.problem.update import Hyperparameters, State, find_update
+from mlotool.problem.update import Hyperparameters, State, find_update, spread
 from mlotool.problem.zeroth_order import AbstractZerothOrder
-from mlotool.program.engine import Engine
-from mlotool.program.learned_hyperparameters import learned_hyperparameters, start_of
-from mlotool.program.loss_plan import Tensors, Values
-from mlotool.program.moment import NOW, Moment
-from mlotool.program.simulated_steps import check_simulation, simulated_batches
+from mlotool.program.algorithms import algorithm_of
+from mlotool.program.loss_plan import NOW, LossPlan, Moment, Tensors, Values
 from mlotool.program.solution_node import Node, solution
 from mlotool.program.solution_order import SolutionNode
-from mlotool.program.solution_tangents import moved, push
+
+
+def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor, ...]:
+    """Return the parameters of the problem that `problem` is reset to, once for each of its tasks."""
+    number = engine.numbers[str(problem.settings.reset_to)]
+    source, given = engine.problems[number], values[number]
+    tensors = dict(zip(source.theta, source.current() if given is None else given, strict=True))
+    for key, tensor in problem.theta.items():
+        shape = tensor.shape if problem.settings.tasks is None else tensor.shape[1:]
+        if key not in tensors or tensors[key].shape != shape:
+            there = f"of shape {tuple(tensors[key].shape)}" if key in tensors else "not there"
+            raise ConfigError(
+                f"problems.{problem.name}.reset_to: found '{source.name}', in whose module the parameter '{key}' is "
+                f"{there}; expected one of shape {tuple(shape)}, as '{problem.name}' has it. Give both problems the "
+                "same module, or write reset_to: initial."
+            )
+    if problem.settings.tasks is None:
+        return tuple(tensors[key] for key in problem.theta)
+    return tuple(tensors[key].expand(problem.settings.tasks, *tensors[key].shape) for key in problem.theta)
+
+
+def learned_hyperparameters(
+    problem: Problem, engine: "Engine", hyperparameters: Sequence[Hyperparameters], values: Values
+) -> tuple[Hyperparameters, ...]:
+    """Return the hyperparameters of a problem's optimizer with those values that other problems give."""
+    if not problem.settings.optimizer_roles:
+        return tuple(hyperparameters)
+    given: dict[str, Sequence[Any]] = {}
+    for key, name in problem.settings.optimizer_roles.items():
+        number = engine.numbers[name]
+        try:
+            value = engine.problems[number].player.pure(values[number], None)()
+        except TypeError as error:
+            raise ConfigError(
+                f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "
+                f"({error}); expected one that gives numbers, such as mlotool.models.PositiveVector. Correct it."
+            ) from error
+        given[key] = spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
+    return tuple(
+        {**each, **{key: values[index] for key, values in given.items()}} for index, each in enumerate(hyperparameters)
+    )
+
+
+class Engine:
+    """What all plans of a program share.
+
+    Args:
+        problems: in order; a problem's position is its number.
+        reduce: a mean over ranks of a list of tensors; None in one process.
+        memories: by number, what the problem's algorithm keeps.
+        random: the program's random numbers.
+
+    Attributes:
+        losses: by number, the problem's loss.
+        solutions: by number, the solutions that the problem's total gradient passes through, each after its inputs.
+        traits: by number, what was found out about the problem's loss.
+        traced_from: by number, the step from which on a schedule traces the problem's steps; none for the others.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem], reduce: Reduce | None, memories: Sequence[Memory], random: RandomStream
+    ) -> None:
+        self.problems = list(problems)
+        self.rank_mean = RankMean() if reduce is None else RankMean(reduce)
+        self.memories = list(memories)
+        self.random = random
+        self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
+        self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
+        self.traits = [LossTraits() for _ in self.problems]
+        self.solutions: list[list[SolutionPlan]] = [[] for _ in self.problems]
+        self.traced_from: dict[int, int] = {}
+
+    def is_traced(self, number: int) -> bool:
+        """Return whether the next steps of a problem run as a trace."""
+        begin = self.traced_from.get(number)
+        return begin is not None and self.problems[number].num_steps >= begin
+
+    def nothing(self) -> Values:
+        """Return values of which every problem has its current ones, as constants."""
+        return [None] * len(self.problems)
+
+    def own(self, number: int) -> Values:
+        """Return values in which one problem has its parameters themselves."""
+        values = self.nothing()
+        values[number] = self.problems[number].own
+        return values
+
+    def loss_with(
+        self, loss: LossPlan, solutions: Sequence["SolutionPlan"], values: Values, batch: Any, moment: Moment
+    ) -> Tensor:
+        """Return a loss with solutions inside it.
+
+        Args:
+            loss: the loss.
+            solutions: to be put into `values`, each after its inputs.
+            values: tensors by problem.
+            batch: of the loss.
+            moment: batches, earlier snapshots and parameters that take the place of the current ones.
+        """
+
+        def direct(given: Values) -> Tensor:
+            return loss(given, batch).loss
+
+        for each in solutions:
+            each.add(values, moment, direct)
+        return loss(values, batch).loss
 
 
 class SolutionPlan:
@@ -337,3 +445,81 @@ def _batch_number(problem: Problem, stream: Stream | SameBatch | None, batches: 
 
 def _batch_rule(problem: Problem) -> str:
     return "last" if problem.hypergradient is None else problem.hypergradient.batch
+
+
+def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ...]:
+    """Return the batches of each step.
+
+    Args:
+        problem: the problem.
+        given: a list of the steps' batches, `accumulate_batches` for each, or one batch for all; None takes the last
+            one of its stream.
+
+    Raises:
+        ConfigError: the list does not fit.
+    """
+    # A list is one of batches; a tuple may be a batch.
+    if not isinstance(given, list):
+        batch = problem.stream.last() if given is None and problem.stream is not None else given
+        return ((batch,),) * problem.settings.unroll_steps
+    count = problem.settings.accumulate_batches
+    if not given or len(given) % count:
+        raise ConfigError(
+            f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected "
+            f"{count} for each step, so a multiple of {count}. Give the batches of the steps one after the other."
+        )
+    return tuple(tuple(given[start : start + count]) for start in range(0, len(given), count))
+
+
+def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mapping[str, Any]) -> None:
+    """Refuse several steps of which each changes a solution that it reads, but not its value.
+
+    Args:
+        problem: whose steps they are.
+        below: those that it both shapes and reads.
+        batches: that are given, by problem.
+
+    Raises:
+        ConfigError: one of these is not simulated as well.
+    """
+    for lower in below:
+        if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
+            raise ConfigError(
+                f"batches: found several steps of '{problem.name}' to simulate, each of which reads the solution of "
+                f"'{lower.name}', which would have to follow the steps, but is at hand for the parameters as they are "
+                f"alone; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled. Take the "
+                "steps by Schedule.tick() to differentiate them as they were."
+            )
+
+
+def push(
+    solutions: Sequence["SolutionPlan"],
+    values: Values,
+    moves: dict[int, Vector],
+    at: Callable[["SolutionPlan", Values], tuple[list[Tensor], LowerView]],
+) -> None:
+    """Add to `moves` how solutions move with those problems that are there already.
+
+    Args:
+        solutions: each after its inputs.
+        values: tensors by problem; solutions are added.
+        moves: by number of the problem, how its parameters move.
+        at: `(solution, values) -> (the tensors that it takes, the problem's view)`.
+    """
+    for each in solutions:
+        moving = {number for number, is_constant, _ in each.inputs if number in moves and not is_constant}
+        if each.number in moves or not moving:
+            continue
+        inputs, view = at(each, values)
+        directions: list[Tensor] = []
+        for number, _, part in each.inputs:
+            directions += moves[number] if number in moving else [torch.zeros_like(tensor) for tensor in inputs[part]]
+        moves[each.number] = each.algorithm.push(view, inputs, directions)
+        values[each.number] = view.theta
+        push(each.inner, values, moves, at)
+
+
+def moved(problem: Problem, snapshot: LowerSnapshot | None, move: Vector) -> LowerSnapshot:
+    """Return a problem as it is, or was where it is a snapshot, but for its parameters, which have moved."""
+    snapshot = snapshot or LowerSnapshot(problem.current(), problem.stream)
+    return replace(snapshot, theta=tuple(tensor + each for tensor, each in zip(snapshot.theta, move, strict=True)))

@@ -18,8 +18,8 @@ from mlotool.problem.moving_buffers import Buffers, MovingBuffers
 from mlotool.problem.problem import Problem
 from mlotool.problem.taken_gradient import TakenGradient
 from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord
-from mlotool.program.engine import Engine
 from mlotool.program.solution_order import SolutionOrder
+from mlotool.program.solution_plan import Engine
 
 
 class StepRecorder:

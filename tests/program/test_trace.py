@@ -28,9 +28,8 @@ from mlotool.hypergradient import (
     Unrolled,
 )
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
-from mlotool.program.backends import BACKENDS
-from mlotool.program.fusible import FUSIBLE
-from mlotool.program.graphed_run import GraphedRun
+from mlotool.program.backends import BACKENDS, GraphedRun
+from mlotool.program.decompositions import FUSIBLE
 from mlotool.program.trace import Tracer
 from tests.program.small import Mlp, assert_identical, assert_resumes, momentum, pair, parameters, samples, sgd, web
 
