@@ -1,7 +1,11 @@
-"""The solution of one problem, compiled once: which tensors it takes, and its loss as a function of them."""
+"""The problems of a program by number, and the solution of each: which tensors it takes, and its loss as a function.
+
+The values of an evaluation are a list with one entry for each problem. `SolutionPlan.view` is what an algorithm is told
+of a lower problem; `add` puts a solution into the values as tensors whose backward is the algorithm's pullback.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -66,7 +70,7 @@ def learned_hyperparameters(
     """Return the hyperparameters of a problem's optimizer with those values that other problems give."""
     if not problem.settings.optimizer_roles:
         return tuple(hyperparameters)
-    given: dict[str, Sequence[Any]] = {}
+    learned: dict[str, Sequence[Any]] = {}
     for key, name in problem.settings.optimizer_roles.items():
         number = engine.numbers[name]
         try:
@@ -76,9 +80,10 @@ def learned_hyperparameters(
                 f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "
                 f"({error}); expected one that gives numbers, such as mlotool.models.PositiveVector. Correct it."
             ) from error
-        given[key] = spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
+        learned[key] = spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
     return tuple(
-        {**each, **{key: values[index] for key, values in given.items()}} for index, each in enumerate(hyperparameters)
+        {**settings, **{key: numbers[index] for key, numbers in learned.items()}}
+        for index, settings in enumerate(hyperparameters)
     )
 
 
@@ -129,21 +134,13 @@ class Engine:
     def loss_with(
         self, loss: LossPlan, solutions: Sequence["SolutionPlan"], values: Values, batch: Any, moment: Moment
     ) -> Tensor:
-        """Return a loss with solutions inside it.
-
-        Args:
-            loss: the loss.
-            solutions: to be put into `values`, each after its inputs.
-            values: tensors by problem.
-            batch: of the loss.
-            moment: batches, earlier snapshots and parameters that take the place of the current ones.
-        """
+        """Return a loss with solutions inside it, which are put into `values`, each after its inputs."""
 
         def direct(given: Values) -> Tensor:
             return loss(given, batch).loss
 
-        for each in solutions:
-            each.add(values, moment, direct)
+        for plan in solutions:
+            plan.add(values, moment, direct)
         return loss(values, batch).loss
 
 
@@ -164,10 +161,7 @@ class SolutionPlan:
         self.inner = [SolutionPlan(each, lower.name, engine) for each in step.inner]
         self._engine = engine
         self._loss = engine.losses[self.number]
-        self._full_precision: Callable[[], AbstractContextManager[None]] = nullcontext
-        if lower.settings.precision != "fp32" and self.algorithm.needs_full_precision:
-            self._full_precision = full_precision
-        self._is_plain = not step.inner and self._full_precision is nullcontext
+        self._is_full = lower.settings.precision != "fp32" and self.algorithm.needs_full_precision
         is_mean = lower.settings.tasks is not None and engine.problems[engine.numbers[reader]].settings.tasks is None
         self._lower = LowerProblem(
             lower.name,
@@ -212,12 +206,7 @@ class SolutionPlan:
                 found += [tensor.detach() for tensor in tensors] if is_constant else tensors
         return found
 
-    def add(
-        self,
-        values: Values,
-        moment: Moment,
-        direct: Callable[[Values], Tensor] | None = None,
-    ) -> None:
+    def add(self, values: Values, moment: Moment, direct: Callable[[Values], Tensor] | None = None) -> None:
         """Put the solution into `values`, as tensors whose backward is the pullback.
 
         Args:
@@ -255,11 +244,7 @@ class SolutionPlan:
         values[self.number] = self.algorithm.rollout(view, inputs)
 
     def view(
-        self,
-        values: Values,
-        inputs: Sequence[Tensor],
-        moment: Moment,
-        direct: Callable[[Values], Tensor] | None,
+        self, values: Values, inputs: Sequence[Tensor], moment: Moment, direct: Callable[[Values], Tensor] | None
     ) -> LowerView:
         """Return the problem as its algorithm sees it. Arguments as for `add`, with the flat inputs."""
         lower, batches = self.problem, moment.batches
@@ -277,13 +262,19 @@ class SolutionPlan:
             self._theta(moment),
             own_loss,
             samples,
-            None if stream is None and lower.stream is not None else _batch_number(lower, stream, batches),
+            self._batch_number(stream, batches),
             weight,
             self._unroll(snapshot, moment) if is_unrolled else None,
             self._step_pullback,
             None if direct is None else lambda flat: direct(self._placed(flat, Moment(parameters=moment.parameters))),
             eliminated=self._eliminated(batch, moment) if self.inner else None,
         )
+
+    def _batch_number(self, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> int | None:
+        if self.problem.stream is None:
+            return 0
+        is_drawn = batches.get(self.problem.name) is None and self.algorithm.batch == "last"
+        return getattr(stream, "last_number", None) if is_drawn else None
 
     def pullback_batch(self, moment: Moment) -> Any:
         """Return the batch on which the pullback is taken."""
@@ -313,34 +304,44 @@ class SolutionPlan:
     def _at(self, theta: Vector, values: Values, batch: Any, moment: Moment) -> Tensor:
         """Return the loss at theta, with the solutions inside it."""
         values[self.number] = theta
-        if self._is_plain:
-            return self._loss(values, batch).loss
-        with self._full_precision():
+        with full_precision() if self._is_full else nullcontext():
             return self._engine.loss_with(self._loss, self.inner, values, batch, moment)
 
     def _eliminated(self, batch: Any, moment: Moment) -> Eliminated:
-        engine = self._engine
+        """Return how the solutions inside the loss move, and the loss at moved ones."""
+        now = Moment(parameters=moment.parameters)
 
-        def at(inner: "SolutionPlan", values: Values) -> tuple[list[Tensor], LowerView]:
-            inputs = inner.flat_inputs(values)
-            return inputs, inner.view(values, inputs, moment, None)
+        def push(solutions: Sequence[SolutionPlan], values: Values, moves: dict[int, Vector]) -> None:
+            """Add to `moves` how solutions move with those problems that are there already."""
+            for inner in solutions:
+                moving = {number for number, is_constant, _ in inner.inputs if number in moves and not is_constant}
+                if inner.number in moves or not moving:
+                    continue
+                inputs = inner.flat_inputs(values)
+                view = inner.view(values, inputs, moment, None)
+                directions: list[Tensor] = []
+                for number, _, part in inner.inputs:
+                    directions += moves[number] if number in moving else [*map(torch.zeros_like, inputs[part])]
+                moves[inner.number] = inner.algorithm.push(view, inputs, directions)
+                values[inner.number] = view.theta
+                push(inner.inner, values, moves)
 
         def push_from(theta: Vector, flat: Vector, direction: Vector) -> dict[int, Vector]:
-            values = self._placed(flat, Moment(parameters=moment.parameters))
+            values = self._placed(flat, now)
             values[self.number] = theta
             moves: dict[int, Vector] = {self.number: direction}
-            push(self.inner, values, moves, at)
+            push(self.inner, values, moves)
             del moves[self.number]
             return moves
 
         def own_loss(theta: Vector, flat: Vector, moves: Mapping[int, Vector]) -> Tensor:
-            problems = [engine.problems[number] for number in moves]
-            after = {
-                each.name: moved(each, moment.lower_snapshots.get(each.name), move)
-                for each, move in zip(problems, moves.values(), strict=True)
-            }
-            there = replace(moment, lower_snapshots={**moment.lower_snapshots, **after})
-            return self._at(theta, self._placed(flat, moment), batch, there)
+            after = dict(moment.lower_snapshots)
+            for number, move in moves.items():
+                problem = self._engine.problems[number]
+                before = after.get(problem.name) or LowerSnapshot(problem.current(), problem.stream)
+                moved = tuple(tensor + shift for tensor, shift in zip(before.theta, move, strict=True))
+                after[problem.name] = replace(before, theta=moved)
+            return self._at(theta, self._placed(flat, moment), batch, replace(moment, lower_snapshots=after))
 
         return Eliminated(push_from, own_loss)
 
@@ -436,19 +437,8 @@ def _as_then(tensors: Tensors, values: Tensors) -> list[Tensor]:
     ]
 
 
-def _batch_number(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> int | None:
-    if problem.stream is None:
-        return 0
-    is_drawn = batches.get(problem.name) is None and _batch_rule(problem) == "last"
-    return getattr(stream, "last_number", None) if is_drawn else None
-
-
-def _batch_rule(problem: Problem) -> str:
-    return "last" if problem.hypergradient is None else problem.hypergradient.batch
-
-
 def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ...]:
-    """Return the batches of each step.
+    """Return the batches of each step that is simulated where none were recorded.
 
     Args:
         problem: the problem.
@@ -465,8 +455,8 @@ def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ..
     count = problem.settings.accumulate_batches
     if not given or len(given) % count:
         raise ConfigError(
-            f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected "
-            f"{count} for each step, so a multiple of {count}. Give the batches of the steps one after the other."
+            f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected a "
+            f"multiple of {count}. Give the batches of the steps one after the other."
         )
     return tuple(tuple(given[start : start + count]) for start in range(0, len(given), count))
 
@@ -474,52 +464,14 @@ def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ..
 def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mapping[str, Any]) -> None:
     """Refuse several steps of which each changes a solution that it reads, but not its value.
 
-    Args:
-        problem: whose steps they are.
-        below: those that it both shapes and reads.
-        batches: that are given, by problem.
-
     Raises:
-        ConfigError: one of these is not simulated as well.
+        ConfigError: one of those `below`, which the problem both shapes and reads, is not simulated as well.
     """
     for lower in below:
         if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
             raise ConfigError(
                 f"batches: found several steps of '{problem.name}' to simulate, each of which reads the solution of "
-                f"'{lower.name}', which would have to follow the steps, but is at hand for the parameters as they are "
-                f"alone; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled. Take the "
-                "steps by Schedule.tick() to differentiate them as they were."
+                f"'{lower.name}', which is at hand for the parameters as they are alone; expected one step, or a list "
+                f"of batches for '{lower.name}' as well, with Unrolled. Take the steps by Schedule.tick() to "
+                "differentiate them as they were."
             )
-
-
-def push(
-    solutions: Sequence["SolutionPlan"],
-    values: Values,
-    moves: dict[int, Vector],
-    at: Callable[["SolutionPlan", Values], tuple[list[Tensor], LowerView]],
-) -> None:
-    """Add to `moves` how solutions move with those problems that are there already.
-
-    Args:
-        solutions: each after its inputs.
-        values: tensors by problem; solutions are added.
-        moves: by number of the problem, how its parameters move.
-        at: `(solution, values) -> (the tensors that it takes, the problem's view)`.
-    """
-    for each in solutions:
-        moving = {number for number, is_constant, _ in each.inputs if number in moves and not is_constant}
-        if each.number in moves or not moving:
-            continue
-        inputs, view = at(each, values)
-        directions: list[Tensor] = []
-        for number, _, part in each.inputs:
-            directions += moves[number] if number in moving else [torch.zeros_like(tensor) for tensor in inputs[part]]
-        moves[each.number] = each.algorithm.push(view, inputs, directions)
-        values[each.number] = view.theta
-        push(each.inner, values, moves, at)
-
-
-def moved(problem: Problem, snapshot: LowerSnapshot | None, move: Vector) -> LowerSnapshot:
-    """Return a problem as it is, or was where it is a snapshot, but for its parameters, which have moved."""
-    snapshot = snapshot or LowerSnapshot(problem.current(), problem.stream)
-    return replace(snapshot, theta=tuple(tensor + each for tensor, each in zip(snapshot.theta, move, strict=True)))
