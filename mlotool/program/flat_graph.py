@@ -204,8 +204,9 @@ def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
             for place, value in pairs:
                 assert value is not None
                 value.replace_all_uses_with(place)
-    for node in reversed([node for node in graph.nodes if node.target is getitem and not node.users]):
-        graph.erase_node(node)
+    for node in reversed([*graph.nodes]):
+        if node.target is getitem and not node.users:
+            graph.erase_node(node)
 
 
 def _part(node: Node, number: int) -> Node | None:

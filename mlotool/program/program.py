@@ -328,7 +328,7 @@ class Program:
         for other in given:
             self._problem(other)
         with self.random:
-            gradient = self._gradients[name].pure(self._batch(name, given.get(name)), Moment(given))
+            _, gradient = self._gradients[name](self._batch(name, given.get(name)), Moment(given), live=False)
         return {
             key: torch.zeros_like(tensor) if value is None else problem.as_parameter(value, tensor)
             for (key, tensor), value in zip(problem.theta.items(), gradient, strict=True)
@@ -412,7 +412,8 @@ class Program:
             batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
             moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
-        output, gradient = self._gradients[name].live(batch, moment)
+        output, gradient = self._gradients[name](batch, moment)
+        assert output is not None
         self.look_at(name, gradient)
         directing = self._directing.get(name)
         if directing is None:

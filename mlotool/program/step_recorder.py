@@ -141,6 +141,6 @@ class StepRecorder:
             twice_differentiable(name, traits, devices, lambda: loss(values, batch).loss)
             random.restore()
         with twice_differentiable_mode(name) if traits.replaces_operators else nullcontext():
-            output = loss.live(values, batch)
+            output = loss(values, batch, live=True)
         with explained(name, "reverse"):
             return output, dense(torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True))

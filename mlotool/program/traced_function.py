@@ -355,7 +355,7 @@ class MemberGradients:
         before = self._random()
         with TraceableFunctions():
             found = averaged(
-                each.plan.live(entry[each.problem.name], self._moment(entry, parameters)) for entry in batches
+                each.plan(entry[each.problem.name], self._moment(entry, parameters), live=True) for entry in batches
             )
         if not before.equals(self._random()):
             raise UntraceableError("the losses draw random numbers")
