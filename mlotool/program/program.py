@@ -81,17 +81,6 @@ class Memories:
         return algorithm.load_state(saved)
 
 
-def statistics(problems: Mapping[str, Problem], memories: Memories) -> dict[str, float]:
-    """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
-    found = {}
-    for name, problem in problems.items():
-        values = memories.statistics(name)
-        if problem.parallel is not None:
-            values |= problem.parallel.statistics()
-        found.update({f"{name}/{key}": value for key, value in values.items()})
-    return found
-
-
 def check_saved(problems: Iterable[Problem]) -> None:
     """Refuse problems whose state a checkpoint cannot hold, or that do not take it back.
 
@@ -103,35 +92,6 @@ def check_saved(problems: Iterable[Problem]) -> None:
         check_saving(problem.name, problem.module)
         state = {"module": problem.module.state_dict(), **problem.optimizer_step.state_dict()}
         check_plain({problem.name: state}, ConfigError, plain=plain)
-
-
-def state_dict(problems: Mapping[str, Problem], memories: Memories) -> dict[str, Any]:
-    """Return the state of all problems, in plain containers."""
-    return {
-        name: {**problem.state_dict(), "hypergradient": memories.state_dict(name)} for name, problem in problems.items()
-    }
-
-
-def load_state_dict(problems: Mapping[str, Problem], memories: Memories, state: Mapping[str, Any]) -> None:
-    """Take the state back.
-
-    Raises:
-        ConfigError: it is that of other problems, or does not fit their modules or optimizers; nothing is changed then.
-    """
-    require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
-    if set(state) != set(problems):
-        raise ConfigError(
-            f"A saved program has the problems {sorted(map(str, state))}; expected {sorted(problems)}. "
-            "Load it with the recipe it was saved by."
-        )
-    for name, problem in problems.items():
-        check_whole(f"state.{name}", state[name], problem, problems)
-    streams = {name: problem.stream for name, problem in problems.items()}
-    with _told():
-        kept = {name: memories.loaded(name, state[name].get("hypergradient"), problems) for name in problems}
-        for name, problem in problems.items():
-            problem.load_state_dict(state[name], streams)
-            memories.by_name[name].value = kept[name]
 
 
 @contextmanager
@@ -431,7 +391,13 @@ class Program:
 
     def statistics(self) -> dict[str, float]:
         """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
-        return statistics(self.problems, self._memories)
+        numbers: dict[str, float] = {}
+        for name, problem in self.problems.items():
+            values = self._memories.statistics(name)
+            if problem.parallel is not None:
+                values |= problem.parallel.statistics()
+            numbers |= {f"{name}/{key}": value for key, value in values.items()}
+        return numbers
 
     def sync(self) -> None:
         """Give all ranks the same parameters, buffers and optimizer states, where stages of a module are theirs."""
@@ -440,11 +406,32 @@ class Program:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all problems, in plain containers."""
-        return state_dict(self.problems, self._memories)
+        return {
+            name: {**problem.state_dict(), "hypergradient": self._memories.state_dict(name)}
+            for name, problem in self.problems.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state back."""
-        load_state_dict(self.problems, self._memories, state)
+        """Take the state back.
+
+        Raises:
+            ConfigError: it is that of other problems, or does not fit their modules or optimizers; nothing is changed.
+        """
+        problems, memories = self.problems, self._memories
+        require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
+        if set(state) != set(problems):
+            raise ConfigError(
+                f"A saved program has the problems {sorted(map(str, state))}; expected {sorted(problems)}. "
+                "Load it with the recipe it was saved by."
+            )
+        for name, problem in problems.items():
+            check_whole(f"state.{name}", state[name], problem, problems)
+        streams = {name: problem.stream for name, problem in problems.items()}
+        with _told():
+            kept = {name: memories.loaded(name, state[name].get("hypergradient"), problems) for name in problems}
+            for name, problem in problems.items():
+                problem.load_state_dict(state[name], streams)
+                memories.by_name[name].value = kept[name]
 
     def _held_loss(self, name: str, given: Mapping[str, Sequence[Tensor]]) -> Tensor:
         values = self._engine.nothing()
@@ -480,30 +467,25 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
     elif isinstance(problems, Mapping):
         advice = "Write Program(problems.values(), graph)."
     require(isinstance(problems, Iterable), "Program.problems", problems, "a list of problems", advice)
-    found = list(problems)
-    require(bool(found), "Program.problems", problems, "a list of at least one problem", advice)
-    for each in found:
-        require(isinstance(each, Problem), "Program.problems", problems, "a list of problems", advice)
+    listed = list(problems)
+    require(bool(listed), "Program.problems", problems, "a list of at least one problem", advice)
+    are_problems = all(isinstance(problem, Problem) for problem in listed)
+    require(are_problems, "Program.problems", problems, "a list of problems", advice)
     advice = "Write Graph(), or Graph({'upper': ['lower']}, {'lower': ['upper']})."
     require(isinstance(graph, Graph), "Program.graph", graph, "a Graph", advice)
     require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")
-    _check_trace(trace)
-    by_name = {problem.name: problem for problem in found}
-    if len(by_name) < len(found):
-        names = [problem.name for problem in found]
-        raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
-    graph.validate({name: problem.node for name, problem in by_name.items()})
-    check_owners({name: problem.module for name, problem in by_name.items()})
-    for problem in found:
-        check_kept(problem.name, problem.module, problem.theta)
-    check_shared("parallel", {each.name: each.parallel for each in found})
-    return by_name
-
-
-def _check_trace(trace: Any) -> None:
-    """Refuse a way of tracing that there is not, or not on this machine."""
     require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
     if trace == "cuda_graph" and not torch.cuda.is_available():
         raise ConfigError(
             "trace: found 'cuda_graph', and torch finds no CUDA device; expected one. Write runner.trace=inductor."
         )
+    by_name = {problem.name: problem for problem in listed}
+    if len(by_name) < len(listed):
+        names = [problem.name for problem in listed]
+        raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
+    graph.validate({name: problem.node for name, problem in by_name.items()})
+    check_owners({name: problem.module for name, problem in by_name.items()})
+    for problem in listed:
+        check_kept(problem.name, problem.module, problem.theta)
+    check_shared("parallel", {problem.name: problem.parallel for problem in listed})
+    return by_name

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -339,8 +340,14 @@ class TickParts:
         num_ticks: Callable[[], int],
     ) -> None:
         self._program = program
-        self._planned = planned
-        self._with_norms, self._num_ticks = with_norms, num_ticks
+        self._make_traced = partial(
+            TracedRounds,
+            program=program,
+            planned=planned,
+            give_up=self._give_up,
+            with_norms=with_norms,
+            num_ticks=num_ticks,
+        )
         # The first step is the optimizer's own, which makes its state.
         self._begin = max(program.trace_from, 1)
         self._engine = program.engine
@@ -353,15 +360,12 @@ class TickParts:
 
     def __call__(self, rounds: Rounds) -> list[Part]:
         """Return the parts of a tick."""
-        if self._program.trace is None:
-            key: tuple[Rounds, tuple[bool, ...]] = rounds, ()
-        else:
-            begin = self._begin
-            key = rounds, tuple([problem.num_steps >= begin for problem in self._engine.problems])
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._divided(*key)
-        return found
+        problems = [] if self._program.trace is None else self._engine.problems
+        key = rounds, tuple([problem.num_steps >= self._begin for problem in problems])
+        parts = self._known.get(key)
+        if parts is None:
+            parts = self._known[key] = self._divided(*key)
+        return parts
 
     def _look(self) -> None:
         """Find out who cannot be traced."""
@@ -411,15 +415,7 @@ class TickParts:
 
     def _trace_of(self, rounds: Rounds) -> TracedRounds:
         if rounds not in self._traced:
-            assert self._program.trace is not None
-            self._traced[rounds] = TracedRounds(
-                rounds,
-                self._program,
-                self._planned,
-                self._give_up,
-                with_norms=self._with_norms,
-                num_ticks=self._num_ticks,
-            )
+            self._traced[rounds] = self._make_traced(rounds)
         return self._traced[rounds]
 
     def _give_up(self, rounds: Rounds, error: UntraceableError) -> None:
