@@ -138,21 +138,33 @@ class TracedStep:
         """Step the parameters at the positions `used`; `after` and `states` are changed."""
         theta = [after[position] for position in used]
         slopes = [_aligned(gradient[position], self._problem.own[position]) for position in used]
-        vectors = {
+        kept = {
             name: [states[position][name] for position in used]
             for name in ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
             if all(name in states[position] for position in used)
         }
-        if type(self._optimizer) is SGD:
-            found = _sgd(theta, slopes, vectors, hyperparameters)
+        is_sgd = type(self._optimizer) is SGD
+        if (hyperparameters["momentum"] and "momentum_buffer" not in kept) if is_sgd else "step" not in kept:
+            raise LookupError(_NO_STATE)
+        if is_sgd:
+            settings = {name: hyperparameters[name] for name in ("lr", *_SGD) if name != "fused"}
+            momentum = kept.get("momentum_buffer", [])
+            moved, _, momentum = _ATEN._fused_sgd.tensor_lr(theta, slopes, momentum, is_first_step=False, **settings)
+            results = {"momentum_buffer": momentum}
         else:
-            found = _adam(theta, slopes, vectors, hyperparameters)
-        for name, tensors in found.items():
-            for position, tensor in zip(used, tensors, strict=True):
-                if name == "theta":
-                    after[position] = tensor
-                else:
-                    states[position][name] = tensor
+            beta1, beta2 = hyperparameters["betas"]
+            names = ("lr", "weight_decay", "eps", "amsgrad", "maximize")
+            settings = {"beta1": beta1, "beta2": beta2, **{name: hyperparameters[name] for name in names}}
+            kernel = _ATEN._fused_adamw if hyperparameters.get("decoupled_weight_decay") else _ATEN._fused_adam
+            steps = torch._foreach_add(kept["step"], 1)
+            vectors = [kept.get(name, []) for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")]
+            moved, _, first, second, largest = kernel.tensor_lr(theta, slopes, *vectors, steps, **settings)
+            results = {"exp_avg": first, "exp_avg_sq": second, "max_exp_avg_sq": largest, "step": steps}
+        for position, tensor in zip(used, moved, strict=True):
+            after[position] = tensor
+        for name in kept:
+            for position, tensor in zip(used, results[name], strict=True):
+                states[position][name] = tensor
 
 
 def has_traced_step(problem: Problem) -> bool:
@@ -166,34 +178,6 @@ def _aligned(slope: Tensor | None, parameter: Tensor) -> Tensor:
     if slope.stride() == parameter.stride():
         return slope
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=slope.dtype, device=slope.device).copy_(slope)
-
-
-def _sgd(
-    theta: list[Tensor], slopes: list[Tensor], vectors: dict[str, list[Tensor]], hyperparameters: Hyperparameters
-) -> dict[str, list[Tensor]]:
-    names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
-    given = {name: hyperparameters[name] for name in names}
-    momentum = vectors.get("momentum_buffer", [])
-    if hyperparameters["momentum"] and not momentum:
-        raise LookupError(_NO_STATE)
-    moved, _, momentum = _ATEN._fused_sgd.tensor_lr(theta, slopes, momentum, is_first_step=False, **given)
-    return {"theta": moved, **({"momentum_buffer": momentum} if momentum else {})}
-
-
-def _adam(
-    theta: list[Tensor], slopes: list[Tensor], vectors: dict[str, list[Tensor]], hyperparameters: Hyperparameters
-) -> dict[str, list[Tensor]]:
-    if "step" not in vectors:
-        raise LookupError(_NO_STATE)
-    beta1, beta2 = hyperparameters["betas"]
-    given = {name: hyperparameters[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
-    kernel = _ATEN._fused_adamw if hyperparameters.get("decoupled_weight_decay") else _ATEN._fused_adam
-    steps, largest = torch._foreach_add(vectors["step"], 1), vectors.get("max_exp_avg_sq", [])
-    moved, _, first, second, largest = kernel.tensor_lr(
-        theta, slopes, vectors["exp_avg"], vectors["exp_avg_sq"], largest, steps, beta1=beta1, beta2=beta2, **given
-    )
-    found = {"theta": moved, "exp_avg": first, "exp_avg_sq": second, "step": steps}
-    return {**found, **({"max_exp_avg_sq": largest} if largest else {})}
 
 
 NumberPlace = tuple[str, int | None]

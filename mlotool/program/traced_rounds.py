@@ -104,7 +104,10 @@ class TracedRounds:
         self._rounds = rounds
         engine = program.engine
         self._tracer = Tracer(
-            [[_traced(name, program, with_norms) for name in names] for names in rounds],
+            [
+                [Traced.of(name, engine, program.plan_of(name), with_norms=with_norms) for name in names]
+                for names in rounds
+            ],
             engine,
             program.trace,
             traces_users_code=program.traces_users_code,
@@ -286,10 +289,6 @@ class Looks:
         if is_due:
             self._last_tick = tick
         return is_due
-
-
-def _traced(name: str, program: Program, with_norms: bool) -> Traced:
-    return Traced.of(name, program.engine, program.plan_of(name), with_norms=with_norms)
 
 
 def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:
