@@ -131,7 +131,7 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     """
     from mlotool.problem.stream import SameBatch
     from mlotool.program import Graph, Program
-    from mlotool.program.saved_state import check_saved
+    from mlotool.program.program import check_saved
     from mlotool.spaces.decisions import deciding
 
     graph = Graph(**values["graph"])

@@ -17,7 +17,7 @@ from mlotool.fusion.verdict import UNLIKE, UNTRUE, Verdict
 from mlotool.program.agreement import ROUNDING, SAME, distances
 from mlotool.program.guard import why_unseen
 from mlotool.program.prepared_step import PreparedStep
-from mlotool.program.python_state import PythonState
+from mlotool.program.python_places import PythonState
 from mlotool.program.traced_function import UntraceableError
 
 REPEATS = 3

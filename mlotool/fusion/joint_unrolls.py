@@ -10,7 +10,7 @@ from mlotool.fusion.feed import JointBatch
 from mlotool.fusion.stacking import NotJointError, stacked
 from mlotool.problem.problem import Problem
 from mlotool.problem.trajectory import StepRecord
-from mlotool.program.taken_steps import Place, TakenStep, TakenSteps
+from mlotool.program.traced_function import NumberPlace, TakenStep, TakenSteps
 
 
 def joint_steps(problems: Sequence[Problem]) -> JointBatch:
@@ -46,7 +46,7 @@ def _step(name: str, records: Sequence[StepRecord]) -> TakenStep:
     theta, state, batches, buffers = stacked(own, f"the record of a step of problems.{name}")
     settings = [dict(each) for each in records[0].hyperparameters]
     columns: dict[tuple[float, ...], int] = {}
-    places: list[dict[Place, int]] = []
+    places: list[dict[NumberPlace, int]] = []
     for position, own_settings in enumerate(settings):
         places.append({})
         for key in [*own_settings]:
@@ -59,7 +59,7 @@ def _step(name: str, records: Sequence[StepRecord]) -> TakenStep:
     return TakenStep(theta, state, batches, buffers, settings, joined, places)
 
 
-def _take_out(settings: dict[str, Any], place: Place) -> None:
+def _take_out(settings: dict[str, Any], place: NumberPlace) -> None:
     """Leave None where a number is."""
     key, position = place
     if position is None:
@@ -68,12 +68,12 @@ def _take_out(settings: dict[str, Any], place: Place) -> None:
         settings[key] = tuple(None if number == position else each for number, each in enumerate(settings[key]))
 
 
-def _numbers(name: str, key: str, values: Sequence[Any]) -> list[tuple[Place, tuple[float, ...]]]:
+def _numbers(name: str, key: str, values: Sequence[Any]) -> list[tuple[NumberPlace, tuple[float, ...]]]:
     """Return the values of a hyperparameter that are to be arguments, by run: rates, which move, and what differs."""
-    parts: list[tuple[Place, tuple[Any, ...]]] = [((key, None), tuple(values))]
+    parts: list[tuple[NumberPlace, tuple[Any, ...]]] = [((key, None), tuple(values))]
     if isinstance(values[0], tuple) and all(isinstance(each, tuple) for each in values):
         parts = [((key, position), each) for position, each in enumerate(zip(*values, strict=True))]
-    found: list[tuple[Place, tuple[float, ...]]] = []
+    found: list[tuple[NumberPlace, tuple[float, ...]]] = []
     for place, numbers in parts:
         is_number = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
         if is_number and (key == "lr" or len(set(numbers)) > 1):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mlotool.fusion.round_members import Outcome, RoundMembers
 from mlotool.fusion.verdict import Verdict
 from mlotool.program import Program
-from mlotool.program.untraceable import why_untraceable
+from mlotool.program.traced_rounds import why_untraceable
 
 
 class PlannedRound:

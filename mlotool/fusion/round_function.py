@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mlotool.core.tracing import Course, tracing
 from mlotool.fusion.own_values import OwnValue, given
-from mlotool.program.engine import Engine
-from mlotool.program.step_result import norm_of, result_of
+from mlotool.program.prepared_step import norm_of, result_of
+from mlotool.program.solution_plan import Engine
 from mlotool.program.traced_function import Batches, MemberGradients, Traced, UntraceableError, put_together
 
 

@@ -13,9 +13,8 @@ from mlotool.fusion.stacked_gradients import JointBatches
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.program import Schedule
-from mlotool.program.prepared_step import PreparedStep
-from mlotool.program.step_result import StepResult
-from mlotool.program.taken_steps import TakenSteps
+from mlotool.program.prepared_step import PreparedStep, StepResult
+from mlotool.program.traced_function import TakenSteps
 from mlotool.program.traced_rounds import Drawn
 
 Outcome = dict[str, StepResult] | Exception | None

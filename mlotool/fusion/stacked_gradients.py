@@ -30,9 +30,8 @@ from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_outputs import Flat, Found
 from mlotool.program import Schedule
 from mlotool.program.backends import BACKENDS, Run
-from mlotool.program.batch_norms import HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
+from mlotool.program.decompositions import FOREACH, HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
 from mlotool.program.flat_graph import simplified
-from mlotool.program.fusible import FOREACH
 from mlotool.program.trace import MOST_TRACES, reason_of, refuse_shapes_by_values, rounding_unit
 from mlotool.program.traced_function import (
     Batches,
@@ -41,7 +40,7 @@ from mlotool.program.traced_function import (
     kinds_of,
     put_together,
 )
-from mlotool.program.untraceable import why_untraceable
+from mlotool.program.traced_rounds import why_untraceable
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from mlotool.fusion.round_function import RoundFunction
 from mlotool.problem.interface import Memory
 from mlotool.program.backends import Run
 from mlotool.program.gradient_plan import Gradient
-from mlotool.program.step_result import StepResult
+from mlotool.program.prepared_step import StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from mlotool.fusion.round_members import (
 )
 from mlotool.fusion.stacked_gradients import Found, StackedGradients
 from mlotool.fusion.verdict import CHANGED, CHANGED_LATER, DIFFERENT, Verdict
-from mlotool.program.step_result import StepResult
+from mlotool.program.prepared_step import StepResult
 from mlotool.program.traced_rounds import Looks
 
 

@@ -14,7 +14,7 @@ from mlotool.fusion.stacked_rounds import StackedRound
 from mlotool.fusion.verdict import CHANGED_PLACE, Verdict
 from mlotool.program import Schedule
 from mlotool.program.guard import Guard, may_change_between_ticks
-from mlotool.program.step_result import StepResult
+from mlotool.program.prepared_step import StepResult
 
 
 class StackedSchedule:

@@ -15,12 +15,11 @@ from mlotool.core.gradient import dense, pulled_back
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.products.forward import moving_gradient
 from mlotool.hypergradient.vector import leaves
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.step_store import AbstractStepStore, middle
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
-from mlotool.problem.unroll import Unroll
 
 
 def simulate(

@@ -40,12 +40,11 @@ from mlotool.hypergradient.step_products import (
     step_gradients,
 )
 from mlotool.hypergradient.vector import leaves, vector_jacobian
-from mlotool.problem.interface import AbstractHypergradient, Connected, LowerView, Vector
+from mlotool.problem.interface import AbstractHypergradient, Connected, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
 from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.step_store import AbstractStepStore, KeepAll
 from mlotool.problem.trajectory import StepRecord
-from mlotool.problem.unroll import Unroll
 
 
 @dataclass

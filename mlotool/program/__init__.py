@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from mlotool.problem.problem import Problem
     from mlotool.problem.stream import SameBatch, Stream
     from mlotool.program.graph import Graph
+    from mlotool.program.prepared_step import StepResult
     from mlotool.program.program import Program
     from mlotool.program.schedule import Schedule
-    from mlotool.program.step_result import StepResult
 
 _HOME_OF = {
     "AbstractHypergradient": "problem.interface",

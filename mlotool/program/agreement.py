@@ -1,9 +1,15 @@
-"""Whether two ways to take steps agree but for rounding, which is measured where it is more than usual."""
+"""Whether two ways to take steps, or two evaluations, agree but for rounding: what each comparison may differ by.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+The rounding of steps is measured where it is more than usual.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+EVALUATIONS = 1e-3
+"""Between two evaluations of a loss, or gradients of it, relative: kernels on a GPU add in another order each time."""
 
 SAME = 0.75
 """Power of a rounding error up to which two gradients count as the same."""
@@ -56,14 +62,15 @@ def sensitivity(
         before: the beginning.
         unit: the relative error of one rounding.
     """
-    found: dict[Kind, float] = {}
+    largest: dict[Kind, float] = {}
+    generator = torch.Generator().manual_seed(0)
     expected = take(parameters)
-    for moved in _moved(parameters, unit) if expected is not None else ():
-        end = take(moved)
+    for _ in range(0 if expected is None else NUM_MOVES):
+        end = take([moved(parameter, unit, generator) for parameter in parameters])
         if end is not None and expected is not None:
-            for kind, each in distances(expected, end, before, unit).items():
-                found[kind] = max(found.get(kind, 0.0), each)
-    return found
+            for kind, distance in distances(expected, end, before, unit).items():
+                largest[kind] = max(largest.get(kind, 0.0), distance)
+    return largest
 
 
 def moved(tensor: Tensor, unit: float, generator: torch.Generator) -> Tensor:
@@ -73,32 +80,28 @@ def moved(tensor: Tensor, unit: float, generator: torch.Generator) -> Tensor:
     return torch.addcmul(tensor, signs, size, value=unit)
 
 
-def _moved(parameters: Sequence[Tensor], unit: float) -> Iterator[list[Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(NUM_MOVES):
-        yield [moved(each, unit, generator) for each in parameters]
-
-
 def _is_same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
 
 
 def _distance(ends: Sequence[Tensor], others: Sequence[Tensor], before: Sequence[Tensor], unit: float) -> float:
-    if not all(each.is_floating_point() or each.is_complex() for each in ends):
-        exact = [(x, y) for x, y in zip(ends, others, strict=True) if not (x.is_floating_point() or x.is_complex())]
-        if not all(torch.equal(x, y) for x, y in exact):
-            return float("inf")
-    x, y, z = (_vector(each) for each in (ends, others, before))
+    if not all(torch.equal(a, b) for a, b in zip(ends, others, strict=True) if not _is_inexact(a)):
+        return float("inf")
+    x, y, z = (_vector(tensors) for tensors in (ends, others, before))
     is_finite = x.isfinite()
     if not torch.equal(is_finite, y.isfinite()):
         return float("inf")
-    x, y, z = (torch.where(is_finite, each, 0.0) for each in (x, y, z))
-    apart, way, size = ((each).norm().item() for each in (x - y, x - torch.where(z.isfinite(), z, 0.0), x))
+    x, y, z = (torch.where(is_finite, vector, 0.0) for vector in (x, y, z))
+    apart, way, size = (vector.norm().item() for vector in (x - y, x - torch.where(z.isfinite(), z, 0.0), x))
     rounding = 4 * unit * size
     return 0.0 if apart <= rounding else apart / (way + rounding)
 
 
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _vector(tensors: Sequence[Tensor]) -> Tensor:
-    flat = [each.detach().reshape(-1) for each in tensors if each.is_floating_point() or each.is_complex()]
-    whole = [torch.view_as_real(each).reshape(-1) if each.is_complex() else each for each in flat]
-    return torch.cat([each.double() for each in whole]) if whole else torch.zeros(1, dtype=torch.float64)
+    parts = [tensor.detach() for tensor in tensors if _is_inexact(tensor)]
+    flat = [(torch.view_as_real(part) if part.is_complex() else part).reshape(-1).double() for part in parts]
+    return torch.cat(flat) if flat else torch.zeros(1, dtype=torch.float64)

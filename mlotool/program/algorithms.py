@@ -14,7 +14,7 @@ from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import matched_names
 from mlotool.program.graph import Graph
 from mlotool.program.solution_order import SolutionNode, SolutionOrder
-from mlotool.program.step_rates import takes_several_steps
+from mlotool.program.tick_order import takes_several_steps
 
 Steps = Mapping[str, Sequence[SolutionNode]]
 """By problem, the solution nodes that its total gradient needs."""

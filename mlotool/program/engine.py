@@ -13,7 +13,7 @@ from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.program.loss_plan import LossPlan, Values
 
 if TYPE_CHECKING:
-    from mlotool.program.moment import Moment
+    from mlotool.program.loss_plan import Moment
     from mlotool.program.solution_plan import SolutionPlan
 
 

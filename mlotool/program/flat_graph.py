@@ -1,29 +1,31 @@
-"""Fewer and cheaper calls for a traced graph, whose operations are pure, and the writes into its arguments."""
+"""Fewer and cheaper calls, less memory, and writes into its arguments for a traced graph whose operations are pure.
 
-from collections.abc import Mapping, Sequence
+Equal operations become one where that costs little memory (`with_shared_values`), what changes nothing is left out, the
+outputs are written into the arguments that they replace, by the kernels of optimizers where these can (`add_writes`),
+and elementwise operations write into a tensor that nothing reads any more (`reuse_memory`).
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_flatten
 
 from mlotool.problem.optimizers.registry import RULES
-from mlotool.program.reused_memory import is_alike, reuse_memory
-from mlotool.program.shared_values import VIEWS, with_shared_values
 
 _ATEN = torch.ops.aten
 _IDENTITIES = {_ATEN.alias.default, _ATEN.detach.default}
 _RESHAPES = {_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.expand.default}
 _METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone": Tensor.clone}
-_VIEWS = {*VIEWS, getitem}
-_KERNELS: dict[Any, tuple[Any, Sequence[int]]] = {
-    kernel.pure: (kernel.traced_in_place, [0, *range(2, 2 + len(rule.vectors))])
-    for rule in RULES.values()
-    for kernel in rule.kernels
-}
-"""By kernel of an optimizer, its form in place, and which of its outputs are written into the arguments of the same
-number: lists of tensors. The gradient stays."""
+_STEPS = {_ATEN._foreach_add.Scalar, *(kernel.pure for rule in RULES.values() for kernel in rule.kernels)}
+"""What optimizers step by: functions of lists of tensors, which have a form in place."""
+
+SMALL = 1 / 256
+"""Share of the peak up to which a value is always kept for its next use."""
 
 
 def simplified(module: GraphModule) -> GraphModule:
@@ -34,10 +36,8 @@ def simplified(module: GraphModule) -> GraphModule:
     """
     graph = module.graph
     _remove_identities(graph)
-    graph.eliminate_dead_code()
     shared = with_shared_values(graph)
     _remove_identities(shared)
-    shared.eliminate_dead_code()
     return GraphModule(module, shared)
 
 
@@ -54,10 +54,10 @@ def add_writes(module: GraphModule, num_moved: int, *, in_place: bool) -> tuple[
     """
     graph = module.graph
     places = [node for node in graph.nodes if node.op == "placeholder"][:num_moved]
-    [output] = [node for node in graph.nodes if node.op == "output"]
+    output = graph.output_node()
     if in_place:
         _step_in_place(graph, places, output)
-    outputs = list(output.args[0])
+    outputs = _outputs(output)
     values, others = outputs[:num_moved], outputs[num_moved:]
     changed = [position for position, value in enumerate(values) if value is not places[position]]
     if in_place:
@@ -74,66 +74,6 @@ def add_writes(module: GraphModule, num_moved: int, *, in_place: bool) -> tuple[
 def with_direct_calls(module: GraphModule) -> GraphModule:
     """Return the same module, its operations called by the shortest way; nothing of torch's can read it any more."""
     graph = module.graph
-    _join_copies(graph)
-    reuse_memory(graph)
-    for node in graph.nodes:
-        if node.op == "call_function":
-            node.target = _direct(node.target)
-    found = GraphModule(module, graph)
-    found.recompile()
-    return found
-
-
-def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
-    """Let the kernels of optimizers write where they can."""
-    numbers = {place: number for number, place in enumerate(places)}
-    values = list(output.args[0])  # type: ignore[arg-type]
-    order = {node: position for position, node in enumerate(graph.nodes)}
-    for node in list(graph.nodes):
-        if node.target is _ATEN._foreach_add.Scalar:
-            pairs = [(node.args[0], {int(user.args[1]): user for user in node.users})]
-            target = _ATEN._foreach_add_.Scalar
-        elif node.target in _KERNELS:
-            target, written = _KERNELS[node.target]
-            lists = {int(user.args[1]): user for user in node.users}
-            pairs = [
-                (node.args[number], {int(user.args[1]): user for user in lists[number].users})
-                for number in written
-                if number in lists
-            ]
-        else:
-            continue
-        found = [(place, users.get(index)) for given, users in pairs for index, place in enumerate(given)]
-        if all(
-            place in numbers and values[numbers[place]] is value and not _is_read_after(place, node, order)
-            for place, value in found
-        ):
-            node.target = target
-            for place, value in found:
-                assert value is not None
-                value.replace_all_uses_with(place)
-            values = list(output.args[0])  # type: ignore[arg-type]
-    _erase_unused(graph)
-
-
-def _is_read_after(place: Node, node: Node, order: Mapping[Node, int]) -> bool:
-    """Return whether something reads a place, or a view of it, after a node."""
-    for user in place.users:
-        if user.op != "output" and order[user] > order[node]:
-            return True
-        if user.target in _VIEWS and _is_read_after(user, node, order):
-            return True
-    return False
-
-
-def _erase_unused(graph: Graph) -> None:
-    for node in reversed(list(graph.nodes)):
-        if node.target is getitem and not node.users:
-            graph.erase_node(node)
-
-
-def _join_copies(graph: Graph) -> None:
-    """Make one call of all copies at the end."""
     copies = [node for node in graph.nodes if node.target is _ATEN.copy_.default and not node.users]
     if len(copies) > 1:
         with graph.inserting_before(copies[-1]):
@@ -141,44 +81,164 @@ def _join_copies(graph: Graph) -> None:
             graph.call_function(_ATEN._foreach_copy_.default, (list(places), list(values)))
         for node in copies:
             graph.erase_node(node)
+    reuse_memory(graph)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.target = _direct(node.target)
+    return GraphModule(module, graph)
+
+
+def with_shared_values(graph: Graph) -> Graph:
+    """Return a graph of the same function in which equal operations on equal values are one.
+
+    A value that has several uses takes memory until the last one. Where that raises the graph's peak, as it does where
+    products of one vector after the other share what does not depend on the vector, an elementwise operation whose
+    result nothing waits for is left to be taken again: it takes little time beside the operations around it, and what
+    it reads is kept by them. All others are taken once in any case, which may keep a large result of a matrix product
+    or a convolution for its next use. Operations that draw random numbers or write stay as they are.
+
+    Args:
+        graph: of operations, each with an example of its result noted.
+
+    Example:
+        >>> import torch
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> twice = make_fx(lambda x: x.exp() + x.exp())(torch.ones(3))
+        >>> [node.name for node in with_shared_values(twice.graph).nodes]
+        ['x_1', 'exp', 'add', 'output']
+    """
+    most = peak_bytes(graph)
+    shared = _shared(graph, float("inf"))
+    return shared if peak_bytes(shared) <= most else min(shared, _shared(graph, SMALL * most), key=peak_bytes)
+
+
+def peak_bytes(graph: Graph) -> int:
+    """Return the most bytes that results of operations take at one time, each until its last use."""
+    last = _last_uses(graph)
+    ends: dict[int, int] = {}
+    live = peak = 0
+    for position, node in enumerate(graph.nodes):
+        if node.op == "call_function" and not _is_view(node):
+            end = last.get(node, position)
+            ends[end] = ends.get(end, 0) + _num_bytes(node)
+            live += _num_bytes(node)
+        peak = max(peak, live)
+        live -= ends.pop(position, 0)
+    return peak
+
+
+def reuse_memory(graph: Graph) -> None:
+    """Let elementwise operations write into their first argument where they are its last use.
+
+    The values are the same to the bit. A new tensor costs its allocation and, where it is large, a way through memory
+    that no cache has seen.
+
+    Args:
+        graph: of operations, each with an example of its result noted; it is changed.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> module = make_fx(lambda x: (x + 1).exp())(torch.zeros(3))
+        >>> reuse_memory(module.graph)
+        >>> module.recompile()
+        >>> x = torch.zeros(3)
+        >>> module(x), x
+        (tensor([2.7183, 2.7183, 2.7183]), tensor([0., 0., 0.]))
+    """
+    last = _last_uses(graph)
+    for position, node in enumerate(graph.nodes):
+        place, form = node.args[0] if node.args else None, _in_place(node.target)
+        if form is None or torch.Tag.pointwise not in node.target.tags or not isinstance(place, Node):
+            continue
+        owner = _owner(place)
+        others = [_owner(other) for other in node.all_input_nodes if other is not place]
+        is_free = owner.op == "call_function" and last[owner] == position and owner not in others
+        # Elements that share a place cannot be written one by one.
+        if is_free and is_alike(place, node) and not torch._debug_has_internal_overlap(place.meta["val"]):
+            # From now on the result is in the memory of its argument.
+            node.target = form
+            last[owner] = last.get(node, position)
+
+
+def is_alike(first: Node, second: Node) -> bool:
+    """Return whether the results of two operations have the same shape, strides, type and device, as noted."""
+    values = [node.meta.get("val") for node in (first, second)]
+    forms = [(x.shape, x.stride(), x.dtype, x.device) for x in values if _is_strided(x)]
+    return len(forms) == 2 and forms[0] == forms[1]
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
+def _outputs(output: Node) -> list[Any]:
+    return list(output.args[0])  # type: ignore[arg-type]
+
+
+def _in_place(target: Any) -> Any:
+    """Return the form of a pure operation that writes into its first argument; None where there is none."""
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+        return None
+    packet = getattr(_ATEN, f"{target._schema.name.removeprefix('aten::')}_", None)
+    return getattr(packet, target._overloadname, None)
+
+
+def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
+    """Let the kernels of optimizers write where they can."""
+    numbers = {place: number for number, place in enumerate(places)}
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    for node in [node for node in graph.nodes if node.target in _STEPS]:
+        values, form = _outputs(output), _in_place(node.target)
+        written = [number for number, each in enumerate(form._schema.arguments) if each.is_write]
+        lists = [node] if len(written) == 1 else [_part(node, number) for number in range(len(written))]
+        # Each place that is written, with what is there afterwards.
+        pairs = [
+            (place, _part(results, index))
+            for argument, results in zip(written, lists, strict=True)
+            if results is not None
+            for index, place in enumerate(node.args[argument])
+        ]
+        if all(
+            place in numbers and values[numbers[place]] is value and not _is_read_after(place, node, order)
+            for place, value in pairs
+        ):
+            node.target = form
+            for place, value in pairs:
+                assert value is not None
+                value.replace_all_uses_with(place)
+    for node in reversed([*graph.nodes]):
+        if node.target is getitem and not node.users:
+            graph.erase_node(node)
+
+
+def _part(node: Node, number: int) -> Node | None:
+    """Return what takes one part of a result."""
+    return next((user for user in node.users if user.args[1] == number), None)
+
+
+def _is_read_after(place: Node, node: Node, order: Mapping[Node, int]) -> bool:
+    """Return whether something reads a place, or a view of it, after a node."""
+    return any(
+        (user.op != "output" and order[user] > order[node]) or (_is_view(user) and _is_read_after(user, node, order))
+        for user in place.users
+    )
 
 
 def _remove_identities(graph: Graph) -> None:
     for node in graph.nodes:
         source = node.args[0] if node.op == "call_function" and node.args else None
-        if not isinstance(source, Node):
-            continue
-        if _changes_nothing(node, source):
+        if isinstance(source, Node) and (
+            node.target in _IDENTITIES
+            or (node.target in _RESHAPES and is_alike(node, source))
+            or (node.target is _ATEN.mul.Tensor and node.args[1] == 1 and is_alike(node, source))
+        ):
             node.replace_all_uses_with(source)
-        elif _undoes(node, source):
-            [twice, *_] = source.args
-            assert isinstance(twice, Node)
-            node.replace_all_uses_with(twice)
-        elif _drops_sums(node, source):
-            # As a bias's gradient has it.
-            source.args = (*source.args[:2], False)
-            source.meta = dict(node.meta)
-            node.replace_all_uses_with(source)
-
-
-def _changes_nothing(node: Node, source: Node) -> bool:
-    if node.target in _IDENTITIES:
-        return True
-    is_by_one = node.target is _ATEN.mul.Tensor and node.args[1] == 1
-    return (is_by_one or node.target in _RESHAPES) and is_alike(node, source)
-
-
-def _undoes(node: Node, source: Node) -> bool:
-    """Return whether two transpositions follow each other that lead back."""
-    if node.target is source.target is _ATEN.t.default:
-        return True
-    is_pair = node.target is source.target is _ATEN.transpose.int
-    return is_pair and {*node.args[1:]} == {*source.args[1:]}
+    graph.eliminate_dead_code()
 
 
 def _direct(target: Any) -> Any:
     """Return the Python binding of an aten operation: it parses its arguments in half the time."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
         return target
     name = target._schema.name.removeprefix("aten::")
     if name in _METHODS:
@@ -188,14 +248,73 @@ def _direct(target: Any) -> Any:
     return getattr(torch._C._VariableFunctions, name, None) or getattr(torch._C._nn, name, None) or target
 
 
-def _drops_sums(node: Node, source: Node) -> bool:
-    """Return whether a view leaves out the axes that a sum over them has kept for it alone."""
-    if node.target is not _ATEN.view.default or source.target is not _ATEN.sum.dim_IntList:
+def _shared(graph: Graph, kept_up_to: float) -> Graph:
+    """Return the graph with equal operations as one, but for larger elementwise results that nothing waits for."""
+    last, shared = _last_uses(graph), Graph()
+    numbers: dict[Node, int] = {}
+    number_of: dict[Hashable, int] = {}
+    # By number: the node in the new graph, those that it reads, and until when nodes of the old graph read it.
+    current: dict[int, Node] = {}
+    read: dict[int, list[Node]] = {}
+    wanted_until: dict[int, int] = {}
+    for position, node in enumerate(graph.nodes):
+        inputs = [current[numbers[source]] for source in node.all_input_nodes]
+        number = numbers[node] = number_of.setdefault(_key(node, numbers), len(number_of))
+        until = last.get(_owner(node), position)
+        is_stale = number not in current or (_is_view(node) and read[number] != inputs)
+        is_dead = not is_stale and wanted_until[number] < position and _num_bytes(node) > kept_up_to
+        if is_stale or (is_dead and torch.Tag.pointwise in getattr(node.target, "tags", ())):
+            current[number] = shared.node_copy(node, lambda source: current[numbers[source]])
+            read[number], wanted_until[number] = inputs, until
+        else:
+            wanted_until[number] = max(wanted_until[number], until)
+    shared.eliminate_dead_code()
+    return shared
+
+
+def _key(node: Node, numbers: Mapping[Node, int]) -> Hashable:
+    """Return what is equal for equal operations on equal values, of which taking one twice is taking it once."""
+    target = node.target
+    if node.op not in ("call_function", "get_attr") or (
+        isinstance(target, OpOverload)
+        and (torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable)
+    ):
+        return node
+    leaves, structure = tree_flatten((node.args, node.kwargs))
+    # As text, a zero differs from a negative one and NaN is itself; the type tells 1 from True.
+    return (
+        target,
+        structure,
+        *[(Node, numbers[leaf]) if isinstance(leaf, Node) else (type(leaf), repr(leaf)) for leaf in leaves],
+    )
+
+
+def _last_uses(graph: Graph) -> dict[Node, int]:
+    """Return at which position the memory of each node is read last, through views too."""
+    return {_owner(source): at for at, node in enumerate(graph.nodes) for source in node.all_input_nodes}
+
+
+def _owner(node: Node) -> Node:
+    """Return the node whose memory a node is in."""
+    while _is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_view(node: Node) -> bool:
+    """Return whether a node's result lies in the memory of its first argument."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
-    if len(source.users) > 1 or source.kwargs or source.args[2:] != (True,):
-        return False
-    summed, axes = source.args[:2]
-    assert isinstance(summed, Node) and isinstance(axes, list)
-    shape = summed.meta["val"].shape
-    left_out = {int(axis) % len(shape) for axis in axes}
-    return [*node.meta["val"].shape] == [size for axis, size in enumerate(shape) if axis not in left_out]
+    if node.target is getitem:
+        return _is_view(node.args[0])
+    if node.target is _ATEN._unsafe_view.default:
+        return True
+    return isinstance(node.target, OpOverload) and any(
+        result.alias_info is not None for result in node.target._schema.returns
+    )
+
+
+def _num_bytes(node: Node) -> int:
+    """Return the bytes of one tensor; a tuple has none of its own."""
+    value = node.meta.get("val")
+    return value.numel() * value.dtype.itemsize if isinstance(value, Tensor) else 0

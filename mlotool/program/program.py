@@ -1,37 +1,111 @@
 """Problems and their graph as one differentiable object."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require, shown
+from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.messages import did_you_mean, shown
+from mlotool.core.messages import did_you_mean
+from mlotool.core.plain_state import ADVICE, Plain, check_mapping, check_plain
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.user_code import Call
+from mlotool.problem.arguments import check_kept, check_owners, check_saving, check_shared
+from mlotool.problem.interface import Memory
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
+from mlotool.problem.saved_form import check_whole
 from mlotool.problem.trajectory import Trajectory
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_order, find_zeroth_order
-from mlotool.program.arguments import check_program
-from mlotool.program.engine import Engine
-from mlotool.program.gradient_plan import GradientPlan
-from mlotool.program.gradients import gradient_of
+from mlotool.program.backends import BACKENDS
+from mlotool.program.gradient_plan import Differentiated, GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
-from mlotool.program.learned_hyperparameters import learned_hyperparameters, start_of
-from mlotool.program.loss_plan import Values
-from mlotool.program.memories import Memories
-from mlotool.program.moment import NOW, Moment
+from mlotool.program.loss_plan import NOW, Moment, Values
 from mlotool.program.rehearsal import Rehearsals
-from mlotool.program.saved_state import load_state_dict, state_dict, statistics
-from mlotool.program.solution_plan import SolutionPlan
+from mlotool.program.solution_plan import Engine, SolutionPlan, learned_hyperparameters, start_of
 from mlotool.program.step_recorder import StepRecorder
-from mlotool.program.training_gradient import Differentiated
 from mlotool.program.unused import UnusedWatch
+
+
+class Memories:
+    """What each problem's algorithm keeps from one pullback to the next, in one program.
+
+    Args:
+        problems: by name.
+    """
+
+    def __init__(self, problems: Mapping[str, Problem]) -> None:
+        self.by_name: dict[str, Memory] = {}
+        self._algorithms = {name: each.hypergradient for name, each in problems.items()}
+        for name, algorithm in self._algorithms.items():
+            self.by_name[name] = Memory(None if algorithm is None else algorithm.initial_state())
+
+    def statistics(self, name: str) -> dict[str, float]:
+        """Return numbers to log about the last pullback of a problem."""
+        algorithm = self._algorithms[name]
+        return {} if algorithm is None else algorithm.statistics(self.by_name[name].value)
+
+    def state_dict(self, name: str) -> dict[str, Any]:
+        """Return what is kept for a problem, in plain containers."""
+        algorithm = self._algorithms[name]
+        return {} if algorithm is None else algorithm.state_dict(self.by_name[name].value)
+
+    def loaded(self, name: str, saved: Any, problems: Mapping[str, Problem]) -> Any:
+        """Return what was kept for a problem; nothing is changed.
+
+        Args:
+            name: of the problem.
+            saved: what `state_dict` has returned.
+            problems: by name, to whose parameters the tensors are like.
+
+        Raises:
+            ConfigError: one of them is not, or it is no state at all.
+        """
+        algorithm, key = self._algorithms[name], f"state.{name}.hypergradient"
+        check_mapping(key, saved)
+        if algorithm is None:
+            return None
+        if type(algorithm).__module__.startswith("mlotool."):
+            shapes = {tensor.shape for problem in problems.values() for tensor in problem.own}
+            for tensor in tree_leaves(saved):
+                is_right = not isinstance(tensor, Tensor) or tensor.dtype is torch.uint8
+                is_right = is_right or tensor.dim() == 0 or tensor.shape in shapes
+                require(is_right, key, tensor, "tensors in the shapes of parameters", ADVICE)
+        return algorithm.load_state(saved)
+
+
+def check_saved(problems: Iterable[Problem]) -> None:
+    """Refuse problems whose state a checkpoint cannot hold, or that do not take it back.
+
+    Raises:
+        ConfigError: with the module, optimizer or scheduler, and the place in its state.
+    """
+    plain = Plain(before_run=True)
+    for problem in problems:
+        check_saving(problem.name, problem.module)
+        state = {"module": problem.module.state_dict(), **problem.optimizer_step.state_dict()}
+        check_plain({problem.name: state}, ConfigError, plain=plain)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what a user's module, optimizer or algorithm says of its state into one message."""
+    try:
+        yield
+    except MlotoolError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise ConfigError(
+            f"state: found one that does not fit ({type(error).__name__}: {reason}); expected that of the same "
+            f"program. {ADVICE}"
+        ) from error
 
 
 class Program:
@@ -117,7 +191,8 @@ class Program:
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
         self._rehearsals = Rehearsals(engine, graph, self._solved)
         self._gradients = {
-            name: gradient_of(number, engine, self._zeroth_order[name]) for name, number in engine.numbers.items()
+            name: training_gradient_of(number, engine, self._zeroth_order[name])
+            for name, number in engine.numbers.items()
         }
 
     @property
@@ -212,7 +287,7 @@ class Program:
         for other in given:
             self._problem(other)
         with self.random:
-            gradient = self._gradients[name].pure(self._batch(name, given.get(name)), Moment(given))
+            _, gradient = self._gradients[name](self._batch(name, given.get(name)), Moment(given), live=False)
         return {
             key: torch.zeros_like(tensor) if value is None else problem.as_parameter(value, tensor)
             for (key, tensor), value in zip(problem.theta.items(), gradient, strict=True)
@@ -296,7 +371,8 @@ class Program:
             batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
             moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
-        output, gradient = self._gradients[name].live(batch, moment)
+        output, gradient = self._gradients[name](batch, moment)
+        assert output is not None
         self.look_at(name, gradient)
         directing = self._directing.get(name)
         if directing is None:
@@ -314,7 +390,13 @@ class Program:
 
     def statistics(self) -> dict[str, float]:
         """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
-        return statistics(self.problems, self._memories)
+        numbers: dict[str, float] = {}
+        for name, problem in self.problems.items():
+            values = self._memories.statistics(name)
+            if problem.parallel is not None:
+                values |= problem.parallel.statistics()
+            numbers |= {f"{name}/{key}": value for key, value in values.items()}
+        return numbers
 
     def sync(self) -> None:
         """Give all ranks the same parameters, buffers and optimizer states, where stages of a module are theirs."""
@@ -323,11 +405,32 @@ class Program:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all problems, in plain containers."""
-        return state_dict(self.problems, self._memories)
+        return {
+            name: {**problem.state_dict(), "hypergradient": self._memories.state_dict(name)}
+            for name, problem in self.problems.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state back."""
-        load_state_dict(self.problems, self._memories, state)
+        """Take the state back.
+
+        Raises:
+            ConfigError: it is that of other problems, or does not fit their modules or optimizers; nothing is changed.
+        """
+        problems, memories = self.problems, self._memories
+        require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
+        if set(state) != set(problems):
+            raise ConfigError(
+                f"A saved program has the problems {sorted(map(str, state))}; expected {sorted(problems)}. "
+                "Load it with the recipe it was saved by."
+            )
+        for name, problem in problems.items():
+            check_whole(f"state.{name}", state[name], problem, problems)
+        streams = {name: problem.stream for name, problem in problems.items()}
+        with _told():
+            kept = {name: memories.loaded(name, state[name].get("hypergradient"), problems) for name in problems}
+            for name, problem in problems.items():
+                problem.load_state_dict(state[name], streams)
+                memories.by_name[name].value = kept[name]
 
     def _held_loss(self, name: str, given: Mapping[str, Sequence[Tensor]]) -> Tensor:
         values = self._engine.nothing()
@@ -349,3 +452,39 @@ class Program:
                 f"{did_you_mean(name, self.problems)} Correct the name."
             )
         return name
+
+
+def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[str, Problem]:
+    """Refuse arguments of a program that are of a wrong kind or do not fit each other; return the problems by name.
+
+    Raises:
+        ConfigError: they are, or do not.
+    """
+    advice = "Write Program([lower, upper], graph)."
+    if isinstance(problems, Problem):
+        advice = "Write Program([problem], graph)."
+    elif isinstance(problems, Mapping):
+        advice = "Write Program(problems.values(), graph)."
+    require(isinstance(problems, Iterable), "Program.problems", problems, "a list of problems", advice)
+    listed = list(problems)
+    require(bool(listed), "Program.problems", problems, "a list of at least one problem", advice)
+    are_problems = all(isinstance(problem, Problem) for problem in listed)
+    require(are_problems, "Program.problems", problems, "a list of problems", advice)
+    advice = "Write Graph(), or Graph({'upper': ['lower']}, {'lower': ['upper']})."
+    require(isinstance(graph, Graph), "Program.graph", graph, "a Graph", advice)
+    require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")
+    require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
+    if trace == "cuda_graph" and not torch.cuda.is_available():
+        raise ConfigError(
+            "trace: found 'cuda_graph', and torch finds no CUDA device; expected one. Write runner.trace=inductor."
+        )
+    by_name = {problem.name: problem for problem in listed}
+    if len(by_name) < len(listed):
+        names = [problem.name for problem in listed]
+        raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
+    graph.validate({name: problem.node for name, problem in by_name.items()})
+    check_owners({name: problem.module for name, problem in by_name.items()})
+    for problem in listed:
+        check_kept(problem.name, problem.module, problem.theta)
+    check_shared("parallel", {problem.name: problem.parallel for problem in listed})
+    return by_name

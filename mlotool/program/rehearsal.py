@@ -1,34 +1,54 @@
-"""A trial evaluation of a loss before the first step, after which nothing has changed."""
+"""A trial evaluation of a loss before the first step, after which nothing has changed.
+
+A hypergradient evaluates a loss many times, and a module with other tensors in the places of its parameters and
+buffers. What reads the module's own by a list, a closure, a hook or an object that keeps them does not see those, and
+nothing would say so. So a loss is evaluated twice, which must give the same: with other tensors in the places, and at
+the module itself, whose own tensors are given the same values.
+"""
 
 import warnings
-from collections.abc import Iterable, Set
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
-from mlotool.core.unchanged import is_same, restore_torch_settings, torch_settings
+from mlotool.core.unchanged import fingerprint, is_same, restore_torch_settings, torch_settings
 from mlotool.core.user_code import WrongResultError, is_ours, named, note
 from mlotool.problem.problem import Problem
-from mlotool.program.engine import Engine
+from mlotool.program.agreement import EVALUATIONS
 from mlotool.program.graph import Graph
-from mlotool.program.loss_plan import LossPlan, Values
-from mlotool.program.past_slots import PastSlots, foreign_parameter
-from mlotool.program.python_state import PythonState
-
-MAX_DIFFERENCE = 1e-3
-"""Between two evaluations of a loss, relative to it: kernels on a GPU add in another order each time."""
+from mlotool.program.loss_plan import Values
+from mlotool.program.python_places import PythonState
+from mlotool.program.solution_plan import Engine
 
 # How Python sees `tensor.requires_grad_()` and `tensor.requires_grad = ..`.
 _SETTERS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+
+_PAST = (
+    "problems.{problem}.module: found {module} at '{path}', which reads {what} past its place in the module: it goes "
+    "on reading the same tensor while a hypergradient puts another one there. Expected that a module reads self.<name> "
+    "in each call. Keep no parameter or buffer in a list, a closure, a functools.partial, a hook or another object: "
+    "look it up where it is used."
+)
+_AGAIN = (
+    "a loss whose backward pass looks the module's parameters up again, so that its gradient is another one",
+    "that it takes them from the evaluation, since this hypergradient takes gradients at other parameters than those "
+    "that the module holds",
+    "Write mlotool.remat(block, x) for torch.utils.checkpoint.checkpoint(block, x), or remat: auto for the problem; in "
+    "an autograd function of your own, save the parameters that its backward reads.",
+)
 
 
 class Rehearsals:
@@ -48,17 +68,20 @@ class Rehearsals:
         ]
 
     def __call__(self, number: int, batch: Any) -> LossOutput:
-        """Return a loss as its next step will meet it.
+        """Return a loss as its next step will meet it, with a graph, of copies of parameters and buffers.
 
         Args:
             number: of the problem.
             batch: its batch.
+
+        Raises:
+            ConfigError: the loss has changed parameters, or its forward has made some, or a module reads past places.
+            WrongResultError: its gradient cannot be taken, or another evaluation gives another loss.
         """
-        engine, name = self._engine, self._engine.problems[number].name
-        self._waiting = [each for each in self._waiting if each != number]
-        read = {each.number for each in engine.solutions[number]}
-        shaping = {engine.numbers[each] for each in self._graph.uppers(name)}
-        return rehearsed_loss(engine, number, read, shaping, batch, is_read=name in self._solved)
+        self._waiting = [other for other in self._waiting if other != number]
+        problem = self._engine.problems[number]
+        shaping = {self._engine.numbers[name] for name in self._graph.uppers(problem.name)}
+        return _Rehearsal(self._engine, number, batch, shaping, is_read=problem.name in self._solved).output()
 
     def once(self, random: RandomStream) -> None:
         """Rehearse the losses that have a part in hypergradients, each on its next batch, unless that was done.
@@ -73,9 +96,9 @@ class Rehearsals:
         for number in waiting:
             problem = self._engine.problems[number]
             names = [problem.name, *(role.problem for role in problem.roles.values())]
-            players = [self._engine.problems[self._engine.numbers[each]] for each in names]
+            players = [self._engine.problems[self._engine.numbers[name]] for name in names]
             if all(map(_can_be_rehearsed, players)):
-                devices = tuple({device for each in players for device in each.devices})
+                devices = tuple({device for player in players for device in player.devices})
                 with random, RandomState(devices).replayed(), warnings.catch_warnings():
                     # The steps give them.
                     warnings.simplefilter("ignore")
@@ -87,106 +110,277 @@ def _can_be_rehearsed(problem: Problem) -> bool:
     return is_whole and not any(map(is_lazy, problem.module.parameters()))
 
 
-def rehearsed_loss(
-    engine: Engine,
-    number: int,
-    solved: Set[int],
-    shaping: Set[int],
-    batch: Any,
-    *,
-    is_read: bool = False,
-) -> LossOutput:
-    """Return a loss in training mode, with a graph. Parameters and buffers are copies, solutions have no backwards.
+class _Rehearsal:
+    """One loss in training mode.
 
     Args:
         engine: of the program.
         number: of the problem.
-        solved: numbers of the problems whose solutions its total gradient passes through.
+        batch: its batch.
         shaping: numbers of the problems that shape it.
-        batch: the problem's batch.
         is_read: whether another problem reads its solution, so that a pullback may evaluate the loss again, and
             count on the same value.
-
-    Raises:
-        ConfigError: the loss has changed parameters, or its forward has made some.
-        WrongResultError: its gradient cannot be taken, or another evaluation gives another loss.
     """
-    problem, values = engine.problems[number], engine.nothing()
-    algorithm = problem.hypergradient
-    is_repeated = is_read and algorithm is not None and not algorithm.is_constant
-    if not is_repeated or algorithm is None or algorithm.is_zeroth_order:
-        # No pullback takes the loss's gradient with respect to their parameters.
-        shaping = frozenset()
-    players = dict.fromkeys([number, *(engine.numbers[role.problem] for role in problem.roles.values())])
-    names: list[tuple[Tensor, str, str]] = []
-    for player in players:
-        other, is_leaf = engine.problems[player], player == number or player in solved or player in shaping
-        tensors = [each.clone().requires_grad_(is_leaf) for each in other.current()]
-        names += [(tensor, other.name, key) for key, tensor in zip(other.theta, tensors, strict=True)]
-        values[player] = tensors
-    before = {player: _parameters(engine.problems[player].module) for player in players}
-    modules = [module for player in players for module in engine.problems[player].submodules]
-    is_foreign = not is_ours(problem.loss, *modules) or any(map(_has_hooks, modules))
-    python = PythonState([engine.problems[player] for player in players])
-    random, plan = (
-        RandomState(tuple(device for each in engine.problems for device in each.devices)),
-        engine.losses[number],
-    )
-    with torch.enable_grad(), _Guard(names) if is_foreign else nullcontext():
-        settings = torch_settings()
-        output = plan(values, batch)
-        changed = restore_torch_settings(settings)
-    if changed:
-        error = WrongResultError(
-            f"its loss, and {changed[0]} changed for all that follows",
-            "that torch's settings stay as they were",
-            f"Use a context (with torch.no_grad():, with torch.device(...):), or call {changed[0]} where the package "
-            "is imported.",
-        )
-        note(error, lambda: plan.call_of(batch))
-        raise error
-    for player in players:
-        other, given = engine.problems[player], values[player]
-        assert given is not None
-        for key, now, tensor in zip(other.theta, given, other.current(), strict=True):
-            if not is_same(now, tensor):
-                raise ConfigError(
-                    f"problems.{problem.name}.loss: {named(problem.loss)} has changed the parameter '{key}' of "
-                    f"'{other.name}'; expected a pure function, since a step may evaluate a loss many times. Leave "
-                    "steps to the optimizer, and bounds to the module's forward."
-                )
-        made = _parameters(other.module) - before[player]
-        if made:
-            raise ConfigError(
-                f"problems.{other.name}.module: {named(other.module)} has made the parameter '{min(made)}' in "
-                "its forward; expected all of them in __init__, since no optimizer knows of this one. Make it there."
-            )
-    if is_foreign:
-        past = PastSlots(engine, plan, values, batch, random, python.restore)
+
+    def __init__(self, engine: Engine, number: int, batch: Any, shaping: Set[int], *, is_read: bool) -> None:
+        self._engine, self._batch, self._plan = engine, batch, engine.losses[number]
+        self._problem = problem = engine.problems[number]
+        algorithm = problem.hypergradient
+        self._is_repeated = self._is_moved = False
+        self._shaping: Set[int] = frozenset()
+        if is_read and algorithm is not None and not algorithm.is_constant:
+            self._is_repeated = True
+            # At other parameters than those in its module at that time.
+            self._is_moved = algorithm.sees_steps or algorithm.needs_full_precision or algorithm.is_zeroth_order
+            if not algorithm.is_zeroth_order:
+                # Else no pullback takes the loss's gradient with respect to their parameters.
+                self._shaping = shaping
+        self._solved = {plan.number for plan in engine.solutions[number]}
+        numbers = dict.fromkeys([number, *(engine.numbers[role.problem] for role in problem.roles.values())])
+        self._players = {player: engine.problems[player] for player in numbers}
+        self._leaves = {number, *self._solved, *self._shaping}
+        self._modules = [module for player in self._players.values() for module in player.submodules]
+        self._values = self._copies({})
+        self._random = RandomState(tuple(device for other in engine.problems for device in other.devices))
+        self._python = PythonState([*self._players.values()])
+
+    def output(self) -> LossOutput:
+        """Return the loss, checked."""
+        is_foreign = not is_ours(self._problem.loss, *self._modules) or any(map(_has_hooks, self._modules))
+        before = {player: _parameters(problem.module) for player, problem in self._players.items()}
+        names = {
+            id(tensor): (problem.name, key)
+            for player, problem in self._players.items()
+            for key, tensor in zip(problem.theta, self._values[player] or (), strict=True)
+        }
+        with torch.enable_grad(), _FreezeGuard(names) if is_foreign else nullcontext():
+            settings = torch_settings()
+            output = self._plan(self._values, self._batch)
+            changed = restore_torch_settings(settings)
         try:
-            if is_repeated:
-                _check_repeated(plan, values, batch, output.loss, random)
-            if is_repeated or solved or foreign_parameter(output.loss) is not None:
-                past.check(output.loss, is_moved=is_repeated and _is_evaluated_elsewhere(problem))
-            if output.loss.requires_grad:
-                _check_backward(engine, plan, values, output.loss, shaping)
+            if changed:
+                raise WrongResultError(
+                    f"its loss, and {changed[0]} changed for all that follows",
+                    "that torch's settings stay as they were",
+                    f"Use a context (with torch.no_grad():, with torch.device(...):), or call {changed[0]} where the "
+                    "package is imported.",
+                )
+            self._check_parameters(before)
+            if is_foreign:
+                self._check_values(output.loss)
+        except ConfigError:
+            raise
         except Exception as error:
-            note(error, lambda: plan.call_of(batch))
+            note(error, lambda: self._plan.call_of(self._batch))
             raise
         finally:
-            python.restore()
-    return output
+            if is_foreign:
+                self._python.restore()
+        return output
+
+    def _check_parameters(self, before: Mapping[int, set[str]]) -> None:
+        for player, problem in self._players.items():
+            values = self._values[player] or ()
+            for key, now, tensor in zip(problem.theta, values, problem.current(), strict=True):
+                if not is_same(now, tensor):
+                    raise ConfigError(
+                        f"problems.{self._problem.name}.loss: {named(self._problem.loss)} has changed the parameter "
+                        f"'{key}' of '{problem.name}'; expected a pure function, since a step may evaluate a loss many "
+                        "times. Leave steps to the optimizer, and bounds to the module's forward."
+                    )
+            if made := _parameters(problem.module) - before[player]:
+                raise ConfigError(
+                    f"problems.{problem.name}.module: {named(problem.module)} has made the parameter '{min(made)}' in "
+                    "its forward; expected all of them in __init__, since no optimizer knows of this one. Make it "
+                    "there."
+                )
+
+    def _check_values(self, loss: Tensor) -> None:
+        if self._is_repeated:
+            self._check_repeated(loss)
+        foreign = _foreign_parameter(loss)
+        if self._is_repeated or self._solved or foreign is not None:
+            self._check_places(foreign)
+        if foreign is not None:
+            raise WrongResultError(*self._told_foreign(foreign))
+        # Without its loss scale a loss in fp16 overflows or vanishes; one that is not finite is told itself.
+        if loss.requires_grad:
+            self._check_gradient(loss)
+
+    def _check_repeated(self, loss: Tensor) -> None:
+        """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
+        try:
+            with torch.no_grad(), self._random.replayed():
+                again = self._plan(self._values, self._batch).loss
+        except RuntimeError:
+            # A loss that takes gradients itself, a penalty on them for instance, has none without a graph.
+            with self._random.replayed():
+                again = self._plan(self._values, self._batch).loss
+        first, second = float(loss.detach().mean()), float(again.detach().mean())
+        if abs(first - second) > EVALUATIONS * max(abs(first), abs(second)):
+            raise WrongResultError(
+                f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch",
+                "the same value, since a hypergradient evaluates a loss many times",
+                "Draw by torch's own generator (torch.rand) in place of numpy's, Python's or another one, and let no "
+                "value that a call leaves behind, in a variable or an attribute of a module, change the next one.",
+            )
+
+    def _check_gradient(self, loss: Tensor) -> None:
+        """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
+        leaves = [
+            (tensor, player in self._shaping)
+            for player in self._players
+            for tensor in self._values[player] or ()
+            if tensor.requires_grad
+        ]
+        slopes = torch.autograd.grad(loss, [leaf for leaf, _ in leaves], allow_unused=True)
+        # Where nothing but what shapes it moves the loss, no step would.
+        own = [slope for slope, (_, is_shaping) in zip(slopes, leaves, strict=True) if not is_shaping]
+        gradient = [values_of(slope) for slope in own if slope is not None]
+        if not gradient:
+            raise WrongResultError(
+                "a tensor whose gradient does not reach the parameters",
+                f"a loss that depends on the parameters of '{self._problem.name}' through the modules that it was "
+                "given",
+                "Call those modules themselves, no copies of them.",
+            )
+        if self._problem.settings.precision == "fp16" or not bool(loss.isfinite().all()):
+            return
+        if not all(bool(slope.isfinite().all()) for slope in gradient):
+            raise WrongResultError(
+                "a loss whose gradient is not finite before the first step",
+                "finite numbers",
+                "Look for sqrt, norm, log or a division at zero: add a small number inside, as in (x + 1e-12).sqrt().",
+            )
+        if not any(bool(slope.any()) for slope in gradient):
+            warnings.warn(
+                f"problems.{self._problem.name}.loss: the gradient of {named(self._problem.loss)} is exactly 0 at its "
+                "first batch; expected that it moves the parameters. Look for a factor of 0, a clamp or relu that cuts "
+                "all of it, and weights that all begin at 0.",
+                stacklevel=2,
+            )
+
+    def _told_foreign(self, parameter: nn.Parameter) -> tuple[str, str, str]:
+        """Return what was found, what was expected and what to do."""
+        for problem in self._engine.problems:
+            for key, tensor in problem.theta.items():
+                if tensor is parameter:
+                    return (
+                        f"a loss that depends on the parameter '{key}' of the module of '{problem.name}' itself",
+                        "that a loss takes modules by its roles alone, whose parameters mlotool moves",
+                        f"Give the loss a role that '{problem.name}' plays, and call that.",
+                    )
+        return (
+            f"a loss that depends on a parameter of shape {tuple(parameter.shape)} which no problem trains",
+            "parameters of the problems' modules alone",
+            "Make layers in a module's __init__, none in its forward; call requires_grad_(False) on what is to stay.",
+        )
+
+    def _check_places(self, foreign: nn.Parameter | None) -> None:
+        """Refuse modules that read past their places; `foreign` is a parameter that the loss has found there."""
+        are_whole = all(other.parallel is None and other.shards is None for other in self._players.values())
+        if self._problem.settings.precision == "fp16" or not are_whole:
+            return
+        names = [(name, x) for problem in self._players.values() for name, x in problem.theta.items()]
+        what = next((f"the parameter '{name}'" for name, x in names if x is foreign), None)
+        if foreign is None:
+            values = self._other_values(self._is_moved)
+            there, here = self._with_others(values), self._at_modules(values)
+            # A loss that is never the same has no places to be blamed.
+            if _agree(there, here) or not _agree(here, self._at_modules(values)):
+                return
+        elif what is None:
+            # One that a forward has made is told by itself.
+            return
+        culprit = self._culprit()
+        for problem in self._players.values() if culprit is not None else ():
+            for path, module in problem.module.named_modules():
+                if module is culprit:
+                    path, what = path or "the top", what or "a parameter or a buffer"
+                    raise ConfigError(_PAST.format(problem=problem.name, module=named(module), path=path, what=what))
+        if foreign is None:
+            raise WrongResultError(*_AGAIN)
+
+    def _own_tensors(self) -> list[Tensor]:
+        tensors = [x for problem in self._players.values() for x in (*problem.own, *problem.slots.buffers())]
+        # What is sparse cannot be given other values in place.
+        return list({id(x): x for x in tensors if x is not None and x.layout is torch.strided}.values())
+
+    def _other_values(self, is_moved: bool) -> dict[int, Tensor]:
+        """Return other values of parameters and buffers, by `id`; where they are not moved, copies."""
+        own = [x for x in self._own_tensors() if x.is_floating_point()]
+        return {id(x): (1.1 * x.detach() + 0.01 if is_moved else x.detach().clone()) for x in own}
+
+    def _copies(self, values: Mapping[int, Tensor]) -> Values:
+        """Return copies of all players' parameters, those of leaves with a gradient; with other values if given."""
+        copies = self._engine.nothing()
+        for player, problem in self._players.items():
+            copies[player] = [
+                values.get(id(own), x).clone().requires_grad_(player in self._leaves)
+                for own, x in zip(problem.own, problem.current(), strict=True)
+            ]
+        return copies
+
+    def _with_others(self, values: Mapping[int, Tensor], calls: "list[_Call] | None" = None) -> list[Tensor]:
+        """Return loss and gradient with other tensors in the places."""
+        buffers = [(problem.slots, problem.slots.buffers()) for problem in self._players.values()]
+        try:
+            for slots, own in buffers:
+                slots.put_buffers([x if x is None else values.get(id(x), x).clone() for x in own])
+            return self._evaluated(self._copies(values), False, calls)
+        finally:
+            for slots, own in buffers:
+                slots.put_buffers(own)
+
+    def _at_modules(self, values: Mapping[int, Tensor], calls: "list[_Call] | None" = None) -> list[Tensor]:
+        """Return loss and gradient at the modules themselves, whose tensors are put back afterwards."""
+        buffers = [(problem.slots, problem.slots.buffers()) for problem in self._players.values()]
+        there = self._engine.nothing()
+        for player, problem in self._players.items():
+            there[player] = problem.own if player in self._leaves else problem.current()
+        own = self._own_tensors()
+        before = [x.detach().clone() for x in own]
+        try:
+            _fill(own, [values.get(id(x), x.detach()) for x in own])
+            return self._evaluated(there, True, calls)
+        finally:
+            for slots, tensors in buffers:
+                slots.put_buffers(tensors)
+            _fill(own, before)
+
+    def _evaluated(self, values: Values, live: bool, calls: "list[_Call] | None") -> list[Tensor]:
+        self._python.restore()
+        leaves = [x for player in self._players for x in values[player] or () if x.requires_grad]
+        with self._random.replayed(), torch.enable_grad():
+            # After `restore`, which would take hooks for a change.
+            with nullcontext() if calls is None else _noting(self._modules, calls):
+                loss = self._plan(values, self._batch, live=live).loss
+            if not loss.requires_grad or any(x._backward_hooks for x in leaves):
+                return [loss.detach()]
+            return [loss.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
+
+    def _culprit(self) -> nn.Module | None:
+        """Return the first module that brings in a parameter that was not given, or returns something else."""
+        there: list[_Call] = []
+        here: list[_Call] = []
+        for evaluate, calls in ((self._with_others, there), (self._at_modules, here)):
+            evaluate(self._other_values(True), calls)
+        for other, own in zip(there, here, strict=False):
+            is_other = other.module is own.module and _agree(other.inputs, own.inputs)
+            if other.is_foreign or (is_other and not _agree(other.results, own.results)):
+                return other.module
+        return None
 
 
-class _Guard(TorchFunctionMode):
+class _FreezeGuard(TorchFunctionMode):
     """Refuses, where it happens, that a loss freezes parameters or thaws them.
 
     Afterwards it would not show: those of other problems are constants in this evaluation, and are not in a pullback.
     """
 
-    def __init__(self, tensors: Iterable[tuple[Tensor, str, str]]) -> None:
+    def __init__(self, names: Mapping[int, tuple[str, str]]) -> None:
         super().__init__()
-        self._names = {id(tensor): (player, key) for tensor, player, key in tensors}
+        self._names = names
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
@@ -203,95 +397,83 @@ class _Guard(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _check_repeated(plan: LossPlan, values: Values, batch: Any, loss: Tensor, random: RandomState) -> None:
-    """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
+class _Call(NamedTuple):
+    """A call of a module.
+
+    Args:
+        module: that was called.
+        inputs: the fingerprints of what it was given.
+        results: of what it has returned.
+        is_foreign: whether the results depend on a parameter itself, and the inputs do not.
+    """
+
+    module: nn.Module
+    inputs: list[Tensor]
+    results: list[Tensor]
+    is_foreign: bool
+
+
+@contextmanager
+def _noting(modules: Sequence[nn.Module], calls: list[_Call]) -> Iterator[None]:
+    """Note the calls of modules, in the order in which they end."""
+
+    def depends(tensors: Sequence[Tensor]) -> bool:
+        return any(_foreign_parameter(tensor) is not None for tensor in tensors)
+
+    def note_call(module: nn.Module, inputs: Any, options: Any, result: Any) -> None:
+        given, returned = _tensors((inputs, options)), _tensors(result)
+        is_foreign = depends(returned) and not depends(given)
+        calls.append(_Call(module, [*map(fingerprint, given)], [*map(fingerprint, returned)], is_foreign))
+
+    handles = [module.register_forward_hook(note_call, with_kwargs=True) for module in dict.fromkeys(modules)]
     try:
-        with torch.no_grad(), random.replayed():
-            again = plan(values, batch).loss
-    except RuntimeError:
-        # A loss that takes gradients itself, a penalty on them for instance, has none without a graph.
-        with random.replayed():
-            again = plan(values, batch).loss
-    first, second = float(loss.detach().mean()), float(again.detach().mean())
-    if abs(first - second) > MAX_DIFFERENCE * max(abs(first), abs(second)):
-        raise WrongResultError(
-            f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch",
-            "the same value, since a hypergradient evaluates a loss many times",
-            "Draw by torch's own generator (torch.rand) in place of numpy's, Python's or another one, and let no value "
-            "that a call leaves behind, in a variable or an attribute of a module, change the next one.",
-        )
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor, shaping: Set[int]) -> None:
-    """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
-    problem = plan.problem
-    taken = [
-        (tensor, number in shaping)
-        for number, tensors in enumerate(values)
-        for tensor in tensors or ()
-        if tensor.requires_grad
-    ]
-    foreign = foreign_parameter(loss)
-    if foreign is not None:
-        raise WrongResultError(*_told_foreign(engine, foreign))
-    slopes = torch.autograd.grad(loss, [leaf for leaf, _ in taken], allow_unused=True)
-    # Where nothing but what shapes it moves the loss, no step would.
-    gradient = [slope for slope, (_, is_shaping) in zip(slopes, taken, strict=True) if not is_shaping]
-    found = [values_of(each) for each in gradient if each is not None]
-    if not found:
-        raise WrongResultError(
-            "a tensor whose gradient does not reach the parameters",
-            f"a loss that depends on the parameters of '{problem.name}' through the modules that it was given",
-            "Call those modules themselves, no copies of them.",
-        )
-    if problem.settings.precision == "fp16":
-        # Without its loss scale it overflows, or vanishes.
-        return
-    if not bool(loss.isfinite().all()):
-        # It is told itself.
-        return
-    if not all(bool(each.isfinite().all()) for each in found):
-        raise WrongResultError(
-            "a loss whose gradient is not finite before the first step",
-            "finite numbers",
-            "Look for sqrt, norm, log or a division at zero: add a small number inside, as in (x + 1e-12).sqrt().",
-        )
-    if not any(bool(each.any()) for each in found):
-        warnings.warn(
-            f"problems.{problem.name}.loss: the gradient of {named(problem.loss)} is exactly 0 at its first batch; "
-            "expected that it moves the parameters. Look for a factor of 0, a clamp or relu that cuts all of it, and "
-            "weights that all begin at 0.",
-            stacklevel=2,
-        )
+def _foreign_parameter(tensor: Tensor) -> nn.Parameter | None:
+    """Return a parameter that a tensor depends on and was not given: what a rehearsal gives are plain tensors."""
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, nn.Parameter):
+            return variable
+        waiting += [source for source, _ in node.next_functions]
+    return None
 
 
-def _is_evaluated_elsewhere(problem: Problem) -> bool:
-    """Return whether gradients of a loss are taken at other parameters than those in its module at that time."""
-    algorithm = problem.hypergradient
-    return algorithm is not None and (
-        algorithm.sees_steps or algorithm.needs_full_precision or algorithm.is_zeroth_order
+def _tensors(value: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(value) if isinstance(x, Tensor) and not is_functorch_wrapped_tensor(x)]
+
+
+def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Return whether tensors are the same but for rounding; those that are not finite tell nothing."""
+    if len(first) != len(second):
+        return True
+    sizes = [torch.maximum(a.norm(), b.norm()) for a, b in zip(first, second, strict=True)]
+    floor = 1e-2 * max((float(size) for size in sizes[1:]), default=0.0)
+    return not any(
+        float((a - b).norm()) > EVALUATIONS * max(float(size), floor)
+        for a, b, size in zip(first, second, sizes, strict=True)
     )
+
+
+@torch.no_grad()
+def _fill(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        # The values come back: who has noted versions of these tensors (a graph, a shared part) may go on.
+        with _unsafe_preserve_version_counter(tensor):
+            tensor.copy_(value)
 
 
 def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def _told_foreign(engine: Engine, parameter: nn.Parameter) -> tuple[str, str, str]:
-    """Return what was found, what was expected and what to do."""
-    for problem in engine.problems:
-        for key, tensor in problem.theta.items():
-            if tensor is parameter:
-                return (
-                    f"a loss that depends on the parameter '{key}' of the module of '{problem.name}' itself",
-                    "that a loss takes modules by its roles alone, whose parameters mlotool moves",
-                    f"Give the loss a role that '{problem.name}' plays, and call that.",
-                )
-    return (
-        f"a loss that depends on a parameter of shape {tuple(parameter.shape)} which no problem trains",
-        "parameters of the problems' modules alone",
-        "Make layers in a module's __init__, none in its forward; call requires_grad_(False) on what is to stay.",
-    )
 
 
 def _parameters(module: nn.Module) -> set[str]:

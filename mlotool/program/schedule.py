@@ -16,15 +16,12 @@ from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.rank_mean import averaged, mean_gradient
 from mlotool.problem.saved_form import check_learned
 from mlotool.problem.trajectory import StepGraph
-from mlotool.program.moment import NOW, Moment
-from mlotool.program.prepared_step import PreparedStep
+from mlotool.program.loss_plan import NOW, Moment
+from mlotool.program.prepared_step import PreparedStep, StepResult
 from mlotool.program.program import Program
-from mlotool.program.step_rates import ticks_per_step
-from mlotool.program.step_result import StepResult
-from mlotool.program.tick_order import Order, TickOrder
-from mlotool.program.tick_parts import Rounds, TickParts
+from mlotool.program.tick_order import Order, TickOrder, ticks_per_step
 from mlotool.program.traced_function import Traced
-from mlotool.program.traced_rounds import Drawn
+from mlotool.program.traced_rounds import Drawn, Rounds, TickParts
 
 _Draw = tuple[Any, int | None, Moment]
 """A batch, its position in the stream where every epoch has the same batches, and what is read beside it."""
@@ -153,7 +150,10 @@ class Schedule:
 
     def end_round(self, names: Sequence[str]) -> dict[str, StepResult]:
         """Take note that a round of steps has been taken; return the results of steps that are taken back for it."""
-        self._end(names)
+        for name in names:
+            # What shapes the problems below has moved, or they were read: they begin new unrolls. One further above may
+            # still have to differentiate their steps, which are forgotten at the next one.
+            self._at_start.update(self._below[name])
         return self._roll_back(names) if self._snapshots else {}
 
     def end_tick(self, order: Order) -> None:
@@ -209,14 +209,6 @@ class Schedule:
                 problem.trajectory.clear()
             if problem.settings.reset_to is not None and problem.name in self._at_start:
                 problem.reset(self.program.start(problem.name))
-
-    def _end(self, names: Sequence[str]) -> None:
-        """Begin new unrolls of the problems below those that have stepped: what shapes them has moved, or it was read.
-
-        A problem further above may still have to differentiate their steps, which are forgotten at the next one.
-        """
-        for name in names:
-            self._at_start.update(self._below[name])
 
     def _planned(self, rounds: Rounds, drawn: Drawn) -> dict[str, StepResult]:
         """Take rounds by their plans, on batches that were drawn; the steps are recorded already."""
@@ -277,49 +269,32 @@ class Schedule:
     def _gradient(
         self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True
     ) -> tuple[LossOutput, list[Tensor | None]]:
-        """Return the mean direction over `batches`, which are drawn one at a time."""
-        algorithm, is_recorded = problem.hypergradient, is_recorded and problem.trajectory.is_kept
-        if not is_recorded and problem.settings.accumulate_batches == 1:
-            # The usual step, without what several batches need.
-            [(batch, number, moment)] = batches
-            return self.program.training_gradient(problem.name, batch, number, moment)
-        if is_recorded and algorithm is not None and not self.program.recorder.makes_solutions(problem.name):
-            keeps_graph = algorithm.records_graphs(self.program.algorithm_state(problem.name))
-        else:
-            keeps_graph = False
-        if keeps_graph:
-            return self._kept_gradient(problem, batches)
+        """Return the mean direction over `batches`, which are drawn one at a time; a record of the step may be kept."""
+        name, algorithm, recorder = problem.name, problem.hypergradient, self.program.recorder
+        if algorithm is None or not (is_recorded and problem.trajectory.is_kept):
+            return averaged(self.program.training_gradient(name, *draw) for draw in batches)
         drawn: list[Any] = []
         states: list[Any] = []
 
-        def directions() -> Iterator[tuple[LossOutput, list[Tensor | None]]]:
-            for batch, number, moment in batches:
-                if is_recorded:
-                    drawn.append(batch)
-                    states.append(self.program.recorder.state(problem.name))
-                yield self.program.training_gradient(problem.name, batch, number, moment)
+        def noted() -> Iterator[_Draw]:
+            for draw in batches:
+                drawn.append(draw[0])
+                states.append(recorder.state(name))
+                yield draw
 
-        found = averaged(directions())
-        if is_recorded:
-            self.program.recorder.record(problem.name, drawn, states, gradient=found[1])
-        return found
-
-    def _kept_gradient(self, problem: Problem, batches: Iterable[_Draw]) -> tuple[LossOutput, list[Tensor | None]]:
-        """Return the same, and keep the graph of the gradient in the record of the step."""
-        name, leaves = problem.name, self.program.recorder.leaves(problem.name)
-        outputs, slopes, drawn, states = [], [], [], []
-        for batch, *_ in batches:
-            drawn.append(batch)
-            states.append(self.program.recorder.state(name))
-            output, slope = self.program.recorder.kept_gradient(name, batch, leaves)
-            outputs.append(output)
-            slopes.append(slope)
+        if recorder.makes_solutions(name) or not algorithm.records_graphs(self.program.algorithm_state(name)):
+            output, gradient = averaged(self.program.training_gradient(name, *draw) for draw in noted())
+            recorder.record(name, drawn, states, gradient=gradient)
+            return output, gradient
+        # The graph of the gradient is kept in the record.
+        leaves = recorder.leaves(name)
+        pairs = [recorder.kept_gradient(name, batch, leaves) for batch, *_ in noted()]
         theta, *inputs = leaves.values()
-        mean = mean_gradient(slopes, theta, self.program.rank_mean)
+        mean = mean_gradient([slopes for _, slopes in pairs], theta, self.program.rank_mean)
         graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], mean)
-        self.program.recorder.record(name, drawn, states, graph)
-        output = outputs[0] if len(outputs) == 1 else LossOutput.mean(outputs)
-        return output, [None if each is None else each.detach() for each in mean]
+        recorder.record(name, drawn, states, graph)
+        output = pairs[0][0] if len(pairs) == 1 else LossOutput.mean([each for each, _ in pairs])
+        return output, [None if slope is None else slope.detach() for slope in mean]
 
     def _roll_back(self, stepped: Iterable[str]) -> dict[str, StepResult]:
         """Return the look-ahead problems below `stepped` to where they were, and let each take one real step."""

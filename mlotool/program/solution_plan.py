@@ -1,14 +1,22 @@
-"""The solution of one problem, compiled once: which tensors it takes, and its loss as a function of them."""
+"""The problems of a program by number, and the solution of each: which tensors it takes, and its loss as a function.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+The values of an evaluation are a list with one entry for each problem. `SolutionPlan.view` is what an algorithm is told
+of a lower problem; `add` puts a solution into the values as tensors whose backward is the algorithm's pullback.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from mlotool.core.errors import ConfigError
 from mlotool.core.precision import full_precision
+from mlotool.core.random_stream import RandomStream
+from mlotool.core.replay import LossTraits
 from mlotool.core.tangents import any_has_tangent
 from mlotool.problem.batches import Share
 from mlotool.problem.interface import (
@@ -18,24 +26,145 @@ from mlotool.problem.interface import (
     Eliminated,
     LowerProblem,
     LowerView,
+    Memory,
     Particle,
     Pullback,
     Unroll,
     Vector,
 )
-from mlotool.problem.optimizers.registry import RULES, find_rule
+from mlotool.problem.optimizers.registry import find_rule
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.problem import Problem
+from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
-from mlotool.program.engine import Engine
-from mlotool.program.learned_hyperparameters import learned_hyperparameters, start_of
-from mlotool.program.loss_plan import Tensors, Values
-from mlotool.program.moment import NOW, Moment
-from mlotool.program.simulated_steps import check_simulation, simulated_batches
+from mlotool.program.algorithms import algorithm_of
+from mlotool.program.loss_plan import NOW, LossPlan, Moment, Tensors, Values
 from mlotool.program.solution_node import Node, solution
 from mlotool.program.solution_order import SolutionNode
-from mlotool.program.solution_tangents import moved, push
+
+
+def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor, ...]:
+    """Return the parameters of the problem that `problem` is reset to, once for each of its tasks."""
+    number = engine.numbers[str(problem.settings.reset_to)]
+    source, given = engine.problems[number], values[number]
+    tensors = dict(zip(source.theta, source.current() if given is None else given, strict=True))
+    for key, tensor in problem.theta.items():
+        shape = tensor.shape if problem.settings.tasks is None else tensor.shape[1:]
+        if key not in tensors or tensors[key].shape != shape:
+            there = f"of shape {tuple(tensors[key].shape)}" if key in tensors else "not there"
+            raise ConfigError(
+                f"problems.{problem.name}.reset_to: found '{source.name}', in whose module the parameter '{key}' is "
+                f"{there}; expected one of shape {tuple(shape)}, as '{problem.name}' has it. Give both problems the "
+                "same module, or write reset_to: initial."
+            )
+    if problem.settings.tasks is None:
+        return tuple(tensors[key] for key in problem.theta)
+    return tuple(tensors[key].expand(problem.settings.tasks, *tensors[key].shape) for key in problem.theta)
+
+
+def learned_hyperparameters(
+    problem: Problem, engine: "Engine", hyperparameters: Sequence[Hyperparameters], values: Values
+) -> tuple[Hyperparameters, ...]:
+    """Return the hyperparameters of a problem's optimizer with those values that other problems give."""
+    if not problem.settings.optimizer_roles:
+        return tuple(hyperparameters)
+    learned: dict[str, Sequence[Any]] = {}
+    for key, name in problem.settings.optimizer_roles.items():
+        number = engine.numbers[name]
+        try:
+            value = engine.problems[number].pure(values[number], None)()
+        except TypeError as error:
+            raise ConfigError(
+                f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "
+                f"({error}); expected one that gives numbers, such as mlotool.models.PositiveVector. Correct it."
+            ) from error
+        learned[key] = _spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
+    return tuple(
+        {**settings, **{key: numbers[index] for key, numbers in learned.items()}}
+        for index, settings in enumerate(hyperparameters)
+    )
+
+
+class Engine:
+    """What all plans of a program share.
+
+    Args:
+        problems: in order; a problem's position is its number.
+        reduce: a mean over ranks of a list of tensors; None in one process.
+        memories: by number, what the problem's algorithm keeps.
+        random: the program's random numbers.
+
+    Attributes:
+        losses: by number, the problem's loss.
+        solutions: by number, the solutions that the problem's total gradient passes through, each after its inputs.
+        traits: by number, what was found out about the problem's loss.
+        traced_from: by number, the step from which on a schedule traces the problem's steps; none for the others.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem], reduce: Reduce | None, memories: Sequence[Memory], random: RandomStream
+    ) -> None:
+        self.problems = list(problems)
+        self.rank_mean = RankMean() if reduce is None else RankMean(reduce)
+        self.memories = list(memories)
+        self.random = random
+        self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
+        self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
+        self.traits = [LossTraits() for _ in self.problems]
+        self.solutions: list[list[SolutionPlan]] = [[] for _ in self.problems]
+        self.traced_from: dict[int, int] = {}
+
+    def is_traced(self, number: int) -> bool:
+        """Return whether the next steps of a problem run as a trace."""
+        begin = self.traced_from.get(number)
+        return begin is not None and self.problems[number].num_steps >= begin
+
+    def nothing(self) -> Values:
+        """Return values of which every problem has its current ones, as constants."""
+        return [None] * len(self.problems)
+
+    def own(self, number: int) -> Values:
+        """Return values in which one problem has its parameters themselves."""
+        values = self.nothing()
+        values[number] = self.problems[number].own
+        return values
+
+    def loss_with(
+        self, loss: LossPlan, solutions: Sequence["SolutionPlan"], values: Values, batch: Any, moment: Moment
+    ) -> Tensor:
+        """Return a loss with solutions inside it, which are put into `values`, each after its inputs."""
+
+        def direct(given: Values) -> Tensor:
+            return loss(given, batch).loss
+
+        for plan in solutions:
+            plan.add(values, moment, direct)
+        return loss(values, batch).loss
+
+
+def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
+    """Return a hyperparameter for each parameter of `theta`.
+
+    Args:
+        key: where it is set, for messages.
+        value: a tensor of one element; a 1-D tensor with one element a parameter; or tensors by parameter name that
+            broadcast to the parameter.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(value, Mapping) and set(value) == set(theta):
+        return [value[name] for name in theta]
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return [value.reshape(())] * len(theta)
+    if isinstance(value, Tensor) and value.shape == (len(theta),):
+        return list(value)
+    found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"[:200]
+    raise ConfigError(
+        f"{key}: its problem's module gives {found}; expected one value, {len(theta)} values (one a parameter), or a "
+        f"mapping with the keys {', '.join(theta)}. Correct the module's size, or what its forward returns."
+    )
 
 
 class SolutionPlan:
@@ -55,10 +184,7 @@ class SolutionPlan:
         self.inner = [SolutionPlan(each, lower.name, engine) for each in step.inner]
         self._engine = engine
         self._loss = engine.losses[self.number]
-        self._full_precision: Callable[[], AbstractContextManager[None]] = nullcontext
-        if lower.settings.precision != "fp32" and self.algorithm.needs_full_precision:
-            self._full_precision = full_precision
-        self._is_plain = not step.inner and self._full_precision is nullcontext
+        self._is_full = lower.settings.precision != "fp32" and self.algorithm.needs_full_precision
         is_mean = lower.settings.tasks is not None and engine.problems[engine.numbers[reader]].settings.tasks is None
         rule = RULES.get(type(lower.optimizer))
         has_linear_step = rule is not None and rule.is_linear and lower.settings.gradient_clip_norm is None
@@ -105,12 +231,7 @@ class SolutionPlan:
                 found += [tensor.detach() for tensor in tensors] if is_constant else tensors
         return found
 
-    def add(
-        self,
-        values: Values,
-        moment: Moment,
-        direct: Callable[[Values], Tensor] | None = None,
-    ) -> None:
+    def add(self, values: Values, moment: Moment, direct: Callable[[Values], Tensor] | None = None) -> None:
         """Put the solution into `values`, as tensors whose backward is the pullback.
 
         Args:
@@ -148,11 +269,7 @@ class SolutionPlan:
         values[self.number] = self.algorithm.rollout(view, inputs)
 
     def view(
-        self,
-        values: Values,
-        inputs: Sequence[Tensor],
-        moment: Moment,
-        direct: Callable[[Values], Tensor] | None,
+        self, values: Values, inputs: Sequence[Tensor], moment: Moment, direct: Callable[[Values], Tensor] | None
     ) -> LowerView:
         """Return the problem as its algorithm sees it. Arguments as for `add`, with the flat inputs."""
         lower, batches = self.problem, moment.batches
@@ -170,13 +287,19 @@ class SolutionPlan:
             self._theta(moment),
             own_loss,
             samples,
-            None if stream is None and lower.stream is not None else _batch_number(lower, stream, batches),
+            self._batch_number(stream, batches),
             weight,
             self._unroll(snapshot, moment) if is_unrolled else None,
             self._step_pullback,
             None if direct is None else lambda flat: direct(self._placed(flat, Moment(parameters=moment.parameters))),
             eliminated=self._eliminated(batch, moment) if self.inner else None,
         )
+
+    def _batch_number(self, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> int | None:
+        if self.problem.stream is None:
+            return 0
+        is_drawn = batches.get(self.problem.name) is None and self.algorithm.batch == "last"
+        return getattr(stream, "last_number", None) if is_drawn else None
 
     def pullback_batch(self, moment: Moment) -> Any:
         """Return the batch on which the pullback is taken."""
@@ -206,34 +329,44 @@ class SolutionPlan:
     def _at(self, theta: Vector, values: Values, batch: Any, moment: Moment) -> Tensor:
         """Return the loss at theta, with the solutions inside it."""
         values[self.number] = theta
-        if self._is_plain:
-            return self._loss(values, batch).loss
-        with self._full_precision():
+        with full_precision() if self._is_full else nullcontext():
             return self._engine.loss_with(self._loss, self.inner, values, batch, moment)
 
     def _eliminated(self, batch: Any, moment: Moment) -> Eliminated:
-        engine = self._engine
+        """Return how the solutions inside the loss move, and the loss at moved ones."""
+        now = Moment(parameters=moment.parameters)
 
-        def at(inner: "SolutionPlan", values: Values) -> tuple[list[Tensor], LowerView]:
-            inputs = inner.flat_inputs(values)
-            return inputs, inner.view(values, inputs, moment, None)
+        def push(solutions: Sequence[SolutionPlan], values: Values, moves: dict[int, Vector]) -> None:
+            """Add to `moves` how solutions move with those problems that are there already."""
+            for inner in solutions:
+                moving = {number for number, is_constant, _ in inner.inputs if number in moves and not is_constant}
+                if inner.number in moves or not moving:
+                    continue
+                inputs = inner.flat_inputs(values)
+                view = inner.view(values, inputs, moment, None)
+                directions: list[Tensor] = []
+                for number, _, part in inner.inputs:
+                    directions += moves[number] if number in moving else [*map(torch.zeros_like, inputs[part])]
+                moves[inner.number] = inner.algorithm.push(view, inputs, directions)
+                values[inner.number] = view.theta
+                push(inner.inner, values, moves)
 
         def push_from(theta: Vector, flat: Vector, direction: Vector) -> dict[int, Vector]:
-            values = self._placed(flat, Moment(parameters=moment.parameters))
+            values = self._placed(flat, now)
             values[self.number] = theta
             moves: dict[int, Vector] = {self.number: direction}
-            push(self.inner, values, moves, at)
+            push(self.inner, values, moves)
             del moves[self.number]
             return moves
 
         def own_loss(theta: Vector, flat: Vector, moves: Mapping[int, Vector]) -> Tensor:
-            problems = [engine.problems[number] for number in moves]
-            after = {
-                each.name: moved(each, moment.lower_snapshots.get(each.name), move)
-                for each, move in zip(problems, moves.values(), strict=True)
-            }
-            there = replace(moment, lower_snapshots={**moment.lower_snapshots, **after})
-            return self._at(theta, self._placed(flat, moment), batch, there)
+            after = dict(moment.lower_snapshots)
+            for number, move in moves.items():
+                problem = self._engine.problems[number]
+                before = after.get(problem.name) or LowerSnapshot(problem.current(), problem.stream)
+                moved = tuple(tensor + shift for tensor, shift in zip(before.theta, move, strict=True))
+                after[problem.name] = replace(before, theta=moved)
+            return self._at(theta, self._placed(flat, moment), batch, replace(moment, lower_snapshots=after))
 
         return Eliminated(push_from, own_loss)
 
@@ -329,12 +462,41 @@ def _as_then(tensors: Tensors, values: Tensors) -> list[Tensor]:
     ]
 
 
-def _batch_number(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> int | None:
-    if problem.stream is None:
-        return 0
-    is_drawn = batches.get(problem.name) is None and _batch_rule(problem) == "last"
-    return getattr(stream, "last_number", None) if is_drawn else None
+def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ...]:
+    """Return the batches of each step that is simulated where none were recorded.
+
+    Args:
+        problem: the problem.
+        given: a list of the steps' batches, `accumulate_batches` for each, or one batch for all; None takes the last
+            one of its stream.
+
+    Raises:
+        ConfigError: the list does not fit.
+    """
+    # A list is one of batches; a tuple may be a batch.
+    if not isinstance(given, list):
+        batch = problem.stream.last() if given is None and problem.stream is not None else given
+        return ((batch,),) * problem.settings.unroll_steps
+    count = problem.settings.accumulate_batches
+    if not given or len(given) % count:
+        raise ConfigError(
+            f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected a "
+            f"multiple of {count}. Give the batches of the steps one after the other."
+        )
+    return tuple(tuple(given[start : start + count]) for start in range(0, len(given), count))
 
 
-def _batch_rule(problem: Problem) -> str:
-    return "last" if problem.hypergradient is None else problem.hypergradient.batch
+def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mapping[str, Any]) -> None:
+    """Refuse several steps of which each changes a solution that it reads, but not its value.
+
+    Raises:
+        ConfigError: one of those `below`, which the problem both shapes and reads, is not simulated as well.
+    """
+    for lower in below:
+        if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
+            raise ConfigError(
+                f"batches: found several steps of '{problem.name}' to simulate, each of which reads the solution of "
+                f"'{lower.name}', which is at hand for the parameters as they are alone; expected one step, or a list "
+                f"of batches for '{lower.name}' as well, with Unrolled. Take the steps by Schedule.tick() to "
+                "differentiate them as they were."
+            )

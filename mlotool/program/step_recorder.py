@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.forward_mode import twice_differentiable, twice_differentiable_mode
+from mlotool.core.forward_mode import explained, twice_differentiable, twice_differentiable_mode
 from mlotool.core.gradient import dense
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.forward_mode import explained
 from mlotool.core.replay import RandomState
 from mlotool.problem.problem import Problem
 from mlotool.problem.trajectory import Buffers, LowerSnapshot, MovingBuffers, StepGraph, StepRecord, TakenGradient
-from mlotool.program.engine import Engine
 from mlotool.program.solution_order import SolutionOrder
+from mlotool.program.solution_plan import Engine
 
 
 class StepRecorder:
@@ -138,6 +137,6 @@ class StepRecorder:
             twice_differentiable(name, traits, devices, lambda: loss(values, batch).loss)
             random.restore()
         with twice_differentiable_mode(name) if traits.replaces_operators else nullcontext():
-            output = loss.live(values, batch)
+            output = loss(values, batch, live=True)
         with explained(name, "reverse"):
             return output, dense(torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True))

@@ -23,13 +23,21 @@ from mlotool.core.unchanged import SameForms
 from mlotool.problem.optimizers.registry import has_step_hooks
 from mlotool.problem.problem import Problem
 from mlotool.program.backends import BACKENDS, Backend, Run
-from mlotool.program.batch_norms import HONEST_BATCH_NORMS
-from mlotool.program.engine import Engine
+from mlotool.program.decompositions import HONEST_BATCH_NORMS
 from mlotool.program.guard import Guard, has_own_scheduler, why_foreign, why_unseen
-from mlotool.program.python_state import PythonState
-from mlotool.program.step_result import StepResult
-from mlotool.program.traced_function import Batches, Traced, TracedFunction, UntraceableError, copied, kinds_of
-from mlotool.program.traced_step import TracedStep, has_traced_step
+from mlotool.program.prepared_step import StepResult
+from mlotool.program.python_places import PythonState
+from mlotool.program.solution_plan import Engine
+from mlotool.program.traced_function import (
+    Batches,
+    Traced,
+    TracedFunction,
+    TracedStep,
+    UntraceableError,
+    copied,
+    has_traced_step,
+    kinds_of,
+)
 
 MOST_TRACES = 8
 """Of the same steps: one for each kind of batches, and for each course of their solvers' decisions."""

@@ -1,20 +1,61 @@
 """Rounds of a tick along a trace, held to their plans."""
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import RunError
+from mlotool.problem.compatibility import Case, broken, reason
 from mlotool.problem.problem import Problem
+from mlotool.problem.settings import ProblemSettings
 from mlotool.program.agreement import ROUNDING, SAME, Kind, Values, distances, sensitivity
-from mlotool.program.moment import NOW
+from mlotool.program.guard import why_foreign
+from mlotool.program.loss_plan import NOW
+from mlotool.program.prepared_step import StepResult
 from mlotool.program.program import Program
-from mlotool.program.solution_plan import SolutionPlan, all_plans
-from mlotool.program.step_result import StepResult
+from mlotool.program.solution_plan import Engine, SolutionPlan, all_plans
 from mlotool.program.trace import Place, Tracer
 from mlotool.program.traced_function import Batches, Traced, UntraceableError
+
+
+def why_untraceable(number: int, engine: Engine, *, is_fused: bool = False) -> str | None:
+    """Return why a problem's gradients cannot be traced; None where nothing is known against it.
+
+    Args:
+        number: of the problem.
+        engine: of the program.
+        is_fused: for a program of several runs, beside which each takes its steps by itself; else for one that takes
+            the steps too.
+    """
+    cases = (replace(case, is_traced=not is_fused, is_fused=is_fused) for case in _cases(number, engine))
+    return next((reason(row, case) for case in cases for row in broken(case)), None)
+
+
+def _cases(number: int, engine: Engine) -> Iterator[Case]:
+    """Yield the problem itself, those that play a role in its loss, and the solutions that its gradient passes."""
+    problem, num_ranks = engine.problems[number], 1 if engine.rank_mean.is_alone else 2
+    # Whether a module is compiled, divided or evaluated again concerns every loss in which it plays a role; see below.
+    settings = replace(problem.settings, compile=False, shard=False, remat=None)
+    yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
+    own = problem.hypergradient
+    if own is not None and (
+        own.directs_steps or (problem.trajectory.is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
+    ):
+        yield Case(problem.name, ProblemSettings(), algorithm=own)
+    for role in problem.roles.values():
+        player = engine.problems[engine.numbers[role.problem]]
+        held = ProblemSettings(
+            compile=player.compiled is not None, shard=player.shards is not None, remat=player.settings.remat
+        )
+        yield Case(player.name, held, module=player.module)
+    for plan in all_plans(engine.solutions[number]):
+        yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)
+
 
 Drawn = dict[str, list[Batches]]
 """By problem, for each batch that its gradient is averaged over: that batch and those of its pullbacks."""
@@ -62,7 +103,10 @@ class TracedRounds:
         self._rounds = rounds
         engine = program.engine
         self._tracer = Tracer(
-            [[_traced(name, program, with_norms) for name in names] for names in rounds],
+            [
+                [Traced.of(name, engine, program.plan_of(name), with_norms=with_norms) for name in names]
+                for names in rounds
+            ],
             engine,
             program.trace,
             traces_users_code=program.traces_users_code,
@@ -246,10 +290,6 @@ class Looks:
         return is_due
 
 
-def _traced(name: str, program: Program, with_norms: bool) -> Traced:
-    return Traced.of(name, program.engine, program.plan_of(name), with_norms=with_norms)
-
-
 def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:
     """Return a problem's next batch, and those on which the pullbacks of its gradient are taken."""
     batches = {problem.name: None if problem.stream is None else problem.stream.next()}
@@ -257,3 +297,141 @@ def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:
         if each.problem.name not in batches:
             batches[each.problem.name] = each.pullback_batch(NOW)
     return batches
+
+
+Rounds = tuple[tuple[str, ...], ...]
+"""Names of problems that step together, round after round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rounds of a tick that follow each other.
+
+    Args:
+        rounds: several along a trace, one by its plan.
+        traced: takes their steps; None leaves them to the plans.
+    """
+
+    rounds: Rounds
+    traced: TracedRounds | None = None
+
+
+class TickParts:
+    """Divides ticks into parts, made once for each kind of tick.
+
+    Rounds that follow each other are one trace. A problem that cannot be traced steps by its plan, and so do those of
+    its round; a warning says once why.
+
+    Args:
+        program: with a way of tracing, or none.
+        planned: takes rounds by their plans, on batches that were drawn.
+        with_norms: as for `Schedule`.
+        num_ticks: returns how many ticks have been taken.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        planned: Callable[[Rounds, Drawn], dict[str, StepResult]],
+        *,
+        with_norms: bool,
+        num_ticks: Callable[[], int],
+    ) -> None:
+        self._program = program
+        self._make_traced = partial(
+            TracedRounds,
+            program=program,
+            planned=planned,
+            give_up=self._give_up,
+            with_norms=with_norms,
+            num_ticks=num_ticks,
+        )
+        # The first step is the optimizer's own, which makes its state.
+        self._begin = max(program.trace_from, 1)
+        self._engine = program.engine
+        self._known: dict[tuple[Rounds, tuple[bool, ...]], list[Part]] = {}
+        self._traced: dict[Rounds, TracedRounds] = {}
+        self._reasons: dict[str, str] = {}
+        self._is_split = False
+        if program.trace is not None:
+            self._look()
+
+    def __call__(self, rounds: Rounds) -> list[Part]:
+        """Return the parts of a tick."""
+        problems = [] if self._program.trace is None else self._engine.problems
+        key = rounds, tuple([problem.num_steps >= self._begin for problem in problems])
+        parts = self._known.get(key)
+        if parts is None:
+            parts = self._known[key] = self._divided(*key)
+        return parts
+
+    def _look(self) -> None:
+        """Find out who cannot be traced."""
+        for name, number in self._engine.numbers.items():
+            reason = why_untraceable(number, self._engine)
+            if reason is None:
+                self._engine.traced_from[number] = self._program.trace_from
+            else:
+                self._reasons[name] = reason
+                # Where tracing begins late nobody has asked for it.
+                if self._program.trace_from == 0:
+                    _warn(name, reason)
+
+    def _divided(self, rounds: Rounds, has_begun: Sequence[bool]) -> list[Part]:
+        parts: list[Part] = []
+        together: list[tuple[str, ...]] = []
+
+        def close() -> None:
+            if together:
+                parts.append(Part(tuple(together), self._trace_of(tuple(together))))
+                together.clear()
+
+        problems, numbers = self._program.problems, self._engine.numbers
+        for names in rounds:
+            # What is recorded of a step is what there is before it.
+            if self._is_split or any(problems[name].trajectory.is_kept for name in names):
+                close()
+            is_traced = self._program.trace is not None and not any(name in self._reasons for name in names)
+            if is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace():
+                together.append(names)
+            else:
+                close()
+                parts.append(Part((names,)))
+            # The problems below go back to where they were before anything else steps.
+            if any(problems[lower].settings.roll_back for name in names for lower in self._program.graph.lowers(name)):
+                close()
+        close()
+        return parts
+
+    def _may_trace(self) -> bool:
+        """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""
+        if self._program.traces_users_code or self._traced:
+            return True
+        reasons = {each.name: why_foreign(each) for each in self._engine.problems}
+        self._reasons |= {name: reason for name, reason in reasons.items() if reason is not None}
+        return not any(reasons.values())
+
+    def _trace_of(self, rounds: Rounds) -> TracedRounds:
+        if rounds not in self._traced:
+            self._traced[rounds] = self._make_traced(rounds)
+        return self._traced[rounds]
+
+    def _give_up(self, rounds: Rounds, error: UntraceableError) -> None:
+        self._known.clear()
+        del self._traced[rounds]
+        if error.problem is None and len(rounds) > 1:
+            # One by one they may do, or tell which of them does not.
+            self._is_split = True
+            return
+        for name in [name for names in rounds for name in names] if error.problem is None else [error.problem]:
+            self._reasons[name] = str(error)
+            self._engine.traced_from.pop(self._engine.numbers[name], None)
+            _warn(name, str(error))
+
+
+def _warn(name: str, reason: str) -> None:
+    warnings.warn(
+        f"problems.{name}: its steps are not traced: {reason}. They are taken as without a trace. "
+        "Write runner.trace=false to leave it so.",
+        stacklevel=2,
+    )

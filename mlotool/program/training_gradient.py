@@ -14,8 +14,7 @@ from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.shards import runs_in_part
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
-from mlotool.program.loss_plan import Values
-from mlotool.program.moment import NOW, Moment
+from mlotool.program.loss_plan import NOW, Moment, Values
 
 
 class AbstractGradient(ABC):

@@ -28,7 +28,7 @@ from mlotool.core.files import replacing, write_text
 from mlotool.core.messages import did_you_mean, kind_of
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, noted
-from mlotool.problem.batch_fetcher import BatchFetcher
+from mlotool.problem.batches import BatchFetcher
 from mlotool.program import Program, Stream
 from mlotool.spaces.shared.shared_space import SharedSpace
 

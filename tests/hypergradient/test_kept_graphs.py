@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient import Exact, Implicit, Unrolled
 from mlotool.hypergradient.unrolled import UnrolledState, fit, measure
-from mlotool.problem.interface import LowerProblem, LowerView
+from mlotool.problem.interface import LowerProblem, LowerView, Unroll
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
-from mlotool.problem.unroll import Unroll
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from tests.hypergradient import test_unrolled_readings as readings
 from tests.hypergradient.test_unrolled import OPTIMIZERS, program

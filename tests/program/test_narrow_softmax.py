@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mlotool.program.narrow_softmax import NARROW_SOFTMAX
+from mlotool.program.decompositions import NARROW_SOFTMAX
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mlotool.program.reused_memory import reuse_memory
+from mlotool.program.flat_graph import reuse_memory
 
 NUM_STEPS = 14
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mlotool.program.shared_values import peak_bytes, with_shared_values
+from mlotool.program.flat_graph import peak_bytes, with_shared_values
 
 
 def traced(function: Callable[..., Any], *arguments: Tensor) -> tuple[GraphModule, GraphModule]:

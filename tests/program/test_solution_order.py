@@ -13,7 +13,7 @@ from mlotool.hypergradient import Exact, Implicit
 from mlotool.problem.interface import Vector
 from mlotool.program import Graph, LowerView, Problem, Program
 from mlotool.program.solution_order import SolutionOrder
-from mlotool.program.step_rates import takes_several_steps, ticks_per_step
+from mlotool.program.tick_order import takes_several_steps, ticks_per_step
 from tests.program.small import numbers, samples, web
 from tests.programs import Point
 

@@ -104,7 +104,7 @@ FOREIGN: dict[str, tuple[Callable[[], Problem], str]] = {
     ),
     "a hook of a parameter": (
         lambda: problem(with_hook(lambda each: each[0].bias.register_hook(lambda gradient: gradient)), OURS),
-        "the parameter '0.bias' of problems.p has a hook",
+        r"the module of problems.p \(0\) has a hook",
     ),
     "a parametrization": (
         lambda: problem(

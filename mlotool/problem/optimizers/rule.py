@@ -66,13 +66,11 @@ class FusedKernel:
     Attributes:
         in_place: writes into its arguments; the learning rate is a number.
         pure: returns what becomes of its arguments, with a learning rate that is a tensor, as a trace records it.
-        traced_in_place: the same as `in_place`, with a learning rate that is a tensor.
     """
 
     def __init__(self, name: str) -> None:
         self.in_place: Callable[..., Any] = getattr(torch, f"{name}_")
         self.pure = getattr(torch.ops.aten, name).tensor_lr
-        self.traced_in_place = getattr(torch.ops.aten, f"{name}_").tensor_lr
 
 
 @dataclass(frozen=True, eq=False)

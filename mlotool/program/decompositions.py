@@ -1,0 +1,170 @@
+"""Tables for `make_fx`: by operation of torch what takes its place in a traced graph, and why.
+
+Batch normalisations whose schema says that they write into the running statistics: `native_batch_norm` and cuDNN's
+write in silence, and two equal calls would be taken for one. Operations in the form in which a compiler can fuse them
+with their neighbours, or `torch.vmap` knows them. Softmax over fewer classes than a CPU's registers hold.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+
+_ATEN = torch.ops.aten
+
+
+def _native(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...]
+    if mean is None or variance is None:
+        found = _ATEN._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    else:
+        found = _ATEN._native_batch_norm_legit.default(x, weight, bias, mean, variance, training, momentum, eps)
+    return found
+
+
+def _cudnn(x: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    # Its fourth output is for its own backward pass, in whose place is the native one's.
+    return (*_native(x, weight, *arguments), x.new_zeros(0, dtype=torch.uint8))
+
+
+HONEST_BATCH_NORMS: dict[Any, Callable[..., Any]] = {
+    _ATEN.native_batch_norm.default: _native,
+    _ATEN.cudnn_batch_norm.default: _cudnn,
+    **get_decompositions([_ATEN.cudnn_batch_norm_backward]),
+}
+"""A table for `make_fx`."""
+
+
+def _stackable(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Return output, the mean and 1 / standard deviation that backward takes, and the running statistics after it."""
+    if not training:
+        return (*_ATEN.native_batch_norm(x, weight, bias, mean, variance, False, momentum, eps), mean, variance)
+    output, own, scale = _ATEN.native_batch_norm(x, weight, bias, None, None, True, momentum, eps)
+    count = x.numel() // x.shape[1]
+    unbiased = (scale.square().reciprocal() - eps) * (count / (count - 1))
+    return (
+        *(output, own, scale),
+        torch.lerp(mean, own.to(mean.dtype), momentum),
+        torch.lerp(variance, unbiased.to(variance.dtype), momentum),
+    )
+
+
+STACKABLE_BATCH_NORMS: dict[Any, Callable[..., Any]] = {
+    _ATEN._native_batch_norm_legit_functional.default: _stackable,
+    _ATEN._native_batch_norm_legit.no_stats: lambda x, weight, bias, training, momentum, eps: _ATEN.native_batch_norm(
+        x, weight, bias, None, None, training, momentum, eps
+    ),
+}
+"""A table for `make_fx`: pure ones that `torch.vmap` knows, which turns the axis of members into one of channels."""
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a (m, k) times b (k, n): without a library's kernel where one of the sizes is 1."""
+    (m, k), n = a.shape, b.shape[1]
+    if k == 1:
+        return a * b
+    if n == 1:
+        return (a * b.t()).sum(1, keepdim=True)
+    if m == 1:
+        return (a.t() * b).sum(0, keepdim=True)
+    found: Tensor = NotImplemented
+    return found
+
+
+def _sum_and_product(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Return beta c + alpha a b: the sum goes into what comes after it."""
+    product = torch.mm(a, b)
+    return (c if beta == 1 else beta * c) + (product if alpha == 1 else alpha * product)
+
+
+def _norms(tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
+    return [torch.linalg.vector_norm(each, order, dtype=dtype) for each in tensors]
+
+
+def _one_by_one(name: str) -> dict[Any, Callable[..., Any]]:
+    """Return, by overload of an operation on lists, what does the same tensor by tensor."""
+    packet, single = getattr(_ATEN, f"_foreach_{name}"), getattr(_ATEN, name)
+
+    def each(tensors: Sequence[Tensor], *others: Any, **settings: Any) -> list[Tensor]:
+        lists = [other if isinstance(other, list | tuple) else [other] * len(tensors) for other in others]
+        return [single(tensor, *found, **settings) for tensor, *found in zip(tensors, *lists, strict=True)]
+
+    return {getattr(packet, overload): each for overload in packet.overloads() if not overload.endswith("out")}
+
+
+FOREACH: dict[Any, Callable[..., Any]] = {_ATEN._foreach_norm.Scalar: _norms}
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "neg",
+    "sqrt",
+    "maximum",
+    "minimum",
+    "addcmul",
+    "addcdiv",
+    "reciprocal",
+    "abs",
+]:
+    FOREACH |= _one_by_one(_name)
+"""A table for `make_fx`: operations on lists, one by one, as `torch.vmap` knows them."""
+
+FUSIBLE: dict[Any, Callable[..., Any]] = {
+    _ATEN.mm.default: _product,
+    _ATEN.addmm.default: _sum_and_product,
+    _ATEN._foreach_norm.Scalar: _norms,
+}
+"""A table for `make_fx`."""
+
+
+_VECTOR_BYTES = 64
+_FEWEST = 4096
+"""For fewer numbers the copies take what is saved."""
+
+
+def _narrow(operation: Any) -> Callable[..., Any]:
+    """Return a softmax, or its derivative, along the first dimension where the last one has few classes.
+
+    A CPU computes as many rows at once as its registers hold numbers, where torch takes fewer classes than that one
+    number at a time: 3,200 rows of ten classes take an eighth of the time, copies included.
+    """
+
+    def narrow(x: Tensor, *others: Any) -> Any:
+        *tensors, dim, dtype = others
+        is_converted = dtype != x.dtype if isinstance(dtype, torch.dtype) else dtype
+        is_plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.numel() >= _FEWEST
+        is_last = x.dim() > 1 and dim % x.dim() == x.dim() - 1
+        if is_converted or not (is_plain and is_last and x.shape[-1] * x.element_size() < _VECTOR_BYTES):
+            return NotImplemented
+        first = [tensor.movedim(-1, 0).contiguous() for tensor in (x, *tensors)]
+        return operation(*first, 0, dtype).movedim(0, -1).contiguous()
+
+    return narrow
+
+
+NARROW_SOFTMAX: dict[Any, Callable[..., Any]] = {
+    getattr(_ATEN, name).default: _narrow(getattr(_ATEN, name).default)
+    for name in ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
+}
+"""A table for `make_fx`."""
