@@ -32,7 +32,7 @@ from mlotool.problem.interface import (
     Unroll,
     Vector,
 )
-from mlotool.problem.optimizers.registry import find_rule
+from mlotool.problem.optimizers.registry import RULES, find_rule
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
