@@ -193,7 +193,7 @@ class Counted(Base):
 
 @pytest.mark.parametrize("base", [Indexed, Counted])
 def test_a_mode_that_is_no_condition_is_named(base: type[nn.Module]) -> None:
-    words = r"the forward of the model itself.* line \d+: .*expected the mode of one module, as it is"
+    words = r"the forward of the model itself.* line \d+: .*on modes of modules only as functions take them"
     with pytest.raises(ConfigError, match=words):
         Space(base, inputs=[4])
 

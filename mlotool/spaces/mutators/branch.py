@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.joins import check_join, joined
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
-from mlotool.spaces.targets import Place
+from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates, check_join, joined
+from mlotool.spaces.places import Place
 
 
 class Branch(AbstractMutator):

@@ -10,9 +10,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.joins import check_join, joined
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
-from mlotool.spaces.targets import Place
+from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates, check_join, joined
+from mlotool.spaces.places import Place
 
 ENDS = ("unread", "all")
 

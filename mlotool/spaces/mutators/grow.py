@@ -8,7 +8,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.targets import Place
+from mlotool.spaces.places import Place
 
 MAX_STEPS = 1000
 _MUTATOR = "expected what makes a mutator of a name and a place, such as mlotool.spaces.Insert. Correct it."

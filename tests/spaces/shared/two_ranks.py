@@ -20,8 +20,8 @@ from mlotool.runner.path_record import trained_paths
 from mlotool.runner.process_group import joined
 from mlotool.runner.world import World
 from mlotool.spaces import FairPaths, Operator, SharedSpace
-from mlotool.spaces.shared.path_table import Path as Choice
 from mlotool.spaces.shared.paths import AbstractPaths
+from mlotool.spaces.shared.paths import Path as Choice
 from tests.over_ranks import over
 
 WIDTH, BATCH, NUM_TICKS = 3, 5, 6
