@@ -1,9 +1,8 @@
 """Spaces of models: a base, what may be changed in it, and decisions that make one model of it."""
 
 from mlotool.core.errors import InfeasibleModelError
-from mlotool.spaces.changes import Change
 from mlotool.spaces.decisions import Decision, Decisions, choose, deciding
-from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.model_graph import Change, ModelGraph
 from mlotool.spaces.mutators.branch import Branch
 from mlotool.spaces.mutators.cell import Cell
 from mlotool.spaces.mutators.grow import Grow
@@ -14,15 +13,13 @@ from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.mutators.operator import Operator
 from mlotool.spaces.mutators.repeat import Repeat
 from mlotool.spaces.mutators.split import Split
-from mlotool.spaces.predicates import HasSetting, KeepsShape
+from mlotool.spaces.places import HasSetting, KeepsShape, Place, Target
 from mlotool.spaces.shared.architecture import AbstractArchitecture, BinaryPaths, PathPolicy, PathWeights
-from mlotool.spaces.shared.path_table import SharedDecision, path_of
-from mlotool.spaces.shared.paths import AbstractPaths, FairPaths, UniformPaths
+from mlotool.spaces.shared.paths import AbstractPaths, FairPaths, SharedDecision, UniformPaths, path_of
 from mlotool.spaces.shared.shared_space import SharedSpace
 from mlotool.spaces.shared.super_graph import Mixture
 from mlotool.spaces.space import Space
 from mlotool.spaces.summary import NodeSummary
-from mlotool.spaces.targets import Place, Target
 
 __all__ = [
     "AbstractArchitecture",

@@ -1,18 +1,22 @@
 """New modules of a model: their initial values depend on the seed and on the node's id alone."""
 
+import copy
 import hashlib
 import inspect
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Size, nn
+from torch import Size, Tensor, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.messages import shown
 from mlotool.core.user_code import is_refusal, named
+from mlotool.spaces.bases import check_keeps, has_own_behaviour
+from mlotool.spaces.decisions import Decision, as_before
+from mlotool.spaces.shapes import VALUE, is_of_torch
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -35,8 +39,7 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
     """
     if not callable(build):
         raise ConfigError(
-            f"node '{name}': found the candidate {shown(build)}; expected what makes a module, or null. Write "
-            "{_target_: torch.nn.Linear, ..}."
+            f"node '{name}': found the candidate {shown(build)}; expected what makes a module, or null. Correct it."
         )
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
@@ -52,14 +55,14 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
         except Exception as error:
             if not is_refusal(error):
                 raise
+            bound = "".join(f", {key}={shown(value)}" for key, value in getattr(build, "keywords", {}).items())
             raise RefusedModelError(
-                f"node '{name}': {_described(build)} refuses what its place gives it: {type(error).__name__}: {error}. "
-                "Correct the candidate, or take another one there."
+                f"node '{name}': {named(build)}{bound and f'{bound},'} refuses what its place gives it: "
+                f"{type(error).__name__}: {error}. Correct the candidate, or take another one there."
             ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
-            f"node '{name}': found {type(module).__name__} where a module is to be; expected a candidate that makes a "
-            "module. Correct it."
+            f"node '{name}': found {type(module).__name__}; expected a candidate that makes a module. Correct it."
         )
     return module
 
@@ -93,27 +96,21 @@ def settings_of(module: nn.Module | None, before: Size | None, after: Size | Non
         >>> found["kernel_size"], found["bias"], found["out_channels"]
         ((5, 5), False, 8)
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if before:
-        found |= input_sizes(before) | dict.fromkeys(("embed_dim", "d_model"), before[-1])
+        settings |= input_sizes(before) | dict.fromkeys(("embed_dim", "d_model"), before[-1])
     if after:
-        found |= dict.fromkeys(("out_channels", "num_outputs", "num_features", "num_channels", "width"), after[0])
-        found |= dict.fromkeys(("out_features", "normalized_shape"), after[-1])
+        settings |= dict.fromkeys(("out_channels", "num_outputs", "num_features", "num_channels", "width"), after[0])
+        settings |= dict.fromkeys(("out_features", "normalized_shape"), after[-1])
     if before and after and len(before) == len(after) == 3 and after[1] and before[1] % after[1] == 0:
-        found["stride"] = before[1] // after[1]
+        settings["stride"] = before[1] // after[1]
     if module is not None:
         plain = (int, float, str, tuple)
-        found |= {name: value for name, value in vars(module).items() if name[0] != "_" and isinstance(value, plain)}
-        found.pop("training", None)
+        settings |= {name: value for name, value in vars(module).items() if name[0] != "_" and isinstance(value, plain)}
+        settings.pop("training", None)
         if "bias" in module._parameters:
-            found["bias"] = module.bias is not None
-    return found
-
-
-def _described(build: Build) -> str:
-    """Return what makes a module, with what a partial has bound."""
-    bound = ", ".join(f"{key}={shown(value)}" for key, value in getattr(build, "keywords", {}).items())
-    return f"{named(build)}, {bound}," if bound else named(build)
+            settings["bias"] = module.bias is not None
+    return settings
 
 
 def input_sizes(before: Size) -> dict[str, Any]:
@@ -136,21 +133,21 @@ def taken(settings: Mapping[str, Any], names: Collection[str], own: Mapping[str,
         >>> taken({"kernel_size": 3, "padding": 1, "stride": 1}, ["kernel_size", "padding"], {"kernel_size": 5})
         {'padding': 2}
     """
-    found = {name: value for name, value in settings.items() if name in names and name not in own}
-    if not isinstance(found.get("padding"), int | tuple):
-        return found
+    accepted = {name: value for name, value in settings.items() if name in names and name not in own}
+    if not isinstance(accepted.get("padding"), int | tuple):
+        return accepted
     # A candidate without an argument for its kernel may have any; one without a dilation has none.
-    before, now = _reach(settings), _reach({"kernel_size": settings.get("kernel_size", 1)} | found | dict(own))
+    before, now = _reach(settings), _reach({"kernel_size": settings.get("kernel_size", 1)} | accepted | dict(own))
     if before is not None and now is not None and all(map(operator.eq, before, now)):
-        return found
-    padding = found.pop("padding")
+        return accepted
+    padding = accepted.pop("padding")
     if before is not None and now is not None:
         keeps_size = all(2 * each == reach for each, reach in zip(_sizes(padding), before, strict=False))
         if keeps_size and all(each % 2 == 0 for each in now):
             fitting = tuple(each // 2 for each in now)[: len(_sizes(padding))]
             is_one = isinstance(padding, int) and len(set(fitting)) == 1
-            found["padding"] = fitting[0] if is_one else fitting
-    return found
+            accepted["padding"] = fitting[0] if is_one else fitting
+    return accepted
 
 
 def accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,19 +163,15 @@ def accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     if getattr(build, "takes_settings", False):
         return dict(settings)
+    own: dict[str, Any] = {}
     try:
         parameters = inspect.signature(build).parameters.values()
-        own = _bound(build)
+        if isinstance(build, partial):
+            # What is bound, by position or by name, is not to be changed.
+            own = {**inspect.signature(build.func).bind_partial(*build.args).arguments, **build.keywords}
     except (TypeError, ValueError):
         return {}
     return taken(settings, {each.name for each in parameters if each.kind in _NAMED}, own)
-
-
-def _bound(build: Build) -> dict[str, Any]:
-    """Return what functools.partial has bound, by position or by name: it is not to be changed."""
-    if not isinstance(build, partial):
-        return {}
-    return {**inspect.signature(build.func).bind_partial(*build.args).arguments, **build.keywords}
 
 
 def _reach(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -192,3 +185,168 @@ def _reach(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
 def _sizes(value: Any) -> tuple[Any, ...]:
     """Return a setting for each of at most three sizes of an image."""
     return tuple(value) if isinstance(value, tuple | list) else (value,) * 3
+
+
+def dtype_at(nodes: Iterable[fx.Node]) -> torch.dtype | None:
+    """Return the type of the first of some nodes' results that is one of floating point numbers."""
+    values = (node.meta.get(VALUE) for node in nodes)
+    return next((each.dtype for each in values if isinstance(each, Tensor) and each.is_floating_point()), None)
+
+
+class NewModules:
+    """Makes modules and keeps them in a model.
+
+    Args:
+        root: the model.
+        seed: of their random numbers.
+        anew: makes the model anew, for its own modules once more; None where nobody can.
+    """
+
+    def __init__(self, root: nn.Module, seed: int, anew: Callable[[], nn.Module] | None) -> None:
+        self._root, self._seed, self._anew = root, seed, anew
+        self._modes = {module: module.training for module in root.modules()}
+        self._makers: dict[str, tuple[Build, dict[str, Any], torch.dtype | None]] = {}
+        # By candidate, which is kept so that no other gets its number.
+        self._chosen: dict[int, tuple[Build, dict[str, Decision]]] = {}
+        # Of modules that the base has too: models made anew for the last copy, by name, and what they are copies of.
+        self._last: tuple[str, dict[str, nn.Module]] = ("", {})
+        self._origins: dict[str, str] = {}
+
+    @property
+    def paths(self) -> set[str]:
+        """Those of the modules that were made."""
+        return {*self._makers, *self._origins}
+
+    def has(self, path: str) -> bool:
+        """Say whether the model has something at a path."""
+        value: Any = self._root
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        return value is not None
+
+    def put(self, path: str, build: Build, settings: dict[str, Any], dtype: torch.dtype | None = None) -> str:
+        """Make a module and keep it at a path, which is its name for random numbers too.
+
+        Args:
+            path: where; the modules above it are made where there are none.
+            build: makes it.
+            settings: of its place.
+            dtype: of the numbers there; None: what it is made with.
+
+        Returns:
+            the path where it is.
+        """
+        before = self._root.get_submodule(path) if self.has(path) else None
+        if before is not None:
+            self._check_untied(path)
+        self._makers[path] = (build, settings, dtype)
+        self._make(path, path, before)
+        return path
+
+    def _make(self, path: str, seeded_by: str, before: nn.Module | None) -> None:
+        """Make the new module of a path with the random numbers of a name, and keep it."""
+        build, settings, dtype = self._makers[path]
+        # A candidate that chooses in its own constructor has one answer for all of its places.
+        _, made = self._chosen.setdefault(id(build), (build, {}))
+        with as_before(made):
+            new = built(build, self._seed, seeded_by, settings)
+        for layer in new.modules():
+            if is_of_torch(layer) and getattr(layer, "inplace", None) is True:
+                layer.inplace = False  # type: ignore[assignment]
+        new = new if dtype in (None, torch.get_default_dtype()) else new.to(dtype)
+        if before is not None:
+            check_keeps(path, [before], new)
+        # What stands in the place of a module that the base keeps in evaluation is in evaluation as well.
+        self._keep(path, new, is_training=self._modes[self._root if before is None else before])
+
+    def put_once_more(self, path: str, name: str) -> None:
+        """Make the module at a path again, with random numbers of its own, and keep it below a name.
+
+        Args:
+            path: of the module.
+            name: of the copy; all modules of the base in one copy are of one model that is made anew.
+
+        Raises:
+            ConfigError: it is the base's, which nobody can make anew.
+        """
+        self._check_untied(path)
+        new = f"{name}.{path}"
+        self.hold(path, name)
+        if path in self._makers:
+            self.put(new, *self._makers[path])
+            self._set_modes(self._root.get_submodule(new), like=self._root.get_submodule(path))
+            return
+        self._keep(new, self._original(path, name))
+
+    def restore_modes(self) -> None:
+        """Put all modules into the mode that they have had before; new ones into that of what they stand for."""
+        for module in self._root.modules():
+            module.training = self._modes.get(module, self._modes[self._root])
+
+    def hold(self, path: str, name: str) -> None:
+        """Make the modules above a copy, of the same class where that does more than to hold others.
+
+        Args:
+            path: of what is copied.
+            name: of the copy.
+        """
+        names = path.split(".")[:-1]
+        for depth in range(len(names)):
+            above = ".".join(names[: depth + 1])
+            original, new = self._root.get_submodule(above), f"{name}.{above}"
+            if self.has(new):
+                continue
+            if not has_own_behaviour(original):
+                self._keep(new, nn.Module(), is_training=self._modes.get(original, True))
+                continue
+            holder = copy.copy(self._original(above, name))
+            holder._parameters, holder._buffers, holder._modules = {}, {}, {}
+            self._keep(new, holder)
+
+    def _original(self, path: str, name: str) -> nn.Module:
+        """Return the module at a path, or what it is a copy of, from the base as it was made anew for a copy.
+
+        Raises:
+            ConfigError: nobody can make it.
+        """
+        if self._anew is None:
+            raise ConfigError(
+                f"cannot make '{path}' once more, as the base was given as a module; expected a function that makes "
+                "it. Write Space(lambda: MyModel(..), ..)."
+            )
+        if name != self._last[0]:
+            self._last = name, {}
+        # A block that holds a layer and copies of it has a model for each.
+        origin = self._origins[f"{name}.{path}"] = self._origins.get(path, path)
+        models, key = self._last[1], f"{name}.{path.removesuffix(origin)}".rstrip(".")
+        if key not in models:
+            models[key] = built(self._anew, self._seed, key, {})
+        return models[key].get_submodule(origin)
+
+    def _set_modes(self, module: nn.Module, like: nn.Module) -> None:
+        for new, old in zip(module.modules(), like.modules(), strict=True):
+            self._modes[new] = self._modes[old]
+
+    def _check_untied(self, path: str) -> None:
+        """Refuse a module whose parameters another one has as well: a new one would have its own."""
+        names = dict(self._root.named_parameters(remove_duplicate=False))
+        inside = {id(tensor): name for name, tensor in names.items() if name.startswith(f"{path}.")}
+        for name, tensor in names.items() if inside else ():
+            if not name.startswith(f"{path}.") and id(tensor) in inside:
+                raise ConfigError(
+                    f"'{path}' shares '{inside[id(tensor)]}' with '{name}', and a new module would not; expected "
+                    "modules whose parameters are their own. Write another path, or make a leaf of what holds both."
+                )
+
+    def _keep(self, path: str, module: nn.Module, *, is_training: bool = True) -> None:
+        self._modes |= {each: each.training and is_training for each in module.modules()}
+        *above, last = path.split(".")
+        parent = self._root
+        for name in above:
+            if not hasattr(parent, name):
+                parent.add_module(name, nn.Module())
+            parent = getattr(parent, name)
+        for each in module.modules():
+            # Not by `eval`, which may be a class's own, and want modules that come later.
+            each.training = False
+        parent.add_module(last, module)

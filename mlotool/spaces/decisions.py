@@ -51,25 +51,24 @@ class Decisions:
 
     def take(self, name: str, candidates: Sequence[Value]) -> Value:
         """Make a decision; see `choose`."""
-        found = tuple(candidates)
-        _check(name, found)
-        if name in self.again and self.again[name].candidates == found:
+        names = tuple(candidates)
+        _check(name, names)
+        if name in self.again and self.again[name].candidates == names:
             return self.again[name].value
         if name in self.made:
             raise ConfigError(
                 f"decisions.{name}: found two decisions of this name; expected a name of its own for each, in all "
-                "problems of the program. Give a mutator or a choice another name; where places are to differ, "
-                "let a mutator decide."
+                "problems of the program. Give a mutator or a choice another name, or let a mutator decide."
             )
         check_number(name, len(self.made))
-        value = self.decide(name, found)
-        if not any(value == each and type(value) is type(each) for each in found):
-            hint = did_you_mean(str(value), [str(each) for each in found])
+        value = self.decide(name, names)
+        if not any(value == each and type(value) is type(each) for each in names):
+            hint = did_you_mean(str(value), [str(each) for each in names])
             raise ConfigError(
-                f"decisions.{name}: found {shown(value)}; expected one of {_listed(found)}.{hint} Correct it, or leave "
+                f"decisions.{name}: found {shown(value)}; expected one of {_listed(names)}.{hint} Correct it, or leave "
                 "it out for the first one."
             )
-        self.made[name] = Decision(name, found, value)
+        self.made[name] = Decision(name, names, value)
         return value
 
     @property
@@ -170,8 +169,7 @@ def check_number(name: str, num_made: int) -> None:
     if num_made >= MAX_DECISIONS:
         raise InfeasibleModelError(
             f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next; expected "
-            "fewer, as making them takes minutes. Lower steps and counts: those of a mutator within a Grow are made "
-            "anew in each of its steps."
+            "fewer. Lower steps and counts: those of a mutator within a Grow are made anew in each of its steps."
         )
 
 
@@ -252,14 +250,10 @@ def _check(name: str, candidates: tuple[Value, ...]) -> None:
         )
     wrong = [each for each in candidates if type(each) is not int and not is_name(each)]
     if wrong or not 0 < len(candidates) <= _MAX_CANDIDATES or len(set(candidates)) < len(candidates):
-        found = (
-            f"the candidate {shown(wrong[0])}"
-            if wrong
-            else f"{len(candidates)} candidates, {len(set(candidates))} of them different"
-        )
+        different = f"{len(candidates)} candidates, {len(set(candidates))} of them different"
         raise ConfigError(
-            f"decision '{name}': found {found}; expected different names of a-z, 0-9 and '_', or whole numbers, "
-            f"from one to {_MAX_CANDIDATES}. Correct its candidates."
+            f"decision '{name}': found {f'the candidate {shown(wrong[0])}' if wrong else different}; expected 1 to "
+            f"{_MAX_CANDIDATES} different names of a-z, 0-9 and '_', or whole numbers. Correct its candidates."
         )
 
 

@@ -1,32 +1,50 @@
 """A model as a graph that mutators change: create, delete, connect, replace, insert."""
 
-from collections.abc import Callable, Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from torch import Size, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import shown
-from mlotool.spaces.alternatives import Alternatives
-from mlotool.spaces.building import Build, settings_of
-from mlotool.spaces.changes import Change
-from mlotool.spaces.copies import put_copies
-from mlotool.spaces.fitting import dtype_at
-from mlotool.spaces.in_place import check_order, is_changed, without_in_place
-from mlotool.spaces.new_modules import NewModules
-from mlotool.spaces.node_order import last_of, nodes_in
-from mlotool.spaces.own_behaviour import check_keeps
-from mlotool.spaces.places import Places, blocks_of, input_of, node_of
-from mlotool.spaces.present_shapes import PresentShapes
-from mlotool.spaces.room import Room
-from mlotool.spaces.shapes import Shapes, shapes_of_result
-from mlotool.spaces.targets import Place, as_target, node_id
-from mlotool.spaces.tracing import BLOCKS, ID, OWNER
+from mlotool.spaces.bases import check_keeps
+from mlotool.spaces.building import Build, NewModules, dtype_at, input_sizes, settings_of
+from mlotool.spaces.decisions import Value, choose
+from mlotool.spaces.in_place import check_changes_nothing, check_order, is_changed, without_in_place
+from mlotool.spaces.places import Place, Places, as_target, node_of
+from mlotool.spaces.shapes import EFFECT, GIVEN, STRETCHED, VALUE, Shapes, shape_of, shapes_of_result
+from mlotool.spaces.tracing import BLOCKS, CALLS, ID, OWNER, last_of, node_id, nodes_in
+
+MAX_NEW_NODES = 2_000
+"""A model to which mutators add more is refused, before it takes minutes and all memory."""
+
+V = TypeVar("V", bound=Value)
 
 
-class ModelGraph(Alternatives):
+@dataclass(frozen=True)
+class Change:
+    """One operation of a mutator on the graph.
+
+    Args:
+        mutator: its name.
+        operation: create, delete, connect, replace or insert.
+        node: id of the node that it concerns.
+    """
+
+    mutator: str
+    operation: str
+    node: str
+
+
+class ModelGraph:
     """A traced model, and what mutators do to it.
+
+    The shape of a node that reads something else than before is computed anew when it is asked for. A node that does
+    not take what it is given then keeps the shape that it had: what comes later in the same mutator may mend it, and at
+    the mutator's end it is refused.
 
     Args:
         root: the model; its modules are changed in place, and in evaluation until `modules.restore_modes()`.
@@ -36,33 +54,59 @@ class ModelGraph(Alternatives):
         anew: makes the model anew, for modules that are to be had once more; None where nobody can.
 
     Attributes:
+        is_shared: whether it holds all models of a space at once (see `SharedSpace`).
         modules: makes those that are new.
         changes: what mutators have done, in order.
         is_rewired: whether more has been done than to put one module in the place of another.
     """
 
+    is_shared: ClassVar[bool] = False
     _modules_kind: ClassVar[type[NewModules]] = NewModules
     _places_kind: ClassVar[type[Places]] = Places
-    _room_kind: ClassVar[type[Room]] = Room
 
     def __init__(
         self, root: nn.Module, graph: fx.Graph, shapes: Shapes, seed: int, anew: Callable[[], nn.Module] | None
     ) -> None:
-        super().__init__()
         self.root, self.graph = root, graph
-        self.modules, self._shapes = self._modules_kind(root, seed, anew), PresentShapes(shapes, graph, root)
+        self.modules, self._places = self._modules_kind(root, seed, anew), self._places_kind(root, graph)
         root.eval()
-        self._room = self._room_kind(graph, self.modules)
         self.changes: list[Change] = []
         self.is_rewired = False
+        self._shapes, self._waiting = shapes, list[fx.Node]()
+        self._most = len(graph.nodes) + MAX_NEW_NODES
         self._mutator = ""
+        self._decided: dict[str, Any] = {}
         self._blocks: tuple[str, ...] = ()
-        self._places = self._places_kind(root, graph)
         try:
             shapes.infer(graph, root, is_base=True)
         except InfeasibleModelError as error:
             raise ConfigError(f"inputs: {error}") from error
         self._result = shapes_of_result(graph)
+
+    def alternatives(self, name: str, candidates: Iterable[V]) -> Iterator[V]:
+        """Yield the candidate that is decided; in a shared space each of them, one after the other.
+
+        What the body of the loop does to the graph is what the candidate means. A mutator that decides by
+        `alternatives`, and not by `choose`, works in shared spaces too.
+
+        Args:
+            name: of the decision; asked again by the same mutator, it has the same answer.
+            candidates: names or whole numbers.
+        """
+        if name not in self._decided:
+            self._decided[name] = choose(name, tuple(candidates))
+        yield self._decided[name]
+
+    def select(self, name: str, candidates: Iterable[V], make: Callable[[V], fx.Node]) -> fx.Node:
+        """Return the node that is made for the candidate that is decided; in a shared space, a choice between all.
+
+        Args:
+            name: of the decision.
+            candidates: names or whole numbers.
+            make: makes a node for one of them, or finds it.
+        """
+        [node] = [make(value) for value in self.alternatives(name, candidates)]
+        return node
 
     def find(self, at: Any, *, of_some: bool = False) -> list[Place]:
         """Return the places that a target describes, in the order in which the model computes them.
@@ -75,7 +119,7 @@ class ModelGraph(Alternatives):
         Raises:
             ConfigError: there is none, or two share a node; an InfeasibleModelError once the graph has been changed.
         """
-        self._shapes.update()
+        self._update()
         try:
             return [at] if isinstance(at, Place) else self._places.find(as_target(at), of_some=of_some)
         except ConfigError as error:
@@ -91,14 +135,13 @@ class ModelGraph(Alternatives):
 
     def reader_of(self, place: Place) -> tuple[fx.Node, fx.Node]:
         """Return the first node of a place that reads its one input, and that input."""
-        source = input_of(place)
+        source = place.input
         return next(node for node in place.nodes if source in node.all_input_nodes), source
 
     def fits(self, reader: fx.Node, now: fx.Node, source: fx.Node) -> bool:
         """Say whether a node could read another one in the place of one that it reads."""
-        order = {each: number for number, each in enumerate(self.graph.nodes)}
-        is_other = source is not now and order[source] < order[reader]
-        return is_other and self._shapes.of(source) == self._shapes.of(now) and not is_changed(self.graph, source)
+        is_earlier = source is not now and source < reader
+        return is_earlier and self._shape(source) == self._shape(now) and not is_changed(self.graph, source)
 
     def create(self, name: str, build: Build, inputs: Sequence[fx.Node], shape: Size | None = None) -> fx.Node:
         """Add a node with a new module, which nobody reads yet.
@@ -112,7 +155,7 @@ class ModelGraph(Alternatives):
         Returns:
             the node.
         """
-        before = self._shapes.of(inputs[0])
+        before = self._shape(inputs[0])
         return self._create(name, build, inputs, settings_of(None, before, before if shape is None else shape))
 
     def call(self, name: str, function: Callable[..., Any], inputs: Sequence[Any]) -> fx.Node:
@@ -126,7 +169,7 @@ class ModelGraph(Alternatives):
         Returns:
             the node.
         """
-        self._room.check_name(name)
+        self._check_name(name)
         with self.graph.inserting_after(last_of(self.graph, nodes_in(inputs))):
             node = self.graph.call_function(function, tuple(inputs))
         return self._created(node, name)
@@ -134,19 +177,22 @@ class ModelGraph(Alternatives):
     @contextmanager
     def beside(self, place: Place) -> Iterator[None]:
         """Let nodes that are created inside of the block be parts of the modules that a place is a part of."""
-        before, self._blocks = self._blocks, blocks_of(place)
+        before, self._blocks = self._blocks, place.blocks
         try:
             yield
         finally:
             self._blocks = before
 
-    def check_room(self, num_nodes: int) -> None:
+    def check_room(self, num_nodes: int = 1) -> None:
         """Refuse more new nodes than a model may have, before they are made.
 
         Raises:
             InfeasibleModelError: there is no room for so many.
         """
-        self._room.check(num_nodes)
+        if len(self.graph.nodes) + num_nodes > self._most:
+            raise InfeasibleModelError(
+                f"found {MAX_NEW_NODES:,} nodes more than the base has; expected less. Correct candidates or counts."
+            )
 
     def delete(self, place: Place) -> None:
         """Take nodes out; who has read the last one reads what the first one has read.
@@ -154,7 +200,7 @@ class ModelGraph(Alternatives):
         Raises:
             InfeasibleModelError: there is no one input that could take their place.
         """
-        self._let_read(list(place.nodes[-1].users), place.nodes[-1], input_of(place))
+        self._let_read(list(place.nodes[-1].users), place.nodes[-1], place.input)
         self._erase(place)
         self._note("delete", place.id, is_rewired=True)
 
@@ -170,8 +216,7 @@ class ModelGraph(Alternatives):
             InfeasibleModelError: the source comes later, or there is no such input.
         """
         inputs = list(node.all_input_nodes)
-        order = {each: number for number, each in enumerate(self.graph.nodes)}
-        if not 0 <= position <= len(inputs) or order[source] >= order[node]:
+        if not 0 <= position <= len(inputs) or not source < node:
             raise InfeasibleModelError(
                 f"cannot connect input {position} of '{node_id(node)}' to '{node_id(source)}'; expected "
                 f"one of its {len(inputs)} inputs, and a source that is computed before. Correct the candidates."
@@ -180,7 +225,7 @@ class ModelGraph(Alternatives):
             node.args = (*node.args, source)
         else:
             node.replace_input_with(inputs[position], source)
-        self._shapes.note([node])
+        self._reads_other([node])
         self._note("connect", node_id(node), is_rewired=True)
 
     def replace(self, place: Place, build: Build, name: str) -> fx.Node:
@@ -196,11 +241,12 @@ class ModelGraph(Alternatives):
             the node.
         """
         last = place.nodes[-1]
-        settings = self._shapes.settings_at(place)
-        if len(place.nodes) == 1 and last.op == "call_module" and not self._is_called_elsewhere(last):
+        settings = self._settings_at(place)
+        calls = [each for each in self.graph.nodes if (each.op, each.target) == ("call_module", last.target)]
+        if len(place.nodes) == 1 and calls == [last]:
             return self._replace_module(place, last, build, settings)
         with self.beside(place):
-            node = self._create(name, build, [input_of(place)], settings, before=last)
+            node = self._create(name, build, [place.input], settings, before=last)
         layers = [self.root.get_submodule(str(each.target)) for each in place.nodes if each.op == "call_module"]
         check_keeps(place.id, layers, self.root.get_submodule(str(node.target)))
         self.put(place, node)
@@ -225,9 +271,8 @@ class ModelGraph(Alternatives):
         """
         last = place.nodes[-1]
         readers = list(last.users)
-        shape = self._shapes.of(last)
         with self.beside(place):
-            node = self._create(name, build, [last], settings_of(None, shape, shape))
+            node = self.create(name, build, [last])
         self._let_read(readers, last, node)
         self._note("insert", name, is_rewired=True)
         return node
@@ -244,16 +289,25 @@ class ModelGraph(Alternatives):
 
         Raises:
             ConfigError: a module cannot be made once more.
+            InfeasibleModelError: the place reads a parameter or buffer that is outside of its layers.
         """
-        input_of(place)
-        self._room.check()
-        last = place.nodes[-1]
-        readers = list(last.users)
-        copies = put_copies(self.graph, self.root, self.modules, place, name)
-        self._shapes.note(copies)
-        self._let_read(readers, last, copies[-1])
+        copies: dict[fx.Node, fx.Node] = {place.input: place.nodes[-1]}
+        self.check_room()
+        last, readers = place.nodes[-1], list(place.nodes[-1].users)
+        for node in place.nodes:
+            with self.graph.inserting_after(last):
+                last = copies[node] = self.graph.node_copy(node, lambda each: copies.get(each, each))
+            if node.op in ("call_module", "get_attr"):
+                last.target = self._copied(place, node, name)
+            last.meta = _known_of_copy(node, name, place.blocks)
+        for node in place.nodes:
+            # Behind all layers: one whose mode is read may be called itself.
+            if node.op == "get_attr":
+                self.modules.hold(str(node.target), name)
+        self._reads_other([copies[node] for node in place.nodes])
+        self._let_read(readers, place.nodes[-1], last)
         self._note("create", name, is_rewired=True)
-        return copies[-1]
+        return last
 
     def without_in_place(self) -> None:
         """Let nodes return new tensors where they may: mutators may then change each without the others.
@@ -262,33 +316,54 @@ class ModelGraph(Alternatives):
             ConfigError: what a node changes is read afterwards under another name.
         """
         without_in_place(self.graph, self.root)
-        self._shapes.infer()
+        self._infer()
 
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
-        """Let a mutator work on the graph, and check what it leaves.
+        """Let a mutator, whose decisions have names of their own, work on the graph, and check what it leaves.
 
         Raises:
             InfeasibleModelError: shapes do not fit, or the model returns something else than before.
         """
-        self._mutator = mutator
-        self.forget()
+        self._mutator, self._decided = mutator, {}
         try:
             yield
-            self._check()
+            self.graph.lint()
+            self._infer()
+            check_order(self.graph)
+            result = shapes_of_result(self.graph)
+            if result != self._result:
+                raise InfeasibleModelError(
+                    f"the model returns {result}, and without mutators {self._result}; expected the same. "
+                    "Correct the candidates."
+                )
         except ConfigError as error:
             raise type(error)(f"mutator {shown(mutator)}: {error}") from error
         finally:
             self._mutator = ""
 
-    def _replace_module(self, place: Place, node: fx.Node, build: Build, settings: dict[str, Any]) -> fx.Node:
-        path = self.modules.put(str(node.target), build, settings, dtype_at([*place.inputs, node]))
-        self._note("replace", place.id)
-        self._shapes.infer_callers(path)
-        return node
+    def _copied(self, place: Place, node: fx.Node, name: str) -> str:
+        """Return the path of the copy of what a node calls or reads; a copy's mode is that of its own module."""
+        path = str(node.target)
+        new = f"{name}.{path}"
+        if node.op == "get_attr":
+            above, _, last = path.rpartition(".")
+            if last != "training" or type(getattr(self.root.get_submodule(above), last)) is not bool:
+                raise InfeasibleModelError(
+                    f"'{place.id}' holds '{node_id(node)}', which cannot be had once more; expected modules that hold "
+                    f"their own parameters. Declare it as a leaf: leaves: ['{place.id}']."
+                )
+        elif not self.modules.has(new):
+            self.modules.put_once_more(path, name)
+            if hasattr(layer := self.root.get_submodule(path), "inplace"):
+                self.root.get_submodule(new).inplace = layer.inplace
+        return new
 
-    def _is_called_elsewhere(self, node: fx.Node) -> bool:
-        return sum((each.op, each.target) == (node.op, node.target) for each in self.graph.nodes) > 1
+    def _replace_module(self, place: Place, node: fx.Node, build: Build, settings: dict[str, Any]) -> fx.Node:
+        self.modules.put(str(node.target), build, settings, dtype_at([*place.inputs, node]))
+        self._note("replace", place.id)
+        self._infer_new(node)
+        return node
 
     def _create(
         self,
@@ -298,18 +373,34 @@ class ModelGraph(Alternatives):
         settings: dict[str, Any],
         before: fx.Node | None = None,
     ) -> fx.Node:
-        self._room.check_name(name)
+        self._check_name(name)
         path = self.modules.put(name, build, settings, dtype_at([*inputs, *([before] if before else [])]))
-        last = last_of(self.graph, inputs)
-        with self.graph.inserting_before(before) if before else self.graph.inserting_after(last):
+        with self.graph.inserting_before(before) if before else self.graph.inserting_after(last_of(self.graph, inputs)):
             node = self.graph.create_node("call_module", path, tuple(inputs))
         return self._created(node, name)
 
     def _created(self, node: fx.Node, name: str) -> fx.Node:
         node.meta |= {ID: name, OWNER: "", BLOCKS: self._blocks}
         self._note("create", name, is_rewired=True)
-        self._shapes.infer_new(node)
+        self._infer_new(node)
         return node
+
+    def _check_name(self, name: str) -> None:
+        """Refuse the id of a new node that another node or a module has, or that is no name.
+
+        Raises:
+            ConfigError: with the id.
+            InfeasibleModelError: there is no room for one node more.
+        """
+        if self._is_used(name) or not name.isidentifier():
+            raise ConfigError(
+                f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
+                "letters, digits and '_'. Give the mutator another name."
+            )
+        self.check_room()
+
+    def _is_used(self, name: str) -> bool:
+        return self.modules.has(name) or any(node_id(node) == name for node in self.graph.nodes)
 
     def _erase(self, place: Place) -> None:
         for node in reversed(place.nodes):
@@ -320,19 +411,81 @@ class ModelGraph(Alternatives):
         """Let the readers of a node read another one in its place."""
         for reader in readers:
             reader.replace_input_with(before, source)
-        self._shapes.note(readers)
-
-    def _check(self) -> None:
-        self.graph.lint()
-        self._shapes.infer()
-        check_order(self.graph)
-        result = shapes_of_result(self.graph)
-        if result != self._result:
-            raise InfeasibleModelError(
-                f"the model returns {result}, and without mutators {self._result}; expected the same. "
-                "Correct the candidates."
-            )
+        self._reads_other(readers)
 
     def _note(self, operation: str, name: str, *, is_rewired: bool = False) -> None:
         self.changes.append(Change(self._mutator, operation, name))
         self.is_rewired |= is_rewired
+
+    def _reads_other(self, nodes: Iterable[fx.Node]) -> None:
+        """Take note of nodes that read something else than before, or call something else."""
+        for node in nodes:
+            heapq.heappush(self._waiting, node)
+
+    def _update(self, until: fx.Node | None = None) -> None:
+        """Compute the shapes of nodes that were noted, and of those that read them, as far as they are others.
+
+        Args:
+            until: the last node whose shape is wanted; None: all.
+        """
+        while self._waiting and (until is None or not until < self._waiting[0]):
+            node = heapq.heappop(self._waiting)
+            if node._erased:
+                continue
+            before = node.meta.get(GIVEN)
+            try:
+                self._shapes.infer_node(node, self.root)
+            except ConfigError:
+                continue
+            if node.meta.get(GIVEN) is not before:
+                self._reads_other(node.users)
+
+    def _infer(self) -> None:
+        """Compute all shapes.
+
+        Raises:
+            InfeasibleModelError: a node does not take what it is given, or stretches it.
+        """
+        self._waiting.clear()
+        self._shapes.infer(self.graph, self.root)
+
+    def _infer_new(self, node: fx.Node) -> None:
+        """Compute the shape of a node that calls a new module.
+
+        Raises:
+            InfeasibleModelError: it does not take what it is given, or changes it.
+        """
+        for source in node.all_input_nodes:
+            self._update(source)
+        self._shapes.infer_node(node, self.root)
+        check_changes_nothing(node)
+        self._reads_other(node.users)
+
+    def _shape(self, node: fx.Node) -> Size | None:
+        """Return the shape of what a node returns now, without the batch; None where that is no tensor."""
+        self._update(node)
+        return shape_of(node)
+
+    def _settings_at(self, place: Place) -> dict[str, Any]:
+        """Return what a module at a place would be made with (see `settings_of`), as others have left the place."""
+        after = self._shape(place.nodes[-1])
+        before = self._shape(place.inputs[0]) if place.inputs else None
+        settings = settings_of(place.module, before, after)
+        if before and not all(self._shapes.is_computed(node, self.root) for node in place.nodes):
+            # What stands there was made for the sizes that it was given before.
+            settings |= input_sizes(before)
+        return settings
+
+
+def _known_of_copy(node: fx.Node, name: str, around: Iterable[str]) -> dict[str, Any]:
+    """Return what the copy of a node is known to be: with the names that it has in the copy."""
+
+    def within(path: str) -> str:
+        return f"{name}.{path}" if path else name
+
+    blocks = {*map(within, node.meta.get(BLOCKS, ())), *around}
+    known = {ID: f"{name}.{node_id(node)}", OWNER: within(node.meta[OWNER]), BLOCKS: tuple(sorted(blocks))}
+    if CALLS in node.meta:
+        known[CALLS] = tuple(map(within, node.meta[CALLS]))
+    # What the node returns, the copy does, until its own shape is computed.
+    return known | {key: node.meta[key] for key in (STRETCHED, VALUE, EFFECT) if key in node.meta}

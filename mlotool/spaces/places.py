@@ -1,17 +1,212 @@
-"""The places of a graph: its nodes, and the modules whose forward they are."""
+"""The places of a graph that a mutator changes: described by path, by type, by a predicate, as a chain; and found."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import fx, nn
+from torch import Size, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import did_you_mean, shown
+from mlotool.core.messages import kind_of as kind_of_result
+from mlotool.core.user_code import Call, WrongResultError, explained, note
 from mlotool.spaces.shapes import shape_of
-from mlotool.spaces.targets import Place, Target, node_id
-from mlotool.spaces.tracing import BLOCKS, CALLS, OWNER
+from mlotool.spaces.tracing import BLOCKS, CALLS, OWNER, forward_of, kind_of, matches, node_id
+
+Predicate = Callable[["Place"], bool]
 
 MAX_TARGETS = 4
-"""Of a chain, those that a message tells."""
+"""So many targets of a chain are told in a message."""
+
+_LISTED = "`mlotool show RECIPE --nodes PROBLEM` lists them."
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node, or several that a mutator takes as one, with one input and one output.
+
+    Args:
+        id: of the node, of its last one, or the path of the module that they are.
+        nodes: in their order.
+        module: that the node calls, or whose forward the nodes are; None for functions and chains.
+        input_shape: of what goes in, without the batch; None where that is no tensor.
+        output_shape: of what comes out, without the batch.
+    """
+
+    id: str
+    nodes: tuple[fx.Node, ...] = field(repr=False)
+    module: nn.Module | None
+    input_shape: Size | None
+    output_shape: Size | None
+
+    @classmethod
+    def of(cls, name: str, nodes: Sequence[fx.Node], module: nn.Module | None) -> "Place":
+        """Return some nodes as a place, with the shapes that are known of them."""
+        place = cls(name, tuple(nodes), module, None, shape_of(nodes[-1]))
+        sources = place.inputs
+        return cls(name, place.nodes, module, shape_of(sources[0]) if sources else None, place.output_shape)
+
+    @property
+    def kind(self) -> str:
+        """The name of the module's class, or of the function."""
+        return kind_of(self.nodes[-1], self.module)
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The nodes outside of it that it reads, each once."""
+        inside = set(self.nodes)
+        read = (each for node in self.nodes for each in node.all_input_nodes if each not in inside)
+        return list(dict.fromkeys(each for each in read if each.op != "get_attr"))
+
+    @property
+    def input(self) -> fx.Node:
+        """The one node outside of it that it reads.
+
+        Raises:
+            InfeasibleModelError: there is none, or several.
+        """
+        if len(self.inputs) == 1:
+            return self.inputs[0]
+        raise InfeasibleModelError(
+            f"'{self.id}' reads {len(self.inputs)} nodes from outside; expected a place with one input. Write another "
+            "path, or a chain."
+        )
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The paths of the modules of whose forward it is a part: so is what is put beside or behind it."""
+        blocks = set.intersection(*(_prefixes((forward_of(node), *node.meta.get(BLOCKS, ()))) for node in self.nodes))
+        is_block = self.module is not None and self.id != node_id(self.nodes[-1])
+        return tuple(sorted(each for each in blocks if not (is_block and f"{each}.".startswith(f"{self.id}."))))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A description of places: they have all that is given.
+
+    Args:
+        path: of the id; `*` is any text within one name, `**` any number of names. The path of a module that is no node
+            itself stands for all nodes of its forward, taken as one.
+        type: name of the module's class (`Conv2d`), or of the function (`relu`).
+        where: a predicate of places: takes a `Place`, returns a bool.
+        chain: targets of nodes one after the other, each of which alone reads the one before.
+
+    Example:
+        >>> as_target({"path": "stages.*", "type": "Conv2d"})
+        Target(path='stages.*', type='Conv2d', where=None, chain=())
+    """
+
+    path: str | None = None
+    type: str | None = None
+    where: Predicate | None = None
+    chain: tuple["Target", ...] = ()
+
+    def fits(self, place: Place) -> bool:
+        """Say whether a place is as described, its chain aside."""
+        return (
+            (self.path is None or matches(place.id, self.path))
+            and (self.type is None or self.type == place.kind)
+            and (self.where is None or _is_meant(self.where, place))
+        )
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        if self.chain:
+            more = f", then {len(self.chain) - MAX_TARGETS} more" if len(self.chain) > MAX_TARGETS else ""
+            return f"a chain of {', then '.join(map(str, self.chain[:MAX_TARGETS]))}{more}"
+        where = None if self.where is None else type(self.where).__name__
+        parts = {"path": self.path, "type": self.type, "where": where}
+        return ", ".join(f"{key} {shown(value)}" for key, value in parts.items() if value is not None)
+
+
+def _is_meant(where: Predicate, place: Place) -> bool:
+    """Ask a predicate.
+
+    Raises:
+        ConfigError: it fails, or returns something else than a bool; with where it stands, and the line.
+    """
+    try:
+        answer = where(place)
+        if not isinstance(answer, bool):
+            raise WrongResultError(kind_of_result(answer), "True or False", "Return bool(..).")
+    except KeyboardInterrupt:
+        raise
+    # SystemExit, which code of the user's may raise, is no Exception.
+    except BaseException as error:
+        advice = "Correct it: def __call__(self, place): return .."
+        note(error, lambda: Call("at.where", where, {"place": f"{place.id} ({place.kind})"}, advice=advice))
+        raise ConfigError(explained(error) or str(error)) from error
+    return answer
+
+
+def as_target(described: "str | Mapping[str, Any] | Target") -> Target:
+    """Return a target as it is written in a recipe: a path, or a mapping with some of the arguments of `Target`.
+
+    Raises:
+        ConfigError: it has other keys, or says nothing.
+    """
+    if isinstance(described, Target):
+        return described
+    if isinstance(described, str):
+        return Target(path=described)
+    keys = ("path", "type", "where", "chain")
+    if not isinstance(described, Mapping) or not described or not set(described) <= set(keys):
+        raise _wrong("at", described, f"a path such as 'stages.*', or some of {', '.join(keys)}", "{type: Conv2d}")
+    path, kind, where, chain = (described.get(key) for key in keys)
+    for key, value in (("path", path), ("type", kind)):
+        if value is not None and not isinstance(value, str):
+            raise _wrong(f"at.{key}", value, "a text", f"{{{key}: ..}}")
+    if where is not None and not callable(where):
+        raise _wrong("at.where", where, "a predicate, called with a place", "{where: {_target_: ..}}")
+    targets = chain if isinstance(chain, Sequence) and not isinstance(chain, str) else ()
+    is_nested = any(isinstance(each, Mapping) and "chain" in each for each in targets)
+    if chain is not None and (len(targets) < 2 or is_nested or (path, kind, where) != (None, None, None)):
+        expected = "at least two targets of one node each, without a chain in a chain or another key beside it"
+        raise _wrong("at.chain", chain, expected, "{chain: [{type: Conv2d}, {type: BatchNorm2d}]}")
+    return Target(path, kind, where, tuple(as_target(each) for each in targets))
+
+
+def _wrong(key: str, value: Any, expected: str, example: str) -> ConfigError:
+    return ConfigError(f"{key}: found {shown(value)}; expected {expected}. Write at: {example}.")
+
+
+class KeepsShape:
+    """Places that return the shape that they read.
+
+    Example:
+        >>> base = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 4))
+        >>> norm = Insert("norm", {"where": KeepsShape()}, {"none": None, "layer": torch.nn.LayerNorm})
+        >>> list(Space(base, [norm], inputs=[2]).decisions)
+        ['norm_0']
+    """
+
+    def __call__(self, place: Place) -> bool:
+        """Say whether it does."""
+        return place.input_shape is not None and place.input_shape == place.output_shape
+
+
+class HasSetting:
+    """Places whose module has a setting of a value, such as a stride of 1.
+
+    Args:
+        name: of the module's attribute.
+        value: that it has; a number stands for a tuple of that number too.
+
+    Example:
+        >>> base = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Conv2d(2, 2, 3, stride=2))
+        >>> kernel = Operator("kernel", {"where": HasSetting("stride", 2)}, {"keep": None})
+        >>> list(Space(base, [kernel], inputs=[1, 9, 9]).decisions)
+        ['kernel_0']
+    """
+
+    def __init__(self, name: str, value: Any) -> None:
+        # YAML has no tuples.
+        self._name, self._value = name, tuple(value) if isinstance(value, list) else value
+
+    def __call__(self, place: Place) -> bool:
+        """Say whether it has."""
+        value = getattr(place.module, self._name, None)
+        return bool(value == self._value or (isinstance(value, tuple) and all(each == self._value for each in value)))
 
 
 class Places:
@@ -27,14 +222,18 @@ class Places:
 
     def every(self) -> Iterator[Place]:
         """Yield each node as a place, then each module whose forward is several nodes."""
+        inside: dict[str, list[fx.Node]] = {}
         for node in self._graph.nodes:
             if node.op in ("call_module", "call_function", "call_method"):
                 yield self._of_node(node)
-        seen = {node_id(node) for node in self._graph.nodes if node.op == "call_module"}
-        inside = self._by_module()
+            if node.op not in ("placeholder", "output"):
+                owner = str(node.target) if node.op == "call_module" else str(node.meta[OWNER])
+                for path in _prefixes((owner, *node.meta.get(BLOCKS, ()))):
+                    inside.setdefault(path, []).append(node)
+        called = {node_id(node) for node in self._graph.nodes if node.op == "call_module"}
         for path, module in self._root.named_modules():
-            if path and path not in seen and (nodes := _whole_call(path, inside.get(path, ()))):
-                yield self._place(path, nodes, module)
+            if path not in called and _is_whole_call(path, inside.get(path, ())):
+                yield Place.of(path, inside[path], module)
 
     def find(self, target: Target, *, of_some: bool = False) -> list[Place]:
         """Return the places that a target describes, in the order of their last nodes.
@@ -47,81 +246,45 @@ class Places:
             ConfigError: there is none, or two of them share a node.
         """
         order = {node: number for number, node in enumerate(self._graph.nodes)}
-        places = sorted(self._fitting(target, of_some), key=lambda each: order[each.nodes[-1]])
+        places = sorted(self._fitting(target, of_some), key=lambda place: order[place.nodes[-1]])
         if not places:
-            raise ConfigError(self._of_nothing(target))
-        taken: dict[fx.Node, str] = {}
+            every = list(self.every())
+            hint = did_you_mean(target.path, [place.id for place in every]) if target.path else ""
+            if target.type is not None:
+                hint = did_you_mean(target.type, sorted({place.kind for place in every}))
+            raise ConfigError(
+                f"at: found no place for {target}; expected one of the graph's nodes, or a module of them.{hint} "
+                f"{_LISTED}"
+            )
+        holders: dict[fx.Node, str] = {}
         for place in places:
             for node in place.nodes:
-                if node in taken:
+                if node in holders:
                     raise ConfigError(
-                        f"at: found '{place.id}' and '{taken[node]}', which share nodes; expected places beside each "
+                        f"at: found '{place.id}' and '{holders[node]}', which share nodes; expected places beside each "
                         "other. Write a path that is for one of the two."
                     )
-                taken[node] = place.id
+                holders[node] = place.id
         return places
 
     def _fitting(self, target: Target, of_some: bool) -> Iterator[Place]:
-        return self._chains(target.chain) if target.chain else (each for each in self.every() if target.fits(each))
-
-    def _of_nothing(self, target: Target) -> str:
-        ids = [place.id for place in self.every()]
-        hint = did_you_mean(target.path, ids) if target.path else ""
-        if target.type is not None:
-            hint = did_you_mean(target.type, sorted({place.kind for place in self.every()}))
-        return (
-            f"at: found no place for {_written(target)}; expected one of the graph's nodes, or a module of them.{hint} "
-            "`mlotool show RECIPE --nodes PROBLEM` lists them."
-        )
-
-    def _chains(self, chain: tuple[Target, ...]) -> Iterator[Place]:
+        if not target.chain:
+            yield from (place for place in self.every() if target.fits(place))
+            return
         for node in self._graph.nodes:
             nodes: list[fx.Node] = []
-            for target in chain:
-                node = node if not nodes else _only_reader(nodes[-1])
-                if (
-                    node is None
-                    or node.op in ("placeholder", "output", "get_attr")
-                    or not target.fits(self._of_node(node))
-                ):
+            for link in target.chain:
+                following = [node] if not nodes else list(nodes[-1].users)
+                is_step = len(following) == 1 and following[0].op not in ("placeholder", "output", "get_attr")
+                if not is_step or not link.fits(self._of_node(following[0])):
                     break
-                nodes.append(node)
-            if len(nodes) == len(chain):
-                yield self._place(node_id(nodes[-1]), tuple(nodes), None)
-
-    def _by_module(self) -> dict[str, list[fx.Node]]:
-        """Return the nodes of the forward of each module, by its path."""
-        found: dict[str, list[fx.Node]] = {}
-        for node in self._graph.nodes:
-            if node.op not in ("placeholder", "output"):
-                owner = str(node.target) if node.op == "call_module" else str(node.meta[OWNER])
-                for path in _prefixes((owner, *node.meta.get(BLOCKS, ()))):
-                    found.setdefault(path, []).append(node)
-        return found
+                nodes.append(following[0])
+            if len(nodes) == len(target.chain):
+                yield Place.of(node_id(nodes[-1]), nodes, None)
 
     def _of_node(self, node: fx.Node) -> Place:
         module = self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return self._place(node_id(node), (node,), module)
-
-    def _place(self, name: str, nodes: tuple[fx.Node, ...], module: nn.Module | None) -> Place:
-        place = Place(name, nodes, module, None, shape_of(nodes[-1]))
-        sources = place.inputs
-        return Place(name, nodes, module, shape_of(sources[0]) if sources else None, place.output_shape)
-
-
-def input_of(place: Place) -> fx.Node:
-    """Return the one node outside of a place that it reads.
-
-    Raises:
-        InfeasibleModelError: there is none, or several.
-    """
-    found = place.inputs
-    if len(found) == 1:
-        return found[0]
-    raise InfeasibleModelError(
-        f"'{place.id}' reads {len(found)} nodes from outside; expected a place with one input. "
-        "Write another path, or a chain."
-    )
+        return Place.of(node_id(node), [node], module)
 
 
 def node_of(graph: fx.Graph, name: str) -> fx.Node:
@@ -134,52 +297,19 @@ def node_of(graph: fx.Graph, name: str) -> fx.Node:
     if name in nodes:
         return nodes[name]
     raise ConfigError(
-        f"found no node {shown(name)}; expected an id of the graph.{did_you_mean(name, list(nodes))} "
-        "`mlotool show RECIPE --nodes PROBLEM` lists them."
+        f"found no node {shown(name)}; expected an id of the graph.{did_you_mean(name, list(nodes))} {_LISTED}"
     )
 
 
-def _whole_call(path: str, nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
-    """Return the nodes of a module's forward, if it is called once and only the last of them is read outside."""
+def _is_whole_call(path: str, nodes: Sequence[fx.Node]) -> bool:
+    """Say whether a module is called once, its forward is these nodes, and only the last of them is read outside."""
     calls = {call for node in nodes for call in node.meta.get(CALLS, ()) if call.partition("@")[0] == path}
-    if len(calls) > 1:
-        return ()
     inside = set(nodes)
     read = {node for node in nodes if any(user not in inside for user in node.users)}
-    return tuple(nodes) if nodes and read <= {nodes[-1]} else ()
-
-
-def _is_within(path: str, above: str) -> bool:
-    return path == above or path.startswith(f"{above}.")
-
-
-def blocks_of(place: Place) -> tuple[str, ...]:
-    """Return the paths of the modules of whose forward a place is a part: so is what is put beside or behind it."""
-    blocks = set.intersection(*(_blocks_around(node) for node in place.nodes))
-    is_block = place.module is not None and place.id != node_id(place.nodes[-1])
-    return tuple(sorted(each for each in blocks if not (is_block and _is_within(each, place.id))))
-
-
-def _blocks_around(node: fx.Node) -> set[str]:
-    owner = str(node.meta[OWNER])
-    nearest = (owner.rpartition(".")[0] if node.op == "call_module" else owner, *node.meta.get(BLOCKS, ()))
-    return _prefixes(nearest)
+    return bool(nodes) and len(calls) <= 1 and read <= {nodes[-1]}
 
 
 def _prefixes(paths: Iterable[str]) -> set[str]:
     """Return paths and those of all modules around them, but for the model's own."""
-    names = [each.split(".") for each in paths if each]
+    names = [path.split(".") for path in paths if path]
     return {".".join(each[:count]) for each in names for count in range(1, len(each) + 1)}
-
-
-def _only_reader(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _written(target: Target) -> str:
-    if target.chain:
-        more = f", then {len(target.chain) - MAX_TARGETS} more" if len(target.chain) > MAX_TARGETS else ""
-        return f"a chain of {', then '.join(_written(each) for each in target.chain[:MAX_TARGETS])}{more}"
-    where = None if target.where is None else type(target.where).__name__
-    given = {"path": target.path, "type": target.type, "where": where}
-    return ", ".join(f"{key} {shown(value)}" for key, value in given.items() if value is not None)

@@ -4,7 +4,7 @@ from torch import fx
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import shown
-from mlotool.spaces.new_modules import NewModules
+from mlotool.spaces.building import NewModules
 from mlotool.spaces.targets import node_id
 
 MAX_NEW_NODES = 2_000

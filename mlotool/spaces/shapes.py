@@ -3,13 +3,13 @@
 import logging
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import is_dataclass
-from typing import Any
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Size, Tensor, fx
+from torch import Size, Tensor, fx, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,24 +21,46 @@ from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import shown
-from mlotool.spaces.known_results import call_key, keep_result, known_result
-from mlotool.spaces.node_calls import Effect, called
-from mlotool.spaces.targets import node_id
-from mlotool.spaces.tracing import WHOLE, Whole
+from mlotool.spaces.tracing import AS_LEAF, Whole, kept_attributes, node_id, nodes_in
 
 BATCH_SIZE = 2
 MAX_VALUES = 10**8
+MAX_KNOWN = 10_000
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 VALUE, EFFECT, STRETCHED, GIVEN = "value", "effect", "stretched", "given"
-"""What `node.meta` holds: a stand-in for its result; what its call does beside; which operands it stretches, where the
+"""Keys of `node.meta`: a stand-in for its result; what its call does beside; which operands it stretches, where the
 model has it so; what the stand-in was computed from."""
 
+_OF_ALL = frozenset(vars(nn.Module())) - {"training"}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
 _BROADCASTING = {
     *(operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul, operator.truediv),
     *(torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum),
     *("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_"),
 }
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a call does to its operands, by their positions in `nodes_in` of its arguments.
+
+    Args:
+        viewed: those whose memory the result has, as `x.view(-1)` has that of x.
+        changed: those that are changed in place, as `x.relu_()` does.
+    """
+
+    viewed: frozenset[int] = frozenset()
+    changed: frozenset[int] = frozenset()
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes that a node is called with, as often as it is."""
+    return nodes_in((node.args, dict(node.kwargs)))
+
+
+def is_of_torch(module: nn.Module) -> bool:
+    """Say whether a module is a layer of torch's, which keeps nothing of a call."""
+    return type(module).__module__.startswith("torch.nn.")
 
 
 class Shapes:
@@ -55,11 +77,10 @@ class Shapes:
     """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
-        every = [inputs] if all(type(each) is int for each in inputs) and inputs else list(inputs)
-        self._inputs = [_shape_and_type(each) for each in every]
+        is_one = bool(inputs) and all(type(size) is int for size in inputs)
+        self._inputs = [_shape_and_type(each) for each in ([inputs] if is_one else inputs)]
         ambient = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        is_meta = torch.empty(0).device.type == "meta"
-        self.is_without_values = is_meta or ambient is not None
+        self.is_without_values = torch.empty(0).device.type == "meta" or ambient is not None
         self._mode: Any = nullcontext() if self.is_without_values else FakeTensorMode(allow_non_fake_inputs=True)
 
     def __len__(self) -> int:
@@ -69,7 +90,7 @@ class Shapes:
         """Return inputs with random values: normal ones, or zeros and ones."""
         return [_random_like(torch.empty(shape, dtype=dtype, device=device)) for shape, dtype in self._inputs]
 
-    def infer(self, graph: fx.Graph, root: torch.nn.Module, *, is_base: bool = False) -> None:
+    def infer(self, graph: fx.Graph, root: nn.Module, *, is_base: bool = False) -> None:
         """Compute the shapes of all nodes of a graph.
 
         Args:
@@ -90,22 +111,27 @@ class Shapes:
             else:
                 self.infer_node(node, root, is_base=is_base)
 
-    def infer_node(self, node: fx.Node, root: torch.nn.Module, *, is_base: bool = False) -> None:
+    def infer_node(self, node: fx.Node, root: nn.Module, *, is_base: bool = False) -> None:
         """Compute the shape of one node, whose inputs have theirs."""
-        values = {each: each.meta[VALUE] for each in node.all_input_nodes}
+        values = {source: source.meta[VALUE] for source in node.all_input_nodes}
         args = fx.node.map_arg(node.args, values.__getitem__)
         if node.op == "output":
             node.meta[VALUE] = args[0]
             if is_base and not isinstance(root, Whole):
                 _check_opens(args[0])
             return
-        given_now = _given(node, root)
-        if node.op != "get_attr" and node.meta.get(GIVEN) == given_now:
+        if node.op != "get_attr" and self.is_computed(node, root):
             # Mutators change a few nodes, and each operation on stand-ins takes milliseconds.
             return
         with _without_log(), self._mode, torch.no_grad():
             try:
-                result, effect = self._found(node, root, values, given_now)
+                key = _structure_of_call(node, root)
+                if key in _known:
+                    result, effect = pytree.tree_map_only(_Kind, _Kind.stand_in, _known[key], _is_kind), Effect()
+                else:
+                    result, effect = self._called(node, root, values)
+                    if key is not None and effect == Effect():
+                        _keep(key, result)
             except NEED_VALUES as error:
                 raise ConfigError(
                     f"node '{node_id(node)}' takes steps that depend on values of tensors, while shapes alone are "
@@ -113,44 +139,136 @@ class Shapes:
                 ) from error
             except Exception as error:
                 raise _unfit(node, values, error) from error
+        stretched = _stretched(node, args)
         if is_base:
-            node.meta[STRETCHED] = _stretched(node, args)
-        _check_operands(node, args)
-        node.meta |= {VALUE: result, EFFECT: effect, GIVEN: given_now}
+            node.meta[STRETCHED] = stretched
+        if any(stretched) and node.meta.get(STRETCHED) != stretched:
+            shapes = " and ".join(described(each) for each in args if isinstance(each, Tensor))
+            raise InfeasibleModelError(
+                f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one to the size of the other; "
+                "expected equal shapes, as the base has them there. Correct the candidate whose result this is."
+            )
+        node.meta |= {VALUE: result, EFFECT: effect, GIVEN: _given(node, root)}
 
-    def is_computed(self, node: fx.Node, root: torch.nn.Module) -> bool:
+    def is_computed(self, node: fx.Node, root: nn.Module) -> bool:
         """Say whether a node's shape is that of what it calls and is given now."""
         return GIVEN in node.meta and bool(node.meta[GIVEN] == _given(node, root))
 
-    def _found(
-        self, node: fx.Node, root: torch.nn.Module, values: dict[fx.Node, Any], given: tuple[Any, ...]
-    ) -> tuple[Any, Effect]:
-        """Return a stand-in of what a node returns, by an equal call before or by its own."""
-        key = call_key(node, root, given)
-        if key is not None and (known := known_result(key)) is not None:
-            return known, Effect()
-        result, effect = self._called(node, root, values)
-        if key is not None and effect == Effect():
-            keep_result(key, result)
-        return result, effect
-
-    def _called(self, node: fx.Node, root: torch.nn.Module, values: dict[fx.Node, Any]) -> tuple[Any, Effect]:
+    def _called(self, node: fx.Node, root: nn.Module, values: dict[fx.Node, Any]) -> tuple[Any, Effect]:
         """Return a stand-in of what a node returns, and what the call does beside."""
         try:
-            result, effect = called(node, root, values)
+            result, effect = _called(node, root, values)
         except NEED_VALUES:
             if self.is_without_values:
                 raise
             with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-                given = {each: pytree.tree_map_only(Tensor, _random_like, value) for each, value in values.items()}
-                result, effect = called(node, root, given)
+                drawn = {each: pytree.tree_map_only(Tensor, _random_like, value) for each, value in values.items()}
+                result, effect = _called(node, root, drawn)
         if self.is_without_values:
             return result, effect
         return pytree.tree_map_only(Tensor, self._stand_in, result), effect
 
     def _stand_in(self, value: Tensor) -> Tensor:
-        found: Tensor = value if isinstance(value, FakeTensor) else self._mode.from_tensor(value)
-        return found
+        stand_in: Tensor = value if isinstance(value, FakeTensor) else self._mode.from_tensor(value)
+        return stand_in
+
+
+def _called(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> tuple[Any, Effect]:
+    """Call a node, put back what the call sets on modules of others, and see what it does to its operands."""
+    tensors = [_tensors(values[each]) for each in operands(node)]
+    versions = [[each._version for each in one] for one in tensors]
+    result = _result(node, root, values)
+    memories = {each.untyped_storage()._cdata for each in _tensors(result)}
+    changed = (i for i, one in enumerate(tensors) if [each._version for each in one] != versions[i])
+    viewed = (
+        i for i, one in enumerate(tensors) if not memories.isdisjoint(each.untyped_storage()._cdata for each in one)
+    )
+    return result, Effect(frozenset(viewed), frozenset(changed))
+
+
+def _result(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        if is_of_torch(module) and not module._modules:
+            return module(*args, **kwargs)
+        with kept_attributes(module):
+            return module(*args, **kwargs)
+    if node.op == "get_attr":
+        return operator.attrgetter(str(node.target))(root)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [each for each in pytree.tree_leaves(value) if isinstance(each, Tensor) and each.layout == torch.strided]
+
+
+class _Kind(NamedTuple):
+    """What a stand-in has of a tensor."""
+
+    size: Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def stand_in(self) -> Tensor:
+        """Return a tensor like it, without values in the mode of stand-ins."""
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+
+
+_known: dict[Hashable, Any] = {}
+"""Results of calls, kept from one space to the next: without them a search over cells takes twice as long to build."""
+
+
+def _is_kind(value: Any) -> bool:
+    return isinstance(value, _Kind)
+
+
+def _keep(key: Hashable, result: Any) -> None:
+    """Take note of what a call returns that does nothing else: no result is one of its arguments, or a view of it."""
+    leaves = pytree.tree_leaves(result)
+    if all(_is_plain(each) or (isinstance(each, Tensor) and each.layout == torch.strided) for each in leaves):
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        _known[key] = pytree.tree_map_only(
+            Tensor, lambda each: _Kind(each.shape, each.stride(), each.dtype, each.device), result
+        )
+
+
+def _structure_of_call(node: fx.Node, root: nn.Module) -> Hashable | None:
+    """Return what the shapes of a node's result depend on; None where only its call can tell."""
+    kind, target, shapes = _given(node, root)
+    if kind == "call_module":
+        target = structure_of(target)
+    elif kind != "call_method" and getattr(target, "__module__", "").split(".")[0] not in ("torch", "_operator"):
+        target = None
+    default = torch.get_default_dtype(), str(torch.get_default_device())
+    return None if target is None else (kind, target, repr(shapes), default)
+
+
+def structure_of(module: nn.Module) -> Hashable | None:
+    """Return what the shapes of a module's result depend on; None for code of others, which may read anything."""
+    # What a layer of torch's keeps for itself follows from its settings.
+    is_kept = type(module).__module__.startswith("torch.")
+    settings = {name: value for name, value in vars(module).items() if name not in _OF_ALL}
+    settings = {name: value for name, value in settings.items() if not (is_kept and name[0] == "_")}
+    children = {name: child and structure_of(child) for name, child in module._modules.items()}
+    is_ours = type(module).__module__.startswith(("torch.nn.", "mlotool."))
+    is_known = is_ours and not (module._forward_hooks or module._forward_pre_hooks) and None not in children.values()
+    tensors = {**module._parameters, **module._buffers}
+    shapes = {
+        name: value if value is None else (value.shape, value.dtype, value.device) for name, value in tensors.items()
+    }
+    parts = (tuple(each.items()) for each in (settings, shapes, children))
+    return (type(module), *parts) if is_known and all(map(_is_plain, settings.values())) else None
+
+
+def _is_plain(value: Any) -> bool:
+    plain = (int, float, str, type(None), torch.dtype)
+    return isinstance(value, plain) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
 @contextmanager
@@ -176,25 +294,24 @@ def described(value: Tensor) -> str:
     return f"(b{rest})" if value.shape[:1] == (BATCH_SIZE,) else str(tuple(value.shape))
 
 
-def _described_with_type(value: Tensor) -> str:
-    is_usual = value.dtype == torch.get_default_dtype()
-    return described(value) if is_usual else f"{described(value)} of {str(value.dtype).removeprefix('torch.')}"
-
-
 def shapes_of_result(graph: fx.Graph) -> str:
     """Return the shapes of what a model returns, in words, and the type of its numbers where it is no usual one."""
+
+    def with_type(value: Tensor) -> str:
+        is_usual = value.dtype == torch.get_default_dtype()
+        return described(value) if is_usual else f"{described(value)} of {str(value.dtype).removeprefix('torch.')}"
+
     [output] = (node for node in graph.nodes if node.op == "output")
-    return str(pytree.tree_map_only(Tensor, _described_with_type, output.meta.get(VALUE)))
+    return str(pytree.tree_map_only(Tensor, with_type, output.meta.get(VALUE)))
 
 
 def _check_opens(result: Any) -> None:
-    for each in pytree.tree_leaves(result):
-        if is_dataclass(each):
-            kind = type(each).__name__
+    for value in pytree.tree_leaves(result):
+        if is_dataclass(value):
+            kind = type(value).__name__
             raise ConfigError(
                 f"base: its forward returns {kind}, a dataclass, of which a space cannot compare the tensors; expected "
-                f"tensors, and tuples, named tuples, lists and dicts of them. Return a dict in place of {kind}(..), or "
-                f"write leaves: ['{WHOLE}'], which makes one node of the whole model."
+                f"tensors, and tuples, named tuples, lists and dicts of them. Return a dict, or {AS_LEAF}."
             )
 
 
@@ -205,41 +322,30 @@ def _unfit(node: fx.Node, values: Mapping[fx.Node, Any], error: Exception) -> In
             f"node '{node_id(node)}' reads a tensor that is not there any more ({reason}); expected a new module that "
             "has it under the same name. Correct the candidate, or write another path."
         )
-    given = ", ".join(described(each) for each in values.values() if isinstance(each, Tensor))
+    shapes = ", ".join(described(each) for each in values.values() if isinstance(each, Tensor))
     return InfeasibleModelError(
-        f"node '{node_id(node)}' does not take what it is given ({given}): {reason}; expected shapes that fit. Correct "
-        "the candidate, or what stands before it."
+        f"node '{node_id(node)}' does not take what it is given ({shapes}): {reason}; expected shapes that fit. "
+        "Correct the candidate, or what stands before it."
     )
-
-
-def _check_operands(node: fx.Node, args: tuple[Any, ...]) -> None:
-    stretched = _stretched(node, args)
-    if any(stretched) and node.meta.get(STRETCHED) != stretched:
-        shapes = " and ".join(described(each) for each in args if isinstance(each, Tensor))
-        raise InfeasibleModelError(
-            f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one to the size of the other; "
-            "expected equal shapes, as the model without mutators has them there. Correct the candidate whose result "
-            "this is."
-        )
 
 
 def _stretched(node: fx.Node, args: tuple[Any, ...]) -> tuple[bool, ...]:
     """Return which operands of an elementwise operation are smaller than its result."""
-    operands = [each for each in args if isinstance(each, Tensor)]
-    if node.target not in _BROADCASTING or len(operands) < 2:
+    tensors = [each for each in args if isinstance(each, Tensor)]
+    if node.target not in _BROADCASTING or len(tensors) < 2:
         return ()
-    size = torch.broadcast_shapes(*(each.shape for each in operands))
-    return tuple(each.shape != size for each in operands)
+    size = torch.broadcast_shapes(*(each.shape for each in tensors))
+    return tuple(each.shape != size for each in tensors)
 
 
-def _given(node: fx.Node, root: torch.nn.Module) -> tuple[Any, ...]:
+def _given(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
     """Return what the shape of a node's result depends on: what it calls, and the shapes that it is given."""
+
+    def shapes(source: fx.Node) -> Any:
+        return pytree.tree_map_only(Tensor, lambda each: (each.shape, each.dtype), source.meta[VALUE])
+
     called = root.get_submodule(str(node.target)) if node.op == "call_module" else node.target
-    return node.op, called, fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: _shapes_in(each.meta[VALUE]))
-
-
-def _shapes_in(value: Any) -> Any:
-    return pytree.tree_map_only(Tensor, lambda each: (each.shape, each.dtype), value)
+    return node.op, called, fx.node.map_arg((node.args, dict(node.kwargs)), shapes)
 
 
 def _random_like(value: Tensor) -> Tensor:
@@ -248,15 +354,12 @@ def _random_like(value: Tensor) -> Tensor:
     return torch.randint(2, value.shape, device=value.device).to(value.dtype)
 
 
-def _float() -> str:
-    return str(torch.get_default_dtype()).removeprefix("torch.")
-
-
 def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:
-    given = described if isinstance(described, Mapping) else {"shape": described}
-    shape, dtype, batched = given.get("shape"), given.get("dtype", _float()), given.get("batched", True)
-    is_shape = isinstance(shape, Sequence) and all(type(each) is int and 0 < each < 2**31 for each in shape)
-    is_known = dtype in _DTYPES and type(batched) is bool and set(given) <= {"shape", "dtype", "batched"}
+    default = str(torch.get_default_dtype()).removeprefix("torch.")
+    settings = described if isinstance(described, Mapping) else {"shape": described}
+    shape, dtype, batched = settings.get("shape"), settings.get("dtype", default), settings.get("batched", True)
+    is_shape = isinstance(shape, Sequence) and all(type(size) is int and 0 < size < 2**31 for size in shape)
+    is_known = dtype in _DTYPES and type(batched) is bool and set(settings) <= {"shape", "dtype", "batched"}
     if not (is_shape and is_known):
         raise ConfigError(
             f"inputs: found {shown(described)}; expected the shape of an input without the batch, such as [3, 32, 32], "

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.decisions import Decide, Decision, Decisions, Value
@@ -50,11 +50,13 @@ class _Builds:
 
     Args:
         build: builds the model of a function that decides.
+        start: values of decisions, where nothing else is said.
         most: how many builds there may be.
         seconds: how long all of them may take.
     """
 
     build: Callable[[Decide], Decisions]
+    start: Mapping[str, Value]
     most: int
     seconds: float
     num: int = 0
@@ -65,10 +67,12 @@ class _Builds:
 
     def ask(self, values: Mapping[str, Value]) -> Made | None:
         """Return the decisions of the model of some values; None where it is none."""
-        found = self.by(lambda name, candidates: _taken(values, name, candidates))
-        if found is None:
-            self.refused = self.refused or values
-        return found
+        every = {**self.start, **values}
+        made = self.by(lambda name, candidates: _taken(every, name, candidates))
+        changes = {name: value for name, value in values.items() if self.start.get(name) != value}
+        if made is None and (not self.refused or len(changes) < len(self.refused)):
+            self.refused = changes
+        return made
 
     def by(self, decide: Decide) -> Made | None:
         """Return the decisions of a model; None where it is none."""
@@ -80,7 +84,7 @@ class _Builds:
         except InfeasibleModelError:
             self.num_infeasible += 1
             return None
-        self.models.add(frozenset((name, each.value) for name, each in made.items()))
+        self.models.add(frozenset((name, decision.value) for name, decision in made.items()))
         return _candidates(made)
 
 
@@ -112,11 +116,11 @@ def space_size(
         >>> space_size(build, build(by_mapping({})).made).number
         39
     """
-    first, start = _candidates(taken), {name: each.value for name, each in taken.items()}
+    first, start = _candidates(taken), {name: decision.value for name, decision in taken.items()}
     if not first:
         return SpaceSize(1, "", "nothing is decided")
     if _product(first) <= FEW:
-        few = _Builds(build, 2 * FEW, seconds / 2)
+        few = _Builds(build, start, 2 * FEW, seconds / 2)
         try:
             number = sum(1 for _ in _every(few))
         except _SpentError:
@@ -124,114 +128,88 @@ def space_size(
         else:
             left = f"; {few.num_infeasible} other choices make no model" if few.num_infeasible else ""
             return SpaceSize(number, "", f"each was built once, without values{left}")
-    builds = _Builds(build, most, seconds)
-    try:
-        if _is_same_diagonally(builds, first, start):
-            return SpaceSize(_product(first), "", f"{len(first)} decisions, none of which changes the others")
-    except _SpentError:
-        pass
-    return _Walk(builds, start).size(first)
+    return _Walk(_Builds(build, start, most, seconds)).size(first)
 
 
 class _Walk:
     """Goes through what decides which decisions there are, and multiplies the rest."""
 
-    def __init__(self, builds: _Builds, start: Mapping[str, Value]) -> None:
-        self._builds, self._start = builds, start
+    def __init__(self, builds: _Builds) -> None:
+        self._builds = builds
         self._seen: set[str] = set()
         self._deciding: dict[str, None] = {}
 
     def size(self, first: Made) -> SpaceSize:
         """Return the number of models, or a bound of it."""
-        number = 0
-        builds = self._builds
+        number, builds = 0, self._builds
         try:
             # Each is a part of the space that no other has models of.
             for count in self._counts({}, first):
                 number += count
         except _SpentError:
-            known = {name: each for name, each in first.items() if name in self._seen - set(self._deciding)}
+            known = {name: first[name] for name in first if name in self._seen - self._deciding.keys()}
             # Where some make no model, those that were built are all that is certain.
             built = len(builds.models)
             number = built if builds.num_infeasible else max(number, _product(known), built)
             return SpaceSize(number, "at least", f"the count ended after {builds.num} builds of models without values")
-        few = ", ".join([*self._deciding][:3]) + (", .." if len(self._deciding) > 3 else "")
         if builds.num_infeasible:
-            example = ", ".join(f"{name}={value}" for name, value in _changed(builds.refused, self._start)[:3])
+            example = ", ".join([f"{name}={value}" for name, value in builds.refused.items()][:3])
             how = f"so many choices; {builds.num_infeasible} of {builds.num} that were built make no model"
-            return SpaceSize(number, "at most", f"{how}, such as {example}" if example else how)
+            return SpaceSize(number, "at most", f"{how}, such as {example}")
         if not self._deciding:
             return SpaceSize(number, "", f"{len(first)} decisions, none of which changes the others")
+        few = ", ".join([*self._deciding][:3]) + (", .." if len(self._deciding) > 3 else "")
         return SpaceSize(number, "", f"counted by all values of {few}, which change what else is decided")
 
-    def _counts(self, fixed: Mapping[str, Value], made: Made | None = None) -> Iterator[int]:
-        if made is None:
-            made = self._builds.ask({**self._start, **fixed})
+    def _counts(self, fixed: Mapping[str, Value], made: Made | None) -> Iterator[int]:
+        """Yield numbers of models, whose sum is that of the models with some values."""
         if made is None:
             return
-        self._look(fixed, made)
-        free = {each: candidates for each, candidates in made.items() if each not in fixed}
+        free = {name: candidates for name, candidates in made.items() if name not in fixed}
         name = next((each for each in free if each in self._deciding), None)
-        if name is None and not self._are_free(fixed, made, free):
-            # What changes others only here, behind the values that are fixed.
-            self._seen -= free.keys()
-            self._look(fixed, made)
-            name = next((each for each in free if each in self._deciding), None)
-            if name is None:
+        if name is None:
+            probes = [self._builds.ask({**fixed, **values}) for values in _probes(free, self._builds.start)]
+            if any(probe != made for probe in probes):
+                name = self._deciding_one(fixed, made, free)
+            if name is None and any(probe not in (None, made) for probe in probes):
                 raise _SpentError
         if name is None:
             yield _product(free)
             return
         for value in made[name]:
-            yield from self._counts({**fixed, name: value})
+            values = {**fixed, name: value}
+            yield from self._counts(values, self._builds.ask(values))
 
-    def _look(self, fixed: Mapping[str, Value], made: Made) -> None:
-        """Change each decision that was not seen before, alone, and note those that change others."""
-        for name, candidates in made.items():
-            if name in self._seen or name in fixed:
-                continue
-            for value in candidates:
-                if value == _taken(self._start, name, candidates):
-                    continue
-                found = self._builds.ask({**self._start, **fixed, name: value})
-                if found is not None and found != made:
+    def _deciding_one(self, fixed: Mapping[str, Value], made: Made, free: Made) -> str | None:
+        """Return a decision that alone changes which others there are; behind fixed values it may be one more."""
+        for names in (free.keys() - self._seen, free):
+            for name in sorted(names, key=list(free).index):
+                self._seen.add(name)
+                others = (value for value in free[name] if value != _taken(self._builds.start, name, free[name]))
+                if any(self._builds.ask({**fixed, name: value}) not in (None, made) for value in others):
                     self._deciding[name] = None
-                    break
-            self._seen.add(name)
-
-    def _are_free(self, fixed: Mapping[str, Value], made: Made, free: Made) -> bool:
-        """Say whether models in which many decisions are others, together, ask for the same decisions."""
-        for values in _probes(free, self._start):
-            found = self._builds.ask({**self._start, **fixed, **values})
-            if found is not None and found != made:
-                return False
-        return True
+                    return name
+        return None
 
 
 def _every(builds: _Builds) -> Iterator[Made]:
     """Yield the decisions of each model that fits."""
     waiting: list[dict[str, Value]] = [{}]
     while waiting:
-        fixed = waiting.pop()
-        asked: dict[str, tuple[Value, ...]] = {}
-        made = builds.by(partial(_first, fixed, asked))
+        fixed, asked = waiting.pop(), dict[str, tuple[Value, ...]]()
+
+        def decide(name: str, candidates: tuple[Value, ...], fixed: Any = fixed, asked: Any = asked) -> Value:
+            if name not in fixed:
+                asked[name] = candidates
+            return fixed.get(name, candidates[0])
+
+        made = builds.by(decide)
         if made is not None:
             yield made
         # From here on it has taken first candidates; each other model leaves it at one of them.
-        prefix = dict(fixed)
         for name, candidates in asked.items():
-            waiting += [{**prefix, name: value} for value in candidates[1:]]
-            prefix[name] = candidates[0]
-
-
-def _first(
-    fixed: Mapping[str, Value], asked: dict[str, tuple[Value, ...]], name: str, candidates: tuple[Value, ...]
-) -> Value:
-    """Decide as is fixed, else take the first candidate and note that it was asked for."""
-    if name in fixed:
-        return fixed[name]
-    asked[name] = candidates
-    return candidates[0]
+            waiting += [{**fixed, name: value} for value in candidates[1:]]
+            fixed = {**fixed, name: candidates[0]}
 
 
 def _taken(values: Mapping[str, Value], name: str, candidates: tuple[Value, ...]) -> Value:
@@ -239,40 +217,28 @@ def _taken(values: Mapping[str, Value], name: str, candidates: tuple[Value, ...]
     return values[name] if values.get(name) in candidates else candidates[0]
 
 
-def _is_same_diagonally(builds: _Builds, first: Made, start: Mapping[str, Value]) -> bool:
-    """Say whether models in which many decisions are others, together, ask for the same decisions."""
-    for values in _probes(first, start):
-        if builds.ask({**start, **values}) != first:
-            builds.num_infeasible, builds.refused = 0, {}
-            return False
-    return True
-
-
 def _probes(made: Made, start: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
     """Yield models far from the start: in each all decisions are others, then random ones."""
     several = {name: candidates for name, candidates in made.items() if len(candidates) > 1}
-    others = {name: [each for each in every if each != _taken(start, name, every)] for name, every in several.items()}
+    others = {
+        name: [value for value in every if value != _taken(start, name, every)] for name, every in several.items()
+    }
     for step in range(max(map(len, others.values()), default=0)):
-        yield {name: each[step % len(each)] for name, each in others.items()}
+        yield {name: values[step % len(values)] for name, values in others.items()}
     generator = random.Random(0)
     for _ in range(NUM_RANDOM if len(several) > 1 else 0):
         yield {name: generator.choice(candidates) for name, candidates in several.items()}
 
 
 def _candidates(made: Mapping[str, Decision]) -> dict[str, tuple[Value, ...]]:
-    return {name: each.candidates for name, each in made.items()}
+    return {name: decision.candidates for name, decision in made.items()}
 
 
 def _product(made: Made) -> int:
     return math.prod(len(candidates) for candidates in made.values())
 
 
-def _changed(values: Mapping[str, Value], start: Mapping[str, Value]) -> list[tuple[str, Value]]:
-    return [(name, value) for name, value in values.items() if start.get(name) != value]
-
-
 def _readable(number: int) -> str:
-    if number < 10**15:
-        return f"{number:,}"
     # Whole numbers of any size, which floats are not.
-    return f"about {str(number)[0]}.{str(number)[1]}e{len(str(number)) - 1}"
+    digits = str(number)
+    return f"{number:,}" if number < 10**15 else f"about {digits[0]}.{digits[1]}e{len(digits) - 1}"

@@ -10,20 +10,26 @@ from torch import fx, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.spaces.bases import (
+    LostMethodError,
+    as_object_of,
+    check_base,
+    check_hooks,
+    check_leaves,
+    check_own_names,
+    followed,
+    offered,
+    refuse_hooks,
+)
 from mlotool.spaces.building import seed_at
-from mlotool.spaces.changes import Change
-from mlotool.spaces.compiled_graph import compiled
+from mlotool.spaces.compiled_graph import OwnResult, compiled, kept_buffers
 from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, deciding, decisions_of
-from mlotool.spaces.followed import followed, refuse_hooks
-from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.in_place import remove_unread, unread
+from mlotool.spaces.model_graph import Change, ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.own_behaviour import LostMethodError, as_object_of, call_hooks, offered
-from mlotool.spaces.same_result import OwnResult, kept_buffers
 from mlotool.spaces.shapes import Shapes
-from mlotool.spaces.space_checks import check_base, check_leaves, check_own_names, check_settings
 from mlotool.spaces.summary import NodeSummary, summaries
-from mlotool.spaces.tracing import WHOLE, traced, whole
-from mlotool.spaces.unread import remove_unread, unread
+from mlotool.spaces.tracing import AS_LEAF, WHOLE, traced, whole
 
 _PLAIN = bool | int | float | str | tuple
 
@@ -81,16 +87,21 @@ class Space(nn.Module):
     """A recipe's place of it is handed over as `place`."""
 
     _graph_kind: ClassVar[type[ModelGraph]] = ModelGraph
+    _shared_kind: ClassVar[type["Space"]]
 
     decisions: dict[str, Decision]
     changes: tuple[Change, ...]
     nodes: tuple[NodeSummary, ...]
 
+    def __init_subclass__(cls, *, is_shared: bool = False, **kwargs: Any) -> None:
+        """Take the class of spaces whose models share their weights for `shared: true`."""
+        super().__init_subclass__(**kwargs)
+        if is_shared:
+            Space._shared_kind = cls
+
     def __new__(cls, *args: Any, shared: bool = False, **kwargs: Any) -> "Space":
         """Make a space, or with `shared: true` one whose models share their weights."""
-        from mlotool.spaces.shared.shared_space import SharedSpace
-
-        return super().__new__(SharedSpace if shared and cls is Space else cls)
+        return super().__new__(Space._shared_kind if shared and cls is Space else cls)
 
     def __init__(
         self,
@@ -106,7 +117,7 @@ class Space(nn.Module):
         statistics: str = "shared",
     ) -> None:
         super().__init__()
-        check_settings(mutators, inputs, leaves)
+        _check_settings(mutators, inputs, leaves)
         if not callable(base):
             raise ConfigError(f"base: found {shown(base)}; expected what makes a module. Write base: {{_target_: ..}}.")
         assert inputs is not None
@@ -121,7 +132,11 @@ class Space(nn.Module):
             if WHOLE not in leaves:
                 check_own_names(root)
             self._own_type: type[nn.Module] = type(root)
-            root, graph = _graph(root, leaves, shapes)
+            if WHOLE in leaves:
+                root, graph = whole(root, len(shapes))
+            else:
+                graph = traced(root, leaves, len(shapes))
+                check_hooks(root, graph)
             self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
             unread_before = unread(graph)
             used, not_called = _used(graph), followed(graph)
@@ -144,11 +159,11 @@ class Space(nn.Module):
         still_used = _used(graph)
         refuse_hooks(root, not_called | followed(graph))
         # A module holds what is below it, which is removed before.
-        for path in sorted((used | model.modules.paths) - still_used, key=lambda each: (-each.count("."), each)):
+        for path in sorted((used | model.modules.paths) - still_used, key=lambda path: (-path.count("."), path)):
             # A layer that is not called any more may hold a tensor that another node reads.
             if not any(each.startswith(f"{path}.") for each in still_used):
                 _remove(root, path)
-        fixed = {name: each for name, each in vars(root).items() if name[0] != "_" and isinstance(each, _PLAIN)}
+        names = [name for name in vars(root) if name[0] != "_" and name != "training"]
         # Parameters, buffers, children and attributes keep their names and their order.
         self.__dict__.update(
             vars(root),
@@ -156,22 +171,18 @@ class Space(nn.Module):
             changes=tuple(model.changes),
             nodes=summaries(graph, root, model.changes),
             _is_rewired=model.is_rewired,
-            _fixed={name: each for name, each in fixed.items() if name != "training"},
+            _fixed={name: vars(root)[name] for name in names if isinstance(vars(root)[name], _PLAIN)},
             _run=self._function_of(graph),
         )
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         """Make decisions that mutators have left open; a single model has none."""
-        if statistics != "shared":
-            raise ConfigError(
-                f"statistics: found {shown(statistics)} without shared: true; expected it where models share their "
-                "weights. Write shared: true, or remove statistics."
-            )
-        if paths is not None:
-            raise ConfigError(
-                f"paths: found {type(paths).__name__} without shared: true; expected it where models share their "
-                "weights, as a single model has one path. Write shared: true, or remove paths."
-            )
+        for key, is_missing in (("statistics", statistics == "shared"), ("paths", paths is None)):
+            if not is_missing:
+                raise ConfigError(
+                    f"{key}: found it without shared: true; expected it where models share their weights, as a single "
+                    f"model has one path. Write shared: true, or remove {key}."
+                )
 
     def _function_of(self, graph: fx.Graph) -> Callable[..., Any]:
         return compiled(graph, self._own_type.__name__)
@@ -186,11 +197,11 @@ class Space(nn.Module):
         """Return inputs in the order of the base's."""
         given = dict(zip(self._arguments, args, strict=False))
         if len(args) + len(kwargs) != len(self._arguments) or given.keys() | kwargs.keys() != set(self._arguments):
-            names = f" ({', '.join([f'{len(args)} without a name', *sorted(kwargs)])})" if kwargs else ""
+            names = ", ".join([f"{len(args)} without a name", *sorted(kwargs)])
             raise ConfigError(
-                f"inputs: the model was called with {len(args) + len(kwargs)} arguments{names}; expected "
-                f"{len(self._arguments)}, as its space was made for ({', '.join(self._arguments)}): those for which "
-                "inputs has a shape. Write a shape for each argument."
+                f"inputs: the model was called with {len(args) + len(kwargs)} arguments ({names}); expected "
+                f"{len(self._arguments)}: {', '.join(self._arguments)}, for which inputs has a shape. Write a shape "
+                "for each argument."
             )
         return tuple({**given, **kwargs}[name] for name in self._arguments)
 
@@ -210,9 +221,9 @@ class Space(nn.Module):
             return super().__getattr__(name)
         if self._is_rewired:
             raise LostMethodError(
-                f"{own_type.__name__}.{name}: mutators have changed what is connected to what in forward, which "
-                f"'{name}' knows nothing of; expected mutators that put one module in the place of another, or a loss "
-                "that calls the model alone. Take one of the two."
+                f"{own_type.__name__}.{name}: mutators have changed what is connected to what, which '{name}' knows "
+                "nothing of; expected mutators that put one module in the place of another, or a loss that calls the "
+                "model alone. Take one of the two."
             )
         return offered(own_type, name, self) if whole_base is None else getattr(whole_base, name)
 
@@ -227,9 +238,8 @@ class Space(nn.Module):
         elif name in self.__dict__.get("_fixed", {}) and value != self._fixed[name]:
             raise LostMethodError(
                 f"Space.{name}: found the new value {shown(value)} of what is {shown(self._fixed[name])} in the base, "
-                "whose graph keeps what its forward has read; expected a buffer "
-                f"(self.register_buffer('{name}', ..)), which may change. Make it one, or write leaves: ['.'], which "
-                "makes one node of the whole model."
+                f"whose graph keeps what it has read; expected a buffer: self.register_buffer('{name}', ..). Make it "
+                f"one, or {AS_LEAF}."
             )
         else:
             super().__setattr__(name, value)
@@ -261,22 +271,6 @@ def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:
         return base()
 
 
-def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes) -> tuple[nn.Module, fx.Graph]:
-    if WHOLE in leaves:
-        return whole(base, len(shapes))
-    graph = traced(base, leaves, len(shapes))
-    nodes = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-    for path, module in base.named_modules():
-        is_inside = any(path == each or path.startswith(f"{each}.") for each in nodes)
-        # A space takes over those of the model itself.
-        if path and not is_inside and call_hooks(module):
-            raise ConfigError(
-                f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called; "
-                f"expected them on a layer or a leaf. Write leaves: ['{path}']."
-            )
-    return base, graph
-
-
 def _used(graph: fx.Graph) -> set[str]:
     """Return the paths of modules and tensors that a graph uses."""
     return {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
@@ -290,3 +284,21 @@ def _remove(root: nn.Module, path: str) -> None:
         parent = getattr(parent, each, None)
     for kept in (parent._modules, parent._parameters, parent._buffers) if isinstance(parent, nn.Module) else ():
         kept.pop(name, None)
+
+
+def _check_settings(mutators: Sequence[AbstractMutator], inputs: Any, leaves: Any) -> None:
+    """Refuse settings of another kind, and missing inputs."""
+    for mutator in mutators if isinstance(mutators, Sequence) else [mutators]:
+        if not isinstance(mutators, Sequence) or not isinstance(mutator, AbstractMutator):
+            raise ConfigError(
+                f"mutators: found {type(mutator).__name__}; expected a list of mutators, such as "
+                "mlotool.spaces.Operator, or a subclass of mlotool.spaces.AbstractMutator. Correct the list."
+            )
+    if isinstance(leaves, str) or not all(isinstance(path, str) for path in leaves):
+        example = shown([leaves] if isinstance(leaves, str) else ["blocks.*"])
+        raise ConfigError(f"leaves: found {shown(leaves)}; expected a list of paths. Write leaves: {example}.")
+    if not isinstance(inputs, Sequence) or isinstance(inputs, str):
+        raise ConfigError(
+            f"inputs: found {shown(inputs)}; expected the shape of what the model is called with, without the batch, "
+            "as its graph is compared with it. Write inputs: ${data.image_shape}."
+        )

@@ -8,10 +8,9 @@ from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, shown
+from mlotool.spaces.bases import own_methods
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.own_behaviour import own_methods
-from mlotool.spaces.patterns import matches
-from mlotool.spaces.tracing import WHOLE
+from mlotool.spaces.tracing import WHOLE, matches
 
 _OWN_NAMES = {
     *("decisions", "changes", "nodes", "_own_type", "_arguments", "_is_rewired", "_fixed", "_run"),

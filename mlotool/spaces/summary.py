@@ -1,15 +1,15 @@
 """What a graph consists of, for people: no tensors, no torch.fx."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from torch import fx, nn
 
-from mlotool.spaces.changes import Change
+from mlotool.spaces.model_graph import Change
 from mlotool.spaces.shapes import shape_of
-from mlotool.spaces.shared.switch import sources_of, switch_of
-from mlotool.spaces.targets import kind_of, node_id
+from mlotool.spaces.shared.super_graph import sources_of, switch_of
+from mlotool.spaces.tracing import kind_of, node_id
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,18 @@ def summaries(graph: fx.Graph, root: nn.Module, changes: Sequence[Change]) -> tu
 
     Candidates of a shared space that have one id are told apart as their parameters are: `conv`, `conv@k5`.
     """
-    changed = {each.node: each.mutator for each in changes}
+    changed = {change.node: change.mutator for change in changes}
     candidates = _candidates(graph)
     ids = _different_ids(graph, candidates)
-    found = []
+    nodes = []
     for node in graph.nodes:
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
         shape, name = shape_of(node), node_id(node)
-        found.append(
-            NodeSummary(
-                ids[node],
-                kind_of(node, module),
-                tuple(ids[each] for each in node.all_input_nodes),
-                None if shape is None else tuple(shape),
-                changed.get(name, changed.get(name.partition(".")[0])),
-                tuple(candidates.get(node, ())),
-            )
-        )
-    return tuple(found)
+        mutator = changed.get(name, changed.get(name.partition(".")[0]))
+        inputs, size = tuple(ids[each] for each in node.all_input_nodes), None if shape is None else tuple(shape)
+        stands_for = tuple(candidates.get(node, ()))
+        nodes.append(NodeSummary(ids[node], kind_of(node, module), inputs, size, mutator, stands_for))
+    return tuple(nodes)
 
 
 def nodes_of_spaces(module: nn.Module) -> tuple[NodeSummary, ...]:
@@ -65,44 +59,36 @@ def nodes_of_spaces(module: nn.Module) -> tuple[NodeSummary, ...]:
         >>> nodes_of_spaces(nn.Linear(2, 2))
         ()
     """
-    found: list[NodeSummary] = []
-    for path, nodes in _spaces(module, ""):
-        names = {each.id: f"{path}.{each.id}" if path else each.id for each in nodes}
-        found += [replace(each, id=names[each.id], inputs=tuple(names[one] for one in each.inputs)) for each in nodes]
-    return tuple(found)
+    own = vars(module).get("nodes")
+    if isinstance(own, tuple) and all(isinstance(node, NodeSummary) for node in own):
+        return own
+    return tuple(
+        replace(node, id=f"{name}.{node.id}", inputs=tuple(f"{name}.{source}" for source in node.inputs))
+        for name, child in module.named_children()
+        for node in nodes_of_spaces(child)
+    )
 
 
 def _candidates(graph: fx.Graph) -> dict[fx.Node, list[tuple[str, str]]]:
     """Return, by node, the decisions and candidates that it stands for."""
-    found: dict[fx.Node, list[tuple[str, str]]] = {}
+    candidates: dict[fx.Node, list[tuple[str, str]]] = {}
     for node in graph.nodes:
         switch = switch_of(node)
-        if switch is not None:
-            for value, source in zip(switch.values, sources_of(node), strict=True):
-                found.setdefault(source, []).append((switch.decision, str(value)))
-    return found
+        for value, source in zip(switch.values, sources_of(node), strict=True) if switch else ():
+            candidates.setdefault(source, []).append((switch.decision, str(value)))
+    return candidates
 
 
 def _different_ids(graph: fx.Graph, candidates: Mapping[fx.Node, Sequence[tuple[str, str]]]) -> dict[fx.Node, str]:
     ids: dict[fx.Node, str] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     for node in graph.nodes:
-        name = node_id(node)
-        switch = switch_of(node)
-        if name in taken and switch is not None:
+        name, switch = node_id(node), switch_of(node)
+        if name in used and switch is not None:
             name = f"{name}:{switch.__name__}"
-        elif name in taken and node in candidates:
+        elif name in used and node in candidates:
             name = f"{name}@{candidates[node][0][1]}"
-        numbered = (f"{name}#{number}" for number in count(2))
-        ids[node] = next(each for each in chain([name], numbered) if each not in taken)
-        taken.add(ids[node])
+        names = chain([name], (f"{name}#{number}" for number in count(2)))
+        ids[node] = next(each for each in names if each not in used)
+        used.add(ids[node])
     return ids
-
-
-def _spaces(module: nn.Module, path: str) -> Iterator[tuple[str, tuple[NodeSummary, ...]]]:
-    nodes = vars(module).get("nodes")
-    if isinstance(nodes, tuple) and all(isinstance(each, NodeSummary) for each in nodes):
-        yield path, nodes
-        return
-    for name, child in module.named_children():
-        yield from _spaces(child, f"{path}.{name}" if path else name)

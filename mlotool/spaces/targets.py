@@ -10,8 +10,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.messages import kind_of as kind_of_result
 from mlotool.core.messages import shown
 from mlotool.core.user_code import Call, WrongResultError, explained, note
-from mlotool.spaces.patterns import matches
-from mlotool.spaces.tracing import ID
+from mlotool.spaces.tracing import ID, matches
 
 Predicate = Callable[["Place"], bool]
 

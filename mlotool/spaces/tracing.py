@@ -1,10 +1,14 @@
 """A model's forward as a graph of layers, declared leaves and functions, each with an id that does not change."""
 
+import copy
 import inspect
 import random
 import traceback
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +18,84 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mlotool.core.errors import ConfigError
-from mlotool.spaces.modes import MODE, OtherStepsError, join
-from mlotool.spaces.node_calls import kept_attributes
-from mlotool.spaces.patterns import matches
 
 ID, OWNER, CALLS, BLOCKS = "id", "owner", "calls", "blocks"
-"""What `node.meta` holds: the node's id, the path of the module whose forward it stands in, and the calls of modules
+"""Keys of `node.meta`: the node's id, the path of the module whose forward it stands in, and the calls of modules
 that it stands in (`block`, and `block@1` the second time); of a new node, the paths of the modules of whose forward it
 is a part now."""
+
+MODE = "mode"
+"""Key of `node.meta` of a node that stands for a mode: the path of the module whose mode it is."""
 
 WHOLE = "."
 """The leaf that is the whole model."""
 
-_AS_MODE = "the mode of one module, as it is (training=self.training), or a condition of it"
-"""How a forward may use modes."""
+AS_LEAF = f"write leaves: ['{WHOLE}'], which makes one node of the whole model"
+"""The advice that helps where a forward cannot be followed."""
 
 _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+Modes = Mapping[nn.Module, bool]
+"""Whether each module trains."""
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Say whether a path matches a pattern, name by name.
+
+    Args:
+        path: names with dots between them.
+        pattern: the same, with `*` for any text within one name; `**` is any number of names.
+
+    Example:
+        >>> matches("blocks.0.norm", "blocks.*.norm"), matches("blocks.0.norm", "blocks.*"), matches("a.b.c", "**.c")
+        (True, False, True)
+    """
+    names = path.split(".")
+    # reached[i]: the patterns so far match the first i names.
+    reached = [True] + [False] * len(names)
+    for part in pattern.split("."):
+        if part == "**":
+            first = reached.index(True) if True in reached else len(reached)
+            reached = [index >= first for index in range(len(reached))]
+        else:
+            reached = [False] + [reached[i] and fnmatchcase(name, part) for i, name in enumerate(names)]
+    return reached[-1]
+
+
+def node_id(node: fx.Node) -> str:
+    """Return the id of a node."""
+    name = node.meta[ID]
+    assert isinstance(name, str)
+    return name
+
+
+def kind_of(node: fx.Node, module: nn.Module | None) -> str:
+    """Return the name of a node's class, function or operation."""
+    if module is not None:
+        return type(module).__name__
+    if node.op in ("placeholder", "output", "get_attr"):
+        return node.op
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def forward_of(node: fx.Node) -> str:
+    """Return the path of the module in whose forward a node stands."""
+    owner = str(node.meta.get(OWNER, ""))
+    # A layer is among its own calls.
+    return owner.rpartition(".")[0] if node.op == "call_module" else owner
+
+
+def nodes_in(arguments: Any) -> list[fx.Node]:
+    """Return the nodes in what a node is called with, as often as they are there."""
+    nodes: list[fx.Node] = []
+    fx.node.map_arg(arguments, nodes.append)
+    return nodes
+
+
+def last_of(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Node:
+    """Return the one of some nodes that is computed last."""
+    wanted = set(nodes)
+    return next(node for node in reversed(graph.nodes) if node in wanted)
 
 
 class Whole(nn.Module):
@@ -47,11 +113,110 @@ class Whole(nn.Module):
 def whole(base: nn.Module, num_inputs: int | None) -> tuple[Whole, fx.Graph]:
     """Return a model as the only node of a graph, and the module that the graph is of."""
     graph = fx.Graph()
-    given = [graph.placeholder(name) for name in input_names(base, num_inputs)]
-    graph.output(graph.call_module("base", tuple(given)))
+    inputs = [graph.placeholder(name) for name in input_names(base, num_inputs)]
+    graph.output(graph.call_module("base", tuple(inputs)))
     for node in graph.nodes:
         node.meta |= {ID: str(node.target), OWNER: ""}
     return Whole(base), graph
+
+
+def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
+    """Return the arguments of a model's forward that its graph takes.
+
+    Args:
+        base: the model.
+        num_inputs: how many; None: those without a default.
+
+    Raises:
+        ConfigError: it takes less, or wants more.
+    """
+    arguments = inspect.signature(base.forward).parameters.values()
+    positional = [each.name for each in arguments if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    wanted = [each.name for each in arguments if each.default is each.empty and each.kind not in variable]
+    count = len(wanted) if num_inputs is None else num_inputs
+    names = positional[:count]
+    if len(names) < count or not set(wanted) <= set(names):
+        raise ConfigError(
+            f"inputs: found {count}, while the forward of {type(base).__name__} takes "
+            f"({', '.join(each.name for each in arguments)}); expected at least {', '.join(wanted) or 'none'}. Write a "
+            "shape for each argument that it is called with, in their order."
+        )
+    return names
+
+
+def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None) -> fx.Graph:
+    """Return the graph of a model's forward, which is the same whether it trains or not.
+
+    Nodes have ids in `node.meta["id"]`: the path of a layer, a parameter or a leaf (`stages.0.norm`); for a function
+    the path of the module whose forward calls it, and its name (`stages.0:relu`). Where one occurs again, a number
+    follows (`stages.0:relu#2`). A module's `training`, which functions take as a value, stays what it is at each
+    call.
+
+    Args:
+        base: the model.
+        leaves: paths of modules that are one node each, whatever their forward does; `*` is any text within one name.
+        num_inputs: how many arguments it is called with; None: those of its forward that have no default.
+
+    Raises:
+        ConfigError: the forward cannot be followed; with the module, the line, and the leaf that would help.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> [node.meta["id"] for node in traced(net, ()).nodes]
+        ['input', '0', '1', 'output']
+    """
+    modes = _modes(base)
+    try:
+        every = [_modes(base.train(mode)) for mode in (True, False)]
+        is_mixed = any(len(set(each.values())) > 1 for each in (modes, *every))
+        # What two modes decide together shows in neither: `self.training and not self.norm.training`.
+        every += [modes] if is_mixed else []
+        graphs = [_traced(base, leaves, num_inputs, each) for each in every]
+        graph = graphs[0]
+        if is_mixed or str(graphs[0]) != str(graphs[1]):
+            marked = [_traced(base, leaves, num_inputs, each, marks_modes=True) for each in every]
+            for with_marks, without, present in zip(marked, graphs, every, strict=True):
+                _check_same(base, _lines(with_marks), _lines(marked[0]))
+                values = {path: present[module] for path, module in base.named_modules()}
+                _check_same(base, _lines(with_marks, values), _lines(without))
+            graph = marked[0]
+            _put_modes(graph)
+    finally:
+        _set_modes(modes)
+    counts: Counter[str] = Counter()
+    for node in graph.nodes:
+        name = _plain_id(node)
+        counts[name] += 1
+        node.meta[ID] = name if counts[name] == 1 else f"{name}#{counts[name]}"
+    return graph
+
+
+@contextmanager
+def kept_attributes(root: nn.Module) -> Iterator[dict[int, tuple[Any, Any]]]:
+    """Put back what is set on modules, and the contents of their lists and dicts: tables that a first call makes.
+
+    Yields:
+        By id, each container that may change, and a copy of it.
+    """
+    kept: dict[int, tuple[Any, Any]] = {}
+    for module in root.modules():
+        _gather(vars(module), kept)
+    try:
+        yield kept
+    finally:
+        for container, contents in kept.values():
+            container.clear()
+            (container.extend if isinstance(container, list | deque) else container.update)(contents)
+
+
+def _gather(value: Any, kept: dict[int, tuple[Any, Any]]) -> None:
+    if isinstance(value, dict | list | set | deque) and id(value) not in kept:
+        kept[id(value)] = (value, copy.copy(value))
+    elif not isinstance(value, tuple):
+        return
+    for entry in list(value.values() if isinstance(value, dict) else value):
+        _gather(entry, kept)
 
 
 class _Tracer(fx.Tracer):
@@ -79,36 +244,29 @@ class _Tracer(fx.Tracer):
             stack = [path for path, _ in self.module_stack.values()]
             # A layer is on the stack while its own node is made.
             path = (["", *stack[:-1]] if kind == "call_module" else ["", *stack])[-1]
-            raise ConfigError(
-                f"leaves: {_named(self.root, path)} takes steps under torch.no_grad(), enable_grad() or autocast, "
-                f"which a graph does not keep; expected .detach(), or none of them. {_leaf(path)}"
-            )
+            raise _lost(self.root, path, "takes steps under torch.no_grad(), enable_grad() or autocast", ".detach()")
         return super().create_node(kind, *args, **kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Torch's own layers are leaves, and what was declared to be one."""
-        is_declared = any(matches(module_qualified_name, each) for each in self._leaves)
+        is_declared = any(matches(module_qualified_name, leaf) for leaf in self._leaves)
         return is_declared or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         """Make an input of each argument that is given."""
-        if self._marks_modes:
-            self._mark()
-        names = input_names(self.root, self._num_inputs)
-        return root_fn, [self.root, *(self.create_proxy("placeholder", name, (), {}) for name in names)]
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        """Return the value of a mode; no other is known."""
-        return self._marks[obj.node][2] if obj.node in self._marks else super().to_bool(obj)
-
-    def _mark(self) -> None:
-        for path, module in self.root.named_modules():
+        for path, module in self.root.named_modules() if self._marks_modes else ():
             # One of TorchScript has its mode elsewhere.
             if "training" in vars(module):
                 mark = self.create_proxy("get_attr", f"{path}.training" if path else "training", (), {})
                 mark.node.meta[MODE] = path
                 self._marks[mark.node] = (module, mark, module.training)
                 vars(module)["training"] = mark
+        names = input_names(self.root, self._num_inputs)
+        return root_fn, [self.root, *(self.create_proxy("placeholder", name, (), {}) for name in names)]
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Return the value of a mode; no other is known."""
+        return self._marks[obj.node][2] if obj.node in self._marks else super().to_bool(obj)
 
     def unmark(self) -> None:
         """Put back the modes of modules, but for those that the forward itself has set."""
@@ -121,139 +279,64 @@ def _contexts() -> tuple[bool, ...]:
     return torch.is_grad_enabled(), *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
-def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
-    """Return the arguments of a model's forward that its graph takes.
-
-    Args:
-        base: the model.
-        num_inputs: how many; None: those without a default.
-
-    Raises:
-        ConfigError: it takes less, or wants more.
-    """
-    every = inspect.signature(base.forward).parameters.values()
-    positional = [each for each in every if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    wanted = [each.name for each in every if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
-    wanted = [name for name in wanted if name not in {each.name for each in every if each.kind is each.VAR_KEYWORD}]
-    count = len(wanted) if num_inputs is None else num_inputs
-    names = [each.name for each in positional[:count]]
-    if len(names) < count or not set(wanted) <= set(names):
-        raise ConfigError(
-            f"inputs: found {count}, while the forward of {type(base).__name__} takes "
-            f"({', '.join(each.name for each in every)}); expected a shape for each argument that it is called with, "
-            f"at least {', '.join(wanted) or 'none'}. Write one for each, in their order."
-        )
-    return names
+def _modes(base: nn.Module) -> Modes:
+    return {module: module.training for module in base.modules()}
 
 
-def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None) -> fx.Graph:
-    """Return the graph of a model's forward, which is the same whether it trains or not.
-
-    Nodes have ids in `node.meta["id"]`: the path of a layer, a parameter or a leaf (`stages.0.norm`); for a function
-    the path of the module whose forward calls it, and its name (`stages.0:relu`). Where one occurs again, a number
-    follows (`stages.0:relu#2`). A module's `training`, which functions take as a value, stays what it is at each
-    call.
-
-    Args:
-        base: the model.
-        leaves: paths of modules that are one node each, whatever their forward does; `*` is any text within one name.
-        num_inputs: how many arguments it is called with; None: those of its forward that have no default.
-
-    Raises:
-        ConfigError: the forward cannot be followed; with the module, the line, and the leaf that would help.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        >>> [node.meta["id"] for node in traced(net, ()).nodes]
-        ['input', '0', '1', 'output']
-    """
-    modes = {module: module.training for module in base.modules()}
-    is_mixed = len(set(modes.values())) > 1
-    graphs, marked = [], []
-    try:
-        for mode in (True, False):
-            base.train(mode)
-            is_mixed |= any(module.training is not mode for module in modes)
-            graphs.append(_traced(base, leaves, num_inputs))
-        if is_mixed or str(graphs[0]) != str(graphs[1]):
-            for mode in (True, False):
-                base.train(mode)
-                marked.append(_traced(base, leaves, num_inputs, marks_modes=True))
-        if is_mixed:
-            # What two modes decide together shows in neither: `self.training and not self.norm.training`.
-            _set_modes(modes)
-            marked.append(_traced(base, leaves, num_inputs, marks_modes=True))
-    finally:
-        _set_modes(modes)
-    try:
-        join(graphs[0], graphs[1], marked)
-    except OtherStepsError as error:
-        raise _mode_decides(base, error.node) from None
-    _name(graphs[0])
-    return graphs[0]
-
-
-def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
+def _set_modes(modes: Modes) -> None:
     for module, mode in modes.items():
         module.training = mode
 
 
-def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None, *, marks_modes: bool = False) -> fx.Graph:
+def _traced(
+    base: nn.Module, leaves: Sequence[str], num_inputs: int | None, modes: Modes, *, marks_modes: bool = False
+) -> fx.Graph:
+    _set_modes(modes)
     tracer = _Tracer(leaves, num_inputs, marks_modes=marks_modes)
-    expected = _AS_MODE if marks_modes else "steps that depend on no value and no shape of a tensor"
-    before = {path: dict(vars(module)) for path, module in base.named_modules()}
-    filled = {path: _contents(module) for path, module in base.named_modules()}
     random_states = _random_states()
-    with kept_attributes(base):
+    with kept_attributes(base) as kept:
         try:
             graph = tracer.trace(base)
         except ConfigError:
             raise
         except Exception as error:
-            raise _untraceable(base, tracer, error, expected) from error
+            raise _untraceable(base, tracer, error) from error
         tracer.unmark()
         for path, module in base.named_modules():
             for name, value in vars(module).items():
-                if _is_set(name, value, before[path]) or filled[path].get(name) != _ids(value):
-                    raise ConfigError(
-                        f"leaves: {_named(base, path)} sets its own attribute '{name}' in forward, which a graph does "
-                        f"not do; expected a forward that returns what it computes. {_leaf(path)}"
-                    )
+                if _is_set(name, value, kept[id(vars(module))][1], kept):
+                    raise _lost(base, path, f"sets its own attribute '{name}' in forward", "returning what it computes")
     if _random_states() != random_states:
         raise ConfigError(
             f"leaves: the forward of {_named(base, '')} draws random numbers that a graph would draw once and for all; "
             "expected torch's functions of its tensors, such as F.dropout or torch.rand_like. Declare the module that "
-            f"draws them as a leaf, or write leaves: ['{WHOLE}'], which makes one node of the whole model."
+            f"draws them as a leaf, or {AS_LEAF}."
         )
+    own_names = vars(base)
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or {"": ("", None)}
         node.meta |= {OWNER: list(stack.values())[-1][0], CALLS: tuple(stack)}
-        if node.op == "get_attr" and node.target.startswith("_tensor_constant") and node.target not in before[""]:
-            path = node.meta[OWNER]
-            raise ConfigError(
-                f"leaves: {_named(base, path)} makes a tensor of constants in forward, which a graph would have once "
-                f"and for all, on one device; expected a buffer: self.register_buffer(..). {_leaf(path)}"
-            )
+        if node.op == "get_attr" and node.target.startswith("_tensor_constant") and node.target not in own_names:
+            raise _lost(base, node.meta[OWNER], "makes a tensor of constants in forward", "self.register_buffer(..)")
     return graph
 
 
-def _is_set(name: str, value: Any, before: Mapping[str, Any]) -> bool:
+def _is_set(name: str, value: Any, before: Mapping[str, Any], kept: Mapping[int, tuple[Any, Any]]) -> bool:
     """Say whether a forward has set an attribute, other than to what it was; new ones with `_` may be torch.fx's."""
     if name not in before:
         return isinstance(value, fx.Proxy) or not name.startswith("_")
     is_plain = isinstance(value, bool | int | float | str | None)
-    return value is not before[name] and not (is_plain and type(value) is type(before[name]) and value == before[name])
+    if is_plain and type(value) is type(before[name]) and value == before[name]:
+        return False
+    # What a list or the like has been filled with.
+    now, then = (_entries(each) for each in (value, kept.get(id(value), (None, value))[1]))
+    return value is not before[name] or list(map(id, now)) != list(map(id, then))
 
 
-def _contents(module: nn.Module) -> dict[str, list[int] | None]:
-    return {name: _ids(value) for name, value in vars(module).items()}
-
-
-def _ids(value: Any) -> list[int] | None:
-    """Return what tells whether a list or the like has been filled; None for what is none."""
-    if not isinstance(value, list | dict | set):
-        return None
-    return [id(each) for each in ([*value, *value.values()] if isinstance(value, dict) else value)]
+def _entries(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return list(value) if isinstance(value, list | set | deque) else []
 
 
 def _random_states() -> tuple[Any, ...]:
@@ -261,42 +344,70 @@ def _random_states() -> tuple[Any, ...]:
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state())
 
 
-def _name(graph: fx.Graph) -> None:
-    counts: Counter[str] = Counter()
-    for node in graph.nodes:
-        name = _plain_id(node)
-        counts[name] += 1
-        node.meta[ID] = name if counts[name] == 1 else f"{name}#{counts[name]}"
+Lines = list[tuple[fx.Node, str]]
+"""Each node with what it calls and is called with."""
+
+
+def _lines(graph: fx.Graph, values: Mapping[str, bool] | None = None) -> Lines:
+    """Return the steps of a graph; without values of modes, these are shown by their modules."""
+
+    def shown(node: fx.Node) -> Any:
+        if MODE not in node.meta:
+            return f"%{node.name}"
+        return f"mode of {node.meta[MODE]}" if values is None else values[node.meta[MODE]]
+
+    nodes = [node for node in graph.nodes if MODE not in node.meta]
+    arguments = [fx.node.map_arg((node.args, dict(node.kwargs)), shown) for node in nodes]
+    return [(node, f"{node.op} {node.target} {each}") for node, each in zip(nodes, arguments, strict=True)]
+
+
+def _check_same(base: nn.Module, one: Lines, other: Lines) -> None:
+    for (node, line), (node_there, line_there) in zip_longest(one, other, fillvalue=(None, "")):
+        if line != line_there:
+            first = node if node is not None else node_there
+            assert first is not None
+            path = forward_of(first)
+            raise ConfigError(
+                f"leaves: {_named(base, path)} takes other steps in training than in evaluation (near "
+                f"'{_plain_id(first)}'); expected the same ones, but for what functions take as the mode of one module "
+                f"(training=self.training). {_leaf(path)}"
+            )
+
+
+def _put_modes(graph: fx.Graph) -> None:
+    """Put the mode of a module in front of each node that reads it."""
+    for mark in [node for node in graph.nodes if MODE in node.meta]:
+        for reader in list(mark.users):
+            with graph.inserting_before(reader):
+                mode = graph.create_node("get_attr", str(mark.target))
+            mode.meta.update(reader.meta)
+            reader.replace_input_with(mark, mode)
+        graph.erase_node(mark)
 
 
 def _plain_id(node: fx.Node) -> str:
     if node.op in ("call_module", "get_attr", "placeholder", "output"):
         return str(node.target)
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return f"{node.meta[OWNER]}:{target}"
+    return f"{node.meta[OWNER]}:{kind_of(node, None)}"
 
 
-def _untraceable(base: nn.Module, tracer: fx.Tracer, error: Exception, expected: str) -> ConfigError:
+def _untraceable(base: nn.Module, tracer: fx.Tracer, error: Exception) -> ConfigError:
     stack = [path for path, _ in tracer.module_stack.values()]
     path = stack[-1] if stack else ""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_OUTSIDE)]
-    frames = [each for each in frames if each.line]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OUTSIDE)]
+    frames = [frame for frame in frames if frame.line]
     where = f" at {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
     reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
     return ConfigError(
-        f"leaves: the forward of {_named(base, path)} cannot be followed{where} ({reason}); expected {expected}. "
-        f"{_leaf(path)}"
+        f"leaves: the forward of {_named(base, path)} cannot be followed{where} ({reason}); expected steps that depend "
+        "on no value and no shape of a tensor, and on modes of modules only as functions take them "
+        f"(training=self.training). {_leaf(path)}"
     )
 
 
-def _mode_decides(base: nn.Module, node: fx.Node) -> ConfigError:
-    # A layer is among its own calls.
-    calls = node.meta[CALLS][: -1 if node.op == "call_module" else None]
-    path = calls[-1].partition("@")[0] if calls else ""
+def _lost(base: Any, path: str, what: str, expected: str) -> ConfigError:
     return ConfigError(
-        f"leaves: {_named(base, path)} takes other steps in training than in evaluation (near '{_plain_id(node)}'); "
-        "expected the same ones, but for what functions take as the mode of one module (training=self.training). "
-        f"{_leaf(path)}"
+        f"leaves: {_named(base, path)} {what}, which a graph does not keep; expected {expected}. {_leaf(path)}"
     )
 
 
@@ -308,7 +419,4 @@ def _named(base: nn.Module, path: str) -> str:
 def _leaf(path: str) -> str:
     if path:
         return f"Write leaves: ['{path}'], which makes one node of it, or its path with * for all of its kind."
-    return (
-        f"Put that step into a module of its own and declare it, or write leaves: ['{WHOLE}'], which makes one node of "
-        "the whole model."
-    )
+    return f"Put that step into a module of its own and declare it, or {AS_LEAF}."

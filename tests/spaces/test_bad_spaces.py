@@ -83,7 +83,7 @@ def test_another_result() -> None:
         ({"where": "os.system"}, "at.where: found 'os.system'; expected a predicate"),
         ({"chain": "01"}, "at.chain: found '01'; expected at least two targets"),
         ({"chain": ["0"]}, "expected at least two targets"),
-        ({"chain": ["0", "1"], "path": "0"}, "found chain beside other keys"),
+        ({"chain": ["0", "1"], "path": "0"}, "or another key beside it"),
     ],
 )
 def test_places_that_there_are_not(at: Any, found: str) -> None:
@@ -247,7 +247,7 @@ def test_a_name_twice() -> None:
     assert "found two decisions of this name" in refusal(two_spaces)
 
 
-@pytest.mark.parametrize("name", ["Kernel", "a b", "a-b", "", "x" * 101, "ä", "a.b", "seed", 3])
+@pytest.mark.parametrize("name", ["Kernel", "a b", "", "x" * 101, "ä", "seed", 3])
 def test_names_of_decisions(name: Any) -> None:
     assert "expected a name of a-z, 0-9 and '_'" in refusal(lambda: choose(name, ["a", "b"]))
 
@@ -268,7 +268,7 @@ def test_decisions_that_nobody_asks_for_or_that_are_none() -> None:
 
 def test_inputs_and_bases() -> None:
     kernel = [Operator("kernel", "0", {"keep": None})]
-    assert "inputs: missing" in refusal(lambda: Space(base, kernel))
+    assert "inputs: found None" in refusal(lambda: Space(base, kernel))
     assert "inputs: node '0' does not take" in refusal(lambda: Space(base, kernel, inputs=[3, 8, 8]))
     assert "inputs: found 2, while the forward" in refusal(lambda: Space(base, kernel, inputs=[[1, 8, 8], [2]]))
     for wrong in ([[1.5]], [[-1]], ["abc"], [{"shape": [2], "dtype": "int"}], [{"shape": [2], "more": 1}], [None]):
@@ -341,14 +341,14 @@ def test_a_call_with_more_than_it_was_made_for() -> None:
 
     space = Space(Optional, inputs=[2])
     assert torch.equal(space(torch.ones(2)), torch.ones(2))
-    assert "inputs: the model was called with 2 arguments; expected 1" in refusal(lambda: space(torch.ones(2), 3.0))
+    assert "called with 2 arguments (2 without a name); expected 1" in refusal(lambda: space(torch.ones(2), 3.0))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"inputs": 64}, "inputs: found 64; expected a shape without the batch"),
-        ({"inputs": "64"}, "inputs: found '64'; expected a shape"),
+        ({"inputs": 64}, "inputs: found 64; expected the shape"),
+        ({"inputs": "64"}, "inputs: found '64'; expected the shape"),
         (
             {"mutators": Operator("kernel", "0", {"keep": None}), "inputs": [1, 8, 8]},
             "mutators: found Operator; expected a list",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces import Operator, Space
-from mlotool.spaces.own_behaviour import LostMethodError
+from mlotool.spaces.bases import LostMethodError
 
 
 class Net(nn.Module):

@@ -43,7 +43,7 @@ def test_arguments_of_other_names_are_refused() -> None:
         space(x, factor=x)
     with pytest.raises(ConfigError, match=r"called with 2 arguments \(1 without a name, input\)"):
         space(x, input=x)
-    with pytest.raises(ConfigError, match=r"called with 1 arguments; expected 2"):
+    with pytest.raises(ConfigError, match=r"called with 1 arguments \(1 without a name\); expected 2"):
         space(x)
 
 

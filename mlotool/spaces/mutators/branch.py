@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.joins import check_join, joined
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
-from mlotool.spaces.targets import Place
+from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates, check_join, joined
+from mlotool.spaces.places import Place
 
 
 class Branch(AbstractMutator):
@@ -60,13 +58,9 @@ class Branch(AbstractMutator):
 
     def _put(self, graph: ModelGraph, place: Place, build: Build, name: str) -> None:
         last, shape = place.nodes[-1], place.output_shape
-        if len(place.inputs) != 1:
-            raise InfeasibleModelError(
-                f"'{place.id}' reads {len(place.inputs)} nodes; expected a place with one input. Write another path."
-            )
         readers = list(last.users)
         with graph.beside(place):
-            end = joined(graph, f"{name}_join", [last, graph.create(name, build, place.inputs, shape)], self.join)
+            end = joined(graph, f"{name}_join", [last, graph.create(name, build, [place.input], shape)], self.join)
             if self.project is not None:
                 end = graph.create(f"{name}_project", self.project, [end], shape)
         for reader in readers:

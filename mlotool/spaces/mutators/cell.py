@@ -1,8 +1,9 @@
 """A cell: nodes that read earlier ones, each through an operation that is chosen."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from string import ascii_lowercase
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -10,9 +11,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.joins import check_join, joined
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
-from mlotool.spaces.targets import Place
+from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates, check_join, joined
+from mlotool.spaces.places import Place
 
 ENDS = ("unread", "all")
 
@@ -77,15 +77,11 @@ class Cell(AbstractMutator):
         if "concat" in (join, end) and project is None:
             raise ConfigError(
                 f"Cell: found join={join} and end={end} without project; expected a module behind what is "
-                "concatenated, as its size depends on decisions. Write project: {_target_: torch.nn.Conv2d, "
-                "kernel_size: 1}, or join: sum and end: sum."
+                "concatenated, as its size depends on decisions. Write project, or join: sum and end: sum."
             )
-        are_whole = type(num_nodes) is int and type(num_inputs) is int
-        if not are_whole or not 1 <= num_nodes <= 100 or not 1 <= num_inputs <= len(ascii_lowercase):
-            raise ConfigError(
-                f"Cell: found num_nodes={shown(num_nodes)} and num_inputs={shown(num_inputs)}; expected 1 to 100 and 1 "
-                f"to {len(ascii_lowercase)}. Correct them."
-            )
+        for key, value, most in (("num_nodes", num_nodes, 100), ("num_inputs", num_inputs, len(ascii_lowercase))):
+            if type(value) is not int or not 1 <= value <= most:
+                raise ConfigError(f"Cell: found {key}={shown(value)}; expected 1 to {most}. Correct it.")
         self.name, self.at, self.candidates, self.project, self.tied = name, at, candidates, project, tied
         self.num_nodes, self.num_inputs, self.join, self.end, self.ends = num_nodes, num_inputs, join, end, ends
 
@@ -101,8 +97,7 @@ class Cell(AbstractMutator):
             )
         if graph.is_shared and self.ends == "unread":
             raise ConfigError(
-                "ends: found unread; in a shared space, which holds all models at once, expected what does not depend "
-                "on the decisions: that all nodes of a cell are joined. Write ends: all."
+                "ends: found unread; expected all in a shared space, which holds all models at once. Write ends: all."
             )
         for number, place in enumerate(places):
             name = f"{self.name}_{number}"
@@ -110,48 +105,34 @@ class Cell(AbstractMutator):
                 graph.put(place, self._cell(graph, place, name, self.name if self.tied else name))
 
     def _cell(self, graph: ModelGraph, place: Place, name: str, decisions: str) -> fx.Node:
-        nodes, read = place.inputs, set[int]()
+        nodes, read, num_sources = place.inputs, set[int](), len(place.inputs)
         for number in range(self.num_nodes):
             parts = []
             for position, letter in enumerate(ascii_lowercase[: self.num_inputs]):
-                read_by = _Read(f"{decisions}_{number}", f"{name}_{number}_{letter}", letter, position % len(nodes))
-                parts.append(self._part(graph, place, nodes, read, read_by))
+                names = f"{decisions}_{number}_input_{letter}", f"{decisions}_{number}_operation_{letter}"
+                first = position % len(nodes)
+                operated = partial(self._operated, graph, place, f"{name}_{number}_{letter}", names[1], nodes, read)
+                parts.append(graph.select(names[0], [*range(first, len(nodes)), *range(first)], operated))
             nodes.append(joined(graph, f"{name}_{number}", parts, self.join))
-        first = len(place.inputs)
-        ends = [node for number, node in enumerate(nodes) if number >= first and self._is_end(number, read)]
-        end = joined(graph, f"{name}_end", ends, self.end)
+        own = [number for number in range(num_sources, len(nodes)) if self.ends == "all" or number not in read]
+        end = joined(graph, f"{name}_end", [nodes[number] for number in own], self.end)
         return end if self.project is None else graph.create(f"{name}_project", self.project, [end], place.output_shape)
 
-    def _is_end(self, number: int, read: set[int]) -> bool:
-        return self.ends == "all" or number not in read
-
-    def _part(
-        self, graph: ModelGraph, place: Place, nodes: Sequence[fx.Node], read: set[int], read_by: "_Read"
+    def _operated(
+        self,
+        graph: ModelGraph,
+        place: Place,
+        name: str,
+        decision: str,
+        nodes: Sequence[fx.Node],
+        read: set[int],
+        source: int,
     ) -> fx.Node:
-        def read_from(source: int) -> fx.Node:
-            read.add(source)
-            operation = f"{read_by.decisions}_operation_{read_by.letter}"
-            return graph.select(operation, self.candidates, lambda value: operated(nodes[source], value))
+        """Return what an operation that is chosen makes of one of the nodes."""
+        read.add(source)
 
-        def operated(node: fx.Node, value: Any) -> fx.Node:
+        def operated(value: Any) -> fx.Node:
             build = self.candidates[value]
-            return node if build is None else graph.create(read_by.node, build, [node], place.output_shape)
+            return nodes[source] if build is None else graph.create(name, build, [nodes[source]], place.output_shape)
 
-        sources = [*range(read_by.first, len(nodes)), *range(read_by.first)]
-        return graph.select(f"{read_by.decisions}_input_{read_by.letter}", sources, read_from)
-
-
-class _Read(NamedTuple):
-    """One of what a node reads.
-
-    Args:
-        decisions: begins the names of its two.
-        node: id of its operation.
-        letter: its own.
-        first: number of what is read where nothing is decided.
-    """
-
-    decisions: str
-    node: str
-    letter: str
-    first: int
+        return graph.select(decision, self.candidates, operated)

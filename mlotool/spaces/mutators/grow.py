@@ -8,7 +8,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.targets import Place
+from mlotool.spaces.places import Place
 
 MAX_STEPS = 1000
 _MUTATOR = "expected what makes a mutator of a name and a place, such as mlotool.spaces.Insert. Correct it."
@@ -75,8 +75,8 @@ def _check_mutators(mutators: Any) -> None:
         numbered = re.fullmatch(r"(.+)_[0-9]+", str(name))
         if name == "place" or (numbered and numbered[1] in mutators):
             raise ConfigError(
-                f"Grow: found a mutator '{name}', whose decisions would have names that others have; expected a name "
-                "that is not 'place', nor another's with a number. Rename it."
+                f"Grow: found a mutator '{name}', whose decisions would have names that others have; expected neither "
+                "'place' nor another's name with a number. Rename it."
             )
 
 

@@ -1,16 +1,15 @@
-"""What a mutator is."""
+"""What a mutator is, what its candidates are, and how several nodes are joined."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import fx, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
-
-if TYPE_CHECKING:
-    from mlotool.spaces.model_graph import ModelGraph
+from mlotool.core.messages import did_you_mean, shown
+from mlotool.spaces.model_graph import ModelGraph
 
 
 class AbstractMutator(ABC):
@@ -43,7 +42,7 @@ class AbstractMutator(ABC):
     """Settings that are handed over as functions: what they describe is built where it is chosen."""
 
     @abstractmethod
-    def mutate(self, graph: "ModelGraph") -> None:
+    def mutate(self, graph: ModelGraph) -> None:
         """Change the graph."""
 
 
@@ -57,14 +56,49 @@ def check_candidates(mutator: str, candidates: Any) -> None:
     Raises:
         ConfigError: they have no names, or one is made already.
     """
-    if not isinstance(candidates, Mapping):
-        raise ConfigError(
-            f"{mutator}: found candidates={shown(candidates)}; expected a mapping from names to what makes a module. "
-            "Write candidates: {relu: null, tanh: {_target_: torch.nn.Tanh}}."
-        )
-    for name, build in candidates.items():
-        if build is not None and (isinstance(build, nn.Module) or not callable(build)):
+    for name, build in candidates.items() if isinstance(candidates, Mapping) else [("", candidates)]:
+        if not name or (build is not None and (isinstance(build, nn.Module) or not callable(build))):
             raise ConfigError(
-                f"{mutator}: found {shown(build)} as the candidate {shown(name)}; expected what makes a module, such "
-                "as torch.nn.Tanh or functools.partial(torch.nn.Conv2d, kernel_size=5), or None. Correct it."
+                f"{mutator}: found candidates={shown(candidates)}; expected a mapping from names to what makes a "
+                "module, such as torch.nn.Tanh or functools.partial(torch.nn.Conv2d, kernel_size=5), or to None. Write "
+                "candidates: {relu: null, tanh: {_target_: torch.nn.Tanh}}."
             )
+
+
+JOINS = ("sum", "mean", "concat")
+"""`concat` is along the first size behind the batch: channels of images, features of vectors."""
+
+
+def check_join(key: str, join: str) -> None:
+    """Refuse what is no join.
+
+    Raises:
+        ConfigError: with those that there are.
+    """
+    if join not in JOINS:
+        raise ConfigError(
+            f"{key}: found {shown(join)}; expected one of {', '.join(JOINS)}.{did_you_mean(str(join), JOINS)} "
+            f"Write {key}: sum."
+        )
+
+
+def joined(graph: ModelGraph, name: str, nodes: Sequence[fx.Node], join: str) -> fx.Node:
+    """Return a node that joins others: x_1 + .. + x_n, that over n, or [x_1, .., x_n].
+
+    Args:
+        graph: gets the node.
+        name: begins the ids of new nodes.
+        nodes: of equal shapes, but for the first size where they are concatenated; a single one is what is returned.
+        join: out of JOINS.
+
+    Raises:
+        InfeasibleModelError: shapes differ.
+    """
+    if len(nodes) == 1:
+        return nodes[0]
+    if join == "concat":
+        return graph.call(name, torch.cat, [list(nodes), 1])
+    total = nodes[0]
+    for number, node in enumerate(nodes[1:], start=2):
+        total = graph.call(name if number == len(nodes) else f"{name}_sum_{number}", torch.add, [total, node])
+    return total if join == "sum" else graph.call(f"{name}_mean", torch.div, [total, len(nodes)])

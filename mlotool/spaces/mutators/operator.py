@@ -8,7 +8,7 @@ from mlotool.core.messages import shown
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
-from mlotool.spaces.patterns import matches
+from mlotool.spaces.tracing import matches
 
 
 class Operator(AbstractMutator):

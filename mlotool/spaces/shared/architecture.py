@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.decisions import Value, deciding
-from mlotool.spaces.shared.path_table import SharedDecision, path_of
-from mlotool.spaces.shared.paths import number_drawn
+from mlotool.spaces.shared.paths import SharedDecision, number_drawn, path_of
 from mlotool.spaces.shared.shared_space import SharedSpace
 from mlotool.spaces.shared.super_graph import Mixture
 

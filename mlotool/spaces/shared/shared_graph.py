@@ -2,45 +2,143 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain, count
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.spaces.alternatives import V
-from mlotool.spaces.building import Build
+from mlotool.spaces.building import Build, NewModules, accepted, dtype_at
 from mlotool.spaces.decisions import Value, deciding
-from mlotool.spaces.fitting import dtype_at
-from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.node_order import last_of
-from mlotool.spaces.places import blocks_of
-from mlotool.spaces.room import Room
+from mlotool.spaces.model_graph import ModelGraph, V
+from mlotool.spaces.places import Place, Places, Target
 from mlotool.spaces.shapes import Shapes
-from mlotool.spaces.shared.path_table import Condition, PathTable
-from mlotool.spaces.shared.shared_modules import SharedModules
-from mlotool.spaces.shared.shared_places import SharedPlaces
-from mlotool.spaces.shared.switch import Switch
-from mlotool.spaces.targets import Place, node_id
-from mlotool.spaces.tracing import BLOCKS, CALLS, ID, OWNER
+from mlotool.spaces.shared.paths import Condition, PathTable
+from mlotool.spaces.shared.super_graph import Switch, sources_of, switch_of
+from mlotool.spaces.tracing import BLOCKS, CALLS, ID, OWNER, last_of, node_id, nodes_in
+
+
+class SharedPlaces(Places):
+    """Finds what targets describe, in a graph that holds all models of a space.
+
+    What stands for one of several modules of one id is a place of this id, if all of them are as described.
+    """
+
+    def every(self) -> Iterator[Place]:
+        """Yield each node as a place, then each module of the base whose forward is several nodes."""
+        return (each for each in super().every() if MARK not in each.id)
+
+    def _fitting(self, target: Target, of_some: bool) -> Iterator[Place]:
+        computed = always_computed(self._graph)
+        choices = {node_id(each): each for each in self._graph.nodes if switch_of(each) is not None}
+        chosen: dict[str, list[fx.Node]] = {}
+        for place in super()._fitting(target, of_some):
+            last = place.nodes[-1]
+            if switch_of(last) is not None and len(place.nodes) == 1:
+                continue
+            if len(place.nodes) == 1 and place.id in choices:
+                chosen.setdefault(place.id, []).append(last)
+            elif of_some or last in computed:
+                yield place
+            else:
+                raise _refusal(place.id)
+        for name, nodes in chosen.items():
+            members = [each for each in self._graph.nodes if node_id(each) == name and each is not choices[name]]
+            if set(members) != set(nodes) or not (of_some or choices[name] in computed):
+                raise _refusal(name)
+            yield Place.of(name, (*members, choices[name]), None)
+
+
+def always_computed(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that every model of a shared graph computes, whatever was decided."""
+    needed: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in graph.nodes:
+        if switch_of(node) is not None and node.args:
+            below = frozenset.intersection(*(needed[each] for each in sources_of(node)))
+        else:
+            below = frozenset[fx.Node]().union(*(needed[each] for each in node.all_input_nodes))
+        needed[node] = below | {node}
+    return set(needed[next(iter(reversed(graph.nodes)))])
+
+
+def _refusal(name: str) -> ConfigError:
+    return ConfigError(
+        f"at: found '{name}', which only some models of the space have, or which is as described in some of them "
+        "alone; expected places that all models of a shared space have. Name places by their paths, or let this "
+        "mutator come before the one that decides about it."
+    )
+
+
+MARK = "@"
+"""Stands between the path of what is replaced and the candidate, in the path of a new module."""
+
+
+class SharedModules(NewModules):
+    """Makes modules beside each other that a space would put in one another's place.
+
+    Equal ones are one: those of the same candidate with the same settings at the same path.
+
+    Args:
+        root: the model.
+        seed: of their random numbers.
+        anew: makes the model anew, for its own modules once more; None where nobody can.
+
+    Attributes:
+        condition: decisions by which a module that is made now is read.
+    """
+
+    def __init__(self, root: nn.Module, seed: int, anew: Callable[[], nn.Module] | None) -> None:
+        super().__init__(root, seed, anew)
+        self.condition: Condition = ()
+        self._untied: set[str] = set()
+        self._places: dict[tuple[Any, ...], str] = {}
+        self._origin: dict[str, str] = {}
+
+    def put(self, path: str, build: Build, settings: dict[str, Any], dtype: torch.dtype | None = None) -> str:
+        """Make a module, with the random numbers that a space's has, and keep it at the path or beside it."""
+        key = (path, id(build), repr(sorted(accepted(build, settings).items())), dtype)
+        if key in self._places:
+            return self._places[key]
+        before = self._root.get_submodule(path) if self.has(path) else None
+        if before is not None and path not in self._makers and path not in self._untied:
+            self._check_untied(path)
+            self._untied.add(path)
+        new = self._beside(path)
+        self._makers[new] = (build, settings, dtype)
+        self._origin[new] = path
+        self._make(new, path, before)
+        self._places[key] = new
+        return new
+
+    def put_once_more(self, path: str, name: str) -> None:
+        """Make the module at a path again below a name, with the random numbers that a space's copy has."""
+        if path not in self._origin:
+            super().put_once_more(path, name)
+            return
+        self.hold(path, name)
+        new = f"{name}.{path}"
+        self._makers[new] = self._makers[path]
+        self._origin[new] = f"{name}.{self._origin[path]}"
+        self._make(new, self._origin[new], None)
+        self._set_modes(self._root.get_submodule(new), like=self._root.get_submodule(path))
+
+    def name_in_space(self, path: str) -> str:
+        """Return the path that a module has in a space that has decided for it."""
+        return self._origin.get(path, path)
+
+    def _beside(self, path: str) -> str:
+        values = [str(value) for _, value in self.condition]
+        names = [path, *(f"{path}{MARK}{','.join(values[-last:])}" for last in range(1, len(values) + 1))]
+        return next(name for name in chain(names, (f"{names[-1]},{i}" for i in count(2))) if not self.has(name))
+
 
 CONDITION = "condition"
 """What `node.meta` of a new node holds: the decisions with which it was made."""
 
 Edges = dict[fx.Node, tuple[Any, Any]]
 """By node, what it is called with."""
-
-
-class _SharedRoom(Room):
-    """Names of new nodes: two that no model has together may have one name."""
-
-    _modules: SharedModules
-
-    def _is_taken(self, name: str) -> bool:
-        known: list[Condition] = [each.meta.get(CONDITION, ()) for each in self._graph.nodes if node_id(each) == name]
-        if not known:
-            return self._modules.has(name)
-        now = dict(self._modules.condition)
-        return not all(any(now.get(key, value) != value for key, value in each) for each in known)
 
 
 class SharedGraph(ModelGraph):
@@ -63,7 +161,6 @@ class SharedGraph(ModelGraph):
     modules: SharedModules
     _modules_kind = SharedModules
     _places_kind = SharedPlaces
-    _room_kind = _SharedRoom
 
     def __init__(
         self, root: nn.Module, graph: fx.Graph, shapes: Shapes, seed: int, anew: Callable[[], nn.Module] | None
@@ -76,26 +173,28 @@ class SharedGraph(ModelGraph):
         """Yield each candidate, and bring together what the body of the loop makes of the graph for each."""
         values, outside = tuple(candidates), self.modules.condition
         self.table.note(self._mutator, name, values, outside)
-        before = self._edges(self.graph.nodes)
-        found: list[Edges] = []
+        before = _edges(self.graph.nodes)
+        changes: list[Edges] = []
         parked: Edges = {}
         for value in values:
             self.modules.condition = (*outside, (name, value))
             yield value
-            found.append(self._taken_back(before))
-            # Nodes that are new read nothing meanwhile: the next candidate is not to change them.
-            new = self._edges(each for each in self.graph.nodes if each not in before and each not in parked)
+            # Nodes read what they have read before, and new ones nothing: the next candidate is not to change them.
+            now = _edges(self.graph.nodes)
+            changes.append({node: now[node] for node in before if now[node] != before[node]})
+            self._read({node: before[node] for node in changes[-1]})
+            new = {node: edges for node, edges in now.items() if node not in before and node not in parked}
             parked |= new
             for node in new:
                 node.args, node.kwargs = (), {}
         self.modules.condition = outside
-        self._read(parked, parked)
-        self._bring_together(name, values, before, found)
+        self._read(parked)
+        self._bring_together(name, values, before, changes)
 
     def select(self, name: str, candidates: Iterable[V], make: Callable[[V], fx.Node]) -> fx.Node:
         """Return a switch between the nodes that are made for the candidates."""
         values = tuple(candidates)
-        return self._switch(name, values, [make(value) for value in self.alternatives(name, values)])
+        return self._switch(name, values, tuple(make(value) for value in self.alternatives(name, values)))
 
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
@@ -121,7 +220,7 @@ class SharedGraph(ModelGraph):
             new = self.graph.create_node("call_module", path, node.args, node.kwargs)
         new.meta |= {key: node.meta[key] for key in (ID, OWNER, CALLS, BLOCKS) if key in node.meta}
         self._note("replace", place.id, is_rewired=True)
-        self._shapes.infer_new(new)
+        self._infer_new(new)
         self._let_read(readers, node, new)
         return new
 
@@ -145,75 +244,59 @@ class SharedGraph(ModelGraph):
     def _erase(self, place: Place) -> None:
         """Leave nodes, which other models have."""
 
-    def _edges(self, nodes: Iterable[fx.Node]) -> Edges:
-        return {node: (node.args, node.kwargs) for node in nodes}
+    def _is_used(self, name: str) -> bool:
+        """Say whether a node or module has a name; nodes that no model has together may have one name."""
+        conditions = [node.meta.get(CONDITION, ()) for node in self.graph.nodes if node_id(node) == name]
+        if not conditions:
+            return self.modules.has(name)
+        now = dict(self.modules.condition)
+        return not all(any(now.get(key, value) != value for key, value in each) for each in conditions)
 
-    def _taken_back(self, before: Edges) -> Edges:
-        """Let nodes read what they have read before, and return what the changed ones read now."""
-        now = self._edges(before)
-        changed = {node: edges for node, edges in now.items() if edges != before[node]}
-        self._read(changed, before)
-        return changed
+    def _read(self, edges: Edges) -> None:
+        for node, (args, kwargs) in edges.items():
+            node.args, node.kwargs = args, kwargs
+        self._reads_other(edges)
 
-    def _read(self, nodes: Iterable[fx.Node], edges: Edges) -> None:
-        for node in nodes:
-            node.args, node.kwargs = edges[node]
-        self._shapes.note(nodes)
-
-    def _bring_together(self, name: str, values: tuple[Value, ...], before: Edges, found: list[Edges]) -> None:
-        order = {node: number for number, node in enumerate(self.graph.nodes)}
-        for node in sorted(set().union(*found), key=order.__getitem__):
-            every = [each.get(node, before[node]) for each in found]
-            forms, read = zip(*map(_opened, every), strict=True)
-            if any(each != forms[0] for each in forms):
+    def _bring_together(self, name: str, values: tuple[Value, ...], before: Edges, changes: list[Edges]) -> None:
+        for node in sorted(set().union(*changes)):
+            every = [edges.get(node, before[node]) for edges in changes]
+            forms = [fx.node.map_arg(edges, lambda _: "node") for edges in every]
+            if any(form != forms[0] for form in forms):
                 raise ConfigError(
                     f"'{node_id(node)}' reads another number of nodes with other candidates of '{name}'; expected "
-                    "that a shared space's decisions leave it. Join what it reads before, as Branch does, or search "
-                    "without shared."
+                    "that a shared space's decisions leave it. Join what it reads before, or search without shared."
                 )
-            sources = [self._switch(name, values, each) for each in zip(*read, strict=True)]
-            together = _closed(every[0], sources)
-            self._read([node], {node: together})
+            read = list(zip(*map(nodes_in, every), strict=True))
+            switches = iter([self._switch(name, values, sources) for sources in read])
+            self._read({node: fx.node.map_arg(every[0], partial(_next, switches))})
 
-    def _switch(self, name: str, values: tuple[Value, ...], sources: Iterable[fx.Node]) -> fx.Node:
+    def _switch(self, name: str, values: tuple[Value, ...], sources: tuple[fx.Node, ...]) -> fx.Node:
         """Return what stands for one of some nodes; the node itself, where they are one."""
-        found = tuple(sources)
-        if len(set(found)) == 1:
-            return found[0]
-        if (name, found) not in self._switches:
-            with self.graph.inserting_after(last_of(self.graph, found)):
-                node = self.graph.call_function(Switch(name, values), (list(found),))
-            ids = {node_id(each) for each in found}
+        if len(set(sources)) == 1:
+            return sources[0]
+        if (name, sources) not in self._switches:
+            with self.graph.inserting_after(last_of(self.graph, sources)):
+                node = self.graph.call_function(Switch(name, values), (list(sources),))
+            ids = {node_id(source) for source in sources}
             own = ids.pop() if len(ids) == 1 else f"{name}:choice"
-            blocks = blocks_of(Place(own, found, None, None, None))
+            blocks = Place.of(own, sources, None).blocks
             node.meta |= {ID: own, OWNER: "", BLOCKS: blocks, CONDITION: self.modules.condition}
             self._note("create", own, is_rewired=True)
-            self._shapes.infer_new(node)
-            self._switches[name, found] = node
-        return self._switches[name, found]
+            self._infer_new(node)
+            self._switches[name, sources] = node
+        return self._switches[name, sources]
+
+
+def _next(nodes: Iterator[fx.Node], _: fx.Node) -> fx.Node:
+    return next(nodes)
+
+
+def _edges(nodes: Iterable[fx.Node]) -> Edges:
+    return {node: (node.args, node.kwargs) for node in nodes}
 
 
 def _refuse(name: str, candidates: tuple[Value, ...]) -> Value:
     raise ConfigError(
-        f"decisions.{name}: found `choose` in a mutator, or in the constructor of a candidate, which takes one of "
-        f"{len(candidates)} candidates; expected all of them in a shared space. Write `for value in "
-        "graph.alternatives(name, candidates):` in the mutator, or search without shared."
+        f"decisions.{name}: found `choose`, which takes one of {len(candidates)} candidates; expected all of them in a "
+        "shared space. Write `for value in graph.alternatives(name, candidates):` in the mutator, or search without it."
     )
-
-
-def _opened(edges: tuple[Any, Any]) -> tuple[Any, list[fx.Node]]:
-    """Return what a node is called with, without the nodes, and these."""
-    read: list[fx.Node] = []
-
-    def take(node: fx.Node) -> str:
-        read.append(node)
-        return "node"
-
-    return fx.node.map_arg(edges, take), read
-
-
-def _closed(edges: tuple[Any, Any], read: Iterable[fx.Node]) -> tuple[Any, Any]:
-    """Return what a node is called with, but for the nodes, which are others."""
-    nodes = iter(read)
-    found: tuple[Any, Any] = fx.node.map_arg(edges, lambda _: next(nodes))
-    return found

@@ -1,27 +1,175 @@
 """A space trained as one network: every candidate once, and a path through them for each mini-batch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor, fx
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.shared.path_counts import COUNTS, PathCounts
-from mlotool.spaces.shared.path_statistics import PathStatistics
-from mlotool.spaces.shared.path_table import Path, SharedDecision, path_of
+from mlotool.spaces.shared.paths import Path, SharedDecision, path_of
 from mlotool.spaces.shared.shared_graph import SharedGraph
-from mlotool.spaces.shared.super_graph import Mixture, SuperGraph
-from mlotool.spaces.shared.unsound import Unsound
+from mlotool.spaces.shared.super_graph import Mixture, SuperGraph, Unsound
 from mlotool.spaces.space import Space
+
+MAX_PATHS = 256
+"""Of a space whose paths have statistics of their own, at most."""
+
+MARK = "path_"
+"""Begins the name of a buffer that has a row for each path."""
+
+NAMES = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class PathStatistics:
+    """Puts a path's running statistics into the places of the layers', for a call.
+
+    Beside a layer's own buffers there are such of shape (paths, ..); a call moves the row of its path. A mixture is no
+    path: it has the layers' own buffers, which only mixtures move.
+
+    Args:
+        root: the space, with all layers that keep running statistics.
+        decisions: of the space.
+
+    Raises:
+        ConfigError: it has more than `MAX_PATHS` paths.
+
+    Cost: the memory of the statistics of each layer, once for each path.
+    """
+
+    def __init__(self, root: nn.Module, decisions: Sequence[SharedDecision]) -> None:
+        self._decisions = tuple(decisions)
+        paths = [_key(each) for each in paths_of(decisions)]
+        self._rows = {key: number for number, key in enumerate(paths)}
+        for layer in layers_of(root):
+            for name in NAMES:
+                own = layer._buffers[name]
+                if own is not None:
+                    layer.register_buffer(MARK + name, own.expand(len(paths), *own.shape).clone())
+
+    def row(self, path: Mapping[str, object]) -> int:
+        """Return the number of a path."""
+        return self._rows[_key(path_of(self._decisions, lambda each: path[each.name]))]  # type: ignore[arg-type,return-value]
+
+    @contextmanager
+    def of(self, root: nn.Module, path: Mapping[str, object]) -> Iterator[None]:
+        """Let the layers have the statistics of a path, which their calls move."""
+        row = self.row(path)
+        # What is in a buffer's place now: an evaluation may have put a copy there.
+        holders = [each._buffers for each in layers_of(root)]
+        own = [{name: holder[name] for name in NAMES} for holder in holders]
+        try:
+            for holder in holders:
+                rows = {name: holder.get(MARK + name) for name in NAMES}
+                holder.update({name: value[row] for name, value in rows.items() if value is not None})
+            yield
+        finally:
+            for holder, before in zip(holders, own, strict=True):
+                holder.update(before)
+
+    def state(self, state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+        """Return a state with the statistics of one path, under the names that a layer of one model has."""
+        row, of_path = self.row(path), dict(state)
+        for name, rows in state.items():
+            above, mark, last = name.rpartition(MARK)
+            if mark and last in NAMES and above[-1:] in ("", "."):
+                del of_path[name]
+                of_path[f"{above}{last}"] = rows[row]
+        return of_path
+
+
+def layers_of(root: nn.Module) -> list[_NormBase]:
+    """Return the layers that keep running statistics, as BatchNorm does."""
+    return [each for each in root.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
+
+
+def paths_of(decisions: Sequence[SharedDecision]) -> list[dict[str, Value]]:
+    """Return all paths.
+
+    Raises:
+        ConfigError: there are more than `MAX_PATHS`.
+
+    Example:
+        >>> paths_of([SharedDecision("kernel", ("k3", "k5"))])
+        [{'kernel': 'k3'}, {'kernel': 'k5'}]
+    """
+    paths: list[dict[str, Value]] = [{}]
+    for decision in decisions:
+        paths = [
+            longer
+            for path in paths
+            for longer in (
+                [{**path, decision.name: value} for value in decision.candidates] if decision.is_asked(path) else [path]
+            )
+        ]
+        if len(paths) > MAX_PATHS:
+            raise ConfigError(
+                f"statistics: found path in a space of more than {MAX_PATHS} paths; expected fewer, as each has "
+                "its own. Write statistics: shared, and take them anew before an evaluation: evaluate.recalibrate."
+            )
+    return paths
+
+
+def _key(path: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    return tuple(path.items())
+
+
+COUNTS = "counts"
+"""The buffer of the space."""
+
+Taken = tuple[tuple[str, tuple[Value, ...]], ...]
+"""By decision, the candidates that are computed for it."""
+
+
+class PathCounts:
+    """Counts the candidates that calls compute, in one buffer of a space.
+
+    The buffer moves in live training steps alone: all other evaluations of a program have copies of the buffers.
+
+    Args:
+        space: gets the buffer `counts`, (candidates of all decisions,), int64.
+        decisions: of the space, by whose order the buffer is filled.
+    """
+
+    def __init__(self, space: nn.Module, decisions: Sequence[SharedDecision]) -> None:
+        starts = accumulate((len(each.candidates) for each in decisions), initial=0)
+        self._numbers: dict[str, dict[Value, int]] = {
+            each.name: {value: start + number for number, value in enumerate(each.candidates)}
+            for each, start in zip(decisions, starts, strict=False)
+        }
+        total = sum(map(len, self._numbers.values()))
+        space.register_buffer(COUNTS, torch.zeros(total, dtype=torch.int64))
+
+    def add(self, counts: Tensor, taken: Taken) -> None:
+        """Count one call.
+
+        Args:
+            counts: the buffer.
+            taken: what it computes.
+        """
+        numbers = {self._numbers[name][value] for name, values in taken for value in values}
+        counts.add_(torch.tensor([int(number in numbers) for number in range(len(counts))], device=counts.device))
+
+    def by_candidate(self, counts: Tensor) -> Mapping[str, Mapping[Value, int]]:
+        """Return the counts by decision and candidate."""
+        listed = counts.tolist()
+        return {
+            name: {value: int(listed[number]) for value, number in numbers.items()}
+            for name, numbers in self._numbers.items()
+        }
+
 
 PATH = "path"
 
 
-class SharedSpace(Space):
+class SharedSpace(Space, is_shared=True):
     """All models of a space as one network that shares their weights.
 
     Each candidate of each place is there once, with the values that it has in a `Space`. A call runs one path through
@@ -74,18 +222,15 @@ class SharedSpace(Space):
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         assert isinstance(model, SharedGraph)
-        if PATH in self._arguments:
-            raise ConfigError(
-                f"base: found an input '{PATH}' of its forward, by which a shared space is given its path; expected "
-                "another name. Rename it."
-            )
         if statistics not in ("shared", "path"):
             raise ConfigError(f"statistics: found {shown(statistics)}; expected shared or path. Correct it.")
-        if COUNTS in {**model.root._buffers, **model.root._parameters, **model.root._modules}:
-            raise ConfigError(
-                f"base: found its own '{COUNTS}', where a shared space counts what it trains; expected another name. "
-                "Rename it."
-            )
+        kept = {**model.root._buffers, **model.root._parameters, **model.root._modules}
+        for name, what in ((PATH, self._arguments), (COUNTS, kept)):
+            if name in what:
+                raise ConfigError(
+                    f"base: found '{name}' as an input of its forward or in it, which a shared space has for itself; "
+                    "expected another name. Rename it."
+                )
         model.is_rewired = True
         table = model.table.decisions
         path = None if paths is not None else path_of(table, lambda each: choose(each.name, each.candidates))
@@ -136,12 +281,10 @@ class SharedSpace(Space):
         choices = self._drawn(arguments.get(PATH))
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         read: set[str] = set()
-        for kind, target in self._run.read(choices):
-            if kind == "call_module":
-                read.update(names[id(each)] for each in self.get_submodule(target).parameters())
-            else:
-                found = attrgetter(target)(self)
-                read.update({names[id(found)]} if id(found) in names else ())
+        for _, target in self._run.read(choices):
+            value = attrgetter(target)(self)
+            tensors = value.parameters() if isinstance(value, nn.Module) else [value]
+            read.update(names[id(tensor)] for tensor in tensors if id(tensor) in names)
         return {**arguments, PATH: choices}, frozenset(read)
 
     @property
@@ -186,36 +329,34 @@ class SharedSpace(Space):
         Args:
             path: a candidate for each decision that the model asks for.
         """
-        found: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         own = self.state_dict()
         for kind, target in self._run.read(path):
             if kind == "call_module":
                 below = self.get_submodule(target).state_dict()
-                found |= {f"{self._origins[target]}.{name}": each for name, each in below.items()}
+                state |= {f"{self._origins[target]}.{name}": value for name, value in below.items()}
             elif target in own:
-                found[target] = own[target]
-        return found if self._statistics is None else self._statistics.state(found, path)
+                state[target] = own[target]
+        return state if self._statistics is None else self._statistics.state(state, path)
 
     def _drawn(self, path: Mapping[str, Any] | None) -> dict[str, Value | Mixture]:
+        """Return the choices of a call."""
         if path is None:
             path = self._path if self._path is not None else self.paths(self.table)
-        return self._choices(path)
-
-    def _choices(self, path: Mapping[str, Any]) -> dict[str, Value | Mixture]:
-        candidates = {each.name: each.candidates for each in self.table}
-        found: dict[str, Value | Mixture] = {}
-        for name, each in path.items():
+        candidates = {decision.name: decision.candidates for decision in self.table}
+        choices: dict[str, Value | Mixture] = {}
+        for name, chosen in path.items():
             if name not in candidates:
                 raise ConfigError(
                     f"path: found the decision {shown(name)}; expected one of {', '.join(candidates)}. Correct it."
                 )
-            if isinstance(each, Tensor):
-                each = Mixture(candidates[name], each)
-            if isinstance(each, Mixture) and each.weights.shape != (len(each.candidates),):
+            if isinstance(chosen, Tensor):
+                chosen = Mixture(candidates[name], chosen)
+            if isinstance(chosen, Mixture) and chosen.weights.shape != (len(chosen.candidates),):
                 raise ConfigError(
-                    f"path: found weights of shape {tuple(each.weights.shape)} for the decision '{name}'; expected "
-                    f"({len(each.candidates)},), one for each of {', '.join(map(str, each.candidates))}. Correct it."
+                    f"path: found weights of shape {tuple(chosen.weights.shape)} for the decision '{name}'; expected "
+                    f"one for each of the {len(chosen.candidates)} candidates. Correct it."
                 )
-            is_one = isinstance(each, Mixture) and each.taken is not None and not each.weights.requires_grad
-            found[name] = each.taken if is_one else each
-        return found
+            is_one = isinstance(chosen, Mixture) and chosen.taken is not None and not chosen.weights.requires_grad
+            choices[name] = chosen.taken if is_one else chosen
+        return choices

@@ -12,7 +12,7 @@ from mlotool.hypergradient import SABA, Exact, FirstOrder, Identity, Implicit, N
 from mlotool.losses import expected_path_cross_entropy, path_cross_entropy
 from mlotool.program import Schedule
 from mlotool.spaces import BinaryPaths, Mixture, PathPolicy
-from mlotool.spaces.shared.gate import gated
+from mlotool.spaces.shared.super_graph import gated
 from tests.hypergradient.every_algorithm import EVERY
 from tests.spaces.shared.mixtures import (
     DECAY,

@@ -5,6 +5,7 @@ differences of the solved or simulated problem; the others with the formula that
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -77,13 +78,18 @@ INVERSES: dict[str, tuple[AbstractSolver, Callable[[Tensor], Tensor]]] = {
 }
 
 
+@cache
+def converged() -> tuple[Tensor, Tensor, Tensor]:
+    """Return the solution, its total gradient by finite differences, and the gradient beside the solution."""
+    logits, _ = start()
+    theta = solved(logits)
+    return theta, differences(lambda each: upper(each, solved(each)), logits), Dense(logits, theta).direct
+
+
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("solver", CONVERGED)
 def test_converged_implicit_gradients_are_finite_differences_of_the_solved_problem(solver: str, product: Any) -> None:
-    logits, _ = start()
-    theta = solved(logits)
-    expected = differences(lambda each: upper(each, solved(each)), logits)
-    direct = Dense(logits, theta).direct
+    theta, expected, direct = converged()
     # What passes through the solution is much of it.
     assert (expected - direct).norm() > 0.1 * expected.norm()
     assert_close(gradient(Implicit(CONVERGED[solver], product), theta), expected, max(PRODUCTS[product], 1e-8))
