@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from mlotool.core.errors import RunFileError
 from mlotool.core.run_files import read_json
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import StackRecord
-from mlotool.fusion.layout import Layout
-from mlotool.fusion.verdict import Verdict
+from mlotool.fusion.stacked_schedule import Layout
 
 MOST_CHANGES = 100
 """Of one verdict, which is halved a few times at most where memory is short."""

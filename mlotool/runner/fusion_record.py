@@ -8,9 +8,9 @@ from typing import Any
 
 from mlotool.core.errors import WriteError
 from mlotool.core.files import write_text, writing
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import StackRecord
-from mlotool.fusion.layout import Layout
-from mlotool.fusion.verdict import Verdict
+from mlotool.fusion.stacked_schedule import Layout
 from mlotool.runner.fusion_reading import read_record
 
 _FIELDS = ("is_fused", "fused_s", "alone_s", "reason", "at_once", "since_tick")

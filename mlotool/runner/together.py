@@ -12,8 +12,7 @@ from mlotool.config.shared_data import SharedData
 from mlotool.config.structure import structure_of
 from mlotool.core.sigterm import terminable
 from mlotool.distributed.collectives import Ranks
-from mlotool.fusion.freed_memory import keep_freed_memory
-from mlotool.fusion.fused_ticks import FusedTicks
+from mlotool.fusion.fused_ticks import FusedTicks, keep_freed_memory
 from mlotool.runner.company import Company
 from mlotool.runner.device import count_devices, find_device
 from mlotool.runner.fusion_record import FusionRecord

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
-from mlotool.fusion.kept_data import KeptData, Room
+from mlotool.fusion.shared_batches import KeptData, Room
 
 
 class Data:

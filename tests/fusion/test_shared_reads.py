@@ -10,8 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
 from mlotool.data.image_files import ImageFiles
-from mlotool.fusion.copied import copied
-from mlotool.fusion.shared_reads import share_reads
+from mlotool.fusion.shared_batches import copied, share_reads
 from mlotool.problem.batch_share import Share
 from mlotool.program import Stream
 

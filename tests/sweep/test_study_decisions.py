@@ -14,9 +14,8 @@ from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError, WriteError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job, read_outcome
-from mlotool.sweep.study import StudyPoints
-from mlotool.sweep.study_decisions import words_of
-from mlotool.sweep.study_values import StudyValues
+from mlotool.sweep.study import StudyPoints, StudyValues
+from mlotool.sweep.trials import words_of
 from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
 optuna = pytest.importorskip("optuna")

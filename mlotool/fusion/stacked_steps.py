@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mlotool.fusion.stacked_outputs import Stacked
+from mlotool.fusion.stacked_gradients import Stacked
 from mlotool.problem.fused_step import Kernel, KernelGroup, KernelStep, kind_of, take_steps
 from mlotool.problem.problem import Problem
 from mlotool.problem.update import Hyperparameters
@@ -49,7 +49,7 @@ class _Call:
         return self.kernel, self.group, _parts(given, self.are_whole)
 
 
-class JointSteps:
+class StackedSteps:
     """Takes the steps of one problem of all members of a stack, with the bits of `Problem.step`.
 
     Where all have one kind of optimizer with the same settings, their parameters and what the optimizers keep are rows
@@ -121,7 +121,7 @@ class JointSteps:
         if calls is not None:
             take_steps([call.along(gradient) for call in calls])
             return [_advanced(self._problem(number)) for number in numbers]
-        rows = [*stacked.gradients()]
+        rows = stacked.gradients()
         steps = [(self._problem(number), rows[number], own) for number, own in zip(numbers, given, strict=True)]
         return step_together(steps, contexts)
 
