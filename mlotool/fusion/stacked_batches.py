@@ -286,7 +286,7 @@ def _is_plain(dataset: Any) -> bool:
     """Say whether its samples are read by position alone, from tensors in memory."""
     if isinstance(dataset, InMemoryDataset):
         return isinstance(dataset.images, Tensor) and not dataset.seeded
-    return all(leaf.layout == torch.strided for leaf in tree_leaves(_columns(dataset)))
+    return all(isinstance(leaf, Tensor) and leaf.layout == torch.strided for leaf in tree_leaves(_columns(dataset)))
 
 
 def _columns(dataset: Any) -> Any:

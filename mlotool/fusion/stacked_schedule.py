@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from torch import Tensor
 
@@ -258,15 +259,13 @@ class StackedRound:
     def _stepped(self, live: Sequence[bool], batches: Drawings, found: Found) -> list[Outcome]:
         """Take the optimizers' steps along the gradients of all."""
         self._gradients.commit(found, live)
-        holds, members = found.holds, self._members
-        outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
-        if holds is not None:
-            # The others' solvers decide in another way than those of the trace.
-            away = [is_live and not counts for is_live, counts in zip(live, holds, strict=True)]
-            outcomes = members.each(away, lambda number: members.planned(number, batches))
-            outcomes = [{} if is_live and each is None else each for is_live, each in zip(live, outcomes, strict=True)]
+        members = self._members
+        # The others' solvers decide in another way than those of the trace.
+        away = [is_live and not found.counts(number) for number, is_live in enumerate(live)]
+        outcomes = members.each(away, lambda number: members.planned(number, batches))
+        outcomes = [{} if is_live and each is None else each for is_live, each in zip(live, outcomes, strict=True)]
         there, given = [], {}
-        for number in [number for number in numbers(live) if holds is None or holds[number]]:
+        for number in [number for number in numbers(live) if found.counts(number)]:
             try:
                 # What other problems give is as it was before any of these steps.
                 given[number] = members.given(number)
@@ -322,28 +321,25 @@ class StackedSchedule:
         names = [tuple(program.problems) for program in programs if program is not None]
         if len(set(names)) > 1:
             raise NotFusedError("they have different problems")
-        self._own = own_values(programs, () if layout is None else layout.own_values)
+        layout = layout or Layout()
+        self._own = own_values(programs, layout.own_values)
         streams = {
             name: [None if program is None else program.problems[name].stream for program in programs]
             for name in names[0]
         }
-        known = layout.shares if layout is not None and layout.shares.keys() >= streams.keys() else None
+        known = layout.shares if layout.shares.keys() >= streams.keys() else None
         self._streams = stacked_streams(streams, shares=known)
         self._stack = Stack(programs)
         self._courses: dict[str, dict[str, tuple[bool, ...]]] = {}
-        for name, course in ({} if layout is None else layout.courses).items():
-            problems, _, kind = name.rpartition(":")
-            self._courses.setdefault(problems, {})[kind] = course
+        for name, course in layout.courses.items():
+            round_name, _, kind = name.rpartition(":")
+            self._courses.setdefault(round_name, {})[kind] = course
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound] = {}
         self._held, self._looked_at = "", -1
-        self._may_change = any(
-            may_change_between_ticks(problem)
-            for program in programs
-            if program is not None
-            for problem in program.engine.problems
-        )
-        self._guard = Guard([[] if each is None else each.engine.problems for each in programs], with_modes=True)
+        problems = [[] if program is None else program.engine.problems for program in programs]
+        self._may_change = any(map(may_change_between_ticks, chain(*problems)))
+        self._guard = Guard(problems, with_modes=True)
 
     @property
     def layout(self) -> Layout:

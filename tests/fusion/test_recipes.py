@@ -40,7 +40,7 @@ APART: dict[str, dict[str, str]] = {
 }
 """By recipe, by round that is not one program, why."""
 
-TICKS = 12
+TICKS = 20
 
 
 def made(

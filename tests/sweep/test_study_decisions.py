@@ -95,17 +95,6 @@ def test_brute_force_in_groups_tries_each_once(tmp_path: Path) -> None:
     assert (again.num_ended, again.next()) == (3, None)
 
 
-def test_beside_other_values(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, RATE, num_trials=3)
-    run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path)
-    assert all({"lr", "decisions.kind"} <= trial.params.keys() for trial in trials(tmp_path))
-
-
-def test_nothing_to_search(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing to search; expected choices or ranges"):
-        StudyPoints(make_plan(tmp_path), tmp_path, known(tmp_path))
-
-
 def test_what_makes_no_model_is_told_and_not_trained(tmp_path: Path) -> None:
     def refuse_a(words: Sequence[str], decide: Decide) -> dict[str, Any]:
         decisions = draw(words, decide)
