@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlotool.sweep.process import open_log
+from mlotool.sweep.launchers import open_log
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
@@ -147,7 +147,7 @@ def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
 
 
 def start_job(folders: Sequence[Path], environment: Mapping[str, str], module: str) -> Forked:
-    """Begin jobs of a sweep: what `mlotool.sweep.process.start_process` does, but for a new interpreter."""
+    """Begin jobs of a sweep: what `mlotool.sweep.launchers.start_process` does, but for a new interpreter."""
     job = import_module(module).main
     with open_log(folders) as log:
         return start(
@@ -180,10 +180,10 @@ def call_mlotool(words: tuple[str, ...]) -> int:
     """Be `mlotool WORDS`; its ranks and jobs are forked."""
     from mlotool.cli.main import main
     from mlotool.runner import launcher
-    from mlotool.sweep import process
+    from mlotool.sweep import launchers
 
     launcher._start = start_rank  # type: ignore[assignment]
-    process.start_process = start_job  # type: ignore[assignment]
+    launchers.start_process = start_job  # type: ignore[assignment]
     sys.argv = ["mlotool", *words]
     return main()
 

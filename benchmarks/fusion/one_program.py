@@ -24,8 +24,7 @@ from benchmarks.harness.rounds import interleave, summarize
 from mlotool import Graph, Problem, Program, Schedule, Stream, compose
 from mlotool.config.building import build
 from mlotool.data import InMemoryDataset, Normalization
-from mlotool.fusion.freed_memory import keep_freed_memory
-from mlotool.fusion.fused_ticks import FusedTicks
+from mlotool.fusion.fused_ticks import FusedTicks, keep_freed_memory
 from mlotool.losses import cross_entropy
 
 Make = Callable[[int, bool], Schedule]

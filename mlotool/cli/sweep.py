@@ -15,11 +15,9 @@ from mlotool.core.messages import escape
 from mlotool.core.process import terminable
 from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
-from mlotool.sweep.group_record import GroupRecord
-from mlotool.sweep.groups import Point
 from mlotool.sweep.job_folder import INFEASIBLE, JobOutcome, JobSpec, note_alone
 from mlotool.sweep.launchers import make_launcher
-from mlotool.sweep.points import AbstractPoints, GridPoints
+from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point
 
 
 def run_sweep(

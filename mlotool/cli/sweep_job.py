@@ -12,7 +12,7 @@ from mlotool.cli.streams import open_streams
 from mlotool.core.messages import escape
 from mlotool.core.process import leave
 from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
-from mlotool.sweep.process import STOP
+from mlotool.sweep.launchers import STOP
 
 
 def main(folders: Sequence[Path]) -> int:

@@ -55,7 +55,7 @@ def _sweep_faults(request: Request, trusted: Sequence[str], *, machine: bool) ->
     from mlotool.config.first_point import choice_faults
     from mlotool.config.sweep_plan import read_sweep
     from mlotool.sweep.driver import worker_environments
-    from mlotool.sweep.study_checks import check_study
+    from mlotool.sweep.study import check_study
 
     try:
         open_sources(request, trusted)

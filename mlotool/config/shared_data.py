@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlotool.config.reading import leaves
-from mlotool.fusion.kept_data import KeptData, Room
+from mlotool.fusion.shared_batches import KeptData, Room
 
 
 class SharedData:

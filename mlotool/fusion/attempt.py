@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.fusion.comparison import Comparison, Difference, Moving
-from mlotool.fusion.errors import NotFusedError
-from mlotool.fusion.own_values import OwnValue
+from mlotool.fusion.comparison import UNLIKE, UNTRUE, Comparison, Difference, Moving, Verdict
 from mlotool.fusion.round_members import Drawings, RoundMembers, numbers
+from mlotool.fusion.stack import NotFusedError, OwnValue
 from mlotool.fusion.stacked_gradients import Found, StackedGradients
-from mlotool.fusion.verdict import UNLIKE, UNTRUE, Verdict
 from mlotool.program.agreement import ROUNDING, SAME, distances
 from mlotool.program.guard import why_unseen
 from mlotool.program.prepared_step import PreparedStep

@@ -8,7 +8,8 @@ from itertools import compress
 from typing import Any
 
 from mlotool.fusion.lane_gather import LaneGather
-from mlotool.fusion.stacking import NotJointError, stacked
+from mlotool.fusion.stacked_batches import stacked
+from mlotool.fusion.stacking import NotJointError
 from mlotool.problem.stream import Place, SameBatch, Stream
 
 __all__ = ["JointBatch", "JointStream", "NotJointError", "joint_streams"]

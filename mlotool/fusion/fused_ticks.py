@@ -1,5 +1,6 @@
 """Ticks of several programs that share a process: those of equal structure as one, the others side by side."""
 
+import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -7,14 +8,120 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from mlotool.core.user_code import is_of_user
-from mlotool.fusion.errors import reason_of
-from mlotool.fusion.lanes import Lanes
-from mlotool.fusion.layout import Layout
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.round_members import Outcome
-from mlotool.fusion.side_by_side import SideBySide
-from mlotool.fusion.stacked_schedule import StackedSchedule
-from mlotool.fusion.verdict import Verdict
-from mlotool.program import Schedule
+from mlotool.fusion.shared_batches import SharedReads, share_reads
+from mlotool.fusion.shared_prefix import SharedPrefix, share_prefixes
+from mlotool.fusion.stack import reason_of
+from mlotool.fusion.stacked_schedule import Layout, StackedSchedule
+from mlotool.problem.stream import Stream
+from mlotool.program import Program, Schedule
+
+# Numbers of mallopt's parameters, from glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that it frees for what it allocates next; say whether that was possible.
+
+    The allocator of Linux (glibc) asks the system anew for each block above 32 MiB, and gives it back at once. Every
+    page of it is then cleared and mapped when it is first written to, which takes up to five times as long as what an
+    elementwise kernel does with it. Tensors of many runs in one are often so large.
+
+    The process keeps its largest use of memory until it ends. Nothing happens with other allocators, and on a GPU
+    torch has one of its own, which does the same.
+
+    Source: man 3 mallopt.
+    """
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(set_option(_MMAP_THRESHOLD, 2**30)) and bool(set_option(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+class SideBySide:
+    """What programs share that take their ticks by themselves, one after the other in one process.
+
+    The batches that several of them ask for are read once, and frozen parts that they have in common run once.
+    """
+
+    def __init__(self) -> None:
+        self._programs: list[Program] = []
+        self._prefixes: list[SharedPrefix] = []
+        self._reads: list[SharedReads] = []
+
+    def take(self, programs: Sequence[Program]) -> None:
+        """Let programs share from now on; nothing happens where they are the same ones as before."""
+        if [*map(id, programs)] == [*map(id, self._programs)]:
+            return
+        for program in self._programs:
+            self._leave(program)
+        self._programs, self._prefixes, self._reads = [*programs], [], []
+        if len(programs) > 1:
+            problems = [problem for program in programs for problem in program.problems.values()]
+            self._prefixes = share_prefixes(problems)
+            self._reads = share_reads([each.stream for each in problems if isinstance(each.stream, Stream)])
+
+    def leave(self, program: Program) -> None:
+        """Let a program go that has ended."""
+        if any(each is program for each in self._programs):
+            self._programs = [each for each in self._programs if each is not program]
+            self._leave(program)
+
+    def _leave(self, program: Program) -> None:
+        for problem in program.problems.values():
+            for prefix in self._prefixes:
+                for part in problem.module.modules():
+                    prefix.leave(part)
+            for reads in self._reads if isinstance(problem.stream, Stream) else ():
+                reads.leave(problem.stream)  # type: ignore[arg-type]
+
+
+class Lanes:
+    """The lanes of members of equal structure.
+
+    A member that leaves keeps its lane, which nobody reads any more, until at most half of the lanes are in use; then
+    those that are left get lanes of their own, from the second tick after its last one on: the first one it may have
+    begun. So which lanes there are at a tick depends on nothing but the ticks at which members have left: a sweep that
+    was killed and goes on has the same, and computes the same bits.
+
+    Args:
+        members: their numbers, in order.
+        ends: by member that has left, its last tick; more come while members leave.
+
+    Example:
+        >>> lanes = Lanes([0, 1, 2, 3], {})
+        >>> lanes.at(10)
+        (0, 1, 2, 3)
+        >>> lanes.leave(1, 20), lanes.at(20), lanes.leave(3, 30), lanes.at(25), lanes.at(30)
+        (None, (0, 1, 2, 3), None, (0, 1, 2, 3), (0, 1, 2, 3))
+        >>> lanes.at(31)
+        (0, 2)
+    """
+
+    def __init__(self, members: Sequence[int], ends: Mapping[int, int]) -> None:
+        self._members = tuple(members)
+        self._ends = {member: ends[member] for member in members if member in ends}
+
+    def leave(self, member: int, tick: int) -> None:
+        """Take note that a member has left.
+
+        Args:
+            member: its number.
+            tick: its last one; one that left before its first tick never had a lane.
+        """
+        self._ends[member] = tick
+
+    def at(self, tick: int) -> tuple[int, ...]:
+        """Return the members that have a lane in the tick after `tick`."""
+        lanes = self._members
+        for end in sorted({0, *self._ends.values()}):
+            left = tuple(member for member in lanes if self._ends.get(member, end + 1) > end)
+            if end == 0 or (end < tick and 2 * len(left) <= len(lanes)):
+                lanes = left
+        return lanes
+
 
 World = Callable[[int], AbstractContextManager[Callable[[], bool]]]
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mlotool.fusion.feed import JointBatch
-from mlotool.fusion.stacking import NotJointError, stacked
+from mlotool.fusion.stacked_batches import stacked
+from mlotool.fusion.stacking import NotJointError
 from mlotool.problem.problem import Problem
 from mlotool.problem.trajectory import StepRecord
 from mlotool.program.traced_function import NumberPlace, TakenStep, TakenSteps

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.round_members import Outcome, RoundMembers
-from mlotool.fusion.verdict import Verdict
 from mlotool.program import Program
 from mlotool.program.traced_rounds import why_untraceable
 

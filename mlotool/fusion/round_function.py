@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.tracing import Course, tracing
-from mlotool.fusion.own_values import OwnValue, given
+from mlotool.fusion.stack import OwnValue, given
 from mlotool.program.prepared_step import norm_of, result_of
 from mlotool.program.solution_plan import Engine
 from mlotool.program.traced_function import Batches, MemberGradients, Traced, UntraceableError, put_together

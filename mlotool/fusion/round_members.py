@@ -3,25 +3,48 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
-
-from mlotool.fusion.comparison import Moving
-from mlotool.fusion.feed import JointBatch
 from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_gradients import JointBatches
+from mlotool.fusion.stacked_batches import StackedBatch
+from mlotool.fusion.stacked_gradients import Drawings
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.program import Schedule
 from mlotool.program.prepared_step import PreparedStep, StepResult
-from mlotool.program.traced_function import TakenSteps
+from mlotool.program.taken_steps import TakenSteps
 from mlotool.program.traced_rounds import Drawn
 
 Outcome = dict[str, StepResult] | Exception | None
 """What the steps of one member have given, or the error of one; None of a member that takes no part."""
 
-Drawings = Sequence[Sequence[JointBatches]]
-"""By problem of a round, those of each batch that its gradient is averaged over."""
+
+class Moving:
+    """What the plan of one member's gradient moves: its buffers, random numbers, and what its hypergradients keep.
+
+    Args:
+        schedule: the member's.
+        stack: its tensors.
+        number: of the member.
+
+    Attributes:
+        buffers: copies of its buffers.
+    """
+
+    def __init__(self, schedule: Schedule, stack: Stack, number: int) -> None:
+        self._stack, self._number, self._random = stack, number, schedule.program.random
+        self.buffers = [each.clone() for each in stack.buffers(number)]
+        self._state = self._random.state_dict()
+        self._memories = [(memory, memory.value) for memory in schedule.program.engine.memories]
+        norms = [problem.trajectory.largest_norm for problem in schedule.program.engine.problems]
+        self._norms = [(norm, norm.value) for norm in norms]
+
+    def restore(self) -> None:
+        """Put it back."""
+        self._stack.put_buffers(self._number, self.buffers)
+        self._random.load_state_dict(self._state)
+        for memory, value in self._memories:
+            memory.value = value
+        for norm, value in self._norms:
+            norm.value = value
 
 
 class RoundMembers:
@@ -117,7 +140,7 @@ class RoundMembers:
                 {
                     key: _of_member(each, number)
                     for key, each in entry.items()
-                    if with_steps or not (isinstance(each, JointBatch) and isinstance(each.value, TakenSteps))
+                    if with_steps or not (isinstance(each, StackedBatch) and isinstance(each.value, TakenSteps))
                 }
                 for entry in entries
             ]
@@ -143,21 +166,22 @@ def numbers(live: Sequence[bool]) -> list[int]:
 def unread(batches: Drawings) -> dict[int, Exception]:
     """Return by member the error of a batch that cannot be read."""
     found: dict[int, Exception] = {}
-    for batch in _values(batches):
-        if isinstance(batch, list):
-            for number, each in enumerate(batch):
-                if isinstance(each, Exception):
-                    found.setdefault(number, each)
+    for batch in _apart(batches):
+        for number, own in enumerate(batch):
+            if isinstance(own, Exception):
+                found.setdefault(number, own)
     return found
 
 
 def are_apart(batches: Drawings) -> bool:
     """Say whether some batches could not be put together."""
-    return any(isinstance(each, list) for each in _values(batches))
+    return bool(_apart(batches))
 
 
-def _values(batches: Drawings) -> list[Any]:
-    return [each for entries in batches for entry in entries for each in entry.values()]
+def _apart(batches: Drawings) -> list[list[Any]]:
+    """Return the batches that are lists with one of each member."""
+    values: list[Any] = [batch for entries in batches for entry in entries for batch in entry.values()]
+    return [batch for batch in values if isinstance(batch, list)]
 
 
 def _of_member(batch: Any, number: int) -> Any:
@@ -165,9 +189,7 @@ def _of_member(batch: Any, number: int) -> Any:
         if isinstance(batch[number], Exception):
             raise batch[number]
         return batch[number]
-    if batch is None or batch.is_shared:
-        return None if batch is None else batch.value
-    return tree_map_only(Tensor, lambda tensor: tensor[number], batch.value)
+    return None if batch is None else batch.of(number)
 
 
 def add_outcome(outcomes: list[Outcome], number: int, found: Outcome) -> None:

@@ -1,7 +1,7 @@
 """Frozen parts of several runs' modules, such as one encoder under many heads: evaluated once for all."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from types import MethodType
 from typing import Any
@@ -9,14 +9,105 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.parameter import is_lazy
 
 from mlotool.core.bound_module import lazy_copy, share_memory
 from mlotool.core.tangents import any_has_tangent
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import fingerprint, tolerance
-from mlotool.fusion.copied import copied, num_bytes, tensors_in
-from mlotool.fusion.frozen_parts import are_same_function, frozen_parts, have_same_bits, mode_dependent
+from mlotool.fusion.shared_batches import copied, num_bytes, tensors_in
 from mlotool.problem.problem import Problem
+
+_OF_MODULES = nn.Module().__dict__.keys() | {"forward"}
+_HOOKS = tuple(name for name, value in nn.Module().__dict__.items() if "hook" in name and isinstance(value, Mapping))
+_IN_ONE_MODE = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "Attention", "Transformer", "RNN", "LSTM", "GRU")
+"""In the names of torch's modules that train mode changes."""
+
+
+def frozen_parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the largest parts of a module that have parameters, none of which is trained, by name.
+
+    Parts with hooks, which may change what goes in and out, are none of them.
+
+    Example:
+        >>> model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 1))
+        >>> _ = model[0].requires_grad_(False)
+        >>> list(frozen_parts(model))
+        ['0']
+    """
+    found: dict[str, nn.Module] = {}
+    for name, part in module.named_modules():
+        if name and not any(name.startswith(f"{other}.") for other in found) and _is_frozen(part):
+            found[name] = part
+    return found
+
+
+def mode_dependent(part: nn.Module) -> list[nn.Module]:
+    """Return the modules in a part whose function may be another one in train mode than in eval mode."""
+    return [each for each in part.modules() if _may_depend_on_mode(each)]
+
+
+def are_same_function(part: nn.Module, other: nn.Module) -> bool:
+    """Say whether two frozen parts are of the same classes with the same settings, parameters and buffers.
+
+    Example:
+        >>> are_same_function(nn.Softplus(2.0), nn.Softplus(2.0)), are_same_function(nn.Softplus(2.0), nn.Softplus(3.0))
+        (True, False)
+    """
+    ours, theirs = dict(part.named_modules()), dict(other.named_modules())
+    return [*ours] == [*theirs] and all(_is_same_module(ours[name], theirs[name]) for name in ours)
+
+
+def have_same_bits(tensor: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors are the same in every bit; entries that are NaN, and zeros of either sign, count too."""
+    if (tensor.dtype, tensor.shape, tensor.device) != (other.dtype, other.shape, other.device):
+        return False
+    width = _INTEGERS.get(tensor.element_size()) if tensor.is_floating_point() else None
+    if width is None or not (tensor.is_contiguous() and other.is_contiguous()):
+        return torch.equal(tensor, other)
+    return torch.equal(tensor.detach().view(width), other.detach().view(width))
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _is_frozen(part: nn.Module) -> bool:
+    parameters = list(part.parameters())
+    is_frozen = bool(parameters) and not any(each.requires_grad or is_lazy(each) for each in parameters)
+    return is_frozen and not any(vars(each).get(name) for each in part.modules() for name in _HOOKS)
+
+
+def _may_depend_on_mode(module: nn.Module) -> bool:
+    kind = type(module)
+    # Code that is not torch's may ask for the mode.
+    return not kind.__module__.startswith("torch.nn.modules.") or any(word in kind.__name__ for word in _IN_ONE_MODE)
+
+
+def _is_same_module(module: nn.Module, other: nn.Module) -> bool:
+    def held(each: nn.Module) -> list[Any]:
+        settings = {name: value for name, value in vars(each).items() if name not in _OF_MODULES}
+        return [each._parameters, each._buffers, settings]
+
+    return type(module) is type(other) and _is_same(held(module), held(other))
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if value is other or type(value) is not type(other):
+        return value is other
+    if isinstance(value, Tensor):
+        return have_same_bits(value, other)
+    if isinstance(value, nn.Module):
+        return are_same_function(value, other)
+    if isinstance(value, Mapping):
+        return [*value] == [*other] and all(_is_same(value[key], other[key]) for key in value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    try:
+        return bool(value == other)
+    except Exception:
+        # What cannot be compared may be anything.
+        return False
+
 
 MAX_BYTES = 2**28
 """Of the inputs and outputs that are kept for those who have not asked yet."""

@@ -1,14 +1,31 @@
-"""The tensors of several members in one: row k of each is member k's own parameter or buffer."""
+"""The tensors of several members in one, row k of each being member k's own, and what else of a member's is its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mlotool.core.unchanged import SameForms
-from mlotool.fusion.errors import NotFusedError
 from mlotool.program import Program
+
+
+class NotFusedError(Exception):
+    """Members cannot be trained as one program; the text says why, as the end of a sentence."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why an error, perhaps one that nobody has foreseen, keeps members from being one program.
+
+    Example:
+        >>> reason_of(NotFusedError("they have different problems")), reason_of(KeyError("a"))
+        ('they have different problems', "KeyError: 'a'")
+    """
+    return str(error) if isinstance(error, NotFusedError) else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class Stack:
@@ -33,26 +50,25 @@ class Stack:
 
     def __init__(self, programs: Sequence[Program | None]) -> None:
         self._programs, self.reason, self.changes = list(programs), "", 0
-        first = next(each for each in programs if each is not None)
-        by_member = [_tensors(each or first) for each in programs]
-        for each in by_member:
-            _check_alike(by_member[0], each)
+        first = next(program for program in programs if program is not None)
+        by_member = [_tensors(program or first) for program in programs]
+        for tensors in by_member:
+            _check_tensors(by_member[0], tensors)
         self._places: dict[str, slice] = {}
         self.num_parameters = 0
         for problem in first.engine.problems:
             begin, self.num_parameters = self.num_parameters, self.num_parameters + len(problem.own)
             self._places[problem.name] = slice(begin, self.num_parameters)
         self.tensors = [torch.stack([each.detach() for each in group]) for group in zip(*by_member, strict=True)]
-        self._rows = [each.unbind() for each in self.tensors]
-        self._pointers = [[rows[number].data_ptr() for rows in self._rows] for number in range(len(self._programs))]
+        self._rows = [[*rows] for rows in zip(*[tensor.unbind() for tensor in self.tensors], strict=True)]
+        self._row_pointers = [_pointers(rows) for rows in self._rows]
         # What is trained stays the same objects; buffers may be assigned anew.
-        self._own = [_parameters(each or first) for each in programs]
-        self._same_forms: list[SameForms] = []
-        for number in range(len(self._programs)):
-            program = self._programs[number]
+        self._parameters = [_parameters(program or first) for program in programs]
+        self._forms: list[SameForms] = []
+        for program, rows in zip(programs, self._rows, strict=True):
             if program is not None:
-                _bind(program, [each[number] for each in self._rows])
-            self._same_forms.append(SameForms(_tensors(program or first)))
+                _bind(program, rows)
+            self._forms.append(SameForms(_tensors(program or first)))
         self._refreshed_at = 0
         self._look_at_all()
 
@@ -66,49 +82,40 @@ class Stack:
             return
         self._refreshed_at = self.changes
         tensors = self._of_all()
-        if _pointers(tensors) == self._all_pointers and self._all_forms(tensors):
-            return
-        for number, _ in self._members():
-            self.refresh_member(number)
-        self._look_at_all()
+        if _pointers(tensors) != self._all_pointers or not self._all_forms(tensors):
+            for number in range(len(self._programs)):
+                self.refresh_member(number)
+            self._look_at_all()
 
     def refresh_member(self, number: int) -> None:
         """Take over what one member has put in the place of its tensors."""
-        program = self._programs[number]
+        program, rows = self._programs[number], self._rows[number]
         if program is None:
             return
-        buffers = _buffers(program)
-        tensors = self._own[number] + buffers
-        if len(tensors) != len(self._rows) or any(each is None for each in buffers):
+        tensors = self._parameters[number] + _buffers(program)
+        if len(tensors) != len(rows) or any(tensor is None for tensor in tensors):
             self.reason = "a buffer of a module has come or gone"
-            return
-        if [*map(Tensor.data_ptr, tensors)] == self._pointers[number] and self._same_forms[number](tensors):
-            return
-        rows = [each[number] for each in self._rows]
-        if any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(rows, tensors, strict=True)):
-            self.reason = "a parameter or a buffer of a module has changed its shape or dtype"
-            return
-        for row, tensor in zip(rows, tensors, strict=True):
-            if tensor.data_ptr() != row.data_ptr() or tensor.stride() != row.stride():
-                # A copy first: both may be views of one memory.
-                row.copy_(tensor.detach().clone())
-        _bind(program, rows)
-        self._same_forms[number] = SameForms(_tensors(program))
+        elif _pointers(tensors) != self._row_pointers[number] or not self._forms[number](tensors):
+            if any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(rows, tensors, strict=True)):
+                self.reason = "a parameter or a buffer of a module has changed its shape or dtype"
+                return
+            for row, tensor in zip(rows, tensors, strict=True):
+                if tensor.data_ptr() != row.data_ptr() or tensor.stride() != row.stride():
+                    # A copy first: both may be views of one memory.
+                    row.copy_(tensor.detach().clone())
+            _bind(program, rows)
+            self._forms[number] = SameForms(_tensors(program))
 
     def buffers(self, number: int) -> list[Tensor]:
         """Return the buffers that a member has now, which need not be those of the stack."""
-        program = self._programs[number]
-        assert program is not None
-        return _buffers(program)
+        return _buffers(self._program(number))
 
     def put_buffers(self, number: int, values: Sequence[Tensor]) -> None:
         """Let a member's buffers be those of the stack, with such values."""
-        program = self._programs[number]
-        assert program is not None
-        rows = [each[number] for each in self._rows]
+        rows = self._rows[number]
         for row, value in zip(rows[self.num_parameters :], values, strict=True):
             row.copy_(value)
-        _bind(program, rows)
+        _bind(self._program(number), rows)
 
     def drop(self, number: int) -> None:
         """Let go of a member, which keeps its values; its row takes those of the first one that is there.
@@ -118,41 +125,137 @@ class Stack:
         """
         self.refresh_member(number)
         program, self._programs[number] = self._programs[number], None
-        rows = [each[number] for each in self._rows]
         if program is not None:
-            _bind(program, [row.clone() for row in rows])
-        self._fill(number)
+            _bind(program, [row.clone() for row in self._rows[number]])
+        first = next((place for place, each in enumerate(self._programs) if each is not None), None)
         # What has left before may have taken the values of this one.
-        for other, each in enumerate(self._programs):
-            if each is None and other != number:
-                self._fill(other)
+        for place, each in enumerate(self._programs):
+            if each is None and first is not None:
+                for row, other in zip(self._rows[place], self._rows[first], strict=True):
+                    row.copy_(other)
         self._look_at_all()
 
     def _look_at_all(self) -> None:
         """Remember the tensors of all members, so that one look at all of them is enough where nothing changes."""
-        if self.reason:
-            return
-        programs = [program for _, program in self._members()]
-        self._all_parameters = [parameter for program in programs for parameter in _parameters(program)]
-        self._all_problems = [problem for program in programs for problem in program.engine.problems]
-        tensors = self._of_all()
-        self._all_pointers, self._all_forms = _pointers(tensors), SameForms(tensors)
+        if not self.reason:
+            programs = [program for program in self._programs if program is not None]
+            self._all_parameters = [*chain(*map(_parameters, programs))]
+            self._all_slots = [problem.slots for program in programs for problem in program.engine.problems]
+            tensors = self._of_all()
+            self._all_pointers, self._all_forms = _pointers(tensors), SameForms(tensors)
 
     def _of_all(self) -> list[Tensor]:
-        slots = [each.slots for each in self._all_problems]
-        return [*self._all_parameters, *chain.from_iterable([each.buffers() for each in slots if each.has_buffers])]
+        buffers = [slots.buffers() for slots in self._all_slots if slots.has_buffers]
+        return [*self._all_parameters, *chain.from_iterable(buffers)]
 
-    def _fill(self, number: int) -> None:
-        """Let the row of a member that has left be that of the first one that is there."""
-        first = next((other for other, _ in self._members()), None)
-        if first is not None:
-            for rows in self._rows:
-                rows[number].copy_(rows[first])
+    def _program(self, number: int) -> Program:
+        program = self._programs[number]
+        assert program is not None
+        return program
 
-    def _members(self) -> Iterator[tuple[int, Program]]:
-        for number, program in enumerate(self._programs):
-            if program is not None:
-                yield number, program
+
+@dataclass(frozen=True)
+class OwnValue:
+    """A value of a member's own that a trace of another one would hold fixed: a number of a loss, a frozen parameter.
+
+    Args:
+        key: where it stands.
+        values: (members, ...).
+        puts: by member, what gives it another value in its place, and returns what takes that back.
+    """
+
+    key: str
+    values: Tensor
+    puts: Sequence[Callable[[Tensor], Callable[[], None]]]
+
+
+def own_values(members: Sequence[Program | None], known: Collection[str] = ()) -> list[OwnValue]:
+    """Return the numbers of losses, and the frozen parameters, in which members differ.
+
+    Args:
+        members: None has left, and counts as the first one that is there, which is traced.
+        known: keys of those in which members differed that have left meanwhile: what is computed with an axis of
+            members may have other last bits than what is computed without.
+
+    Raises:
+        NotFusedError: losses differ in more than numbers, modules in their structure, or frozen parameters in their
+            shapes.
+    """
+    first = next(each for each in members if each is not None)
+    found: list[OwnValue] = []
+    for number, problem in enumerate(first.engine.problems):
+        others = [(each or first).engine.problems[number] for each in members]
+        found += _numbers_of_losses(problem.name, [each.loss for each in others], problem.own[0], known)
+        found += _frozen_parameters(problem.name, [each.module for each in others], known)
+    return found
+
+
+@contextmanager
+def given(values: Sequence[OwnValue], tensors: Sequence[Tensor], member: int) -> Iterator[None]:
+    """Let a member compute with other tensors, one a value and without the members' axis, in these places."""
+    undo = []
+    try:
+        for value, tensor in zip(values, tensors, strict=True):
+            undo.append(value.puts[member](tensor))
+        yield
+    finally:
+        for back in reversed(undo):
+            back()
+
+
+def _numbers_of_losses(name: str, losses: Sequence[Any], like: Tensor, known: Collection[str]) -> Iterator[OwnValue]:
+    first = losses[0]
+    if not isinstance(first, partial):
+        # A loss that is an object may hold anything: what differs there shows in the comparison with its plan.
+        return
+    if any(type(each) is not partial or each.func is not first.func for each in losses):
+        raise NotFusedError(f"the losses of problems.{name} are different functions")
+    if any(each.keywords.keys() != first.keywords.keys() for each in losses):
+        raise NotFusedError(f"the losses of problems.{name} have different settings")
+    for key, value in first.keywords.items():
+        values, place = [each.keywords[key] for each in losses], f"problems.{name}.loss.{key}"
+        are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+        if all(_equal(value, each) for each in values) and not (are_numbers and place in known):
+            continue
+        if not are_numbers:
+            raise NotFusedError(f"the losses of problems.{name} differ in {key}, which is no number")
+        stacked = torch.tensor(values, dtype=like.dtype, device=like.device)
+        yield OwnValue(place, stacked, [partial(_swap, each.keywords, key) for each in losses])
+
+
+def _frozen_parameters(name: str, modules: Sequence[nn.Module], known: Collection[str]) -> Iterator[OwnValue]:
+    structures = [[(path, type(child)) for path, child in module.named_modules()] for module in modules]
+    if any(each != structures[0] for each in structures):
+        raise NotFusedError(f"the modules of problems.{name} are of different structures")
+    for path, child in modules[0].named_modules():
+        holders = [module.get_submodule(path)._parameters for module in modules]
+        for key, tensor in child._parameters.items():
+            if tensor is None or tensor.requires_grad:
+                continue
+            tensors = [each for holder in holders if (each := holder[key]) is not None]
+            if len(tensors) < len(holders) or any(each.shape != tensor.shape for each in tensors):
+                raise NotFusedError(f"a frozen parameter of problems.{name} ({path}.{key}) has different shapes")
+            place = f"problems.{name}.module.{path}.{key}"
+            if place in known or not all(torch.equal(tensor, each) for each in tensors):
+                stacked = torch.stack([each.detach() for each in tensors])
+                yield OwnValue(place, stacked, [partial(_swap, holder, key) for holder in holders])
+
+
+def _swap(holder: dict[str, Any], key: str, value: Any) -> Callable[[], None]:
+    kept, holder[key] = holder[key], value
+    return partial(holder.__setitem__, key, kept)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and bool(torch.equal(a, b))
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    equality: Any = type(a).__eq__
+    # Of objects that are equal to no other one the comparison of gradients knows more.
+    return equality is object.__eq__ or bool(a == b)
 
 
 def _bind(program: Program, rows: Sequence[Tensor]) -> None:
@@ -164,6 +267,10 @@ def _bind(program: Program, rows: Sequence[Tensor]) -> None:
     for problem in program.engine.problems:
         if problem.slots.has_buffers:
             problem.slots.put_buffers([next(places) for _ in problem.slots.buffers()])
+
+
+def _parameters(program: Program) -> list[Tensor]:
+    return [parameter for problem in program.engine.problems for parameter in problem.own]
 
 
 def _buffers(program: Program) -> list[Tensor]:
@@ -179,16 +286,12 @@ def _pointers(tensors: Sequence[Tensor | None]) -> list[int]:
     return [-1 if each is None else each.data_ptr() for each in tensors]
 
 
-def _parameters(program: Program) -> list[Tensor]:
-    return [parameter for problem in program.engine.problems for parameter in problem.own]
-
-
-def _check_alike(first: Sequence[Tensor], other: Sequence[Tensor]) -> None:
-    kinds, others = ([(each.shape, each.dtype, each.device) for each in tensors] for tensors in (first, other))
+def _check_tensors(first: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    kinds, others = ([(each.shape, each.dtype, each.device) for each in group] for group in (first, tensors))
     if kinds != others:
         raise NotFusedError("their parameters or buffers are of other shapes, dtypes or devices")
-    for tensors in (first, other):
-        if not all(type(each) in (Tensor, nn.Parameter, nn.Buffer) and each.is_contiguous() for each in tensors):
-            raise NotFusedError("a parameter or buffer is of an own tensor class, or has strides of its own")
-        if len({each.data_ptr() for each in tensors if each.numel()}) < sum(each.numel() > 0 for each in tensors):
-            raise NotFusedError("problems share a parameter or a buffer")
+    if not all(type(each) in (Tensor, nn.Parameter, nn.Buffer) and each.is_contiguous() for each in tensors):
+        raise NotFusedError("a parameter or buffer is of an own tensor class, or has strides of its own")
+    pointers = [each.data_ptr() for each in tensors if each.numel()]
+    if len({*pointers}) < len(pointers):
+        raise NotFusedError("problems share a parameter or a buffer")

@@ -9,7 +9,8 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import compress
+from dataclasses import dataclass
+from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -21,31 +22,194 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mlotool.core.tracing import Course, tracing
 from mlotool.core.user_code import is_out_of_memory
-from mlotool.fusion.errors import NotFusedError
-from mlotool.fusion.feed import JointBatch
-from mlotool.fusion.own_values import OwnValue
-from mlotool.fusion.round_function import RoundFunction
-from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_outputs import Flat, Found
+from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, given
+from mlotool.fusion.stacked_batches import StackedBatch
+from mlotool.problem.interface import Memory
 from mlotool.program import Schedule
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.decompositions import FOREACH, HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
+from mlotool.program.engine import Engine
 from mlotool.program.flat_graph import simplified
+from mlotool.program.gradient_plan import Gradient
+from mlotool.program.prepared_step import StepResult, norm_of, result_of
 from mlotool.program.trace import MOST_TRACES, reason_of, refuse_shapes_by_values, rounding_unit
 from mlotool.program.traced_function import (
     Batches,
+    MemberGradients,
+    Traced,
     UntraceableError,
     copied,
     kinds_of,
     put_together,
 )
-from mlotool.program.traced_rounds import why_untraceable
+from mlotool.program.untraceable import why_untraceable
 
 _LOGGER = logging.getLogger(__name__)
 
-JointBatches = dict[str, JointBatch | None]
-"""By problem: of the one whose gradient it is, and of those whose solutions it passes through."""
+Drawings = Sequence[Sequence[dict[str, StackedBatch | None]]]
+"""By problem of a round, for each batch that its gradient is averaged over, by problem: that batch, and those of the
+problems whose solutions the gradient passes through."""
+
+
+class RoundFunction:
+    """The gradients of a round of one member, as a function of all tensors that they depend on.
+
+    Arguments: all parameters, all buffers, the values of the member's own, the tensors of the batches. Outputs: by
+    problem its gradient, loss and metrics; the buffers after it; what is reported; and, where there are decisions,
+    whether they are those of the course that was traced.
+
+    Args:
+        together: the problems that step together, of the member.
+        engine: of the member.
+        own: values in which members differ.
+        batches: by problem of the round, those of each batch that its gradient is averaged over.
+        member: its number.
+        known_course: how its solvers are to decide, where an earlier trace is repeated.
+
+    Attributes:
+        gradients: takes them.
+        used: by problem, which of its parameters have a gradient.
+        names: by problem, of its metrics.
+        num_buffers: how many there are.
+        course: the decisions.
+    """
+
+    def __init__(
+        self,
+        together: Sequence[Traced],
+        engine: Engine,
+        own: Sequence[OwnValue],
+        batches: Sequence[Sequence[Batches]],
+        member: int,
+        known_course: Sequence[bool] | None = None,
+    ) -> None:
+        self._together, self._engine, self._own, self._batches = together, engine, own, batches
+        self._member, self._known_course = member, known_course
+        self.gradients = MemberGradients(engine)
+        self.used: list[tuple[bool, ...]] = []
+        self.names: list[tuple[str, ...]] = []
+        self.num_buffers, self.course = 0, Course()
+
+    def __call__(self, *arguments: Tensor) -> list[Tensor]:
+        """Return what is described above."""
+        values, problems = iter(arguments), self._engine.problems
+        parameters = [[next(values) for _ in problem.own] for problem in problems]
+        buffers = [[next(values) for _ in problem.slots.buffers()] for problem in problems]
+        own, placed = [next(values) for _ in self._own], dict[int, Tensor]()
+        batches = [[put_together(entry, values, placed) for entry in entries] for entries in self._batches]
+        outputs: list[Tensor] = []
+        self.used, self.names = [], []
+        kept = [problem.slots.buffers() for problem in problems]
+        try:
+            for problem, tensors in zip(problems, buffers, strict=True):
+                problem.slots.put_buffers([tensor.clone() for tensor in tensors])
+            with tracing(is_joint=True, known=self._known_course) as self.course, given(self._own, own, self._member):
+                for traced, entries in zip(self._together, batches, strict=True):
+                    output, gradient = self.gradients(traced, parameters, entries)
+                    with torch.no_grad():
+                        norm = norm_of(traced.problem, gradient) if traced.with_norm else None
+                        result = result_of(traced.problem, output, None, norm)
+                    outputs += [value for value in gradient if value is not None]
+                    outputs += [result.loss, *result.metrics.values()]
+                    self.used.append(tuple(value is not None for value in gradient))
+                    self.names.append(tuple(result.metrics))
+            moved = [tensor for problem in problems for tensor in problem.slots.buffers()]
+        finally:
+            for problem, tensors in zip(problems, kept, strict=True):
+                problem.slots.put_buffers(tensors)
+        if any(before.shape != after.shape for before, after in zip(chain(*kept), moved, strict=True)):
+            raise UntraceableError("a buffer of a module changes its shape")
+        self.num_buffers = len(moved)
+        outputs += [*moved, *[value for _, value in self.course.reports]]
+        if self.course.conditions:
+            outputs.append(torch.stack(self.course.conditions).all())
+        self.gradients.problem = None
+        return [output.detach() for output in outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A flat program of all members.
+
+    Args:
+        run: runs it.
+        function: what it was made of.
+        memories: by problem, what the algorithms of the member keep that was traced.
+        moved: the positions of the buffers that change.
+        unit: the relative error of one rounding, in the lowest precision in which it computes.
+        single: runs one member's gradients as its own trace would; None where it has none.
+    """
+
+    run: Run
+    function: RoundFunction
+    memories: Sequence[Memory]
+    moved: tuple[int, ...]
+    unit: float
+    single: Run | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The gradients of one problem of all members.
+
+    Args:
+        gradient: one tensor a parameter, (members, ...); None where it is unused.
+        loss: (members,).
+        metrics: (members,) each, by name.
+    """
+
+    gradient: list[Tensor | None]
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+    def of(self, number: int) -> Gradient:
+        """Return the gradient of one member."""
+        return [None if each is None else each[number] for each in self.gradient]
+
+    def gradients(self) -> list[Gradient]:
+        """Return the gradient of each member."""
+        rows = [[None] * len(self.loss) if each is None else each.unbind() for each in self.gradient]
+        return [*map(list, zip(*rows, strict=True))]
+
+    def results(self) -> list[StepResult]:
+        """Return the result of each member."""
+        rows = zip(self.loss.unbind(), *[each.unbind() for each in self.metrics.values()], strict=True)
+        return [StepResult(loss, dict(zip(self.metrics, numbers, strict=True))) for loss, *numbers in rows]
+
+
+class Found:
+    """What one run of a flat program gives.
+
+    Args:
+        flat: the program.
+        outputs: its outputs.
+
+    Attributes:
+        gradients: by problem of the round.
+        holds: by member, whether its solvers decided as in the trace: only then do its numbers count. None where
+            nothing is decided.
+        moved: what the buffers that move become.
+        reported: what solvers report.
+    """
+
+    def __init__(self, flat: Flat, outputs: list[Tensor]) -> None:
+        function = flat.function
+        self.flat = flat
+        self.holds: list[bool] | None = outputs.pop().tolist() if function.course.conditions else None
+        self.gradients: list[Stacked] = []
+        values = iter(outputs)
+        for used, names in zip(function.used, function.names, strict=True):
+            gradient = [next(values) if is_used else None for is_used in used]
+            self.gradients.append(Stacked(gradient, next(values), {name: next(values) for name in names}))
+        buffers = [next(values) for _ in range(function.num_buffers)]
+        self.moved = [buffers[position] for position in flat.moved]
+        self.reported = list(values)
+
+    def counts(self, number: int) -> bool:
+        """Say whether the numbers of a member count."""
+        return self.holds is None or self.holds[number]
 
 
 class StackedGradients:
@@ -72,31 +236,28 @@ class StackedGradients:
         own: Sequence[OwnValue],
         courses: dict[str, tuple[bool, ...]],
     ) -> None:
-        self._names, self._schedules = names, schedules
-        self._stack, self._own = stack, own
-        first = next(each for each in schedules if each is not None).program
+        self._names, self._schedules, self._own, self.courses = names, schedules, own, courses
+        self._stack = stack
+        first = next(schedule for schedule in schedules if schedule is not None).program
         # Alone each would run along a trace from its first steps on, and not by its plans.
         is_traced = first.trace is not None and first.trace_from == 0
         self._backend = BACKENDS[first.trace or "eager" if is_traced else "eager"]
         # But what passes through recorded steps is not traced alone.
-        self._has_traces = is_traced and not any(
-            why_untraceable(first.engine.numbers[name], first.engine) for name in names
-        )
-        self.courses = courses
+        numbers = [first.engine.numbers[name] for name in names]
+        self._has_traces = is_traced and not any(why_untraceable(number, first.engine) for number in numbers)
         self._modules = [module for problem in first.engine.problems for module in problem.submodules]
         self._known: dict[Any, Flat] = {}
         self.num_traces = 0
-        self._num_members = len(schedules)
-        self.at_once = self._num_members
+        self.at_once = self._num_members = len(schedules)
 
     def limit(self, at_once: int | None) -> None:
         """Take so many members at once; None is all."""
-        wanted = self._num_members if at_once is None else min(at_once, self._num_members)
+        wanted = min(at_once or self._num_members, self._num_members)
         if wanted != self.at_once:
             self.at_once = wanted
             self._known.clear()
 
-    def __call__(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]]) -> Found:
+    def __call__(self, live: Sequence[bool], batches: Drawings) -> Found:
         """Return the gradients of all members; nothing moves.
 
         Where they do not fit into memory they are taken for half as many members at once, and so on.
@@ -108,39 +269,36 @@ class StackedGradients:
         Raises:
             NotFusedError: they cannot be traced, or do not fit for one member at once.
         """
-        tensors: list[Tensor] = []
-        dims: list[int | None] = []
-        key = self._kinds(batches, tensors, dims)
-        arguments = [*self._stack.tensors, *[each.values for each in self._own], *tensors]
+        key, tensors, dims = self._kinds(batches)
+        fixed = self._fixed()
+        arguments, in_dims = [*fixed, *tensors], [*[0] * len(fixed), *dims]
         while True:
             try:
-                return self._taken(key, live, batches, arguments, dims)
+                return self._taken(key, live, batches, arguments, in_dims)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 if self.at_once == 1:
                     raise NotFusedError("the gradients of one member at once do not fit into memory") from error
-            self.at_once = (self.at_once + 1) // 2
-            self._known.clear()
+            self.limit((self.at_once + 1) // 2)
             _LOGGER.info("Out of memory: gradients are taken for %d runs at once from now on.", self.at_once)
 
     def _taken(
         self,
         key: Any,
         live: Sequence[bool],
-        batches: Sequence[Sequence[JointBatches]],
+        batches: Drawings,
         arguments: Sequence[Tensor],
-        dims: Sequence[int | None],
+        in_dims: Sequence[int | None],
     ) -> Found:
         flat = self._known.get(key)
-        in_dims = [*[0] * (len(arguments) - len(dims)), *dims]
         if flat is None:
             kind = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
             if kind not in self.courses and len(self.courses) >= MOST_TRACES:
                 raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
             # Of those that stand at this tick: what the others hold in Python may be that of another one.
-            leader, part = live.index(True), _part(arguments, in_dims, 0, self.at_once)
-            flat = self._known[key] = self._traced(leader, batches, part, in_dims, len(dims), self.courses.get(kind))
+            part = _part(arguments, in_dims, 0, self.at_once)
+            flat = self._known[key] = self._traced(live.index(True), batches, part, in_dims, self.courses.get(kind))
             self.num_traces += 1
             self.courses[kind] = tuple(flat.function.course.outcomes)
         with torch._C._AutoDispatchBelowAutograd():
@@ -151,24 +309,21 @@ class StackedGradients:
                 # The last part begins earlier where it would be too short.
                 start = min(begin, self._num_members - self.at_once)
                 outputs = flat.run(*_part(arguments, in_dims, start, self.at_once))
-                parts.append([each[begin - start :] for each in outputs])
-            return Found(flat, [torch.cat(each) for each in zip(*parts, strict=True)])
+                parts.append([output[begin - start :] for output in outputs])
+            return Found(flat, [torch.cat(outputs) for outputs in zip(*parts, strict=True)])
 
-    def single(self, batches: Sequence[Sequence[JointBatches]]) -> Callable[[], Any] | None:
+    def single(self, batches: Drawings) -> Callable[[], Any] | None:
         """Return what takes one member's gradients as its own trace would; None where it has no trace.
 
         Args:
             batches: those for which the gradients of all were taken before.
         """
-        tensors: list[Tensor] = []
-        dims: list[int | None] = []
-        flat = self._known[self._kinds(batches, tensors, dims)]
-        if flat.single is None:
+        key, tensors, dims = self._kinds(batches)
+        run = self._known[key].single
+        if run is None:
             return None
-        fixed = [*self._stack.tensors, *[each.values for each in self._own]]
-        arguments = [each[0] for each in fixed]
+        arguments = [each[0] for each in self._fixed()]
         arguments += [each if dim is None else each[0] for each, dim in zip(tensors, dims, strict=True)]
-        run = flat.single
 
         def take() -> Any:
             with torch._C._AutoDispatchBelowAutograd():
@@ -177,15 +332,10 @@ class StackedGradients:
         return take
 
     def commit(self, found: Found, live: Sequence[bool]) -> None:
-        """Let buffers move, and report what solvers have reported, for the members whose numbers count.
-
-        Args:
-            found: of the gradients.
-            live: which members take part.
-        """
-        counts = [is_live and (found.holds is None or found.holds[number]) for number, is_live in enumerate(live)]
-        own = self._stack.tensors[self._stack.num_parameters :]
-        places = [own[position] for position in found.flat.moved]
+        """Let buffers move, and report what solvers have reported, for the live members whose numbers count."""
+        counts = [is_live and found.counts(number) for number, is_live in enumerate(live)]
+        buffers = self._stack.tensors[self._stack.num_parameters :]
+        places = [buffers[position] for position in found.flat.moved]
         with torch.no_grad():
             if places and all(counts):
                 torch._foreach_copy_(places, found.moved)
@@ -200,33 +350,36 @@ class StackedGradients:
                     engine = schedule.program.engine
                     who.of(engine.memories[problem], engine.traits[problem].warned_of).reported(value)
 
-    def _kinds(self, batches: Sequence[Sequence[JointBatches]], tensors: list[Tensor], dims: list[int | None]) -> Any:
-        found, seen = [], dict[int, int]()
-        for entries in batches:
-            for entry in entries:
-                for name, batch in entry.items():
-                    value = None if batch is None else batch.value
-                    try:
-                        found.append((name, kinds_of(value, tensors, seen), batch is not None and batch.is_shared))
-                    except UntraceableError as error:
-                        raise NotFusedError(str(error)) from error
-                    dims += [None if batch is None or batch.is_shared else 0] * (len(tensors) - len(dims))
-        return tuple(found), tuple([module.training for module in self._modules])
+    def _fixed(self) -> list[Tensor]:
+        """Return the arguments that stay where they are."""
+        return [*self._stack.tensors, *[value.values for value in self._own]]
+
+    def _kinds(self, batches: Drawings) -> tuple[Any, list[Tensor], list[int | None]]:
+        """Return the kind of batches, their tensors, and where these have the axis of members."""
+        kinds, tensors = list[Any](), list[Tensor]()
+        dims, seen = list[int | None](), dict[int, int]()
+        for entry in chain(*batches):
+            for name, batch in entry.items():
+                is_shared = batch is not None and batch.is_shared
+                try:
+                    kinds.append((name, kinds_of(None if batch is None else batch.value, tensors, seen), is_shared))
+                except UntraceableError as error:
+                    raise NotFusedError(str(error)) from error
+                dims += [None if is_shared else 0] * (len(tensors) - len(dims))
+        return (tuple(kinds), tuple([module.training for module in self._modules])), tensors, dims
 
     def _traced(
         self,
         leader: int,
-        batches: Sequence[Sequence[JointBatches]],
+        batches: Drawings,
         arguments: Sequence[Tensor],
         in_dims: Sequence[int | None],
-        num_tensors: int,
         course: Sequence[bool] | None,
     ) -> Flat:
-        """Return the program of arguments, of which the last so many are the tensors of the batches."""
+        """Return the program of arguments, of which the last are the tensors of the batches."""
         schedule = self._schedules[leader]
         assert schedule is not None
-        engine = schedule.program.engine
-        num_fixed = len(arguments) - num_tensors
+        engine, num_fixed = schedule.program.engine, len(self._fixed())
         whole = [copied(tensor) for tensor in arguments]
         member = [tensor if dim is None else tensor[0] for tensor, dim in zip(whole, in_dims, strict=True)]
         parts, placed = iter(member[num_fixed:]), dict[int, Tensor]()
@@ -234,10 +387,10 @@ class StackedGradients:
         together = [schedule.traced(name) for name in self._names]
         function = RoundFunction(together, engine, self._own, of_first, leader, course)
         kept, random = [memory.value for memory in engine.memories], engine.random.state_dict()
+        # The kernel of a CPU has no form for several runs.
+        on_cpu = all(each.device.type == "cpu" for each in member)
         try:
             with guards.tracing(guards.TracingContext(FakeTensorMode())), engine.random:
-                # The kernel of a CPU has no form for several runs.
-                on_cpu = all(each.device.type == "cpu" for each in member)
                 with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
                     first = make_fx(function, HONEST_BATCH_NORMS)(*member)
                 refuse_shapes_by_values(first)
@@ -248,26 +401,23 @@ class StackedGradients:
             graph = simplified(flat)
             moved = _moved(graph, function, num_fixed - len(self._own))
             unit = rounding_unit(graph)
-            run = self._backend.finish(graph, whole, num_fixed)
-            single = self._single(first, member, num_fixed) if self._has_traces else None
+            run, single = self._backend.finish(graph, whole, num_fixed), None
+            if self._has_traces:
+                alone = make_fx(functionalize(first), {**self._backend.decompositions})(*member)
+                single = self._backend.finish(simplified(alone), member, num_fixed)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            raise NotFusedError(f"{reason_of(error)}{self._hint(function.gradients.problem)}") from error
+            own = [
+                value.key for value in self._own if value.key.startswith(f"problems.{function.gradients.problem}.loss.")
+            ]
+            hint = f"; {', '.join(own)}, in which runs differ, may do arithmetic alone" if own else ""
+            raise NotFusedError(f"{reason_of(error)}{hint}") from error
         finally:
             engine.random.load_state_dict(random)
             for memory, value in zip(engine.memories, kept, strict=True):
                 memory.value = value
         return Flat(run, function, engine.memories, moved, unit, single)
-
-    def _hint(self, problem: str | None) -> str:
-        """Return which numbers of a problem's loss are tensors here, which takes them as more than numbers."""
-        keys = [each.key for each in self._own if each.key.startswith(f"problems.{problem}.loss.")]
-        return f"; {', '.join(keys)}, in which runs differ, may do arithmetic alone" if keys else ""
-
-    def _single(self, first: GraphModule, member: Sequence[Tensor], num_fixed: int) -> Run:
-        flat = make_fx(functionalize(first), {**self._backend.decompositions})(*member)
-        return self._backend.finish(simplified(flat), member, num_fixed)
 
 
 def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tuple[int, ...]:
@@ -288,6 +438,6 @@ def _part(arguments: Sequence[Tensor], in_dims: Sequence[int | None], start: int
     ]
 
 
-def _of_first(entry: JointBatches, values: Iterator[Tensor], placed: dict[int, Tensor]) -> Batches:
+def _of_first(entry: dict[str, StackedBatch | None], values: Iterator[Tensor], placed: dict[int, Tensor]) -> Batches:
     """Return the batches of the first member."""
     return {name: None if each is None else put_together(each.value, values, placed) for name, each in entry.items()}

@@ -9,11 +9,10 @@ from torch import Tensor
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import is_of_user
 from mlotool.fusion.attempt import Attempt
-from mlotool.fusion.errors import NotFusedError, reason_of
+from mlotool.fusion.comparison import CHANGED, CHANGED_LATER, DIFFERENT, Verdict
 from mlotool.fusion.feed import JointStream, NotJointError
 from mlotool.fusion.joint_draw import JointDraw
 from mlotool.fusion.joint_steps import JointSteps
-from mlotool.fusion.own_values import OwnValue
 from mlotool.fusion.round_members import (
     Drawings,
     Outcome,
@@ -24,8 +23,8 @@ from mlotool.fusion.round_members import (
     unread,
     with_errors,
 )
+from mlotool.fusion.stack import NotFusedError, OwnValue, reason_of
 from mlotool.fusion.stacked_gradients import Found, StackedGradients
-from mlotool.fusion.verdict import CHANGED, CHANGED_LATER, DIFFERENT, Verdict
 from mlotool.program.prepared_step import StepResult
 from mlotool.program.traced_rounds import Looks
 

@@ -1,20 +1,298 @@
 """Ticks of several programs of equal structure, in lockstep."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
-from mlotool.fusion.errors import NotFusedError
-from mlotool.fusion.feed import NotJointError, joint_streams
-from mlotool.fusion.layout import Layout
-from mlotool.fusion.own_values import own_values
-from mlotool.fusion.planned_rounds import PlannedRound, why_planned
-from mlotool.fusion.round_members import Outcome, RoundMembers, add_outcome
-from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_rounds import StackedRound
-from mlotool.fusion.verdict import CHANGED_PLACE, Verdict
-from mlotool.program import Schedule
+from torch import Tensor
+
+from mlotool.core.errors import RunError
+from mlotool.core.user_code import is_of_user
+from mlotool.fusion.comparison import CHANGED, CHANGED_LATER, CHANGED_PLACE, DIFFERENT, Comparison, Verdict
+from mlotool.fusion.round_members import (
+    Outcome,
+    RoundMembers,
+    add_outcome,
+    are_apart,
+    numbers,
+    unread,
+    with_errors,
+)
+from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, own_values, reason_of
+from mlotool.fusion.stacked_batches import Draw, StackedStream, stacked_streams
+from mlotool.fusion.stacked_gradients import Drawings, Found, StackedGradients
+from mlotool.fusion.stacked_steps import StackedSteps
+from mlotool.program import Program, Schedule
 from mlotool.program.guard import Guard, may_change_between_ticks
 from mlotool.program.prepared_step import StepResult
+from mlotool.program.traced_rounds import Looks
+from mlotool.program.untraceable import why_untraceable
+
+
+@dataclass
+class Layout:
+    """What is kept of the program of some lanes, so that a sweep that goes on makes the same one.
+
+    Members that have left meanwhile had their part in it.
+
+    Args:
+        shares: by problem, whether all members have the same samples.
+        own_values: the keys of numbers and frozen parameters in which they differ.
+        courses: by round and kind of its batches, how solvers decided when it was traced; empty where nothing was to
+            be decided.
+    """
+
+    shares: dict[str, bool] = field(default_factory=dict)
+    own_values: tuple[str, ...] = ()
+    courses: dict[str, tuple[bool, ...]] = field(default_factory=dict)
+
+
+class StackedRound:
+    """Takes a round of steps of all members of a stack.
+
+    The first time, each member's gradient is also taken by its own plan, which shows whether the members are what they
+    seem to be, and which way is the faster one. Later one member in turn is looked at again, at first often, then a
+    hundred times in a run.
+
+    Args:
+        members: of the round.
+        own: values in which members differ.
+        streams: by name of the problem.
+        courses: by kind of the batches, how solvers decided when it was traced; more come.
+        verdict: what was found out before, where a sweep is gone on with.
+        why_apart: returns why members are to take their steps one by one in this tick; "" where nothing is known.
+        renew: called after losses and modules were evaluated by the plans, or traced.
+    """
+
+    def __init__(
+        self,
+        members: RoundMembers,
+        own: Sequence[OwnValue],
+        streams: Mapping[str, StackedStream],
+        courses: dict[str, tuple[bool, ...]],
+        verdict: Verdict | None = None,
+        *,
+        why_apart: Callable[[], str],
+        renew: Callable[[], None],
+    ) -> None:
+        self._members, self._names, self._stack = members, members.names, members.stack
+        self._steps: list[StackedSteps] = []
+        programs = [None if each is None else each.program for each in members.schedules]
+        self.verdict = _planned(members.names, programs) or verdict
+        if self.verdict is not verdict:
+            return
+        leader = next(each for each in members.schedules if each is not None)
+        self._draw = [Draw(leader.traced(name), programs, streams) for name in members.names]
+        self._gradients = StackedGradients(members.names, members.schedules, members.stack, own, courses)
+        stack, changes = members.stack, lambda: members.stack.changes
+        self._steps = [
+            StackedSteps([each[place] if each else None for each in members.problems], stack.parameters(name), changes)
+            for place, name in enumerate(members.names)
+        ]
+        self._comparison = Comparison(members, self._gradients, own)
+        self._why_apart, self._renew = why_apart, renew
+        self._is_pure = False
+        # Steps as one program, and the tick of the last one that was compared with a plan.
+        self._count = self._compared_at = 0
+        self._looks, self._num_looks = Looks(leader.program.run_length), 0
+        # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
+        problems = [problem for each in members.problems for problem in each]
+        self._is_foreign = any(is_of_user(problem.optimizer, problem.scheduler) for problem in problems)
+
+    def __call__(self, live: Sequence[bool]) -> list[Outcome]:
+        """Take the steps of the live members.
+
+        Args:
+            live: which members take part.
+        """
+        tick = self._tick(live)
+        verdict = None if self.verdict is None else self.verdict.at(tick)
+        is_off = bool(self._stack.reason) or (verdict is not None and not verdict.is_fused)
+        # The first step is the optimizer's own, which makes its state.
+        if is_off or not all(problem.num_steps for problem in self._members.problems[live.index(True)]):
+            return self._members.each(live, self._members.drawing)
+        try:
+            steps = [draw.steps(live) for draw in self._draw]
+        except NotFusedError as error:
+            # Later on it is of this time alone: a batch that is shorter in one run.
+            if self.verdict is None:
+                self._put_apart(live, str(error))
+            return self._members.each(live, self._members.drawing)
+        batches: Drawings = [draw(live, taken) for draw, taken in zip(self._draw, steps, strict=True)]
+        errors = unread(batches)
+        live, batches = self._without(errors, live, batches)
+        if not any(live):
+            return with_errors([None] * len(live), errors)
+        if are_apart(batches):
+            # This time their shapes differ.
+            outcomes = self._members.each(live, lambda each: self._members.planned(each, batches, is_recorded=False))
+            return with_errors(outcomes, errors)
+        for number in numbers(live):
+            self._members.record(number, batches)
+        return with_errors(self._taken(live, batches, errors), errors)
+
+    def drop(self, number: int) -> None:
+        """Forget a member that has left."""
+        self._members.drop(number)
+        for step in self._steps:
+            step.drop(number)
+
+    def _without(
+        self, errors: Mapping[int, Exception], live: Sequence[bool], batches: Drawings
+    ) -> tuple[list[bool], Drawings]:
+        """Return who is left without members that raise, and the batches without theirs."""
+        left = [is_live and number not in errors for number, is_live in enumerate(live)]
+        if not errors or not any(left):
+            return left, batches
+        for number in errors:
+            # What it has diverged to may be what an operation over all rows has refused.
+            self._stack.drop(number)
+        return left, [draw.without(entries, left) for draw, entries in zip(self._draw, batches, strict=True)]
+
+    def _taken(self, live: Sequence[bool], batches: Drawings, errors: dict[int, Exception]) -> list[Outcome]:
+        """Take steps on batches that were drawn; members whose own plan raises go to `errors`."""
+        found: Found | None = None
+        while found is None and any(live):
+            try:
+                found = self._found(live, batches)
+                if found is None:
+                    break
+            except NotFusedError as error:
+                self._put_apart(live, str(error))
+                break
+            except Exception as error:
+                # Most often a member's own, such as a target that is out of range; the others go on without it.
+                failures = self._members.failures(live, batches)
+                if not failures:
+                    self._put_apart(live, reason_of(error))
+                    break
+                errors |= failures
+                live, batches = self._without(failures, live, batches)
+        if found is None:
+            return self._members.each(live, lambda number: self._members.planned(number, batches))
+        self._count += 1
+        # A sweep that goes on looks at once: the record of its first process may be anybody's. Else the first step has
+        # been compared when the verdict was found.
+        is_due = self._looks.is_due(self._tick(live)) and self._count > 1
+        if self._compared_at == 0 or is_due:
+            wrong = self._look(live, batches, found)
+            self._renew()
+            if wrong:
+                errors |= wrong
+                rest = [is_live and number not in wrong for number, is_live in enumerate(live)]
+                return self._members.each(rest, lambda number: self._members.planned(number, batches))
+        return self._stepped(live, batches, found)
+
+    def _found(self, live: Sequence[bool], batches: Drawings) -> Found | None:
+        """Return the gradients of all; None where it turns out that one by one is the faster way.
+
+        Raises:
+            NotFusedError: they are not to be taken as one program.
+        """
+        if reason := self._why_apart():
+            raise NotFusedError(reason)
+        if not self._is_pure:
+            self._comparison.check_pure(live, batches)
+            self._is_pure = True
+        if self.verdict is not None:
+            self._gradients.limit(self.verdict.at(self._tick(live)).at_once)
+        # Of a sweep that goes on, those that have caught up.
+        self._comparison.check_alike(live, batches)
+        num_traces = self._gradients.num_traces
+        found = self._gradients(live, batches)
+        if self._gradients.num_traces > num_traces:
+            self._renew()
+        at_once = self._gradients.at_once
+        if self.verdict is None:
+            tick = self._tick(live)
+            self.verdict = replace(self._comparison(live, batches, found), since_tick=tick)
+            self._renew()
+            self._compared_at = tick + 1
+            return found if self.verdict.is_fused else None
+        if at_once < (self.verdict.at(self._tick(live)).at_once or len(live)):
+            self.verdict = self.verdict.changed(self._tick(live), at_once=at_once)
+        return found
+
+    def _put_apart(self, live: Sequence[bool], reason: str) -> None:
+        """Take gradients one by one from this tick on."""
+        tick, known = self._tick(live), self.verdict
+        apart = Verdict(is_fused=False, reason=reason, since_tick=tick)
+        self.verdict = apart if known is None else known.changed(tick, is_fused=False, reason=reason)
+
+    def _look(self, live: Sequence[bool], batches: Drawings, found: Found) -> dict[int, Exception]:
+        """Return by member an error, where the gradients of a member are not those of its plan any more."""
+        there, tick = numbers(live), self._tick(live) + 1
+        # In the first ten steps one member, in the first hundred another one, and then one after the other.
+        turn = there[(len(str(self._count)) if self._count < 100 else self._num_looks) % len(there)]
+        self._num_looks += 1
+        if not (wrong := self._compared([turn], tick, batches, found)):
+            self._compared_at = tick
+            return {}
+        wrong |= self._compared([number for number in there if number != turn], tick, batches, found)
+        self._put_apart(live, CHANGED)
+        if len(wrong) < len(there):
+            first = wrong[turn]
+            text = CHANGED_LATER.format(tick=tick, since=self._compared_at + 1, error=first)
+            warnings.warn(text, stacklevel=2)
+        return wrong
+
+    def _compared(self, members: Sequence[int], tick: int, batches: Drawings, found: Found) -> dict[int, Exception]:
+        """Return by member an error, where its gradients are not those of its plan."""
+        errors: dict[int, Exception] = {}
+        for number in members:
+            try:
+                difference = self._comparison.difference(number, batches, found)
+            except Exception as error:
+                errors[number] = error
+                continue
+            if difference is not None:
+                problem, apart = difference
+                since = self._compared_at + 1
+                errors[number] = RunError(DIFFERENT.format(problem=problem, difference=apart, tick=tick, since=since))
+        return errors
+
+    def _tick(self, live: Sequence[bool]) -> int:
+        return self._members.schedule(live.index(True)).num_ticks
+
+    def _stepped(self, live: Sequence[bool], batches: Drawings, found: Found) -> list[Outcome]:
+        """Take the optimizers' steps along the gradients of all."""
+        self._gradients.commit(found, live)
+        members = self._members
+        # The others' solvers decide in another way than those of the trace.
+        away = [is_live and not found.counts(number) for number, is_live in enumerate(live)]
+        outcomes = members.each(away, lambda number: members.planned(number, batches))
+        outcomes = [{} if is_live and each is None else each for is_live, each in zip(live, outcomes, strict=True)]
+        there, given = [], {}
+        for number in [number for number in numbers(live) if found.counts(number)]:
+            try:
+                # What other problems give is as it was before any of these steps.
+                given[number] = members.given(number)
+                there.append(number)
+            except Exception as error:
+                outcomes[number] = error
+        for number in there:
+            program = members.schedule(number).program
+            if program.is_watched(self._names):
+                with program.random:
+                    for name, stacked in zip(self._names, found.gradients, strict=True):
+                        program.look_at(name, stacked.of(number))
+        for position, (stacked, step) in enumerate(zip(found.gradients, self._steps, strict=True)):
+            contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
+            norms = step(there, stacked, [given[number][position] for number in there], contexts)
+            # Else hooks of optimizers may have run.
+            self._stack.changes += not step.is_joint
+            for number in there if self._is_foreign else ():
+                self._stack.refresh_member(number)
+            results = stacked.results()
+            for number, norm in zip(there, norms, strict=True):
+                result = results[number]
+                if isinstance(norm, Tensor):
+                    result = StepResult(result.loss, {**result.metrics, "gradient_norm": norm.detach()})
+                add_outcome(outcomes, number, norm if isinstance(norm, Exception) else {self._names[position]: result})
+            there = [number for number in there if isinstance(outcomes[number], dict)]
+        return outcomes
 
 
 class StackedSchedule:
@@ -43,31 +321,25 @@ class StackedSchedule:
         names = [tuple(program.problems) for program in programs if program is not None]
         if len(set(names)) > 1:
             raise NotFusedError("they have different problems")
-        self._own = own_values(programs, () if layout is None else layout.own_values)
+        layout = layout or Layout()
+        self._own = own_values(programs, layout.own_values)
         streams = {
             name: [None if program is None else program.problems[name].stream for program in programs]
             for name in names[0]
         }
-        try:
-            known = layout.shares if layout is not None and layout.shares.keys() >= streams.keys() else None
-            self._streams = joint_streams(streams, shares=known)
-        except NotJointError as error:
-            raise NotFusedError(str(error)) from error
+        known = layout.shares if layout.shares.keys() >= streams.keys() else None
+        self._streams = stacked_streams(streams, shares=known)
         self._stack = Stack(programs)
         self._courses: dict[str, dict[str, tuple[bool, ...]]] = {}
-        for name, course in ({} if layout is None else layout.courses).items():
-            problems, _, kind = name.rpartition(":")
-            self._courses.setdefault(problems, {})[kind] = course
+        for name, course in layout.courses.items():
+            round_name, _, kind = name.rpartition(":")
+            self._courses.setdefault(round_name, {})[kind] = course
         self._verdicts = dict(verdicts or {})
-        self._rounds: dict[tuple[str, ...], StackedRound | PlannedRound] = {}
+        self._rounds: dict[tuple[str, ...], StackedRound] = {}
         self._held, self._looked_at = "", -1
-        self._may_change = any(
-            may_change_between_ticks(problem)
-            for program in programs
-            if program is not None
-            for problem in program.engine.problems
-        )
-        self._guard = Guard([[] if each is None else each.engine.problems for each in programs], with_modes=True)
+        problems = [[] if program is None else program.engine.problems for program in programs]
+        self._may_change = any(map(may_change_between_ticks, chain(*problems)))
+        self._guard = Guard(problems, with_modes=True)
 
     @property
     def layout(self) -> Layout:
@@ -157,28 +429,29 @@ class StackedSchedule:
         elif change := self._guard.change():
             self._held = CHANGED_PLACE.format(place=change)
 
-    def _why_apart(self) -> str:
-        return self._held
-
-    def _round(self, names: tuple[str, ...]) -> StackedRound | PlannedRound:
+    def _round(self, names: tuple[str, ...]) -> StackedRound:
         if names not in self._rounds:
-            members = RoundMembers(names, self.schedules, self._stack)
-            reason = why_planned(names, [None if each is None else each.program for each in self.schedules])
-            if reason:
-                self._rounds[names] = PlannedRound(members, reason)
-            else:
-                name = "+".join(names)
-                courses, verdict = self._courses.setdefault(name, {}), self._verdicts.get(name)
-                self._rounds[names] = StackedRound(
-                    members,
-                    self._own,
-                    self._streams,
-                    courses,
-                    verdict,
-                    why_apart=self._why_apart,
-                    renew=self._guard.settle,
-                )
+            name = "+".join(names)
+            self._rounds[names] = StackedRound(
+                RoundMembers(names, self.schedules, self._stack),
+                self._own,
+                self._streams,
+                self._courses.setdefault(name, {}),
+                self._verdicts.get(name),
+                why_apart=lambda: self._held,
+                renew=self._guard.settle,
+            )
         return self._rounds[names]
+
+
+def _planned(names: Sequence[str], programs: Sequence[Program | None]) -> Verdict | None:
+    """Return that a round is taken by the plans, where its gradients cannot be one program; None if that is open."""
+    for name in names:
+        for program in filter(None, programs):
+            reason = why_untraceable(program.engine.numbers[name], program.engine, is_fused=True)
+            if reason is not None:
+                return Verdict(is_fused=False, reason=f"problems.{name}: {reason}")
+    return None
 
 
 def _try(outcomes: list[Outcome], number: int, call: Callable[[], Mapping[str, StepResult] | None]) -> bool:

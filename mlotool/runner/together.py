@@ -24,10 +24,9 @@ from mlotool.core.files import write_text, writing
 from mlotool.core.process import terminable
 from mlotool.core.run_files import read_json
 from mlotool.distributed.collectives import Ranks
-from mlotool.fusion.freed_memory import keep_freed_memory
-from mlotool.fusion.fused_ticks import FusedTicks, StackRecord
-from mlotool.fusion.layout import Layout
-from mlotool.fusion.verdict import Verdict
+from mlotool.fusion.comparison import Verdict
+from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
+from mlotool.fusion.stacked_schedule import Layout
 from mlotool.program import Schedule
 from mlotool.runner.process_settings import (
     Interrupt,

@@ -1,14 +1,15 @@
 """Keeps as many groups of jobs going as there are workers, until no point is left."""
 
 import os
+import shutil
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlotool.config.sweep_plan import SweepPlan
-from mlotool.sweep.devices import VARIABLE, visible_devices, worker_devices
-from mlotool.sweep.groups import Group, Point
+from mlotool.core.errors import ConfigError
 from mlotool.sweep.job_folder import (
     ENDED,
     INFEASIBLE,
@@ -23,7 +24,54 @@ from mlotool.sweep.job_folder import (
     write_job,
 )
 from mlotool.sweep.launchers import PATIENCE_S, AbstractHandle, AbstractLauncher
-from mlotool.sweep.points import AbstractPoints
+from mlotool.sweep.points import AbstractPoints, Group, Point
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the GPUs that this process may use, by number or name; none where there is no NVIDIA driver."""
+    listed = environment.get(VARIABLE)
+    if listed is not None:
+        return [each.strip() for each in listed.split(",") if each.strip() not in ("", "-1", "NoDevFiles")]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    # Not torch: its import takes seconds, and would open the devices here.
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.split() if result.returncode == 0 else []
+
+
+def worker_devices(devices: Sequence[str], num_workers: int, *, per_job: int, jobs_per_device: int) -> list[list[str]]:
+    """Return each worker's devices; empty lists where there are none to share out.
+
+    Args:
+        devices: to share out.
+        num_workers: jobs at a time.
+        per_job: devices that one job takes.
+        jobs_per_device: jobs that may use one device at a time.
+
+    Raises:
+        ConfigError: there are too few.
+
+    Example:
+        >>> worker_devices(["0", "1", "2", "3"], 2, per_job=2, jobs_per_device=1)
+        [['0', '1'], ['2', '3']]
+    """
+    if not devices:
+        return [[] for _ in range(num_workers)]
+    groups = [list(devices[begin : begin + per_job]) for begin in range(0, len(devices) - per_job + 1, per_job)]
+    possible = len(groups) * jobs_per_device
+    if num_workers > possible:
+        share = -(-num_workers // len(groups)) if groups else None
+        advice = f"sweep.workers={possible}" if possible else f"runner.devices={len(devices)}"
+        raise ConfigError(
+            f"sweep.workers: found {num_workers} with the devices {', '.join(devices)}, of which a job takes "
+            f"{per_job}; expected at most {possible} workers, as others would share a device. Set {advice}"
+            + (f", or sweep.jobs_per_device={share} if they may share." if share else ".")
+        )
+    return [groups[index % len(groups)] for index in range(num_workers)]
+
 
 SECONDS_BETWEEN_LOOKS = 0.05
 Announce = Callable[[Point, JobOutcome], None]
@@ -70,14 +118,14 @@ def run_jobs(points: AbstractPoints, launcher: AbstractLauncher, workers: list[d
             time.sleep(SECONDS_BETWEEN_LOOKS)
             for worker, each in list(running.items()):
                 # Asked first: what a process writes before its end is then seen below.
-                is_done = each.handle.is_done()
+                is_done = each.handle is None or each.handle.is_done()
                 for point, outcome in each.ended(is_done=is_done):
                     points.finish(point, outcome)
                     sweep.announce(point, outcome)
                 if is_done:
                     del running[worker]
     finally:
-        _stop([each.handle for each in running.values()])
+        _stop([each.handle for each in running.values() if each.handle is not None])
 
 
 class _Running:
@@ -87,11 +135,11 @@ class _Running:
         group: its jobs.
         folders: of each job, by its number.
         words: of each job, by its number.
-        handle: of the process.
+        handle: of the process; None where no job is to be run.
     """
 
     def __init__(
-        self, group: Group, folders: dict[int, Path], words: dict[int, tuple[str, ...]], handle: AbstractHandle
+        self, group: Group, folders: dict[int, Path], words: dict[int, tuple[str, ...]], handle: AbstractHandle | None
     ) -> None:
         self.handle = handle
         self._folders, self._words = folders, words
@@ -121,7 +169,7 @@ class _Running:
     def _outcome(self, number: int) -> JobOutcome:
         folder = self._folders[number]
         outcome = read_outcome(folder)
-        if outcome.status == "unfinished":
+        if outcome.status == "unfinished" and self.handle is not None:
             log = log_of(list(self._folders.values()))
             error = f"The job left no summary: {self.handle.ending()}. Read {log}."
             if self.handle.was_killed():
@@ -144,23 +192,7 @@ def _begin(group: Group, launcher: AbstractLauncher, environment: dict[str, str]
         if point.refused is not None:
             note_failure(folders[point.number], words[point.number], point.refused, INFEASIBLE)
     begun = [folders[point.number] for point in trained.points]
-    return _Running(group, folders, words, launcher.start(begun, environment) if begun else _Nothing())
-
-
-class _Nothing(AbstractHandle):
-    """Of jobs none of which is to run."""
-
-    def is_done(self) -> bool:
-        return True
-
-    def stop(self) -> None:
-        pass
-
-    def ending(self) -> str:
-        return "it was not run"
-
-    def was_killed(self) -> bool:
-        return False
+    return _Running(group, folders, words, launcher.start(begun, environment) if begun else None)
 
 
 def worker_environments(plan: SweepPlan, environment: Mapping[str, str] = os.environ) -> list[dict[str, str]]:

@@ -118,41 +118,31 @@ def read_job(folder: Path) -> JobSpec:
 
 def read_outcome(folder: Path) -> JobOutcome:
     """Return how a job ended, from its summary.json."""
-    try:
-        summary = read_json(folder, SUMMARY) or {}
-    except RunFileError:
-        summary = {}
+    summary = _summary(folder)
     status, objective = summary.get("status"), summary.get("objective")
     value = objective.get("value") if isinstance(objective, dict) else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return JobOutcome(
-        status if isinstance(status, str) else "unfinished",
-        value if is_number else None,
-        str(summary.get("error") or "")[:MAX_ERROR],
-    )
+    error = str(summary.get("error") or "")[:MAX_ERROR]
+    return JobOutcome(status if isinstance(status, str) else "unfinished", _number(value), error)
 
 
-def read_number(folder: Path, key: str) -> float | None:
-    """Return a number of a job's summary.json: a metric by its key, or `<problem>/num_parameters`; None without one."""
+def read_numbers(folder: Path) -> dict[str, float | None]:
+    """Return the numbers of a job's summary.json: metrics by their keys, sizes by `<problem>/num_parameters`."""
+    summary = _summary(folder)
+    metrics, sizes = (summary.get(key) for key in ("metrics", "num_parameters"))
+    found = {f"{problem}/num_parameters": size for problem, size in sizes.items()} if isinstance(sizes, dict) else {}
+    found |= metrics if isinstance(metrics, dict) else {}
+    return {key: _number(value) for key, value in found.items()}
+
+
+def _summary(folder: Path) -> dict[str, Any]:
     try:
-        summary = read_json(folder, SUMMARY) or {}
+        return dict(read_json(folder, SUMMARY) or {})
     except RunFileError:
-        summary = {}
-    problem, _, name = key.rpartition("/")
-    kept = summary.get("num_parameters" if name == "num_parameters" else "metrics")
-    value = kept.get(problem if name == "num_parameters" else key) if isinstance(kept, dict) else None
+        return {}
+
+
+def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def numbers_of(folder: Path) -> list[str]:
-    """Return the keys for which `read_number` has a number."""
-    try:
-        summary = read_json(folder, SUMMARY) or {}
-    except RunFileError:
-        return []
-    metrics, sizes = summary.get("metrics"), summary.get("num_parameters")
-    names = [f"{problem}/num_parameters" for problem in sizes] if isinstance(sizes, dict) else []
-    return [*names, *(metrics if isinstance(metrics, dict) else ())]
 
 
 def note_failure(folder: Path, words: tuple[str, ...], error: str, status: str = "failed") -> None:

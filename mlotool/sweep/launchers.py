@@ -1,16 +1,57 @@
 """Where a sweep's jobs run: processes of this machine, SLURM, or Ray."""
 
+import os
 import signal
 import subprocess
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mlotool.core.errors import ConfigError
-from mlotool.sweep import process
-from mlotool.sweep.extras import import_extra
+from mlotool.core.files import writing
+from mlotool.sweep.job_folder import log_of
+from mlotool.sweep.storage import import_extra
+
+MODULE = "mlotool.cli.sweep_job"
+STOP = b"s"
+
+
+def start_process(folders: Sequence[Path], environment: Mapping[str, str], module: str) -> "subprocess.Popen[bytes]":
+    """Start the jobs that folders describe; it ends when this process dies, or when STOP is written to its input.
+
+    Args:
+        folders: the jobs'.
+        environment: variables that it gets beside those of this process.
+        module: what `python -m` runs, MODULE but in tests.
+    """
+    with open_log(folders) as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, folders)],
+            # A pipe of which nobody else has the other end: the job sees it close, however this process dies.
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            # A Ctrl-C on the terminal is for the sweep, which then stops its jobs.
+            start_new_session=True,
+        )
+
+
+def open_log(folders: Sequence[Path]) -> BinaryIO:
+    """Open the file that takes what the process of these jobs prints."""
+    path = log_of(folders)
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        return path.open("ab")
+
+
+def run_process(folders: Sequence[str], environment: Mapping[str, str], module: str) -> int:
+    """Run jobs to their end, on the machine where a cluster calls this; return the exit code."""
+    return start_process([Path(each) for each in folders], environment, module).wait()
+
 
 PATIENCE_S = 30.0
 
@@ -55,7 +96,7 @@ class LocalLauncher(AbstractLauncher):
 
     def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Start a process."""
-        return _ProcessHandle(process.start_process(folders, environment, process.MODULE))
+        return _ProcessHandle(start_process(folders, environment, MODULE))
 
 
 class _ProcessHandle(AbstractHandle):
@@ -73,7 +114,7 @@ class _ProcessHandle(AbstractHandle):
         assert self._process.stdin is not None
         # It has just ended, or was seen to have ended before.
         with suppress(OSError, ValueError):
-            self._process.stdin.write(process.STOP)
+            self._process.stdin.write(STOP)
             self._process.stdin.flush()
 
     def ending(self) -> str:
@@ -110,9 +151,7 @@ class SlurmLauncher(AbstractLauncher):
 
     def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a job."""
-        return _SlurmHandle(
-            self._executor.submit(process.run_process, list(map(str, folders)), dict(environment), process.MODULE)
-        )
+        return _SlurmHandle(self._executor.submit(run_process, list(map(str, folders)), dict(environment), MODULE))
 
 
 class _SlurmHandle(AbstractHandle):
@@ -146,7 +185,7 @@ class RayLauncher(AbstractLauncher):
         try:
             if not self._ray.is_initialized():
                 self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
-            self._run = self._ray.remote(max_retries=0, **parameters)(process.run_process)
+            self._run = self._ray.remote(max_retries=0, **parameters)(run_process)
         except (ConnectionError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"sweep.launcher_options: found {dict(options)} ({error}); expected the options of ray.remote, and the "
@@ -155,7 +194,7 @@ class RayLauncher(AbstractLauncher):
 
     def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a task."""
-        return _RayHandle(self._ray, self._run.remote(list(map(str, folders)), dict(environment), process.MODULE))
+        return _RayHandle(self._ray, self._run.remote(list(map(str, folders)), dict(environment), MODULE))
 
 
 class _RayHandle(AbstractHandle):

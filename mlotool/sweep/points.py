@@ -1,16 +1,215 @@
 """Which points a sweep tries, and which of them share a process: every combination of a grid."""
 
+import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 from mlotool.config.reading import read_document
 from mlotool.config.run_length import has_finished, read_summary
 from mlotool.config.sweep_plan import SweepPlan
-from mlotool.sweep.group_record import GroupRecord
-from mlotool.sweep.groups import Group, Point, grouped
+from mlotool.core.errors import ConfigError, RunFileError
+from mlotool.core.files import write_text
+from mlotool.core.run_files import read_json
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
+
+
+@dataclass(frozen=True)
+class Point:
+    """One job to run.
+
+    Args:
+        number: the name of its folder.
+        words: what it overrides beside what all jobs share.
+        study: what `Watcher` takes; None where no study watches the job.
+        refused: why it is not run: its decisions make no model; None where it is.
+    """
+
+    number: int
+    words: tuple[str, ...]
+    study: dict[str, Any] | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The jobs of one process.
+
+    Args:
+        points: in the order that their process has them in, each time that it is started.
+        ended: the numbers of those that an earlier process has ended; they keep their places.
+    """
+
+    points: tuple[Point, ...]
+    ended: frozenset[int] = frozenset()
+
+    @property
+    def waiting(self) -> list[Point]:
+        """The jobs that are to run."""
+        return [point for point in self.points if point.number not in self.ended]
+
+
+FILE = "groups.json"
+
+
+class GroupRecord:
+    """The groups of a sweep that have begun.
+
+    Args:
+        folder: of the sweep, which may be a stranger's.
+        is_resumed: whether the sweep is gone on with; of a new one no group has begun.
+
+    Attributes:
+        is_resumed: as given.
+
+    Raises:
+        ConfigError: its groups.json is not as it was written.
+    """
+
+    def __init__(self, folder: Path, *, is_resumed: bool) -> None:
+        self._folder, self.is_resumed = folder, is_resumed
+        self._numbers = _read(folder) if is_resumed else []
+        self._known = set(self._numbers)
+
+    def groups(self, points: Mapping[int, Point], waiting: Collection[int]) -> list[Group]:
+        """Return the groups that had begun and are to go on, each with all of its jobs.
+
+        Args:
+            points: the jobs of the sweep by their numbers.
+            waiting: the numbers of those that have not ended.
+
+        Raises:
+            ConfigError: a group has a job that the sweep has not.
+        """
+        unknown = [number for number in chain(*self._numbers) if number not in points]
+        if unknown:
+            raise _not_ours(self._folder, f"job {unknown[0]}, which is none of this sweep's,")
+        return [
+            Group(tuple(points[number] for number in numbers), frozenset(numbers) - frozenset(waiting))
+            for numbers in self._numbers
+            if not frozenset(numbers).isdisjoint(waiting)
+        ]
+
+    def add(self, group: Group) -> None:
+        """Write down a group that begins; nothing is done for one that is there."""
+        numbers = tuple(point.number for point in group.points)
+        if numbers not in self._known:
+            self._known.add(numbers)
+            self._numbers.append(numbers)
+            write_text(self._folder / FILE, json.dumps({"groups": self._numbers}) + "\n")
+
+
+def _read(folder: Path) -> list[tuple[int, ...]]:
+    try:
+        content = read_json(folder, FILE)
+    except RunFileError as error:
+        raise _not_ours(folder, f"what cannot be read ({error})") from error
+    if content is None:
+        return []
+    groups = content.get("groups")
+    if not isinstance(groups, list) or not all(_is_group(each) for each in groups):
+        raise _not_ours(folder, "no lists of the numbers of jobs")
+    numbers = list(chain(*groups))
+    if len(set(numbers)) < len(numbers):
+        raise _not_ours(folder, "a job in two groups")
+    return [tuple(each) for each in groups]
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, list) and bool(group) and all(type(each) is int and each >= 0 for each in group)
+
+
+def _not_ours(folder: Path, found: str) -> ConfigError:
+    return ConfigError(
+        f"resume: found {found} in {folder / FILE}; expected the groups of jobs that this sweep has begun. Remove the "
+        "file, and jobs may differ in their last bits from a sweep that went through; or leave resume out."
+    )
+
+
+_OWN = (
+    "seed",
+    "*.seed",
+    "problems.*.optimizer",
+    "problems.*.optimizer.*",
+    "problems.*.scheduler*",
+    "problems.*.gradient_clip_norm",
+    "runner.max_ticks",
+    "runner.early_stopping_patience",
+    "debug.limit_ticks",
+)
+"""Keys in which jobs may differ that run as one program: the gradients of all are one computation, and what is done
+with them is each one's own."""
+
+_OWN_NUMBERS = "problems.*.loss.*"
+"""Keys in which they may differ by numbers, of which there is one a job in that computation."""
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def grouped(points: Iterable[Point], size: int) -> list[Group]:
+    """Divide jobs into groups, of those that may run as one program as many as there is room for in each.
+
+    Args:
+        points: the jobs.
+        size: how many a group has at most.
+
+    Returns:
+        The groups, in the order of their first jobs.
+
+    Example:
+        >>> points = [Point(number, (f"seed={number % 3}", f"data={number // 3}")) for number in range(6)]
+        >>> [[point.number for point in group.points] for group in grouped(points, 4)]
+        [[0, 1, 2], [3, 4, 5]]
+    """
+    alike: dict[tuple[str, ...], list[Point]] = {}
+    for point in points:
+        alike.setdefault(_structure(point.words), []).append(point)
+    full: list[list[Point]] = []
+    rests: list[list[Point]] = []
+    for each in alike.values():
+        parts = [each[begin : begin + size] for begin in range(0, len(each), size)]
+        rests += [part for part in parts if len(part) < size]
+        full += [part for part in parts if len(part) == size]
+    ordered = (sorted(each, key=lambda point: point.number) for each in [*full, *_packed(rests, size)])
+    return [Group(tuple(each)) for each in sorted(ordered, key=lambda group: group[0].number)]
+
+
+def _packed(parts: Sequence[list[Point]], size: int) -> list[list[Point]]:
+    """Put each part into the first group that has room for all of it."""
+    groups: list[list[Point]] = []
+    # The number of jobs that there is room for, and the first group with as much: not all are asked for each part.
+    first_with = dict.fromkeys(range(1, size + 1), 0)
+    for part in parts:
+        place = first_with[len(part)]
+        while place < len(groups) and len(groups[place]) + len(part) > size:
+            place += 1
+        first_with[len(part)] = place
+        if place == len(groups):
+            groups.append([])
+        groups[place].extend(part)
+    return groups
+
+
+def _structure(words: Iterable[str]) -> tuple[str, ...]:
+    """Return what is equal for jobs that may run as one program."""
+    return tuple(filter(None, map(_structural, words)))
+
+
+def _structural(word: str) -> str:
+    """Return a word as far as it may change the computation; empty where it does not."""
+    key, _, value = word.lstrip("+").partition("=")
+    # `optimizer@problems.classifier.optimizer=adam` chooses an option of a group.
+    place = key.rpartition("@")[2]
+    if any(fnmatchcase(place, pattern) for pattern in _OWN):
+        return ""
+    if fnmatchcase(place, _OWN_NUMBERS) and _NUMBER.fullmatch(value):
+        return f"{key}=<number>"
+    return word
 
 
 class AbstractPoints(ABC):

@@ -1,28 +1,194 @@
 """Optuna chooses the points: one trial a job, kept in a database in the sweep's folder."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mlotool.config.sweep_plan import SweepPlan
-from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RunError
+from mlotool.core.messages import did_you_mean
 from mlotool.sweep.folder import STUDY_FILE, study_name
-from mlotool.sweep.group_record import GroupRecord
-from mlotool.sweep.groups import Group, Point
-from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
-from mlotool.sweep.points import AbstractPoints
-from mlotool.sweep.study_checks import check_directions, check_new, check_study
-from mlotool.sweep.study_counts import JobCounts
-from mlotool.sweep.study_decisions import is_drawn, make_all, note_drawn, note_infeasible, reason_of, words_of
-from mlotool.sweep.study_dimensions import check_values
-from mlotool.sweep.study_file import check_own_study
+from mlotool.sweep.job_folder import ENDED, JobOutcome, read_numbers, read_outcome
+from mlotool.sweep.points import AbstractPoints, Group, GroupRecord, Point
+from mlotool.sweep.storage import check_own_study, import_optuna, open_storage, storing
 from mlotool.sweep.study_options import make_pruner, make_study_sampler, sampler_options
-from mlotool.sweep.study_queue import ask
-from mlotool.sweep.study_same import MOST_IN_A_ROW, SamePoints
-from mlotool.sweep.study_storage import import_optuna, open_storage, storing
+from mlotool.sweep.trials import (
+    MOST_IN_A_ROW,
+    SamePoints,
+    ask,
+    check_values,
+    distributions_of,
+    is_drawn,
+    make_all,
+    note_drawn,
+    note_infeasible,
+    reason_of,
+    words_of,
+)
+
+DIRECTIONS = {"max": "maximize", "min": "minimize"}
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What the jobs of a trial have found together.
+
+    Args:
+        values: of its objectives; None where a job has none, or one that is not a number.
+        is_pruned: whether a job was stopped because others did better.
+        has_crashed: whether a job has failed; the others would find the same again.
+    """
+
+    values: list[float] | None
+    is_pruned: bool = False
+    has_crashed: bool = False
+
+
+class StudyValues:
+    """Gathers the objectives of the jobs of each trial; with several jobs a trial has their means.
+
+    Args:
+        plan: the sweep.
+
+    Attributes:
+        directions: of the objectives, in Optuna's words.
+        repeats: jobs of a trial.
+        can_be_pruned: whether a job may be stopped because others do better.
+
+    Raises:
+        ConfigError: repetitions, and a seed that is searched.
+    """
+
+    def __init__(self, plan: SweepPlan) -> None:
+        settings = plan.settings
+        assert plan.mode is not None
+        self.repeats: int = settings["repeats"]
+        self._second: str | None = settings["second_objective"]
+        self.directions = [DIRECTIONS[plan.mode]]
+        if self._second is not None:
+            self.directions.append(DIRECTIONS[settings["second_objective_mode"]])
+        self.can_be_pruned = self.repeats == 1 and self._second is None
+        self._ended: dict[int, dict[int, tuple[JobOutcome, float | None]]] = {}
+        if self.repeats > 1 and any(each.key == "seed" for each in plan.dimensions):
+            raise ConfigError(
+                f"sweep.repeats: found {self.repeats} beside a seed that is searched; expected one of the two, as each "
+                "repetition has a seed of its own. Leave seed out."
+            )
+
+    def add(self, trial: int, job: int, outcome: JobOutcome, folder: Path) -> TrialResult | None:
+        """Take note of a job that has ended; return the result of its trial, or None while jobs of it run.
+
+        Args:
+            trial: its number.
+            job: its number.
+            outcome: how it has ended.
+            folder: the job's.
+
+        Raises:
+            RunError: a job that has finished has no value of the second objective.
+        """
+        known = {} if self._second is None else read_numbers(folder)
+        second = known.get(self._second or "")
+        if second is None and self._second is not None and outcome.status == "finished":
+            raise RunError(
+                f"sweep.second_objective: found {self._second}, which {folder} has not; expected one of "
+                f"{', '.join(known) or 'the keys of its summary.json'}.{did_you_mean(self._second, known)} Start the "
+                "sweep again with that key."
+            )
+        ended = self._ended.setdefault(trial, {})
+        ended[job] = outcome, second
+        if len(ended) < self.repeats:
+            return None
+        del self._ended[trial]
+        outcomes = [each for each, _ in ended.values()]
+        firsts = [each.value for each in outcomes if each.status == "finished" and each.value is not None]
+        seconds = [value for _, value in ended.values() if value is not None]
+        columns = [firsts] if self._second is None else [firsts, seconds]
+        if all(len(column) == self.repeats for column in columns):
+            means = [fmean(column) for column in columns]
+            return TrialResult(None if any(map(math.isnan, means)) else means)
+        statuses = {each.status for each in outcomes}
+        return TrialResult(None, is_pruned="pruned" in statuses, has_crashed="failed" in statuses)
+
+
+@dataclass
+class JobCounts:
+    """The jobs that a study has given, and its draws.
+
+    Args:
+        num_given: jobs that were given to be run, by this process or an earlier one that saw them end.
+        num_ended: of these, how many have ended.
+        num_interrupted: of these, how many were interrupted, and go on when the sweep does.
+        num_known: draws of known points, which have no jobs.
+        num_known_in_a_row: how many of them came one after the other, at last.
+    """
+
+    num_given: int = 0
+    num_ended: int = 0
+    num_interrupted: int = 0
+    num_known: int = 0
+    num_known_in_a_row: int = 0
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that were given, and have neither ended nor been interrupted."""
+        return self.num_given - self.num_ended - self.num_interrupted
+
+    def end(self, num: int = 1) -> None:
+        """Count jobs that have ended, from which the sampler may learn to draw other points."""
+        self.num_ended += num
+        self.num_known_in_a_row = 0
+
+
+def check_study(plan: SweepPlan, *, has_decisions: bool) -> tuple[StudyValues, dict[str, Any]]:
+    """Return what the trials of a search find, and what they are drawn from.
+
+    Raises:
+        ConfigError: there is no one objective for all jobs, or nothing to search.
+    """
+    if plan.objective is None:
+        raise ConfigError(
+            "objective: found null with sweep=optuna; expected the logged key that the search looks at. "
+            "Set objective=val/accuracy."
+        )
+    if plan.mode is None:
+        raise ConfigError(
+            f"objective: found '{plan.objective}' in a sweep=optuna that varies what it is judged by; expected one "
+            "for all jobs. Take objective, objective_mode, evaluate and recipe out of what is searched."
+        )
+    if not plan.dimensions and not has_decisions:
+        raise ConfigError(
+            "sweep.params: found nothing to search; expected choices or ranges. Write 'problems.<name>.optimizer.lr="
+            "tag(log, interval(1e-3, 1e-1))', or give a problem a module of _target_: mlotool.spaces.Space."
+        )
+    return StudyValues(plan), distributions_of(plan)
+
+
+def _check_found(study: Any, directions: Sequence[str], plan: SweepPlan, url: str, *, is_resumed: bool) -> None:
+    """Refuse the study of another sweep, or one that looks for other values.
+
+    Sweeps that share a database name theirs by their folders.
+    """
+    num_begun = sum(trial.state.name != "WAITING" for trial in study.get_trials(deepcopy=False))
+    if num_begun and not is_resumed:
+        raise ConfigError(
+            f"sweep.storage: found a study '{study.study_name}' with {num_begun} trials in {url}, while this sweep is "
+            "a new one; expected none of the name of its folder. Choose a folder of another name with hydra.sweep.dir, "
+            "or go on with that sweep: resume=<its folder>."
+        )
+    found = [each.name.lower() for each in study.directions]
+    if found != list(directions):
+        raise ConfigError(
+            f"resume: found a study {url} that is to {' and '.join(found)} {plan.objective}; expected one "
+            f"that is to {' and '.join(directions)} it. Leave resume out for a new sweep."
+        )
+
 
 _ALL_TRIED = "all_tried"
 """What a study is marked with once brute force has nothing left to try."""
@@ -74,9 +240,8 @@ class StudyPoints(AbstractPoints):
                 pruner=pruner,
                 load_if_exists=True,
             )
-            if not record.is_resumed:
-                check_new(self._study, self._watched["url"], folder)
-        check_directions(self._study, self._values.directions, plan.objective, folder)
+            url, directions = self._watched["url"], self._values.directions
+            _check_found(self._study, directions, plan, url, is_resumed=record.is_resumed)
         self._num_planned = settings["num_trials"] * self._values.repeats
         self.total, self._counts = self._num_planned, JobCounts()
         self._group_size, self._sampler = plan.group_size, settings["sampler"]
@@ -109,7 +274,7 @@ class StudyPoints(AbstractPoints):
         return Group(tuple(points)) if points else None
 
     def _given(self, group: Group) -> Group:
-        self._counts.give(len(group.waiting))
+        self._counts.num_given += len(group.waiting)
         return group
 
     def _of_one_trial(self, room: int, *, is_first: bool) -> list[Point]:
@@ -130,7 +295,7 @@ class StudyPoints(AbstractPoints):
         while counts.num_known_in_a_row < MOST_IN_A_ROW and counts.num_given < self.total:
             points = self._jobs_of_next_draw()
             if points:
-                counts.draw_new()
+                counts.num_known_in_a_row = 0
                 return points
         # From what runs the sampler may learn to draw other points.
         if counts.num_known_in_a_row >= MOST_IN_A_ROW and not counts.num_running:
@@ -139,16 +304,14 @@ class StudyPoints(AbstractPoints):
 
     def _why_it_ends(self) -> str:
         """Return why no more trials are drawn where the sampler draws known points alone."""
-        found = f"the last {self._counts.num_known_in_a_row} draws were all of known points"
-        if self._counts.num_interrupted:
-            return (
-                f"{found}, of which {self._counts.num_interrupted} jobs were interrupted. They go on, and the search "
-                "with them: the same command with resume=auto"
-            )
-        return (
-            f"{found}. Either each point has been tried, which sweep.sampler=brute_force would know, or "
-            f"sweep.sampler={self._sampler} draws no others any more"
+        found, num = (
+            f"the last {self._counts.num_known_in_a_row} draws were all of known points",
+            self._counts.num_interrupted,
         )
+        if num:
+            advice = "They go on, and the search with them: the same command with resume=auto"
+            return f"{found}, of which {num} jobs were interrupted. {advice}"
+        return f"{found}: each was tried, or sweep.sampler={self._sampler} draws no others any more"
 
     def _jobs_of_next_draw(self) -> list[Point]:
         """Return the jobs of the next trial; none where its point is known."""
@@ -157,7 +320,8 @@ class StudyPoints(AbstractPoints):
         trial, refused = self._ask()
         first = self._same.first(trial)
         if first is not None:
-            self._counts.draw_known()
+            self._counts.num_known += 1
+            self._counts.num_known_in_a_row += 1
             with self._telling():
                 self._same.repeat(trial.number, first)
             if self._sampler == "brute_force" and not is_queued:
@@ -198,7 +362,7 @@ class StudyPoints(AbstractPoints):
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Tell the study, once all jobs of a trial have ended; one that was interrupted stays as it is, to go on."""
         if outcome.status not in ENDED:
-            self._counts.interrupt()
+            self._counts.num_interrupted += 1
             return
         self._counts.end()
         if point.refused is not None:
@@ -272,7 +436,7 @@ class StudyPoints(AbstractPoints):
             trials |= {point.number: trial for point in jobs}
             points |= {point.number: point for point in jobs}
             if is_over and refused is None:
-                self._counts.give(len(jobs))
+                self._counts.num_given += len(jobs)
                 self._counts.end(len(jobs))
                 continue
             check_values(trial, self._distributions)
@@ -280,7 +444,7 @@ class StudyPoints(AbstractPoints):
                 outcome = read_outcome(folder / str(point.number))
                 if outcome.status in ENDED:
                     # The job ended, and the sweep died before it took note.
-                    self._counts.give(1)
+                    self._counts.num_given += 1
                     self.finish(point, outcome)
                 else:
                     waiting[point.number] = point

@@ -12,8 +12,7 @@ from mlotool.config.schema import OWN_SAMPLERS, PRUNERS, SAMPLERS
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.sweep.extras import import_extra
-from mlotool.sweep.study_storage import import_optuna
+from mlotool.sweep.storage import import_extra, import_optuna
 
 
 def make_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
@@ -27,7 +26,7 @@ def make_study_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
     # A sequence is kept in the study, with its seed; our own samplers draw by a trial's number.
     if name in ("qmc", *OWN_SAMPLERS):
         return sampler
-    from mlotool.sweep.samplers.numbered import NumberedSampler
+    from mlotool.sweep.samplers.base import NumberedSampler
 
     return NumberedSampler(partial(make_sampler, name, options), seed)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from mlotool.sweep.storage import import_optuna, open_storage, storing
 from mlotool.sweep.study_options import make_pruner
-from mlotool.sweep.study_same import is_copy
-from mlotool.sweep.study_storage import import_optuna, open_storage, storing
+from mlotool.sweep.trials import is_copy
 
 
 class Watcher:

@@ -1,6 +1,6 @@
 import pytest
 
-from mlotool.fusion import attempt
+from mlotool.fusion import comparison
 
 
 @pytest.fixture
@@ -11,4 +11,4 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         before()
         return 0.0, take()
 
-    monkeypatch.setattr(attempt, "_fastest", timed)
+    monkeypatch.setattr(comparison, "_fastest", timed)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool import Graph, Identity, Implicit, LossOutput, Problem, Program, Schedule, Stream
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks
-from mlotool.fusion.verdict import Verdict
 
 NUM_CLASSES, NUM_FEATURES = 3, 4
 

@@ -206,7 +206,7 @@ def test_an_optimizer_that_replaces_tensors(make: Callable[..., Program]) -> Non
 @pytest.mark.filterwarnings("ignore:The ConjugateGradient solve")
 def test_solvers_that_decide_differently_beside_a_buffer_that_is_assigned_anew() -> None:
     algorithm = Implicit(ConjugateGradient(8, tolerance=0.05))
-    found = compared(lambda k: bilevel(k, lambda: network(Assigning()), hypergradient=algorithm), ticks=16)
+    found = compared(lambda k: bilevel(k, lambda: network(Assigning()), hypergradient=algorithm), ticks=10)
     check(found)
 
 
@@ -214,5 +214,5 @@ def test_a_leader_that_leaves_and_a_batch_of_a_new_kind() -> None:
     def make(k: int) -> Program:
         return bilevel(k, lambda: network(nn.BatchNorm1d(8)), stream=Stream(Blobs(40, k), 6, seed=k, drop_last=False))
 
-    found = compared(make, num_members=5, ticks=16, ends={0: 4, 3: 9})
+    found = compared(make, num_members=4, ticks=12, ends={0: 4, 3: 8})
     check(found)

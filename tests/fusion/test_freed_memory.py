@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import torch
-from mlotool.fusion.freed_memory import keep_freed_memory
+from mlotool.fusion.fused_ticks import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
@@ -22,6 +22,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an option of glibc")
 def test_large_tensors_find_the_memory_of_earlier_ones() -> None:
     faults = {

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient.radius. finite differences at a radius"),
 ]
 
-QUICK = ("plain", "mwn", "data_cleaning", "label_correction", "maml", "learned_lr", "oneshot_peaks")
+QUICK = ("plain", "mwn", "maml", "learned_lr", "oneshot_peaks")
 """Those that take a few seconds."""
 
 LAYER_PARALLEL = {"classifier": "its training is layer-parallel"}
@@ -91,7 +91,9 @@ def test_a_stack_of_three_seeds(recipe: str, image_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "tolerance"), [("hypergradient.radius=0.01", 1e-11), ("hypergradient.product=reverse", 1e-13)]
 )
-@pytest.mark.parametrize("recipe", ["mwn", "data_cleaning", pytest.param("domain_adaptation", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "recipe", ["mwn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("data_cleaning", "domain_adaptation"))]
+)
 def test_without_small_differences_rounding_stays_rounding(
     recipe: str, words: str, tolerance: float, image_folder: Path
 ) -> None:

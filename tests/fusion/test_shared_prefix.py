@@ -14,9 +14,8 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.tangents import dual_level
 from mlotool.core.tracing import tracing
 from mlotool.data import InMemoryDataset, Normalization
-from mlotool.fusion.frozen_parts import are_same_function, frozen_parts, have_same_bits
-from mlotool.fusion.shared_prefix import SharedPrefix, share_prefixes
-from mlotool.fusion.shared_reads import share_reads
+from mlotool.fusion.shared_batches import share_reads
+from mlotool.fusion.shared_prefix import SharedPrefix, are_same_function, frozen_parts, have_same_bits, share_prefixes
 from mlotool.losses import cross_entropy
 from mlotool.problem.stream import Stream
 

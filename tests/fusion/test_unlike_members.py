@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool import EvolutionStrategies, Program, Schedule, Stream
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks
-from mlotool.fusion.verdict import Verdict
 from tests.fusion.members import NUM_CLASSES, NUM_FEATURES, Blobs, bilevel, compared, network, plain, plain_loss
 
 pytestmark = pytest.mark.usefixtures("no_clock")

@@ -11,7 +11,7 @@ import torch
 
 from mlotool.core import files
 from mlotool.core.run_files import read_json
-from mlotool.fusion import attempt
+from mlotool.fusion import comparison
 from mlotool.runner import RunResult, checkpoint, run_config
 from mlotool.runner.together import RunRequest, run_together
 from tests.fusion.members import Blobs, bilevel, network
@@ -78,7 +78,7 @@ def use_small_runs() -> None:
     """Let runs be small, and one program of all count as the faster way, whatever the clock says."""
     run_config.build = build  # type: ignore[assignment]
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
-    attempt._fastest = _untimed
+    comparison._fastest = _untimed
 
 
 def _untimed(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float, Any]:

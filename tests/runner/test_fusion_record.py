@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import StackRecord
-from mlotool.fusion.layout import Layout
-from mlotool.fusion.verdict import Verdict
+from mlotool.fusion.stacked_schedule import Layout
 from mlotool.runner.together import FusionRecord
 
 JOBS = [3, 4, 7, 8]

@@ -117,7 +117,7 @@ def test_an_interrupt_while_runs_begin(
         run_together(requests(name), record=record, when_ended=lambda number, result: None)
 
     timed = lambda take, before: (before(), (0.0, take()))[1]  # noqa: E731
-    monkeypatch.setattr("mlotool.fusion.attempt._fastest", timed)
+    monkeypatch.setattr("mlotool.fusion.comparison._fastest", timed)
     train("whole")
     if is_resumed:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

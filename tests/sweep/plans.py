@@ -9,10 +9,9 @@ from typing import Any
 from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.sweep.driver import Sweep
-from mlotool.sweep.group_record import GroupRecord
-from mlotool.sweep.groups import Point
 from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job
 from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher
+from mlotool.sweep.points import GroupRecord, Point
 
 SHARED = JobSpec("mlotool run -m", ("+recipe=plain",), None, ())
 

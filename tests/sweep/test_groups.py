@@ -11,10 +11,9 @@ import pytest
 from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.sweep.driver import run_jobs
-from mlotool.sweep.groups import Point, grouped
 from mlotool.sweep.job_folder import JobSpec, read_job
 from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher
-from mlotool.sweep.points import GridPoints
+from mlotool.sweep.points import GridPoints, Point, grouped
 from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
 RATE = "problems.classifier.optimizer.lr"

@@ -54,11 +54,9 @@ def search(folder: Path, resume: str | None, dies_at: int | None, settings: dict
     ("move", "to", "settings"),
     [
         (moved, "other", {}),
-        (moved, "far/away", {"sampler": "random"}),
         (copied, "other", {"sampler_options": {"n_startup_trials": 1}}),
         (moved, "with a space", {"sampler": "nsga2"}),
         (moved, "other", {"storage": True}),
-        (moved, "other", {"sampler": "evolution"}),
     ],
 )
 def test_a_search(

@@ -15,7 +15,6 @@ from tests.sweep.test_study import RATE, run, trials
 pytest.importorskip("optuna")
 PRUNERS: dict[str, dict[str, Any]] = {
     "median": {"n_startup_trials": 1},
-    "percentile": {"percentile": 50.0, "n_startup_trials": 1},
     "successive_halving": {"min_resource": 1, "reduction_factor": 2},
     "hyperband": {"min_resource": 1, "max_resource": 4, "reduction_factor": 2},
     "threshold": {"lower": 0.0},

@@ -14,9 +14,8 @@ from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError, WriteError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job, read_outcome
-from mlotool.sweep.study import StudyPoints
-from mlotool.sweep.study_decisions import words_of
-from mlotool.sweep.study_values import StudyValues
+from mlotool.sweep.study import StudyPoints, StudyValues
+from mlotool.sweep.trials import words_of
 from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
 optuna = pytest.importorskip("optuna")
@@ -94,17 +93,6 @@ def test_brute_force_in_groups_tries_each_once(tmp_path: Path) -> None:
         plan, tmp_path, known(tmp_path), lambda words, decide: {"kind": decide("kind", ("a", "b", "c"))}
     )
     assert (again.num_ended, again.next()) == (3, None)
-
-
-def test_beside_other_values(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, RATE, num_trials=3)
-    run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path)
-    assert all({"lr", "decisions.kind"} <= trial.params.keys() for trial in trials(tmp_path))
-
-
-def test_nothing_to_search(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing to search; expected choices or ranges"):
-        StudyPoints(make_plan(tmp_path), tmp_path, known(tmp_path))
 
 
 def test_what_makes_no_model_is_told_and_not_trained(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ SIZE = Dimension("width", ("2", "4", "6"))
 Decide = Callable[[str, tuple[Any, ...]], Any]
 
 
-MOST_IN_A_ROW = 25
+MOST_IN_A_ROW = 15
 """Draws of known points, each of which writes into a database: enough for spaces of four points."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlotool.cli.sweep_job import _end_with_parent
 from mlotool.sweep.job_folder import note_failure, read_job
-from mlotool.sweep.process import STOP
+from mlotool.sweep.launchers import STOP
 
 
 def main(folders: Sequence[Path]) -> int:

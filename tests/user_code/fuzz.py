@@ -24,7 +24,7 @@ import torch
 import mlotool
 from mlotool import Graph, Implicit, Problem, Program, Schedule, Stream
 from mlotool.core.errors import Interrupted, MlotoolError
-from mlotool.fusion import attempt
+from mlotool.fusion import comparison
 from mlotool.fusion.fused_ticks import FusedTicks
 from mlotool.runner.together import RunRequest, run_together
 from tests.user_code import parts
@@ -307,7 +307,7 @@ def _difference(found: State, expected: State) -> float:
 
 
 def untimed(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float, Any]:
-    """Take the place of `attempt._fastest`: runs are fused whether or not that is faster here."""
+    """Take the place of `comparison._fastest`: runs are fused whether or not that is faster here."""
     before()
     return 0.0, take()
 
@@ -321,7 +321,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=MODES)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    attempt._fastest = untimed  # type: ignore[assignment]
+    comparison._fastest = untimed  # type: ignore[assignment]
     for number in range(given.first, given.end or given.first + 1):
         began = time.process_time()
         fuzzed = Fuzzed(number, given.ticks, given.action and tuple(given.action), given.mode)

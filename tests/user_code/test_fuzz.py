@@ -9,7 +9,7 @@ import torch
 
 from mlotool.config import building
 from mlotool.core.errors import ConfigError
-from mlotool.fusion import attempt
+from mlotool.fusion import comparison
 from tests.user_code.actions import ACTIONS, MODES
 from tests.user_code.fuzz import Fuzzed, _judged, untimed
 from tests.user_code.programs import by_hand
@@ -21,7 +21,7 @@ QUICK, QUICK_TICKS = (0, 2, 6, 8, 9, 11, 12, 14, 20, 21, 23, 24), 60
 
 @pytest.fixture(autouse=True)
 def _like_a_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(attempt, "_fastest", untimed)
+    monkeypatch.setattr(comparison, "_fastest", untimed)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -6,9 +6,16 @@ from typing import Any
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
-from mlotool.sweep.samplers.base import AbstractHistorySampler, check_whole
-from mlotool.sweep.samplers.history import History, Outcome, generator
-from mlotool.sweep.samplers.values import contains, countable, draw
+from mlotool.sweep.samplers.base import (
+    AbstractHistorySampler,
+    History,
+    Outcome,
+    check_whole,
+    contains,
+    countable,
+    draw,
+    generator,
+)
 
 _MOST_VALUES = 1000
 """A parameter with more values is redrawn without a look at which were tried."""

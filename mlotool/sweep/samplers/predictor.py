@@ -1,18 +1,251 @@
 """A learned performance predictor: Bayesian regression on decisions, by Thompson sampling."""
 
+import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from mlotool.sweep.samplers.base import AbstractHistorySampler, check_whole
-from mlotool.sweep.samplers.features import Array, Space, candidates
-from mlotool.sweep.samplers.history import History, Outcome, Point, generator
-from mlotool.sweep.samplers.pairwise_model import Weights, draw_weights, normal_scores
-from mlotool.sweep.samplers.values import draw
+from mlotool.sweep.samplers.base import (
+    AbstractHistorySampler,
+    History,
+    Outcome,
+    Point,
+    at,
+    check_whole,
+    countable,
+    draw,
+    generator,
+    position,
+)
+
+Array = NDArray[np.float64]
+
+
+_PAIR_SHARES = (0.05, 0.2, 0.5)
+"""How much of the prior variance of a point's value the pairs may have."""
+_NOISES = (1e-3, 1e-2, 1e-1, 1.0)
+"""Variances of the noise, beside a prior variance of 1."""
+_MOST_FOR_EVIDENCE = 100
+"""Trials by which these two are chosen, the last ones."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A function of a point's features `x`: `constant + first . x + x . second x / 2`.
+
+    Args:
+        constant: a number.
+        first: of shape (num_features,).
+        second: of shape (num_features, num_features), symmetric; zero between features of one parameter.
+    """
+
+    constant: float
+    first: Array
+    second: Array
+
+
+def normal_scores(scores: Sequence[float]) -> Array:
+    """Return quantiles of the normal distribution by rank: of equal scores the mean, of a run that diverged no outlier.
+
+    Args:
+        scores: as many as trials.
+
+    Returns:
+        Of shape (num_trials,).
+
+    Example:
+        >>> normal_scores([0.1, 1e9, 0.2]).round(2).tolist()
+        [-0.97, 0.97, 0.0]
+    """
+    _, inverse, counts = np.unique(np.asarray(scores), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    middles = (ends - (counts - 1) / 2 - 0.5) / len(scores)
+    return np.array([NormalDist().inv_cdf(each) for each in middles])[inverse]
+
+
+def draw_weights(features: Array, groups: NDArray[np.int64], targets: Array, random: np.random.Generator) -> Weights:
+    """Return weights drawn from the posterior of `y = b + sum_i w_i x_i + sum_(i < j) v_ij x_i x_j + noise`.
+
+    Products of features of one parameter are left out. The prior is normal; the share of the pairs in its variance and
+    the noise are those of the largest marginal likelihood of the last trials, on a small grid. A draw is one of the
+    prior that is corrected where there is data (Matheron's rule), so that pairs cost no more than products of matrices.
+
+    Args:
+        features: of shape (num_trials, num_features).
+        groups: of shape (num_features,): the number of the parameter whose feature it is.
+        targets: of shape (num_trials,), of about unit variance.
+        random: what is drawn with.
+
+    Cost: `O(num_trials^3 + num_trials^2 num_features)`.
+
+    Source: Wilson et al., "Efficiently Sampling Functions from Gaussian Process Posteriors", 2020, equation 13; the
+    kernel of pairs is the factorization of Rendle, "Factorization Machines", 2010, equation 4.
+    """
+    singles, pairs = _kernels(features, groups)
+    # A point's prior variance is 1 on average, whatever the number of its parameters.
+    of_single, of_pair = (_inverse(float(np.mean(np.diag(each)))) for each in (singles, pairs))
+    best, few = (-math.inf, 0.0, 0.0), slice(-_MOST_FOR_EVIDENCE, None)
+    for share in _PAIR_SHARES:
+        kernel = 1.0 + (1 - share) * of_single * singles + share * of_pair * pairs
+        for noise in _NOISES:
+            best = max(best, (_log_evidence(kernel[few, few], noise, targets[few]), share, noise))
+    _, share, noise = best
+    of_single, of_pair = (1 - share) * of_single, share * of_pair
+    prior = _draw_prior(groups, of_single, of_pair, random)
+    kernel = 1.0 + of_single * singles + of_pair * pairs + noise * np.eye(len(targets))
+    missing = targets - evaluate(prior, features) - math.sqrt(noise) * random.standard_normal(len(targets))
+    dual = np.linalg.solve(kernel, missing)
+    second = of_pair * (features.T * dual) @ features * _is_pair(groups)
+    return Weights(
+        prior.constant + float(dual.sum()), prior.first + of_single * features.T @ dual, prior.second + second
+    )
+
+
+def evaluate(weights: Weights, features: Array) -> Array:
+    """Return the function at points, of shape (num_points,)."""
+    return weights.constant + features @ weights.first + ((features @ weights.second) * features).sum(1) / 2
+
+
+def _inverse(variance: float) -> float:
+    # Points of one parameter have no pairs.
+    return 1.0 / variance if variance > 1e-9 else 0.0
+
+
+def _is_pair(groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return groups[:, None] != groups[None, :]
+
+
+def _kernels(features: Array, groups: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return `sum_q s_q` and `sum_(q < r) s_q s_r`, with `s_q` the product of two trials' features of parameter q."""
+    singles = features @ features.T
+    squares = np.zeros_like(singles)
+    for group in np.unique(groups):
+        own = features[:, groups == group]
+        squares += (own @ own.T) ** 2
+    return singles, (singles**2 - squares) / 2
+
+
+def _log_evidence(kernel: Array, noise: float, targets: Array) -> float:
+    lower = np.linalg.cholesky(kernel + noise * np.eye(len(targets)))
+    whitened = np.linalg.solve(lower, targets)
+    return float(-0.5 * whitened @ whitened - np.log(np.diag(lower)).sum())
+
+
+def _draw_prior(groups: NDArray[np.int64], of_single: float, of_pair: float, random: np.random.Generator) -> Weights:
+    count = len(groups)
+    upper = np.triu(random.standard_normal((count, count)), 1) * math.sqrt(of_pair)
+    first = math.sqrt(of_single) * random.standard_normal(count)
+    return Weights(float(random.standard_normal()), first, (upper + upper.T) * _is_pair(groups))
+
+
+_MOST_LEVELS = 12
+"""A number with more values than that has cosines in the place of one feature a value."""
+_NUM_COSINES = 4
+_NUM_CANDIDATES = 64
+"""Values of a long range that are looked at."""
+
+
+class Parameter:
+    """The features of one parameter.
+
+    A choice has one each, and so has a number with few values. Another number at position `t` of its range, between 0
+    and 1, has `1, cos(pi t), cos(2 pi t) / 2, ..`: a smooth function, whose high frequencies have small weights.
+
+    Args:
+        distributions: what its values were drawn from; a number's range is the smallest that contains theirs.
+        start: where its features begin among those of a point.
+    """
+
+    def __init__(self, distributions: Sequence[BaseDistribution], start: int) -> None:
+        self._range = _union(distributions)
+        self._columns: dict[Any, int] | None = None
+        lists = [countable(each, _MOST_LEVELS) for each in distributions]
+        values = [_key(value) for each in lists if each is not None for value in each]
+        if None not in lists and (self._range is None or len(set(values)) <= _MOST_LEVELS):
+            self._columns = {value: column for column, value in enumerate(dict.fromkeys(values))}
+        width = 1 + _NUM_COSINES if self._columns is None else len(self._columns)
+        self.columns = slice(start, start + width)
+
+    def features(self, values: Sequence[Any]) -> Array:
+        """Return the features of values, of shape (num_values, num_features)."""
+        if self._columns is not None:
+            # A value between two levels, of a grid of fractions that was moved, has none.
+            found = [self._columns.get(_key(each), -1) for each in values]
+            return (np.asarray(found)[:, None] == np.arange(len(self._columns))).astype(float)
+        assert self._range is not None
+        where = np.array([position(self._range, each) for each in values])[:, None]
+        orders = np.arange(1, _NUM_COSINES + 1)
+        return np.concatenate([np.ones_like(where), np.cos(math.pi * where * orders) / orders], axis=1)
+
+    def options(self, random: np.random.Generator) -> Array:
+        """Return the features of what the parameter may be: of all values, or of some of its range."""
+        if self._range is None or self._columns is not None:
+            return np.eye(self.columns.stop - self.columns.start)
+        return self.features(candidates(self._range, random))
+
+
+class Space:
+    """The parameters that trials had, and which of them occur together.
+
+    Args:
+        outcomes: the trials.
+    """
+
+    def __init__(self, outcomes: Iterable[Outcome]) -> None:
+        kinds: dict[str, dict[Any, BaseDistribution]] = {}
+        for outcome in outcomes:
+            for name, distribution in outcome.distributions.items():
+                kinds.setdefault(name, {}).setdefault(_kind(distribution), distribution)
+        self.parameters: dict[str, Parameter] = {}
+        self.num_features = 0
+        for name, distributions in kinds.items():
+            self.parameters[name] = Parameter(list(distributions.values()), self.num_features)
+            self.num_features = self.parameters[name].columns.stop
+        widths = [each.columns.stop - each.columns.start for each in self.parameters.values()]
+        self.groups = np.repeat(np.arange(len(widths)), widths)
+
+    def features(self, points: Sequence[Mapping[str, Any]]) -> Array:
+        """Return the features of points, zero for parameters that one has not: of shape (num_points, num_features)."""
+        found = np.zeros((len(points), self.num_features))
+        for name, parameter in self.parameters.items():
+            rows = [row for row, point in enumerate(points) if name in point]
+            if rows:
+                found[rows, parameter.columns] = parameter.features([points[row][name] for row in rows])
+        return found
+
+
+def candidates(distribution: BaseDistribution, random: np.random.Generator) -> list[Any]:
+    """Return values to choose from: all, or some of a long range, one in each of its equal parts."""
+    values = countable(distribution, _NUM_CANDIDATES)
+    if values is not None:
+        return values
+    return [at(distribution, (part + random.random()) / _NUM_CANDIDATES) for part in range(_NUM_CANDIDATES)]
+
+
+def _key(value: Any) -> Any:
+    # True and 1 are equal, and fractions may differ in their last bit.
+    return (type(value), round(value, 9) if isinstance(value, float) else value)
+
+
+def _kind(distribution: Any) -> Any:
+    # Choices have no range; Optuna refuses others under the same name.
+    return getattr(distribution, "low", None), getattr(distribution, "high", None), getattr(distribution, "step", None)
+
+
+def _union(distributions: Sequence[BaseDistribution]) -> FloatDistribution | None:
+    numbers = [each for each in distributions if isinstance(each, FloatDistribution | IntDistribution)]
+    if not numbers:
+        return None
+    room = 0.5 if isinstance(numbers[0], IntDistribution) else 0.0
+    low, high = min(each.low for each in numbers), max(each.high for each in numbers)
+    return FloatDistribution(low - room, high + room, log=numbers[0].log)
 
 
 @dataclass(frozen=True)

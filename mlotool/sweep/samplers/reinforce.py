@@ -8,9 +8,17 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from mlotool.sweep.samplers.base import AbstractHistorySampler, check_number, check_whole
-from mlotool.sweep.samplers.history import History, Outcome, generator
-from mlotool.sweep.samplers.values import at, countable, position
+from mlotool.sweep.samplers.base import (
+    AbstractHistorySampler,
+    History,
+    Outcome,
+    at,
+    check_number,
+    check_whole,
+    countable,
+    generator,
+    position,
+)
 
 Cell = tuple[str, Any]
 """A choice by its number, a value, or by its number one of the equal parts of a range, which is drawn from evenly."""

@@ -7,7 +7,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from mlotool.sweep.samplers.history import read_history  # noqa: E402
+from mlotool.sweep.samplers.base import read_history  # noqa: E402
 
 RATE = {"rate": optuna.distributions.FloatDistribution(0.0, 1.0)}
 BEGIN = datetime(2026, 1, 1)

@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from mlotool.sweep.samplers import pairwise_model
-from mlotool.sweep.samplers.pairwise_model import Weights, draw_weights, evaluate, normal_scores
+from mlotool.sweep.samplers import predictor
+from mlotool.sweep.samplers.predictor import Weights, draw_weights, evaluate, normal_scores
 
 GROUPS = np.array([0, 0, 0, 1, 1, 2, 2])
 
@@ -28,8 +28,8 @@ def explicit(features: np.ndarray) -> np.ndarray:
 
 def test_draws_have_the_posterior_of_the_regression_with_all_products(monkeypatch: pytest.MonkeyPatch) -> None:
     share, noise = 0.3, 0.1
-    monkeypatch.setattr(pairwise_model, "_PAIR_SHARES", (share,))
-    monkeypatch.setattr(pairwise_model, "_NOISES", (noise,))
+    monkeypatch.setattr(predictor, "_PAIR_SHARES", (share,))
+    monkeypatch.setattr(predictor, "_NOISES", (noise,))
     features, others = points(12, 0), points(5, 1)
     targets = np.random.default_rng(2).standard_normal(12)
     singles, pairs = explicit(features)[:, 1:8], explicit(features)[:, 8:]

@@ -7,7 +7,7 @@ import pytest
 optuna = pytest.importorskip("optuna")
 
 from mlotool.sweep.samplers import predictor  # noqa: E402
-from mlotool.sweep.samplers.history import Outcome  # noqa: E402
+from mlotool.sweep.samplers.base import Outcome  # noqa: E402
 from mlotool.sweep.samplers.predictor import PredictorSampler  # noqa: E402
 
 CHOICES = tuple("abcdef")

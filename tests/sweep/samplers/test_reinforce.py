@@ -9,7 +9,7 @@ optuna = pytest.importorskip("optuna")
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
-from mlotool.sweep.samplers.history import History, Outcome  # noqa: E402
+from mlotool.sweep.samplers.base import History, Outcome  # noqa: E402
 from mlotool.sweep.samplers.reinforce import Cell, ReinforceSampler  # noqa: E402
 
 KIND = CategoricalDistribution(("a", "b", "c"))

@@ -9,8 +9,8 @@ optuna = pytest.importorskip("optuna")
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
-from mlotool.sweep.samplers.features import Parameter, candidates  # noqa: E402
-from mlotool.sweep.samplers.values import at, contains, countable, draw, position  # noqa: E402
+from mlotool.sweep.samplers.base import at, contains, countable, draw, position  # noqa: E402
+from mlotool.sweep.samplers.predictor import Parameter, candidates  # noqa: E402
 
 NUMBERS = [
     FloatDistribution(-1.0, 3.0),

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from mlotool.fusion import joint_steps
-from mlotool.fusion.joint_steps import JointSteps, step_together
-from mlotool.fusion.stacked_outputs import Stacked
+from mlotool.fusion import stacked_steps
+from mlotool.fusion.stacked_gradients import Stacked
+from mlotool.fusion.stacked_steps import StackedSteps, step_together
 from mlotool.problem.optimizers.fused_step import take_steps
 from mlotool.program import Problem
 
@@ -77,7 +77,7 @@ class Pair:
         for number, problem in enumerate(self.together):
             for parameter, whole in zip(problem.own, self.parameters, strict=True):
                 parameter.data = whole[number]
-        self.steps = JointSteps(self.together, self.parameters)
+        self.steps = StackedSteps(self.together, self.parameters)
         self.generator = torch.Generator().manual_seed(0)
 
     def step(self, numbers: Sequence[int] = (0, 1, 2)) -> None:
@@ -108,7 +108,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(steps))
         take_steps(steps)
 
-    monkeypatch.setattr(joint_steps, "take_steps", counted)
+    monkeypatch.setattr(stacked_steps, "take_steps", counted)
     return found
 
 

@@ -12,9 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import TensorDataset
 
 from mlotool.data import CropAndFlip, InMemoryDataset, InMemoryTensors, Normalization, TextWindows
-from mlotool.fusion import joined_data
-from mlotool.fusion.feed import JointStream, NotJointError, joint_streams
-from mlotool.fusion.joined_data import JoinedData
+from mlotool.fusion import stacked_batches
+from mlotool.fusion.stacked_batches import JoinedData, NotFusedError, StackedStream, stacked_streams
 from mlotool.problem.stream import SameBatch
 from mlotool.program import Stream
 
@@ -113,7 +112,7 @@ def test_each_lane_has_its_members_own_batches(kind: str, shared: bool, drop_las
     datasets = [one if shared else DATA[kind](seed) for seed in range(M)]
     ours = streams_on(datasets, drop_last=drop_last)
     own = streams_on(datasets, drop_last=drop_last)
-    joint = JointStream(ours)
+    joint = StackedStream(ours)
     for tick in range(8):
         if tick % 3 == 1:
             ahead = joint.peek(ALL)
@@ -137,7 +136,7 @@ def test_data_in_memory_is_read_in_one_call(monkeypatch: pytest.MonkeyPatch) -> 
         calls: list[Any] = []
         fetch = JoinedData.__getitem__
         monkeypatch.setattr(JoinedData, "__getitem__", lambda self, places: calls.append(places) or fetch(self, places))  # noqa: B023
-        JointStream(streams_on([make(seed) for seed in range(M)])).next(ALL)
+        StackedStream(streams_on([make(seed) for seed in range(M)])).next(ALL)
         assert len(calls) == (kind in IN_ONE_CALL), kind
         monkeypatch.undo()
 
@@ -150,12 +149,12 @@ def test_data_sets_that_are_too_large_or_differ_are_read_lane_by_lane(monkeypatc
     ]
     for datasets in (different[:2], [*map(images, range(2))]):
         ours, own = streams_on(datasets, (1, 2)), streams_on(datasets, (1, 2))
-        joint = JointStream(ours)
+        joint = StackedStream(ours)
         for _ in range(7):
             batch = joint.next([True, True])
             for number, each in enumerate(own):
                 assert_same(lane(batch.value, number), each.next())
-        monkeypatch.setattr(joined_data, "MAX_BYTES", 1)
+        monkeypatch.setattr(stacked_batches, "MAX_BYTES", 1)
     assert JoinedData.of(different) is None
 
 
@@ -163,7 +162,7 @@ def test_data_sets_that_are_too_large_or_differ_are_read_lane_by_lane(monkeypatc
 def test_runs_with_the_same_samples_share_one_batch(kind: str) -> None:
     data = DATA[kind](0)
     ours, own = streams_on([data] * M, (1, 1, 1), repeat=2), Stream(data, 4, seed=1, repeat=2)
-    joint = JointStream(ours)
+    joint = StackedStream(ours)
     for _ in range(11):
         batch = joint.next(ALL)
         assert batch.is_shared
@@ -179,7 +178,7 @@ def test_lanes_of_one_seed_are_loaded_once_where_others_differ() -> None:
     data = Counted(5)
     ours = streams_on([data] * M, (1, 2, 1))
     own = streams_on([Counted(5)] * M, (1, 2, 1))
-    joint = JointStream(ours)
+    joint = StackedStream(ours)
     for tick in range(1, 4):
         batch = joint.next(ALL)
         assert data.count == 2 * 4 * tick
@@ -191,7 +190,7 @@ def test_lanes_of_one_seed_are_loaded_once_where_others_differ() -> None:
 def test_a_lane_without_its_member_has_another_ones_samples(kind: str) -> None:
     datasets = [DATA[kind](seed) for seed in range(M)]
     ours, own = streams_on(datasets), streams_on(datasets)
-    joint = JointStream(ours)
+    joint = StackedStream(ours)
     joint.next(ALL)
     left = ours[0].state_dict()
     own[1].next(), own[2].next()
@@ -206,20 +205,20 @@ def test_a_lane_without_its_member_has_another_ones_samples(kind: str) -> None:
     resumed = [None, *(Stream(data, 4, seed=seed) for data, seed in zip(datasets[1:], (2, 3), strict=True))]
     for stream, other in zip(resumed[1:], own[1:], strict=True):
         stream.load_state_dict(other.state_dict())
-    batch = JointStream(resumed).next([False, True, True])
+    batch = StackedStream(resumed).next([False, True, True])
     for number in (1, 2):
         assert_same(lane(batch.value, number), own[number].next())
 
 
 def test_sharing_does_not_change_with_the_lanes_that_are_left() -> None:
     data = images(0)
-    assert JointStream([None, *streams_on([data] * 2, (1, 1))]).shares
-    stays = JointStream([None, *streams_on([data] * 2, (1, 1))], shares=False)
+    assert StackedStream([None, *streams_on([data] * 2, (1, 1))]).shares
+    stays = StackedStream([None, *streams_on([data] * 2, (1, 1))], shares=False)
     batch = stays.next([False, True, True])
     assert not batch.is_shared
     assert_same(lane(batch.value, 2), Stream(data, 4, seed=1).next())
-    with pytest.raises(NotJointError, match="different samples"):
-        JointStream(streams_on([data] * 3), shares=True)
+    with pytest.raises(NotFusedError, match="different samples"):
+        StackedStream(streams_on([data] * 3), shares=True)
 
 
 def test_members_at_different_places_and_with_epochs_of_other_lengths() -> None:
@@ -229,7 +228,7 @@ def test_members_at_different_places_and_with_epochs_of_other_lengths() -> None:
         for _ in range(number):
             mine.next()
         theirs.load_state_dict(mine.state_dict())
-    joint = JointStream(ours)
+    joint = StackedStream(ours)
     for _ in range(9):
         batch = joint.next(ALL)
         for number, each in enumerate(own):
@@ -239,10 +238,10 @@ def test_members_at_different_places_and_with_epochs_of_other_lengths() -> None:
 def test_last_batches_of_other_sizes_do_not_fit_and_no_stream_goes_on() -> None:
     for make in (images, Theirs):
         streams = [Stream(make(seed, size), 4, seed=seed, drop_last=False) for seed, size in enumerate((6, 9))]
-        joint = JointStream(streams)
+        joint = StackedStream(streams)
         joint.next([True, True])
         before = [each.state_dict() for each in streams]
-        with pytest.raises(NotJointError, match="different s"):
+        with pytest.raises(NotFusedError, match="different s"):
             joint.next([True, True])
         assert [each.state_dict() for each in streams] == before
 
@@ -254,17 +253,17 @@ def test_values_that_are_no_tensors_have_to_agree() -> None:
 
     one, other = Named(0), Named(1)
     one.domain = other.domain = 3
-    joint = JointStream(streams_on([one, other], (1, 2)))
+    joint = StackedStream(streams_on([one, other], (1, 2)))
     assert joint.next([True, True]).value["domain"] == 3
     other.domain = 4
-    with pytest.raises(NotJointError, match=r"'domain'.*different values"):
+    with pytest.raises(NotFusedError, match=r"'domain'.*different values"):
         joint.next([True, True])
 
 
 def test_nan_images_and_values_stay_in_their_lane() -> None:
     spoilt = [nested(seed) for seed in range(M)]
     spoilt[1].values["phase"][:] = torch.nan
-    batch = JointStream(streams_on(spoilt)).next(ALL)
+    batch = StackedStream(streams_on(spoilt)).next(ALL)
     assert batch.value["phase"].isnan().any(1).tolist() == [False, True, False]
 
 
@@ -272,12 +271,12 @@ def test_another_dtype_is_honoured() -> None:
     datasets = [images(seed) for seed in range(M)]
     ours = [each.to(dtype=torch.float64) for each in streams_on(datasets)]
     own = [each.to(dtype=torch.float64) for each in streams_on(datasets)]
-    batch = JointStream(ours).next(ALL).value
+    batch = StackedStream(ours).next(ALL).value
     assert batch["input"].dtype == torch.float64
     for number, each in enumerate(own):
         assert_same(lane(batch, number), each.next())
-    with pytest.raises(NotJointError, match="dtypes"):
-        JointStream([*ours[:2], *streams_on(datasets)[2:]])
+    with pytest.raises(NotFusedError, match="dtypes"):
+        StackedStream([*ours[:2], *streams_on(datasets)[2:]])
 
 
 def test_ranks_and_workers_load_by_themselves() -> None:
@@ -287,7 +286,7 @@ def test_ranks_and_workers_load_by_themselves() -> None:
         if not settings:
             for each in (*ours, *own):
                 each.divide(1, 3)
-        joint = JointStream(ours)
+        joint = StackedStream(ours)
         for _ in range(4):
             batch = joint.next([True, True])
             for number, each in enumerate(own):
@@ -300,7 +299,7 @@ def test_ranks_and_workers_load_by_themselves() -> None:
 def test_a_problem_that_repeats_anothers_batch_reads_nothing_again() -> None:
     data = Counted(5)
     lower = streams_on([data] * M)
-    joint = joint_streams({"lower": lower, "upper": [SameBatch(each) for each in lower], "none": [None] * M})
+    joint = stacked_streams({"lower": lower, "upper": [SameBatch(each) for each in lower], "none": [None] * M})
     assert [*joint] == ["lower", "upper"]
     assert_same(joint["upper"].next(ALL).value, joint["lower"].peek(ALL).value)
     for _ in range(3):
@@ -308,7 +307,7 @@ def test_a_problem_that_repeats_anothers_batch_reads_nothing_again() -> None:
         assert joint["upper"].next(ALL) is batch
         assert joint["upper"].peek(ALL) is batch
     assert data.count == M * 4 * 3
-    alone = JointStream([SameBatch(each) for each in lower])
+    alone = StackedStream([SameBatch(each) for each in lower])
     assert_same(alone.next(ALL).value, joint["lower"].last(ALL).value)
     assert lower[0].state_dict() == {"epoch": 1, "batches_consumed": 1}
 
@@ -316,13 +315,13 @@ def test_a_problem_that_repeats_anothers_batch_reads_nothing_again() -> None:
 def test_a_resume_in_the_middle_goes_on_with_the_same_batches() -> None:
     datasets = [images(seed) for seed in range(M)]
     ours = streams_on(datasets, repeat=2)
-    joint = JointStream(ours)
+    joint = StackedStream(ours)
     for _ in range(7):
         joint.next(ALL)
     resumed = streams_on(datasets, repeat=2)
     for stream, other in zip(resumed, ours, strict=True):
         stream.load_state_dict(other.state_dict())
-    again = JointStream(resumed)
+    again = StackedStream(resumed)
     assert_same(again.last(ALL).value, joint.last(ALL).value)
     for _ in range(5):
         assert_same(again.next(ALL).value, joint.next(ALL).value)
@@ -341,7 +340,7 @@ class Drawn:
 @pytest.mark.parametrize("is_one_data_set", [False, True])
 def test_lanes_draw_as_their_members_do_alone(is_one_data_set: bool) -> None:
     datasets = [Drawn()] * M if is_one_data_set else [Drawn() for _ in range(M)]
-    joint, own = JointStream(streams_on(datasets)), streams_on(datasets)
+    joint, own = StackedStream(streams_on(datasets)), streams_on(datasets)
     for tick in range(6):
         batch = joint.next(ALL)
         for number, each in enumerate(own):

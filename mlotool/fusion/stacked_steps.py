@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mlotool.fusion.stacked_outputs import Stacked
+from mlotool.fusion.stacked_gradients import Stacked
+from mlotool.problem.fused_step import Kernel, kind_of
 from mlotool.problem.optimizers.fused_step import KernelGroup, KernelStep, take_steps
-from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters
+from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.prepared_step import stepped
@@ -22,7 +23,7 @@ OwnStep = tuple[Problem, Gradient, Sequence[Hyperparameters] | None]
 Stepped = list[Tensor | Exception | None]
 """Of each member, the norm of its gradient where that is clipped, or the error of its step."""
 
-_Groups = list[KernelGroup]
+_Groups = list[tuple[Kernel, KernelGroup]]
 """Those of one optimizer."""
 
 _VECTOR_BYTES = 64
@@ -34,20 +35,22 @@ class _Call:
     """A call of a kernel that is a step of a group of all members' optimizers.
 
     Args:
+        kernel: of these optimizers.
         group: with tensors of all members.
         are_whole: by parameter, whether it is one tensor of all members, or one for each.
     """
 
+    kernel: Kernel
     group: KernelGroup
     are_whole: list[bool]
 
     def along(self, gradient: Sequence[Tensor]) -> KernelStep:
         """Return the step along a gradient, (members, ...) each."""
         given = [gradient[position] for position in self.group.positions]
-        return self.group, _parts(given, self.are_whole)
+        return self.kernel, self.group, _parts(given, self.are_whole)
 
 
-class JointSteps:
+class StackedSteps:
     """Takes the steps of one problem of all members of a stack, with the bits of `Problem.step`.
 
     Where all have one kind of optimizer with the same settings, their parameters and what the optimizers keep are rows
@@ -119,7 +122,7 @@ class JointSteps:
         if calls is not None:
             take_steps([call.along(gradient) for call in calls])
             return [_advanced(self._problem(number)) for number in numbers]
-        rows = [*stacked.gradients()]
+        rows = stacked.gradients()
         steps = [(self._problem(number), rows[number], own) for number, own in zip(numbers, given, strict=True)]
         return step_together(steps, contexts)
 
@@ -157,9 +160,9 @@ class JointSteps:
         if not _are_alike(groups):
             return None
         for alike in zip(*groups, strict=True):
-            if (group := self._group(numbers, alike)) is None:
+            if (group := self._group(numbers, [group for _, group in alike])) is None:
                 return None
-            calls.append(_Call(group, self._are_whole(group)))
+            calls.append(_Call(alike[0][0], group, self._are_whole(group)))
         return calls
 
     def _group(self, numbers: Sequence[int], groups: Sequence[KernelGroup]) -> KernelGroup | None:
@@ -169,18 +172,18 @@ class JointSteps:
             name: [self._rows(name, position, numbers, groups) for position in range(len(first.positions))]
             for name in first.vectors
         }
-        counts = [whole for whole, _ in kept.get(COUNTER, [])]
+        counts = [whole for whole, _ in kept.get("step", [])]
         if any(bool((count != count[one])[list(numbers)].any()) for count in counts):
             return None
         are_whole = self._are_whole(first)
         parameters = [self._parameters[position] for position in first.positions]
         vectors = {
-            name: _parts([whole for whole, _ in found], are_whole) for name, found in kept.items() if name != COUNTER
+            name: _parts([whole for whole, _ in found], are_whole) for name, found in kept.items() if name != "step"
         }
         if counts:
             # A kernel takes one count a tensor.
             sizes = [1 if is_whole else len(self._problems) for is_whole in are_whole]
-            vectors[COUNTER] = [count[one] for count, size in zip(counts, sizes, strict=True) for _ in range(size)]
+            vectors["step"] = [count[one] for count, size in zip(counts, sizes, strict=True) for _ in range(size)]
         ones = [torch.ones_like(count) for count in counts]
         return replace(first, parameters=_parts(parameters, are_whole), vectors=vectors, counts=counts, ones=ones)
 
@@ -223,7 +226,7 @@ class JointSteps:
 
 def _are_alike(groups: Sequence[_Groups]) -> bool:
     """Return whether the optimizers of members have the same settings now, for the same parameters."""
-    return len({tuple((each.kind(), *each.positions) for each in found) for found in groups}) == 1
+    return len({tuple((kind_of(*each), *each[1].positions) for each in found) for found in groups}) == 1
 
 
 def _parts(tensors: Sequence[Tensor], are_whole: Sequence[bool]) -> list[Tensor]:

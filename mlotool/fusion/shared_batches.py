@@ -1,0 +1,258 @@
+"""Batches that several runs of one process ask for, each read once; none sees what another one writes."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor
+
+from mlotool.core.bound_module import lazy_copy
+from mlotool.problem.stream import Place, Stream
+
+_CONSTANTS = (str, bytes, int, float, complex, type(None))
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a batch: its containers anew; large tensors on a CPU take memory once they are written to.
+
+    Args:
+        value: tensors without a graph, numbers and texts in dicts, lists, tuples and dataclasses; anything else is
+            copied as `copy.deepcopy` does.
+
+    Example:
+        >>> import torch
+        >>> batch = {"input": torch.zeros(2), "name": "a"}
+        >>> other = copied(batch)
+        >>> other["input"].add_(1.0), batch["input"]
+        (tensor([1., 1.]), tensor([0., 0.]))
+    """
+    if isinstance(value, Tensor):
+        return lazy_copy(value)
+    if isinstance(value, _CONSTANTS):
+        return value
+    if type(value) is dict:
+        return {key: copied(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([copied(each) for each in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(copied, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        twin = copy.copy(value)
+        for field in fields(value):
+            # The class may be frozen.
+            object.__setattr__(twin, field.name, copied(getattr(value, field.name)))
+        return twin
+    return copy.deepcopy(value)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in([*value.values()])
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+
+
+def num_bytes(value: Any) -> int:
+    """Return the memory of the tensors of a batch."""
+    return sum(tensor.nbytes for tensor in tensors_in(value))
+
+
+MAX_BYTES = 2**28
+"""Of the batches that are kept for those who have not asked yet."""
+
+
+class SharedReads:
+    """The batches of streams that have the very same samples: read for the first that asks, kept for the others.
+
+    Each stream gets a copy, so that a loss that changes its batch in place changes no other run's; on a CPU a copy
+    takes memory once someone writes to it. A batch is kept until all streams have asked for it, or until later ones
+    need its room: then whoever comes late reads it again.
+
+    Args:
+        streams: that give the same samples where they stand at the same place, as `Stream.loads_like` says; one that
+            is gone is not waited for.
+        max_bytes: of the batches that are kept.
+    """
+
+    def __init__(self, streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> None:
+        self._streams = WeakSet(streams)
+        self._max_bytes = max_bytes
+        self._kept: dict[Place, tuple[Any, int, WeakSet[Stream]]] = {}
+
+    def read(self, stream: Stream, place: Place, load: Callable[[], Any]) -> Any:
+        """Return the batch at `place`.
+
+        Args:
+            stream: that asks.
+            place: an epoch, and the number of the batch in it.
+            load: reads it.
+        """
+        if place not in self._kept:
+            batch = load()
+            # A stream that was sent back does not keep a batch for those that have passed it.
+            waiting = WeakSet(each for each in self._streams if each is not stream and each.next_place <= place)
+            if not waiting:
+                return batch
+            self._kept[place] = batch, num_bytes(batch), waiting
+            self._make_room()
+            return copied(batch)
+        batch, _, waiting = self._kept[place]
+        waiting.discard(stream)
+        if waiting:
+            return copied(batch)
+        del self._kept[place]
+        return batch
+
+    def leave(self, stream: Stream) -> None:
+        """Wait for a stream no longer, which reads its batches itself from now on."""
+        if stream not in self._streams:
+            return
+        self._streams.discard(stream)
+        stream.read_through(None)
+        for place, (_, _, waiting) in [*self._kept.items()]:
+            waiting.discard(stream)
+            if not waiting:
+                del self._kept[place]
+
+    def _make_room(self) -> None:
+        """Let the oldest batches go, but never the one that was read last."""
+        total = sum(size for _, size, _ in self._kept.values())
+        while total > self._max_bytes and len(self._kept) > 1:
+            _, size, _ = self._kept.pop(next(iter(self._kept)))
+            total -= size
+
+
+def share_reads(streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> list[SharedReads]:
+    """Let streams that have the very same samples read each batch once; others stay as they are.
+
+    It pays where the streams stand at the same places at about the same time.
+
+    Args:
+        streams: of several runs of this process that train side by side.
+        max_bytes: of the batches that are kept, for each set of equal streams.
+
+    Example:
+        >>> import torch
+        >>> images = torch.rand(4, 2)
+        >>> streams = [Stream(images, 2, seed=1) for _ in range(2)]
+        >>> reads = share_reads(streams)
+        >>> torch.equal(streams[0].next(), streams[1].next()), len(reads)
+        (True, 1)
+    """
+    alike: list[list[Stream]] = []
+    for stream in streams:
+        known = next((each for each in alike if stream.loads_like(each[0])), None)
+        if known is None:
+            alike.append([stream])
+        elif stream not in known:
+            known.append(stream)
+    shared = []
+    for group in alike:
+        if len(group) > 1:
+            reads = SharedReads(group, max_bytes)
+            for stream in group:
+                stream.read_through(reads)
+            shared.append(reads)
+    return shared
+
+
+MAX_KEPT_BYTES = 2**28
+"""Of the batches of a group that are kept; those that find no room are read again by each run."""
+
+
+class Room:
+    """The memory that is left for batches that are kept: at first `num_bytes` for all of them."""
+
+    def __init__(self, num_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._num_left = num_bytes
+
+    def takes(self, batch: Any) -> bool:
+        """Say whether there is room for a batch, which then has taken it."""
+        size = num_bytes(batch)
+        has_room = size <= self._num_left
+        self._num_left -= size if has_room else 0
+        return has_room
+
+
+class KeptData:
+    """A data object whose batches are kept once they were read, for runs that evaluate the same splits.
+
+    Each caller gets a copy, which on a CPU takes memory once someone writes to it. Data sets without whole batches,
+    and those that augment, are handed on as they are.
+
+    Args:
+        data: the whole; what else it has stays (`splits`, `num_classes`, ...).
+        room: for the batches.
+
+    Attributes:
+        num_readers: runs that read it; nothing is kept for one alone.
+    """
+
+    def __init__(self, data: Any, room: Room) -> None:
+        self._data = data
+        self._room = room
+        self._datasets: dict[str, Any] = {}
+        self.num_readers = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the whole has."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+    def split(self, name: str) -> Any:
+        """Return one split, whose batches are kept."""
+        if name not in self._datasets:
+            dataset = self._data.split(name)
+            is_fixed = hasattr(dataset, "__getitems__") and not getattr(dataset, "seeded", False)
+            self._datasets[name] = _KeptDataset(dataset, self) if is_fixed else dataset
+        return self._datasets[name]
+
+    def takes(self, batch: Any) -> bool:
+        """Say whether a batch is to be kept."""
+        return self.num_readers > 1 and self._room.takes(batch)
+
+
+class _KeptDataset:
+    """A data set of whole batches, each of which is read once.
+
+    Args:
+        dataset: the whole.
+        data: says whether a batch is to be kept.
+    """
+
+    def __init__(self, dataset: Any, data: KeptData) -> None:
+        self.dataset = dataset
+        self._data = data
+        self._kept: dict[tuple[int, ...], Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else it has: `clean_target`, ..."""
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
+        return self.dataset[index]
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Any:
+        """Return a collated batch."""
+        key = tuple(indices.tolist() if isinstance(indices, Tensor) else indices)
+        if key not in self._kept:
+            batch = self.dataset.__getitems__(indices)
+            if not self._data.takes(batch):
+                return batch
+            self._kept[key] = batch
+        return copied(self._kept[key])

@@ -1,0 +1,129 @@
+"""Optuna, imported where it is asked for, and the database of a study, which may be a stranger's."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mlotool.core.errors import ConfigError, RunFileError, WriteError
+from mlotool.core.messages import escape
+from mlotool.core.run_files import open_file
+
+
+def import_extra(module: str, key: str, extra: str) -> Any:
+    """Import a package that an extra of ours brings.
+
+    Args:
+        module: its name.
+        key: the setting that wants it, as it was written.
+        extra: of `pip install mlotool[..]`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key}: the package {error.name} is not installed; expected the extra '{extra}'. Run: "
+            f"pip install 'mlotool[{extra}]'"
+        ) from error
+
+
+# Workers write at the same time; SQLite waits this long for another one's lock.
+SECONDS_TO_LOCK = 60
+
+
+def import_optuna() -> Any:
+    """Return the package, which says nothing below a warning; a missing one is a ConfigError."""
+    optuna = import_extra("optuna", "sweep=optuna", "optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def open_storage(url: str) -> Any:
+    """Open the database of a study.
+
+    Raises:
+        ConfigError: it does not open.
+    """
+    optuna = import_optuna()
+    arguments = {"connect_args": {"timeout": SECONDS_TO_LOCK}} if url.startswith("sqlite:") else {}
+    try:
+        return optuna.storages.RDBStorage(url, engine_kwargs=arguments)
+    # SQLAlchemy's errors have no common base but this, and a driver that is missing is an ImportError.
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"sweep.storage: found '{url}', which does not open ({reason}); expected a database such as "
+            "sqlite:////folder/study.db or postgresql://host/name. Correct it, or leave it out."
+        ) from error
+
+
+@contextmanager
+def storing(url: str) -> Iterator[None]:
+    """Turn the errors of a study's database, of which a full disk is one, into a WriteError."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        cause = error.__cause__ or error
+        raise WriteError(
+            f"sweep.storage: the database {url} does not take what the study holds ({str(cause).partition(chr(10))[0]})"
+            "; expected room on its disk, and that it answers. Free some space there, then go on with the sweep: the "
+            "same command with resume=auto."
+        ) from error
+
+
+MAX_BYTES = 200_000_000
+_SUFFIXES = ("-journal", "-wal", "-shm")
+_NAMES_ANOTHER_FILE = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+"""SQLite's mark at the end of a journal that names another file, which it would read, and remove. Every journal begins
+with it."""
+
+
+def check_own_study(folder: Path, name: str, sampler: str) -> None:
+    """Refuse a study in a sweep's folder, which may be a stranger's, where reading it could do harm.
+
+    Raises:
+        ConfigError: its sampler reads pickles.
+        RunFileError: it holds more than Optuna's tables.
+    """
+    for each in (name, *(f"{name}{suffix}" for suffix in _SUFFIXES)):
+        with suppress(FileNotFoundError), open_file(folder, each, MAX_BYTES) as file:
+            if each.endswith("-journal") and file.read().endswith(_NAMES_ANOTHER_FILE):
+                raise _refused(folder / each, "a journal that names another file")
+    if not (folder / name).exists():
+        return
+    _check_schema(folder / name)
+    if sampler == "cmaes":
+        # Optuna keeps the state of CMA-ES as a pickle in the study, and unpickles whatever stands there.
+        raise ConfigError(
+            f"resume: found a study in {folder} with sweep.sampler=cmaes, whose state is a pickle, which can run any "
+            "code; expected another sampler, or your word that the study is yours: "
+            f"sweep.storage=sqlite:///{(folder / name).absolute()}"
+        )
+
+
+def _check_schema(path: Path) -> None:
+    """Refuse views and triggers, which compute when they are read, for as long as they like, and virtual tables."""
+    try:
+        # What a process that was killed has half written is taken back here: it is the rest that counts.
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=SECONDS_TO_LOCK)) as file:
+            rows = file.execute("SELECT type, substr(sql, 1, 30) FROM sqlite_master LIMIT 1000").fetchall()
+    except sqlite3.Error as error:
+        raise _refused(path, f"what is no database ({error})") from error
+    for kind, sql in rows:
+        if kind not in ("table", "index") or (kind == "table" and "VIRTUAL" in str(sql).upper().split()):
+            raise _refused(path, f"a {escape(str(kind))[:40]} beside the tables")
+
+
+def _refused(path: Path, found: str) -> RunFileError:
+    return RunFileError(
+        f"{escape(str(path))}: found {found}; expected a study as Optuna writes it. Remove the sweep's folder, or "
+        "leave resume out for a new sweep."
+    )
