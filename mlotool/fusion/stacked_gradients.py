@@ -30,10 +30,10 @@ from mlotool.problem.interface import Memory
 from mlotool.program import Schedule
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.decompositions import FOREACH, HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
-from mlotool.program.engine import Engine
 from mlotool.program.flat_graph import simplified
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.prepared_step import StepResult, norm_of, result_of
+from mlotool.program.solution_plan import Engine
 from mlotool.program.trace import MOST_TRACES, reason_of, refuse_shapes_by_values, rounding_unit
 from mlotool.program.traced_function import (
     Batches,
@@ -44,7 +44,7 @@ from mlotool.program.traced_function import (
     kinds_of,
     put_together,
 )
-from mlotool.program.untraceable import why_untraceable
+from mlotool.program.traced_rounds import why_untraceable
 
 _LOGGER = logging.getLogger(__name__)
 

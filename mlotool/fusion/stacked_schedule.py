@@ -27,8 +27,7 @@ from mlotool.fusion.stacked_steps import StackedSteps
 from mlotool.program import Program, Schedule
 from mlotool.program.guard import Guard, may_change_between_ticks
 from mlotool.program.prepared_step import StepResult
-from mlotool.program.traced_rounds import Looks
-from mlotool.program.untraceable import why_untraceable
+from mlotool.program.traced_rounds import Looks, why_untraceable
 
 
 @dataclass

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from mlotool.fusion.stacked_gradients import Stacked
-from mlotool.problem.fused_step import Kernel, kind_of
 from mlotool.problem.optimizers.fused_step import KernelGroup, KernelStep, take_steps
-from mlotool.problem.optimizers.rule import Hyperparameters
+from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.prepared_step import stepped
@@ -23,7 +22,7 @@ OwnStep = tuple[Problem, Gradient, Sequence[Hyperparameters] | None]
 Stepped = list[Tensor | Exception | None]
 """Of each member, the norm of its gradient where that is clipped, or the error of its step."""
 
-_Groups = list[tuple[Kernel, KernelGroup]]
+_Groups = list[KernelGroup]
 """Those of one optimizer."""
 
 _VECTOR_BYTES = 64
@@ -35,19 +34,17 @@ class _Call:
     """A call of a kernel that is a step of a group of all members' optimizers.
 
     Args:
-        kernel: of these optimizers.
         group: with tensors of all members.
         are_whole: by parameter, whether it is one tensor of all members, or one for each.
     """
 
-    kernel: Kernel
     group: KernelGroup
     are_whole: list[bool]
 
     def along(self, gradient: Sequence[Tensor]) -> KernelStep:
         """Return the step along a gradient, (members, ...) each."""
         given = [gradient[position] for position in self.group.positions]
-        return self.kernel, self.group, _parts(given, self.are_whole)
+        return self.group, _parts(given, self.are_whole)
 
 
 class StackedSteps:
@@ -160,9 +157,9 @@ class StackedSteps:
         if not _are_alike(groups):
             return None
         for alike in zip(*groups, strict=True):
-            if (group := self._group(numbers, [group for _, group in alike])) is None:
+            if (group := self._group(numbers, alike)) is None:
                 return None
-            calls.append(_Call(alike[0][0], group, self._are_whole(group)))
+            calls.append(_Call(group, self._are_whole(group)))
         return calls
 
     def _group(self, numbers: Sequence[int], groups: Sequence[KernelGroup]) -> KernelGroup | None:
@@ -172,18 +169,18 @@ class StackedSteps:
             name: [self._rows(name, position, numbers, groups) for position in range(len(first.positions))]
             for name in first.vectors
         }
-        counts = [whole for whole, _ in kept.get("step", [])]
+        counts = [whole for whole, _ in kept.get(COUNTER, [])]
         if any(bool((count != count[one])[list(numbers)].any()) for count in counts):
             return None
         are_whole = self._are_whole(first)
         parameters = [self._parameters[position] for position in first.positions]
         vectors = {
-            name: _parts([whole for whole, _ in found], are_whole) for name, found in kept.items() if name != "step"
+            name: _parts([whole for whole, _ in found], are_whole) for name, found in kept.items() if name != COUNTER
         }
         if counts:
             # A kernel takes one count a tensor.
             sizes = [1 if is_whole else len(self._problems) for is_whole in are_whole]
-            vectors["step"] = [count[one] for count, size in zip(counts, sizes, strict=True) for _ in range(size)]
+            vectors[COUNTER] = [count[one] for count, size in zip(counts, sizes, strict=True) for _ in range(size)]
         ones = [torch.ones_like(count) for count in counts]
         return replace(first, parameters=_parts(parameters, are_whole), vectors=vectors, counts=counts, ones=ones)
 
@@ -226,7 +223,7 @@ class StackedSteps:
 
 def _are_alike(groups: Sequence[_Groups]) -> bool:
     """Return whether the optimizers of members have the same settings now, for the same parameters."""
-    return len({tuple((kind_of(*each), *each[1].positions) for each in found) for found in groups}) == 1
+    return len({tuple((each.kind(), *each.positions) for each in found) for found in groups}) == 1
 
 
 def _parts(tensors: Sequence[Tensor], are_whole: Sequence[bool]) -> list[Tensor]:

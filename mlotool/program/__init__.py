@@ -21,9 +21,9 @@ _HOME_OF = {
     "Problem": "problem.problem",
     "ProblemNode": "problem.node",
     "Program": "program.program",
-    "SameBatch": "problem.same_batch",
+    "SameBatch": "problem.stream",
     "Schedule": "program.schedule",
-    "StepResult": "program.step_result",
+    "StepResult": "program.prepared_step",
     "Stream": "problem.stream",
 }
 __all__ = [
