@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mlotool.config.places import place_of
 from mlotool.config.schema import ROOT_KEYS
+from mlotool.config.schema_faults import place_of
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 

@@ -1,6 +1,6 @@
 """`mlotool -sc query=bash`: what could stand where the cursor is; `-sc install=bash`: the script that asks.
 
-Nobody waits longer than 0.3 s for a Tab, so a query imports neither Hydra, which has completions too, nor OmegaConf.
+What is offered is filtered: Hydra's own completion would hand a shell whatever a recipe says.
 """
 
 import os
@@ -43,7 +43,7 @@ def _script(words: Sequence[str]) -> str:
     from mlotool.cli.hydra_app import call_hydra, never
 
     with redirect_stdout(StringIO()) as script:
-        call_hydra(["-sc", *words], never)
+        call_hydra([], never, ["-sc", *words])
     # To bash an @ begins a new word, unless it is told otherwise, as Hydra does for the =.
     return script.getvalue().replace("${COMP_WORDBREAKS//=}", "${COMP_WORDBREAKS//[=@]}")
 
@@ -112,9 +112,12 @@ def _options(group: str) -> list[str]:
 
 def _keys(request: Request, key: str, value: str | None) -> Iterator[str]:
     """Yield the keys that begin with `key`, or its own value where that begins with `value`."""
-    from mlotool.config.completion_keys import compose_keys
+    from omegaconf import OmegaConf
 
-    node: Any = compose_keys(request.hydra_words(), [] if request.file is None else [request.file.parent])
+    from mlotool import config
+
+    recipe = request.recipe if request.file is None else str(request.file)
+    node: Any = OmegaConf.to_container(config.compose(recipe, request.overrides), resolve=False)
     parent, dot, last = key.rpartition(".")
     for part in parent.split(".") if parent else ():
         node = _children(node).get(part)

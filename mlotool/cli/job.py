@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlotool import config as configuration
 from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.show_result import nearby, show_result
-from mlotool.config.booleans import check_overrides
+from mlotool.config.schema_faults import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.escape import escape
 from mlotool.core.large_imports import import_large, import_torch
@@ -55,6 +55,8 @@ class Job:
         from hydra.types import RunMode
         from omegaconf import OmegaConf
 
+        from mlotool.config.composition import finish
+
         # A launcher may have carried this object into another process.
         for package in self.trusted:
             configuration.trust(package)
@@ -69,6 +71,7 @@ class Job:
                 write_plan(self.sweep_dir, self.plan)
         try:
             check_overrides(overrides)
+            finish(config, hydra.runtime.choices, overrides)
             recipe = recipe_path(hydra.runtime.choices, self.recipe_file)
             if self.sweep_dir is None and recipe is not None and is_first_rank():
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)

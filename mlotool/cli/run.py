@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     from mlotool.cli.job import Job
     from mlotool.cli.odd_settings import check_settings, check_sweep
     from mlotool.cli.recipes import require_recipe
-    from mlotool.config.booleans import check_overrides
+    from mlotool.config.schema_faults import check_overrides
 
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> int:
             _limit_expansion(request)
         if arguments.package and arguments.cfg == "job":
             _check_package(arguments.package, request)
-        call_hydra([*request.hydra_words(), *hydra_flags], never)
+        call_hydra(request.hydra_words(), never, hydra_flags)
         return 0
     plan = None
     check_settings(request.overrides, is_sweep=arguments.multirun)
@@ -77,7 +77,8 @@ def main(words: Sequence[str]) -> int:
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust), plan=plan)
     try:
-        call_hydra([*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job)
+        folder = _sweep_folder(request, is_sweep=arguments.multirun)
+        call_hydra([*request.hydra_words(), *folder], job, hydra_flags)
     except KeyboardInterrupt:
         with suppress(ConfigError):  # no job had begun
             _show_sweep(job)

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -53,7 +52,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     from omegaconf import OmegaConf
 
-    from mlotool.config.composition import config_errors
+    from mlotool.config.hydra_errors import config_errors
 
     with config_errors():
         if arguments.all:
@@ -75,18 +74,14 @@ def summary(request: Request, config: Any, words: Sequence[str]) -> str:
     """Return what a recipe sets as YAML, below comments that say what it is made of."""
     import yaml
 
-    from mlotool.config.set_keys import chosen_options, inherited_recipes, set_values
+    from mlotool.config.set_keys import set_parts
 
-    hydra_words = request.hydra_words()
-    folders: list[Path] = [] if request.file is None else [request.file.parent]
+    parts = set_parts(request.hydra_words(), [] if request.file is None else [request.file.parent])
     lines = [f"# What the recipe sets; for the defaults too: {' '.join(shlex.join(_show(words, '--all')).split())}"]
-    for label, names in (
-        ("inherits", inherited_recipes(hydra_words, folders)),
-        ("options", chosen_options(hydra_words, folders)),
-    ):
+    for label, names in (("inherits", parts.inherited), ("options", parts.options)):
         if names:
             lines += wrap(f"{label}: {', '.join(names)}", _WIDTH, initial_indent="# ", subsequent_indent="#   ")
-    values = set_values(config, hydra_words, folders)
+    values = parts.values(config)
     # A mapping of plain values is one line, as in the recipes.
     body = yaml.safe_dump(values, default_flow_style=None, sort_keys=False, allow_unicode=True, width=_WIDTH)
     return "\n".join([*lines, body])

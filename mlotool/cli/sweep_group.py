@@ -4,12 +4,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlotool import config as configuration
-from mlotool.cli.job import logs_to_wandb
-from mlotool.cli.job_configs import JobConfigs
+from mlotool.cli.hydra_app import call_hydra, open_sources
+from mlotool.cli.job import logs_to_wandb, recipe_path
+from mlotool.cli.job_words import own_words, request_of
 from mlotool.config.provenance import repositories_asked_once
+from mlotool.config.schema_faults import check_overrides
 from mlotool.core.errors import WriteError
 from mlotool.core.escape import escape
 from mlotool.core.large_imports import import_large, import_torch
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from mlotool.runner import RunResult
     from mlotool.runner.objective import Watch
     from mlotool.runner.together import RunRequest
+
+_OF_HYDRA = "${hydra:"
+"""Begins a reference to a job's own settings of Hydra, which are known while Hydra calls us, and not afterwards."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +104,12 @@ class _Group:
 
     def prepared(self, members: Sequence[Member]) -> "list[tuple[Member, RunRequest]]":
         """Return what is to run, once it has been checked, without what is refused."""
-        specs = [member.spec for member in members]
-        configs = JobConfigs(specs)
-        requests = {place: self._prepared(members[place], configs) for place in configs.in_order(specs)}
-        places = sorted(requests)
-        return [(members[place], request) for place in places if (request := requests[place]) is not None]
+        return [(member, request) for member in members if (request := self._prepared(member)) is not None]
 
-    def _prepared(self, member: Member, configs: JobConfigs) -> "RunRequest | None":
+    def _prepared(self, member: Member) -> "RunRequest | None":
         is_resumed = member.ended_at is None and has_run(member.folder)
         try:
-            config, origin = configs.compose(member.spec, member.folder, is_resumed=is_resumed)
+            config, origin = compose_job(member.spec, member.folder, is_resumed=is_resumed)
             import_torch(with_wandb=logs_to_wandb(config))
             import_large("mlotool.runner")
             from mlotool.runner.device import count_devices
@@ -144,3 +145,39 @@ def _watch(member: Member) -> "Watch | None":
     from mlotool.sweep.watcher import Watcher
 
     return Watcher(**member.spec.study)
+
+
+def compose_job(spec: JobSpec, folder: Path, *, is_resumed: bool) -> tuple[Any, configuration.Origin]:
+    """Return the config of a job, and where it came from.
+
+    Args:
+        spec: what the job is to run.
+        folder: the job's.
+        is_resumed: whether it goes on with the run in its folder.
+
+    Raises:
+        ConfigError: it cannot be composed.
+    """
+    check_overrides(spec.words)
+    request = request_of(spec)
+    open_sources(request, spec.trusted)
+    found: list[tuple[Any, configuration.Origin]] = []
+
+    def take(config: Any) -> None:
+        from hydra.core.hydra_config import HydraConfig
+        from omegaconf import OmegaConf
+
+        from mlotool.config.composition import finish
+
+        hydra = HydraConfig.get()
+        finish(config, hydra.runtime.choices, spec.words)
+        # Not as they are read: one with a reference in it would be resolved, or fail here.
+        lines: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+        if any(_OF_HYDRA in line for line in lines):
+            OmegaConf.resolve(config)
+        recipe = recipe_path(hydra.runtime.choices, request.file)
+        found.append((config, configuration.Origin(spec.command, tuple(lines), recipe)))
+
+    call_hydra([*spec.words, *own_words(folder, is_resumed=is_resumed)], take)
+    [result] = found
+    return result

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from omegaconf.errors import OmegaConfBaseException
-
 from mlotool.config.check_choices import choice_faults
 from mlotool.config.check_counts import count_faults
 from mlotool.config.check_decisions import decision_faults
@@ -19,8 +17,8 @@ from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.check_targets import target_faults
 from mlotool.config.dry_build import construction_faults
 from mlotool.config.dry_parts import part_faults
+from mlotool.config.hydra_errors import config_errors
 from mlotool.config.resolve import as_schema, resolve_config
-from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import fault_list
 
@@ -51,10 +49,8 @@ def checked(
     config: Any, *, targets: bool, machine: bool = False, parts: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
     """Check a config; return it as plain values, and the warnings."""
-    try:
+    with config_errors():
         values, faults = resolve_config(as_schema(config))
-    except OmegaConfBaseException as error:
-        raise translate(error) from None
     checks: tuple[Callable[[Values], Iterator[str]], ...] = (
         name_faults,
         choice_faults,

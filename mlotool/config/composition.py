@@ -1,36 +1,43 @@
-"""From a recipe's name and overrides to one config."""
+"""From a recipe's name and overrides to one config, by Hydra's public interface."""
 
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mlotool.config.booleans import check_overrides
-from mlotool.config.composition_faults import collected_faults
-from mlotool.config.paths import GROUP, package_dir
+from mlotool.config.chosen_decisions import FOLDER_KEY, fill_decisions
+from mlotool.config.chosen_decisions import KEY as DECISIONS
+from mlotool.config.defaults import choices_in, full_address, key_faults
+from mlotool.config.hydra_errors import config_errors
+from mlotool.config.options import check_name, check_placed, option_file, read_option
+from mlotool.config.paths import GROUP, SUFFIX, package_dir
 from mlotool.config.provenance import Origin
+from mlotool.config.reading import read_document
 from mlotool.config.recipes import find_recipe, recipe_argument
 from mlotool.config.safety import check_recipe_file
-from mlotool.config.sources import sources
-from mlotool.config.translation import translate
+from mlotool.config.schema import OPTION_GROUPS
+from mlotool.config.schema_faults import check_overrides
+from mlotool.config.sources import loaded_recipes, sources
 from mlotool.config.trusted import trust_all
 from mlotool.core.arguments import is_path, require, require_texts, shown
 from mlotool.core.errors import ConfigError
-from mlotool.core.faults import MAX_FAULTS, fault_list
 
 CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.
 VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+_TARGET = "_target_"
+_OPEN = ("evaluate", "graph", "analyses", DECISIONS)
+"""Nodes with keys that have their names from users."""
+
 _origins: dict[int, Origin] = {}
 
 
@@ -66,14 +73,11 @@ def compose(
         if path is not None:
             check_recipe_file(path)
     with sources(folders):
-        first: ConfigError | None = None
-        try:
-            config = _composed(argument, overrides)
-        except ConfigError as error:
-            first = error
-        # Not while the first is handled: it would be the context of the others, and taken for their cause.
-        if first is not None:
-            raise _all_faults(first, argument, overrides)
+        config = compose_words([*argument, *overrides])
+        choices = config.hydra.runtime.choices
+        with open_dict(config):
+            del config["hydra"]
+        finish(config, choices, overrides)
     _keep_origin(config, Origin(_call(recipe, overrides, trust), tuple(overrides), path))
     return config
 
@@ -106,36 +110,105 @@ def check_composed(config: Any) -> None:
     require(is_whole, "run.config", config, "a config that mlotool.compose has returned", advice)
 
 
-def _composed(argument: Sequence[str], overrides: Sequence[str]) -> DictConfig:
-    with config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
-        return hydra_compose(CONFIG_NAME, [*argument, *overrides])
+def compose_words(words: Sequence[str]) -> DictConfig:
+    """Return what Hydra composes of a command line, with its own node `hydra`; recipes must be registered."""
+    with config_errors(words=words), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
+        return hydra_compose(CONFIG_NAME, hydra_words(words), return_hydra_config=True)
 
 
-def _all_faults(first: ConfigError, argument: Sequence[str], overrides: Sequence[str]) -> ConfigError:
-    """Return the error of a composition with all other faults: it is tried again without what does not fit."""
-    # Imported here: a composition that succeeds needs no checks.
-    from mlotool.config.checks import check
+def hydra_words(words: Sequence[str]) -> list[str]:
+    """Return overrides as Hydra's grammar wants them.
 
-    accepted: list[str] = []
-    of_overrides: list[str] = []
-    with collected_faults() as unfit:
-        try:
-            config = _composed(argument, ())
-            for word in overrides[:MAX_FAULTS]:
-                try:
-                    config = _composed(argument, [*accepted, word])
-                    accepted.append(word)
-                except ConfigError as error:
-                    of_overrides.append(str(error))
-        except ConfigError:
-            # What is wrong with the defaults list leaves nothing to look at.
-            return first
-    faults = [*unfit, *of_overrides] if len(unfit) + len(of_overrides) > 1 else [str(first)]
-    try:
-        check(config)
-    except ConfigError as error:
-        faults += str(error).splitlines()
-    return ConfigError(fault_list(faults))
+    A node that is written out, and keys with names from users, are new to Hydra, which wants pluses for them. A folder
+    in the place of decisions has a key of its own.
+
+    Raises:
+        ConfigError: an option is chosen for a place outside of the config.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(words))
+    faults = [
+        fault
+        for each in parsed
+        if each.package is not None and each.key_or_group in OPTION_GROUPS
+        for fault in key_faults(each.input_line or "", each.key_or_group, each.package)
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return [_hydra_word(each, word) for each, word in zip(parsed, words, strict=True)]
+
+
+def _hydra_word(override: Override, word: str) -> str:
+    value = override.value()
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    first, _, rest = override.key_or_group.partition(".")
+    if override.type != OverrideType.CHANGE:
+        return word
+    if (first, rest) == (DECISIONS, "") and isinstance(value, str):
+        return f"{FOLDER_KEY}={word.partition('=')[2]}"
+    is_node = any(isinstance(each, dict) and (_TARGET in each or first in _OPEN) for each in values)
+    return f"++{word}" if is_node or (first == DECISIONS and rest) else word
+
+
+def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Check the options that a composed config chooses, and fill in decisions of a folder, in place.
+
+    Args:
+        config: as Hydra has composed it, without its own node.
+        choices: `hydra.runtime.choices`: by address `group@package`, the options.
+        words: the overrides.
+
+    Raises:
+        ConfigError: an option is not what it is called, or a recipe writes out a node beside it.
+    """
+    for address, chosen in choices.items():
+        if str(address).partition("@")[0] in OPTION_GROUPS and isinstance(chosen, str):
+            _check_target(config, str(address), chosen, _option(full_address(str(address)), chosen))
+    for address, options in _lists(words):
+        for each in options:
+            _option(address, each)
+    fill_decisions(config)
+
+
+def _lists(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the addresses of which overrides and recipes choose several options at once: Hydra does not list them."""
+    for each in OverridesParser.create().parse_overrides(list(words)):
+        value = None if each.is_sweep_override() else each.value()
+        if isinstance(value, list) and each.key_or_group in OPTION_GROUPS:
+            yield full_address(each.get_key_element().lstrip("+~")), list(map(str, value))
+    for recipe in loaded_recipes():
+        for word in ("", "override"):
+            yield from choices_in(recipe.data.get("defaults"), word)
+
+
+def _option(address: str, name: str) -> dict[Any, Any]:
+    """Return what an option sets, once it has been held to the rules for recipes where it is of the user's."""
+    group, _, package = address.partition("@")
+    built_in = package_dir("conf") / group / f"{name}{SUFFIX}"
+    if built_in.is_file():
+        check_name(group, name)
+        return read_document(built_in).data
+    own = option_file(group, name) if group in OPTION_GROUPS else None
+    if own is None:
+        return {}
+    content = read_option(group, own).data
+    placed: Any = content
+    for part in reversed(package.split(".")):
+        placed = {part: placed}
+    check_placed(own, placed)
+    return content
+
+
+def _check_target(config: DictConfig, address: str, name: str, option: Mapping[Any, Any]) -> None:
+    """Refuse a choice whose target is not that of its node: a recipe writes the node out, and their keys are merged."""
+    package = full_address(address).partition("@")[2]
+    target = option.get(_TARGET)
+    found = OmegaConf.select(config, f"{package}.{_TARGET}", throw_on_resolution_failure=False)
+    if target is not None and found is not None and found != target:
+        raise ConfigError(
+            f"{package}: found the target {found} beside the choice {address}={name}, which is {target}; expected one "
+            f"of them, as their keys are merged. Leave the choice out, or write `- override /{address}: null` in the "
+            "recipe's defaults list, or remove the node that the recipe writes out."
+        )
 
 
 def origin_of(config: Any) -> Origin | None:
@@ -163,19 +236,6 @@ def _recipe_path(recipe: str | None, overrides: Sequence[str], folders: Sequence
         with suppress(ConfigError):
             return find_recipe(names[-1])
     return None
-
-
-@contextmanager
-def config_errors(path: Path | None = None) -> Iterator[None]:
-    """Turn the errors of Hydra, OmegaConf and YAML into ConfigErrors, without their tracebacks."""
-    try:
-        yield
-    # OmegaConf asserts that what a key is set in is a mapping.
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, AssertionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        translated = translate(error)
-        raise (translated if path is None else ConfigError(f"{path}: {translated}")) from None
 
 
 def plain(node: Any) -> Any:

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 from mlotool.config.checks import check
 from mlotool.config.composition import compose
 from mlotool.config.sweep_plan import SweepPlan
-from mlotool.config.variation import varied
 from mlotool.core.errors import ConfigError
 
 MAX_LOOKED_AT = 200
@@ -24,7 +22,7 @@ def check_first_point(plan: SweepPlan) -> None:
         ConfigError: with what is wrong.
     """
     words = _first(plan)
-    faults = _faults_of(plan, words, _composed(plan, words))
+    faults = _faults_of(plan, words)
     of_all = ("sweep.", *(f"{each.key.lstrip('+')}: " for each in plan.dimensions if not each.choices))
     found = [line for line in faults if line.startswith(of_all)]
     if found:
@@ -34,13 +32,9 @@ def check_first_point(plan: SweepPlan) -> None:
 def choice_faults(plan: SweepPlan) -> list[str]:
     """Return what is wrong with the values of a sweep, each beside the first ones of the other keys."""
     first = _first(plan)
-    try:
-        config = _composed(plan, first)
-    except ConfigError as error:
-        return str(error).splitlines()
-    faults = _faults_of(plan, first, config)
+    faults = _faults_of(plan, first)
     for place, word in islice(_others(plan), MAX_LOOKED_AT):
-        faults += _faults_of(plan, [*first[:place], word, *first[place + 1 :]], varied(config, [word]))
+        faults += _faults_of(plan, [*first[:place], word, *first[place + 1 :]])
     return list(dict.fromkeys(faults))
 
 
@@ -58,14 +52,10 @@ def _first(plan: SweepPlan) -> list[str]:
     return [f"{each.key}={each.first}" for each in plan.dimensions]
 
 
-def _composed(plan: SweepPlan, words: Sequence[str]) -> Any:
-    return compose(None, [*(word for word in plan.fixed if not word.startswith("hydra.")), *words])
-
-
-def _faults_of(plan: SweepPlan, words: Sequence[str], config: Any) -> list[str]:
-    """Return what is wrong with a point; `config` is None where it is not composed yet."""
+def _faults_of(plan: SweepPlan, words: Sequence[str]) -> list[str]:
+    """Return what is wrong with a point."""
     try:
-        check(_composed(plan, words) if config is None else config)
+        check(compose(None, [*(word for word in plan.fixed if not word.startswith("hydra.")), *words]))
     except ConfigError as error:
         return str(error).splitlines()
     return []

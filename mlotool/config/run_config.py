@@ -57,7 +57,7 @@ def load_run_config(
     # Imported here: the report reads configs too, and needs no Hydra.
     from omegaconf import DictConfig, OmegaConf
 
-    from mlotool.config.composition import config_errors
+    from mlotool.config.hydra_errors import config_errors
     from mlotool.config.schema import Config
 
     path = Path(run_dir) / FILE

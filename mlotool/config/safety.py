@@ -7,7 +7,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.booleans import boolean_faults
 from mlotool.config.defaults import defaults_faults, recipe_entries
 from mlotool.config.names import name_fault
 from mlotool.config.paths import recipe_file, recipe_folders
@@ -15,6 +14,7 @@ from mlotool.config.reading import MAX_RECIPE_NODES, Document, leaves, read_docu
 from mlotool.config.recipes import what_to_do_with_a_run
 from mlotool.config.references import place_faults, reference_faults
 from mlotool.config.schema import ROOT_KEYS
+from mlotool.config.schema_faults import boolean_faults
 from mlotool.config.sweep import DANGEROUS, OFFLINE_MODES, node_faults, sweep_faults
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import fault_list
@@ -46,7 +46,7 @@ def check_recipe_file(path: Path | str) -> None:
                 "one of the defaults lists."
             )
         seen.add(file)
-        document = _checked(file)
+        document = check_recipe(file)
         size.add(document)
         for name in recipe_entries(document.data.get("defaults") or []):
             found = _find(name, file)
@@ -103,12 +103,8 @@ def _mapping(node: Any) -> dict[Any, Any]:
     return node if isinstance(node, dict) else {}
 
 
-def check_text(path: Path) -> str:
-    """Return the text of one recipe file, or raise ConfigError with every fault in it."""
-    return _checked(path).text
-
-
-def _checked(path: Path) -> Document:
+def check_recipe(path: Path) -> Document:
+    """Return one recipe file, or raise ConfigError with every fault in it."""
     document = read_document(path, max_nodes=MAX_RECIPE_NODES)
     if PACKAGE_HEADER not in document.text and document.data.keys() >= set(ROOT_KEYS):
         folder = path.parent if (path.parent / "provenance.json").is_file() else "FOLDER"

@@ -254,12 +254,6 @@ def defaults_at(path: str) -> dict[str, Any]:
     return {} if kind is None else asdict(kind())
 
 
-def new_node(path: str) -> Any:
-    """Return a new node of the schema for a dotted path, with its defaults; None where the schema has none there."""
-    kind = _dataclass_at(path)
-    return None if kind is None else kind()
-
-
 def describe_type(path: str) -> str:
     """Return in words what the schema expects at a dotted path.
 

@@ -1,12 +1,14 @@
-"""Makes recipes Hydra's config group `recipe`, and the schema its `mlotool_schema`; in this process only.
+"""Makes recipes Hydra's config group `recipe`, ./conf options of its groups, and the schema its `mlotool_schema`.
 
-A `hydra_plugins` package would alter every Hydra application of the machine, so both plugins are registered here.
+A `hydra_plugins` package would alter every Hydra application of the machine, so the plugins are registered here, in
+this process only, and act for mlotool's own configs alone.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -14,20 +16,25 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
 from mlotool.config import paths
-from mlotool.config.loader import install_loader
+from mlotool.config.chosen_decisions import move_folder
+from mlotool.config.defaults import choices_in, full_address
+from mlotool.config.options import FOLDER, check_total, option_file, options_folder, own_options, read_option
 from mlotool.config.paths import GROUP, SUFFIX, is_literal, package_dir, recipe_file, recipe_folders
-from mlotool.config.repository import parsed_config
-from mlotool.config.safety import check_text
-from mlotool.config.schema import Config
+from mlotool.config.reading import Document
+from mlotool.config.safety import check_recipe
+from mlotool.config.schema import OPTION_GROUPS, Config
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
 
 SCHEMA = "mlotool_schema"
+_WRITTEN_OUT = ("data", "hypergradient")
+"""Groups of which every config has a default option, and whose node recipes may write out instead."""
 
 _log = logging.getLogger("mlotool")
-_loaded: dict[Path, None] = {}
+_loaded: dict[Path, Document] = {}
 _announced: set[Path] = set()
 
 
@@ -45,9 +52,9 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
             )
     paths.named_folders[:] = [Path(folder).absolute() for folder in extra]
     _loaded.clear()
-    install_loader()
     plugins = Plugins.instance()
     plugins.register(RecipesSource)
+    plugins.register(OptionsSource)
     plugins.register(RecipesSearchPath)
     store = ConfigStore.instance()
     # Hydra 1.4 warns where a name is stored again.
@@ -66,9 +73,9 @@ def sources(extra: Sequence[Path] = ()) -> Iterator[None]:
         paths.named_folders[:] = before
 
 
-def loaded_recipes() -> list[Path]:
-    """Return the recipe files that went into the composition made last."""
-    return list(_loaded)
+def loaded_recipes() -> list[Document]:
+    """Return the recipes that went into the composition made last, those that inherit first."""
+    return list(_loaded.values())
 
 
 class RecipesSource(ConfigSource):
@@ -84,11 +91,14 @@ class RecipesSource(ConfigSource):
         file = self._file(config_path)
         if file is None:
             raise ConfigLoadError(f"Config not found : {self.full_path()}/{config_path}")
-        text = check_text(file)
+        document = check_recipe(file)
         self._announce(file)
-        _loaded.setdefault(file)
-        config = parsed_config(text)
-        header = self._get_header_dict(text)
+        _loaded.setdefault(file, document)
+        config = OmegaConf.create(document.text)
+        assert OmegaConf.is_dict(config)
+        move_folder(config)
+        _choose_none(config, document.data)
+        header = self._get_header_dict(document.text)
         return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header=header)
 
     def available(self) -> bool:
@@ -134,10 +144,74 @@ class RecipesSource(ConfigSource):
             _log.warning("Using %s, which hides the built-in recipe '%s'.", escape(str(file)), file.stem)
 
 
+class OptionsSource(ConfigSource):
+    """`options://conf`: ./conf of the working folder. Hydra calls these methods by keyword: keep their names."""
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        self._num_nodes = 0
+
+    @staticmethod
+    def scheme() -> str:
+        """Return `options`."""
+        return "options"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Read an option, after the refusals: none reaches Hydra around them."""
+        group, _, name = config_path.partition("/")
+        file = option_file(group, name)
+        if file is None:
+            raise ConfigLoadError(f"Config not found : {self.full_path()}/{config_path}")
+        document = read_option(group, file)
+        self._num_nodes += document.num_nodes
+        check_total(self._num_nodes)
+        config = OmegaConf.create(document.text)
+        return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
+
+    def available(self) -> bool:
+        """Say whether the folder is there."""
+        return options_folder() is not None
+
+    def is_group(self, config_path: str) -> bool:
+        """Say whether the path is the root, or a group's with a folder here."""
+        return self.available() and (not config_path or config_path in _groups())
+
+    def is_config(self, config_path: str) -> bool:
+        """Say whether the path is an option."""
+        group, _, name = config_path.partition("/")
+        return option_file(group, name) is not None
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the groups, or the options of one."""
+        if not config_path:
+            return [] if results_filter == ObjectType.CONFIG else _groups()
+        return [] if results_filter == ObjectType.GROUP else own_options(config_path)
+
+
 class RecipesSearchPath(SearchPathPlugin):
-    """Appends the folders of recipes to Hydra's search path."""
+    """Appends the folders of recipes, and ./conf, to the search path of mlotool's own configs."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append them in the order in which they are looked through."""
+        own = str(package_dir("conf"))
+        if not any(each.provider == "main" and each.path.endswith(own) for each in search_path.get_path()):
+            return
         for _, folder in recipe_folders():
             search_path.append(provider="mlotool", path=f"recipes://{folder}")
+        if options_folder() is not None:
+            search_path.append(provider="mlotool", path=f"options://{FOLDER}")
+
+
+def _groups() -> list[str]:
+    return [group for group in OPTION_GROUPS if (FOLDER / group).is_dir()]
+
+
+def _choose_none(config: Any, content: dict[Any, Any]) -> None:
+    """Choose no option of a group whose node a recipe writes out: the default one would leave its keys in it."""
+    entries = content.get("defaults") or ["_self_"]
+    chosen = [address for word in ("", "override") for address, _ in choices_in(entries, word)]
+    for group in _WRITTEN_OUT:
+        node = content.get(group)
+        if isinstance(node, dict) and "_target_" in node and full_address(group) not in chosen:
+            entries = [*entries, {f"override /{group}": None}]
+            config["defaults"] = entries

@@ -26,7 +26,7 @@ def leftover_advice(key: str, kind: str | None, target: str, keyword: str) -> st
         keyword: the unknown one.
     """
     path = f"{key}.{keyword}"
-    setters = [file for file in loaded_recipes() if _has(_load(file), path)]
+    setters = [each.path for each in reversed(loaded_recipes()) if _has(each.data, path)]
     options = _options_with(GROUP_OF.get(kind or "", kind or ""), target)
     if not setters:
         return ""

@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from mlotool.config.check_sweep import AUTO, sweep_node_faults
-from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
+from mlotool.config.composition import VERSION_KEYWORDS, compose_words, finish, plain
 from mlotool.config.difference import may_differ
+from mlotool.config.hydra_errors import config_errors
 from mlotool.config.names import name_fault
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.paths import package_dir
@@ -169,7 +169,9 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
         parsed = parser.parse_overrides(list(words))
         fixed = [each.input_line or "" for each in parsed if not each.is_sweep_override()]
         found = [] if config_dir is None else [f"hydra.searchpath=['{Path(config_dir).absolute()}']"]
-        config = hydra_compose(CONFIG_NAME, [*fixed, *found], return_hydra_config=True)
+    config = compose_words([*fixed, *found])
+    finish(config, config.hydra.runtime.choices, fixed)
+    with config_errors():
         settings: dict[str, Any] = dict(plain(config.sweep))
         settings |= {key: settings[key] or {} for key in settings if key.endswith("_options")}
         listed = {**(config.hydra.sweeper.get("params") or {}), **(settings["params"] or {})}

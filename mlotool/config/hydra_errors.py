@@ -1,0 +1,100 @@
+"""Hydra's, OmegaConf's and YAML's errors as ConfigErrors: their own text, a name that may be meant, the file's line.
+
+What does not fit the schema is said in one go, for all recipes and overrides of the composition.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from mlotool.config.schema import GROUPS
+from mlotool.config.schema_faults import Place, schema_faults
+from mlotool.config.sources import loaded_recipes
+from mlotool.core.errors import ConfigError
+from mlotool.core.faults import fault_list
+from mlotool.core.suggest import did_you_mean
+
+# OmegaConf asserts that what a key is set in is a mapping, and finds no attribute of one that is null.
+_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError, AttributeError)
+
+
+@contextmanager
+def config_errors(path: Path | None = None, words: Sequence[str] = ()) -> Iterator[None]:
+    """Turn the errors of Hydra, OmegaConf and YAML into ConfigErrors, without their tracebacks.
+
+    Args:
+        path: of the file that is read, if it is one.
+        words: the overrides that are composed.
+    """
+    try:
+        yield
+    except _ERRORS as error:
+        own = next((each for each in _chain(error) if isinstance(each, ConfigError)), None)
+        text = str(own or "\n".join(_faults(words)) or _text(error))
+        raise ConfigError(text if path is None or own is error else f"{path}: {text}") from None
+
+
+def _faults(words: Sequence[str]) -> list[str]:
+    """Return what does not fit the schema in the recipes that were read and in the overrides."""
+    faults = []
+    for document in loaded_recipes():
+        for place, fault in schema_faults(document.data).items():
+            faults.append(f"{document.path}, line {_line(document.text, place)}: {fault}")
+    for word in words:
+        faults += schema_faults(_content(word)).values()
+    return fault_list(faults).splitlines()
+
+
+def _content(word: str) -> dict[str, Any]:
+    """Return what an override sets, from the root of the config on; nothing where it chooses, deletes or sweeps."""
+    try:
+        [override] = OverridesParser.create().parse_overrides([word])
+    except HydraException:
+        return {}
+    key = override.key_or_group
+    if override.is_delete() or override.is_sweep_override() or key in GROUPS or "/" in key or override.package:
+        return {}
+    content: Any = override.value()
+    for part in reversed(key.split(".")):
+        content = {part: content}
+    return content if isinstance(content, dict) else {}
+
+
+def _line(text: str, place: Place) -> int:
+    node, line = yaml.compose(text, yaml.SafeLoader), 0
+    for part in place:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        key, node = next(((key, value) for key, value in pairs if key.value == part), (None, None))
+        line = line if key is None else key.start_mark.line
+    return line + 1
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _text(error: BaseException) -> str:
+    """Return Hydra's own text, with that of its cause, and a name that may be meant."""
+    said = ""
+    for each in _chain(error):
+        text = str(each).partition("Config search path")[0].strip()
+        said += f"\n{text}" if text not in said else ""
+    hint = next(filter(None, map(_hint, _chain(error))), "")
+    return "\n".join(filter(None, (said.strip() or type(error).__name__, hint.strip())))
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, MissingConfigException):
+        return did_you_mean((error.missing_cfg_file or "").rpartition("/")[2], error.options or ())
+    parent, key = getattr(error, "parent_node", None), getattr(error, "key", None)
+    return did_you_mean(str(key), map(str, parent)) if isinstance(parent, DictConfig) and parent else ""
