@@ -162,7 +162,10 @@ def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str])
     """
     for address, chosen in choices.items():
         if str(address).partition("@")[0] in OPTION_GROUPS and isinstance(chosen, str):
-            _check_target(config, str(address), chosen, _option(full_address(str(address)), chosen))
+            place = full_address(str(address))
+            option, package = _option(place, chosen), place.partition("@")[2]
+            if not any(word.lstrip("+").startswith((f"{package}={{", f"{package}.{_TARGET}=")) for word in words):
+                _check_target(config, package, f"{address}={chosen}", option)
     for address, options in _lists(words):
         for each in options:
             _option(address, each)
@@ -198,16 +201,15 @@ def _option(address: str, name: str) -> dict[Any, Any]:
     return content
 
 
-def _check_target(config: DictConfig, address: str, name: str, option: Mapping[Any, Any]) -> None:
+def _check_target(config: DictConfig, package: str, choice: str, option: Mapping[Any, Any]) -> None:
     """Refuse a choice whose target is not that of its node: a recipe writes the node out, and their keys are merged."""
-    package = full_address(address).partition("@")[2]
     target = option.get(_TARGET)
     found = OmegaConf.select(config, f"{package}.{_TARGET}", throw_on_resolution_failure=False)
     if target is not None and found is not None and found != target:
         raise ConfigError(
-            f"{package}: found the target {found} beside the choice {address}={name}, which is {target}; expected one "
-            f"of them, as their keys are merged. Leave the choice out, or write `- override /{address}: null` in the "
-            "recipe's defaults list, or remove the node that the recipe writes out."
+            f"{package}: found the target {found} beside the choice {choice}, which is {target}; expected one of them, "
+            "as their keys are merged. Leave the choice out, or remove the node that the recipe writes out; a recipe "
+            f"chooses no option by `- override /{choice.partition('=')[0]}: null` in its defaults list."
         )
 
 

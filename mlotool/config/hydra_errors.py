@@ -14,6 +14,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from mlotool.config.paths import GROUP
+from mlotool.config.recipes import list_recipes
 from mlotool.config.schema import GROUPS
 from mlotool.config.schema_faults import Place, schema_faults
 from mlotool.config.sources import loaded_recipes
@@ -37,8 +39,10 @@ def config_errors(path: Path | None = None, words: Sequence[str] = ()) -> Iterat
         yield
     except _ERRORS as error:
         own = next((each for each in _chain(error) if isinstance(each, ConfigError)), None)
-        text = str(own or "\n".join(_faults(words)) or _text(error))
-        raise ConfigError(text if path is None or own is error else f"{path}: {text}") from None
+        if own is not None:
+            raise own from None
+        text = "\n".join(_faults(words)) or _text(error)
+        raise ConfigError(text if path is None else f"{path}: {text}") from None
 
 
 def _faults(words: Sequence[str]) -> list[str]:
@@ -78,7 +82,10 @@ def _line(text: str, place: Place) -> int:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     current: BaseException | None = error
-    while current is not None:
+    seen: set[int] = set()
+    # An error may be the context of its own cause.
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
 
@@ -95,6 +102,7 @@ def _text(error: BaseException) -> str:
 
 def _hint(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
-        return did_you_mean((error.missing_cfg_file or "").rpartition("/")[2], error.options or ())
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        return did_you_mean(name, [each.name for each in list_recipes()] if group == GROUP else error.options or ())
     parent, key = getattr(error, "parent_node", None), getattr(error, "key", None)
     return did_you_mean(str(key), map(str, parent)) if isinstance(parent, DictConfig) and parent else ""

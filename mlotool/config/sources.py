@@ -7,6 +7,7 @@ this process only, and act for mlotool's own configs alone.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,24 @@ from omegaconf import OmegaConf
 
 from mlotool.config import paths
 from mlotool.config.chosen_decisions import move_folder
-from mlotool.config.defaults import choices_in, full_address
-from mlotool.config.options import FOLDER, check_total, option_file, options_folder, own_options, read_option
+from mlotool.config.defaults import choices_in, full_address, recipe_entries
+from mlotool.config.options import (
+    FOLDER,
+    TARGET_GROUPS,
+    check_total,
+    option_file,
+    options_folder,
+    own_options,
+    read_option,
+)
 from mlotool.config.paths import GROUP, SUFFIX, is_literal, package_dir, recipe_file, recipe_folders
-from mlotool.config.reading import Document
+from mlotool.config.reading import Document, read_document
 from mlotool.config.safety import check_recipe
 from mlotool.config.schema import OPTION_GROUPS, Config
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
 
 SCHEMA = "mlotool_schema"
-_WRITTEN_OUT = ("data", "hypergradient")
-"""Groups of which every config has a default option, and whose node recipes may write out instead."""
 
 _log = logging.getLogger("mlotool")
 _loaded: dict[Path, Document] = {}
@@ -207,11 +214,26 @@ def _groups() -> list[str]:
 
 
 def _choose_none(config: Any, content: dict[Any, Any]) -> None:
-    """Choose no option of a group whose node a recipe writes out: the default one would leave its keys in it."""
+    """Choose no option of a group whose node a recipe writes out: the default one would leave its keys in it.
+
+    Where a recipe inherits another one, it has to say so itself.
+    """
     entries = content.get("defaults") or ["_self_"]
+    if any(recipe_entries(entries)):
+        return
     chosen = [address for word in ("", "override") for address, _ in choices_in(entries, word)]
-    for group in _WRITTEN_OUT:
+    for group, target in _default_targets().items():
         node = content.get(group)
-        if isinstance(node, dict) and "_target_" in node and full_address(group) not in chosen:
+        is_own = isinstance(node, dict) and node.get("_target_", target) != target
+        if is_own and full_address(group) not in chosen:
             entries = [*entries, {f"override /{group}": None}]
             config["defaults"] = entries
+
+
+@cache
+def _default_targets() -> dict[str, str]:
+    """Return the targets of the options that every config has, by group."""
+    conf = package_dir("conf")
+    choices = {key: value for each in read_document(conf / "config.yaml").data["defaults"] if isinstance(each, dict)
+               for key, value in each.items() if key in TARGET_GROUPS}  # fmt: skip
+    return {group: read_document(conf / group / f"{name}{SUFFIX}").data["_target_"] for group, name in choices.items()}
