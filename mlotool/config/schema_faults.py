@@ -90,10 +90,13 @@ def schema_faults(content: Mapping[str, Any]) -> dict[Place, str]:
     Args:
         content: plain values, from the root of the config on.
     """
-    return {place: fault for place, fault in _walk(content, ()) if fault}
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.structured(Config)
+    return {place: fault for place, fault in _walk(config, content, ()) if fault}
 
 
-def _walk(node: Mapping[str, Any], above: Place) -> Iterator[tuple[Place, str]]:
+def _walk(config: Any, node: Mapping[str, Any], above: Place) -> Iterator[tuple[Place, str]]:
     known = keys_at(".".join(above)) if above else (*ROOT_KEYS, "hydra", "defaults")
     for key, value in node.items():
         place = (*above, str(key))
@@ -101,20 +104,20 @@ def _walk(node: Mapping[str, Any], above: Place) -> Iterator[tuple[Place, str]]:
         if known and key not in known:
             yield place, unknown_key(path, known)
         elif isinstance(value, Mapping) and value and is_container(path):
-            yield from _walk(value, place)
+            yield from _walk(config, value, place)
         elif place not in (("hydra",), ("defaults",)):
-            yield place, _type_fault(place, value)
+            yield place, _type_fault(config, place, value)
 
 
-def _type_fault(place: Place, value: Any) -> str:
-    from omegaconf import OmegaConf
+def _type_fault(config: Any, place: Place, value: Any) -> str:
+    """Return what is wrong with a value, which is written into a config of the schema."""
     from omegaconf.errors import OmegaConfBaseException
 
     tree = value
     for part in reversed(place):
         tree = {part: tree}
     try:
-        OmegaConf.merge(OmegaConf.structured(Config), tree)
+        config.merge_with(tree)
     # OmegaConf 2.4 raises a TypeError of its own for a list in the place of a mapping.
     except (OmegaConfBaseException, TypeError):
         path = ".".join(place)
