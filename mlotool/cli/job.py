@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ class Job:
 
     Args:
         command: the command line, for provenance.json.
+        words: recipe and overrides, those of all jobs of a sweep.
         recipe_file: of a recipe that was given by its path.
         trusted: packages of the user's that recipes may use.
         watch: sees the objective at each evaluation, and may end the run as pruned.
@@ -42,6 +44,7 @@ class Job:
     """
 
     command: str
+    words: Sequence[str]
     recipe_file: Path | None = None
     trusted: tuple[str, ...] = ()
     errors: list[Exception] = field(default_factory=list)
@@ -55,7 +58,7 @@ class Job:
         from hydra.types import RunMode
         from omegaconf import OmegaConf
 
-        from mlotool.config.composition import finish
+        from mlotool.config.composition import finish, later_words
 
         # A launcher may have carried this object into another process.
         for package in self.trusted:
@@ -64,7 +67,7 @@ class Job:
         run_dir = Path(hydra.runtime.output_dir)
         # Not as they are read: one with a reference in it would be resolved, or fail here.
         words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-        overrides = tuple(words)
+        overrides = (*words, *later_words(self.words))
         if hydra.mode == RunMode.MULTIRUN:
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
             if self.plan is not None and is_first_rank():

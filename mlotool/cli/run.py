@@ -6,11 +6,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser, recipe_parser
 from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.request import Request, read_request
+from mlotool.config.recipes import quoted
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
 from mlotool.core.suggest import did_you_mean
@@ -53,12 +55,14 @@ def main(words: Sequence[str]) -> int:
     shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
     if not shows_only:
         require_recipe(request, "run")
+    if arguments.config_dir is not None:
+        request = replace(request, overrides=(*request.overrides, _search_path(arguments.config_dir)))
     open_sources(request, arguments.trust)
+    if arguments.cfg:
+        _check_config(request, arguments)
+    if arguments.cfg == "job":
+        return 0
     if shows_only:
-        if arguments.resolve:
-            _limit_expansion(request)
-        if arguments.package and arguments.cfg == "job":
-            _check_package(arguments.package, request)
         call_hydra(request.hydra_words(), never, hydra_flags)
         return 0
     plan = None
@@ -68,17 +72,17 @@ def main(words: Sequence[str]) -> int:
         from mlotool.config.sweep_plan import read_sweep
 
         plain, resume = _split_resume(request)
-        plan = read_sweep([*plain.hydra_words(), *_sweep_folder(plain, is_sweep=False)], arguments.config_dir)
+        plan = read_sweep([*plain.hydra_words(), *_sweep_folder(plain, is_sweep=False)])
         check_sweep(plan, request.overrides, is_resumed=resume not in (None, "null"))
         if plan.needs_processes:
             return run_sweep(plan, plain, words, arguments.trust, resume)
         # What a recipe sweeps is swept as if it were typed, also where the sweep goes on later.
         request = replace(request, overrides=(*request.overrides, *plan.listed))
     command = shlex.join(["mlotool", "run", *words])
-    job = Job(command, request.file, tuple(arguments.trust), plan=plan)
+    job_words = [*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun)]
+    job = Job(command, job_words, request.file, tuple(arguments.trust), plan=plan)
     try:
-        folder = _sweep_folder(request, is_sweep=arguments.multirun)
-        call_hydra([*request.hydra_words(), *folder], job, hydra_flags)
+        call_hydra(job_words, job, hydra_flags)
     except KeyboardInterrupt:
         with suppress(ConfigError):  # no job had begun
             _show_sweep(job)
@@ -104,7 +108,7 @@ def _hydra_flags(arguments: argparse.Namespace) -> list[str]:
     if (arguments.resolve or arguments.package) and not arguments.cfg:
         raise ConfigError("Found --resolve or --package without --cfg; they choose what --cfg prints. Add --cfg job.")
     flags = [f"--{name.replace('_', '-')}" for name in ("multirun", "resolve", "hydra_help") if vars(arguments)[name]]
-    for name in ("cfg", "info", "package", "config_dir"):
+    for name in ("cfg", "info", "package"):
         if vars(arguments)[name] is not None:
             flags += [f"--{name.replace('_', '-')}", vars(arguments)[name]]
     return flags
@@ -122,24 +126,35 @@ def _warn_of_repeated(overrides: Sequence[str]) -> None:
             )
 
 
-def _limit_expansion(request: Request) -> None:
-    from mlotool import config
-    from mlotool.config.resolve import limit_expansion
+def _search_path(folder: str) -> str:
+    """Return the override that says what --config-dir does."""
+    path = Path(folder).absolute()
+    if not path.is_dir():
+        raise ConfigError(f"--config-dir: found '{folder}', which is not there; expected a folder. Correct the path.")
+    return f"hydra.searchpath=[{quoted(str(path))}]"
 
-    limit_expansion(config.compose(None, request.hydra_words()))
 
-
-def _check_package(package: str, request: Request) -> None:
+def _check_config(request: Request, arguments: argparse.Namespace) -> None:
+    """Compose the config that --cfg asks for, and print that of a job: Hydra would print it before we look at it."""
     from omegaconf import OmegaConf
 
     from mlotool import config
+    from mlotool.config.resolve import limit_expansion
 
-    composed = config.compose(None, request.hydra_words())
-    if OmegaConf.select(composed, package, throw_on_resolution_failure=False) is None:
-        raise ConfigError(
-            f"--package: found '{package}', which the config does not have; expected one of {', '.join(composed)}, or "
-            f"a key below.{did_you_mean(package, composed)} Correct it."
-        )
+    composed, package = config.compose(None, request.hydra_words()), arguments.package
+    if arguments.resolve:
+        limit_expansion(composed)
+    if arguments.cfg != "job":
+        return
+    with config.config_errors():
+        found = composed if package is None else OmegaConf.select(composed, package)
+        if found is None:
+            raise ConfigError(
+                f"--package: found '{package}', which the config does not have; expected one of {', '.join(composed)}, "
+                f"or a key below.{did_you_mean(package, composed)} Correct it."
+            )
+        text = OmegaConf.to_yaml(found, resolve=arguments.resolve) if OmegaConf.is_config(found) else f"{found}\n"
+    print(f"# @package {package}\n{text}" if package else text)
 
 
 def _split_resume(request: Request) -> tuple[Request, str | None]:

@@ -1,8 +1,9 @@
 """Several jobs of a sweep in one process: each is composed and checked as it is alone, then all run together."""
 
+import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from mlotool import config as configuration
 from mlotool.cli.hydra_app import call_hydra, open_sources
 from mlotool.cli.job import logs_to_wandb, recipe_path
 from mlotool.cli.job_words import own_words, request_of
+from mlotool.config.composition import finish, with_values
 from mlotool.config.provenance import repositories_asked_once
 from mlotool.config.schema_faults import check_overrides
 from mlotool.core.errors import WriteError
@@ -101,6 +103,7 @@ class _Group:
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
         self._warnings: set[str] = set()
+        self._configs = _Configs()
 
     def prepared(self, members: Sequence[Member]) -> "list[tuple[Member, RunRequest]]":
         """Return what is to run, once it has been checked, without what is refused."""
@@ -109,7 +112,7 @@ class _Group:
     def _prepared(self, member: Member) -> "RunRequest | None":
         is_resumed = member.ended_at is None and has_run(member.folder)
         try:
-            config, origin = compose_job(member.spec, member.folder, is_resumed=is_resumed)
+            config, origin = self._configs.compose(member.spec, member.folder, is_resumed=is_resumed)
             import_torch(with_wandb=logs_to_wandb(config))
             import_large("mlotool.runner")
             from mlotool.runner.device import count_devices
@@ -147,37 +150,80 @@ def _watch(member: Member) -> "Watch | None":
     return Watcher(**member.spec.study)
 
 
-def compose_job(spec: JobSpec, folder: Path, *, is_resumed: bool) -> tuple[Any, configuration.Origin]:
-    """Return the config of a job, and where it came from.
+Composed = tuple[Any, configuration.Origin]
 
-    Args:
-        spec: what the job is to run.
-        folder: the job's.
-        is_resumed: whether it goes on with the run in its folder.
 
-    Raises:
-        ConfigError: it cannot be composed.
-    """
-    check_overrides(spec.words)
+class _Configs:
+    """Composes the configs of jobs as Hydra composes that of a job alone; what differs by plain values, only once."""
+
+    def __init__(self) -> None:
+        self._first: tuple[Sequence[str], Composed] | None = None
+
+    def compose(self, spec: JobSpec, folder: Path, *, is_resumed: bool) -> Composed:
+        """Return the config of a job, and where it came from.
+
+        Args:
+            spec: what the job is to run.
+            folder: the job's.
+            is_resumed: whether it goes on with the run in its folder.
+
+        Raises:
+            ConfigError: it cannot be composed.
+        """
+        check_overrides(spec.words)
+        words = [*spec.words, *own_words(folder, is_resumed=is_resumed)]
+        if any(_OF_HYDRA in word for word in words):
+            return _composed(spec, words)
+        found = self._varied(spec)
+        if found is None:
+            found = _composed(spec, [*spec.words, words[-1]])
+            self._first = spec.words, found
+        config, origin = found
+        if is_resumed:
+            config = copy.deepcopy(config)
+            config.resume = str(folder.absolute())
+        return config, replace(origin, overrides=_lines(words))
+
+    def _varied(self, spec: JobSpec) -> Composed | None:
+        if self._first is None:
+            return None
+        words, (config, origin) = self._first
+        names = [_key(word) for word in spec.words]
+        if [_key(word) for word in words] != names:
+            return None
+        own = [place for place, word in enumerate(spec.words) if word != words[place]]
+        # The order counts where a word sets what stands above or below another one.
+        if any(f"{names[place]}.".startswith(f"{other}.") or f"{other}.".startswith(f"{names[place]}.")
+               for place in own for index, other in enumerate(names) if index != place):  # fmt: skip
+            return None
+        varied = with_values(config, [spec.words[place] for place in own])
+        return None if varied is None else (varied, origin)
+
+
+def _lines(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if not word.lstrip("+~").startswith(("hydra.", "hydra/")))
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~").rpartition("@")[2]
+
+
+def _composed(spec: JobSpec, words: Sequence[str]) -> Composed:
     request = request_of(spec)
     open_sources(request, spec.trusted)
-    found: list[tuple[Any, configuration.Origin]] = []
+    found: list[Composed] = []
 
     def take(config: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
         from omegaconf import OmegaConf
 
-        from mlotool.config.composition import finish
-
         hydra = HydraConfig.get()
-        finish(config, hydra.runtime.choices, spec.words)
-        # Not as they are read: one with a reference in it would be resolved, or fail here.
-        lines: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-        if any(_OF_HYDRA in line for line in lines):
+        finish(config, hydra.runtime.choices, words)
+        if any(_OF_HYDRA in word for word in words):
             OmegaConf.resolve(config)
         recipe = recipe_path(hydra.runtime.choices, request.file)
-        found.append((config, configuration.Origin(spec.command, tuple(lines), recipe)))
+        found.append((config, configuration.Origin(spec.command, _lines(words), recipe)))
 
-    call_hydra([*spec.words, *own_words(folder, is_resumed=is_resumed)], take)
+    call_hydra(words, take)
     [result] = found
     return result

@@ -59,8 +59,9 @@ def _run(folder: Path, spec: JobSpec) -> BaseException | None:
         from mlotool.sweep.watcher import Watcher
 
         watch = Watcher(**spec.study)
-    job = Job(spec.command, request.file, spec.trusted, watch=watch)
-    call_hydra([*spec.words, *own_words(folder, is_resumed=has_run(folder))], job)
+    words = [*spec.words, *own_words(folder, is_resumed=has_run(folder))]
+    job = Job(spec.command, words, request.file, spec.trusted, watch=watch)
+    call_hydra(words, job)
     return job.errors[0] if job.errors else None
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -11,20 +10,6 @@ from mlotool.core.errors import ConfigError
 
 KEY, FOLDER_KEY = "decisions", "decisions_from"
 _SPACE = "mlotool.spaces.Space"
-
-
-def move_folder(config: Any) -> None:
-    """Put a folder that stands where decisions do in a recipe under a key of its own, in place."""
-    if OmegaConf.is_dict(config) and isinstance(config._get_node(KEY) and config._get_node(KEY)._value(), str):
-        with open_dict(config):
-            config[FOLDER_KEY] = config.pop(KEY)
-
-
-def moved_word(key: str, value: Any, word: str) -> str:
-    """Return an override that says the same with the folder under a key of its own."""
-    if key != KEY or not isinstance(value, str):
-        return word
-    return f"{FOLDER_KEY}={word.partition('=')[2]}"
 
 
 def fill_decisions(config: DictConfig) -> None:

@@ -1,9 +1,12 @@
 """From a recipe's name and overrides to one config, by Hydra's public interface."""
 
 import os
+import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +14,41 @@ import hydra
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.chosen_decisions import FOLDER_KEY, fill_decisions
 from mlotool.config.chosen_decisions import KEY as DECISIONS
 from mlotool.config.defaults import choices_in, full_address, key_faults
 from mlotool.config.hydra_errors import config_errors
-from mlotool.config.options import check_name, check_placed, option_file, read_option
+from mlotool.config.options import (
+    FOLDER,
+    check_name,
+    check_placed,
+    check_total,
+    command_line_folders,
+    option_file,
+    read_option,
+)
 from mlotool.config.paths import GROUP, SUFFIX, package_dir
 from mlotool.config.provenance import Origin
-from mlotool.config.reading import read_document
+from mlotool.config.reading import Document, read_document
 from mlotool.config.recipes import find_recipe, recipe_argument
 from mlotool.config.safety import check_recipe_file
-from mlotool.config.schema import OPTION_GROUPS
+from mlotool.config.schema import GROUPS, OPTION_GROUPS
 from mlotool.config.schema_faults import check_overrides
 from mlotool.config.sources import loaded_recipes, sources
 from mlotool.config.trusted import trust_all
 from mlotool.core.arguments import is_path, require, require_texts, shown
 from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
 
 CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.
 VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 _TARGET = "_target_"
+_MAY_BE_NULL = re.compile(r"(evaluate|problems\.[^.]+\.stream)(?P<rest>\..+)?")
 _OPEN = ("evaluate", "graph", "analyses", DECISIONS)
 """Nodes with keys that have their names from users."""
 
@@ -117,7 +131,7 @@ def compose_words(words: Sequence[str]) -> DictConfig:
 
 
 def hydra_words(words: Sequence[str]) -> list[str]:
-    """Return overrides as Hydra's grammar wants them.
+    """Return overrides as Hydra's grammar wants them, without those that `finish` sets.
 
     A node that is written out, and keys with names from users, are new to Hydra, which wants pluses for them. A folder
     in the place of decisions has a key of its own.
@@ -125,80 +139,141 @@ def hydra_words(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: an option is chosen for a place outside of the config.
     """
-    parsed = OverridesParser.create().parse_overrides(list(words))
+    overrides = _parsed(tuple(words))
     faults = [
         fault
-        for each in parsed
-        if each.package is not None and each.key_or_group in OPTION_GROUPS
-        for fault in key_faults(each.input_line or "", each.key_or_group, each.package)
+        for override in overrides
+        if override.package is not None and override.key_or_group in OPTION_GROUPS
+        for fault in key_faults(override.input_line or "", override.key_or_group, override.package)
     ]
     if faults:
         raise ConfigError("\n".join(faults))
-    return [_hydra_word(each, word) for each, word in zip(parsed, words, strict=True)]
+    command_line_folders[:] = [
+        Path(folder.removeprefix("file://"))
+        for override in overrides
+        if override.key_or_group == "hydra.searchpath" and isinstance(override.value(), list)
+        for folder in map(str, override.value())
+    ]
+    return [_hydra_word(override) for override in overrides if not _is_later(override)]
 
 
-def _hydra_word(override: Override, word: str) -> str:
-    value = override.value()
+def later_words(words: Sequence[str]) -> list[str]:
+    """Return the overrides that `finish` sets: keys of nodes that may be null, into which Hydra cannot merge."""
+    return [override.input_line or "" for override in _parsed(tuple(words)) if _is_later(override)]
+
+
+@lru_cache(maxsize=64)
+def _parsed(words: tuple[str, ...]) -> list[Override]:
+    return OverridesParser.create().parse_overrides(list(words))
+
+
+def _is_later(override: Override) -> bool:
+    node = _MAY_BE_NULL.fullmatch(override.key_or_group)
+    if node is None or override.is_delete() or override.is_sweep_override() or override.package is not None:
+        return False
+    return bool(node["rest"]) or isinstance(override.value(), dict)
+
+
+def _hydra_word(override: Override) -> str:
+    word, value = override.input_line or "", override.value()
     values = value.list if isinstance(value, ChoiceSweep) else [value]
     first, _, rest = override.key_or_group.partition(".")
     if override.type != OverrideType.CHANGE:
         return word
-    if (first, rest) == (DECISIONS, "") and isinstance(value, str):
+    if (first, rest) == (DECISIONS, "") and all(isinstance(each, str | QuotedString) for each in values):
         return f"{FOLDER_KEY}={word.partition('=')[2]}"
     is_node = any(isinstance(each, dict) and (_TARGET in each or first in _OPEN) for each in values)
     return f"++{word}" if is_node or (first == DECISIONS and rest) else word
 
 
 def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Check the options that a composed config chooses, and fill in decisions of a folder, in place.
+    """Set what Hydra cannot, check the options that a composed config chooses, and fill in decisions of a folder.
 
     Args:
-        config: as Hydra has composed it, without its own node.
+        config: as Hydra has composed it, without its own node; changed in place.
         choices: `hydra.runtime.choices`: by address `group@package`, the options.
         words: the overrides.
 
     Raises:
         ConfigError: an option is not what it is called, or a recipe writes out a node beside it.
     """
+    for override in filter(_is_later, _parsed(tuple(words))):
+        first, name, *_ = path = [*override.key_or_group.split("."), ""]
+        if first == "problems" and name not in config.problems:
+            hint = did_you_mean(name, map(str, config.problems))
+            raise ConfigError(f"problems.{name}: there is no such problem.{hint} Correct {override.input_line}.")
+        with config_errors(words=[override.input_line or ""]), open_dict(config):
+            config.merge_with(_tree(path[:-1], override.value()))
+    size = 0
     for address, chosen in choices.items():
         if str(address).partition("@")[0] in OPTION_GROUPS and isinstance(chosen, str):
             place = full_address(str(address))
             option, package = _option(place, chosen), place.partition("@")[2]
+            size += option.num_nodes * (option.path.parts[0] == FOLDER.name)
             if not any(word.lstrip("+").startswith((f"{package}={{", f"{package}.{_TARGET}=")) for word in words):
-                _check_target(config, package, f"{address}={chosen}", option)
+                _check_target(config, package, f"{address}={chosen}", option.data)
     for address, options in _lists(words):
-        for each in options:
-            _option(address, each)
+        size += sum(_option(address, name).num_nodes for name in options)
+    check_total(size)
     fill_decisions(config)
+
+
+def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
+    """Return a copy of a composed config with other values; None where an override does more than set a number or text.
+
+    Jobs of a sweep that differ in such values alone need no composition of their own, which takes Hydra 0.2 s.
+
+    Args:
+        config: as `compose` returns it.
+        words: overrides.
+    """
+    copied = deepcopy(config)
+    for override in _parsed(tuple(words)):
+        key, value = override.key_or_group, override.value()
+        is_value = isinstance(value, int | float | str) and "${" not in str(value) and override.package is None
+        is_free = key not in GROUPS and key.partition(".")[0] not in (DECISIONS, FOLDER_KEY, "hydra")
+        before = OmegaConf.select(copied, key, throw_on_resolution_failure=False)
+        is_leaf = before is not None and not OmegaConf.is_config(before) and not key.rpartition(".")[2].startswith("_")
+        if not (override.type == OverrideType.CHANGE and is_value and is_free and is_leaf):
+            return None
+        try:
+            OmegaConf.update(copied, key, value)
+        except OmegaConfBaseException:
+            # Hydra says what is wrong.
+            return None
+    return copied
+
+
+def _tree(path: Sequence[str], value: Any) -> Any:
+    for part in reversed(path):
+        value = {part: value}
+    return value
 
 
 def _lists(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the addresses of which overrides and recipes choose several options at once: Hydra does not list them."""
-    for each in OverridesParser.create().parse_overrides(list(words)):
-        value = None if each.is_sweep_override() else each.value()
-        if isinstance(value, list) and each.key_or_group in OPTION_GROUPS:
-            yield full_address(each.get_key_element().lstrip("+~")), list(map(str, value))
+    for override in _parsed(tuple(words)):
+        value = None if override.is_sweep_override() else override.value()
+        if isinstance(value, list) and override.key_or_group in OPTION_GROUPS:
+            yield full_address(override.get_key_element().lstrip("+~")), list(map(str, value))
     for recipe in loaded_recipes():
         for word in ("", "override"):
-            yield from choices_in(recipe.data.get("defaults"), word)
+            yield from (each for each in choices_in(recipe.data.get("defaults"), word) if len(each[1]) > 1)
 
 
-def _option(address: str, name: str) -> dict[Any, Any]:
-    """Return what an option sets, once it has been held to the rules for recipes where it is of the user's."""
+def _option(address: str, name: str) -> Document:
+    """Return the file of an option, which is held to the rules for recipes where it is the user's."""
     group, _, package = address.partition("@")
     built_in = package_dir("conf") / group / f"{name}{SUFFIX}"
     if built_in.is_file():
         check_name(group, name)
-        return read_document(built_in).data
+        return read_document(built_in)
     own = option_file(group, name) if group in OPTION_GROUPS else None
     if own is None:
-        return {}
-    content = read_option(group, own).data
-    placed: Any = content
-    for part in reversed(package.split(".")):
-        placed = {part: placed}
-    check_placed(own, placed)
-    return content
+        return Document(Path(name), "", {})
+    document = read_option(group, own)
+    check_placed(own, _tree(package.split("."), document.data))
+    return document
 
 
 def _check_target(config: DictConfig, package: str, choice: str, option: Mapping[Any, Any]) -> None:

@@ -3,6 +3,7 @@
 What does not fit the schema is said in one go, for all recipes and overrides of the composition.
 """
 
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,9 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.faults import fault_list
 from mlotool.core.suggest import did_you_mean
 
-# OmegaConf asserts that what a key is set in is a mapping, and finds no attribute of one that is null.
-_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError, AttributeError)
+_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+# OmegaConf asserts that what a key is set in is a mapping, and Hydra finds no attribute of what is none.
+_OF_LIBRARIES = ("hydra", "omegaconf", "yaml")
 
 
 @contextmanager
@@ -37,12 +39,19 @@ def config_errors(path: Path | None = None, words: Sequence[str] = ()) -> Iterat
     """
     try:
         yield
-    except _ERRORS as error:
-        own = next((each for each in _chain(error) if isinstance(each, ConfigError)), None)
+    except Exception as error:
+        own = next((cause for cause in _chain(error) if isinstance(cause, ConfigError)), None)
         if own is not None:
             raise own from None
+        if not isinstance(error, _ERRORS) and not _is_of_libraries(error):
+            raise
         text = "\n".join(_faults(words)) or _text(error)
         raise ConfigError(text if path is None else f"{path}: {text}") from None
+
+
+def _is_of_libraries(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__", "").partition(".")[0] in _OF_LIBRARIES
 
 
 def _faults(words: Sequence[str]) -> list[str]:
@@ -92,10 +101,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _text(error: BaseException) -> str:
     """Return Hydra's own text, with that of its cause, and a name that may be meant."""
-    said = ""
-    for each in _chain(error):
-        text = str(each).partition("Config search path")[0].strip()
-        said += f"\n{text}" if text not in said else ""
+    # Hydra does not always say which of the overrides it cannot read.
+    said = getattr(error, "override", "")
+    for cause in _chain(error):
+        text = str(cause).partition("Config search path")[0].strip()
+        said += f"\n{text}" if text not in said and isinstance(cause, _ERRORS) else ""
+    said = said or str(error)
     hint = next(filter(None, map(_hint, _chain(error))), "")
     return "\n".join(filter(None, (said.strip() or type(error).__name__, hint.strip())))
 

@@ -23,6 +23,8 @@ TARGET_GROUPS = ("data", "model", "optimizer", "hypergradient", "parallel")
 """Groups whose options are built by their `_target_`; those of the others have the schema's keys."""
 
 _MAX_NAMES, _MAX_FOLDERS = 500, 100
+command_line_folders: list[Path] = []
+"""Folders of options that the command line names: they come before ./conf, and are trusted."""
 
 
 def options_folder() -> Path | None:
@@ -32,8 +34,10 @@ def options_folder() -> Path | None:
 
 
 def option_file(group: str, name: str) -> Path | None:
-    """Return the user's file of an option; None where there is none, or where it is a link out of ./conf."""
+    """Return the file of an option in ./conf; None where there is none, it is a link, or the command line names one."""
     if options_folder() is None or group not in OPTION_GROUPS or "/" in name or name.startswith("."):
+        return None
+    if any((folder / group / f"{name}{SUFFIX}").is_file() for folder in command_line_folders):
         return None
     return recipe_file(FOLDER, f"{group}/{name}")
 

@@ -81,7 +81,9 @@ def unknown_key(path: str, options: Sequence[str]) -> str:
 
 def removed_key(path: str) -> str:
     """Return the message for `~path` where the schema has a key."""
-    return f"~{path}: found a key removed that every config has; expected {describe_type(path)}. Write {path}=.."
+    kind = describe_type(path)
+    value = "null" if kind.endswith("null") else ".."
+    return f"~{path}: found a key removed that every config has; expected {kind}. Write {path}={value}."
 
 
 def schema_faults(content: Mapping[str, Any]) -> dict[Place, str]:

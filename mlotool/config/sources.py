@@ -7,7 +7,8 @@ this process only, and act for mlotool's own configs alone.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from copy import deepcopy
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,13 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mlotool.config import paths
-from mlotool.config.chosen_decisions import move_folder
 from mlotool.config.defaults import choices_in, full_address, recipe_entries
 from mlotool.config.options import (
     FOLDER,
     TARGET_GROUPS,
-    check_total,
     option_file,
     options_folder,
     own_options,
@@ -60,9 +59,8 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
     paths.named_folders[:] = [Path(folder).absolute() for folder in extra]
     _loaded.clear()
     plugins = Plugins.instance()
-    plugins.register(RecipesSource)
-    plugins.register(OptionsSource)
-    plugins.register(RecipesSearchPath)
+    for plugin in (BuiltInSource, RecipesSource, OptionsSource, RecipesSearchPath):
+        plugins.register(plugin)
     store = ConfigStore.instance()
     # Hydra 1.4 warns where a name is stored again.
     if f"{SCHEMA}{SUFFIX}" not in store.repo:
@@ -85,114 +83,126 @@ def loaded_recipes() -> list[Document]:
     return list(_loaded.values())
 
 
-class RecipesSource(ConfigSource):
-    """`recipes://<folder>`: its files as group `recipe`. Hydra calls these methods by keyword: keep their names."""
-
-    @staticmethod
-    def scheme() -> str:
-        """Return `recipes`."""
-        return "recipes"
+class _FolderSource(ConfigSource):
+    """YAML files of a folder, each text parsed once a process. Hydra calls these methods by keyword: keep their names."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Read a recipe, after the refusals: no recipe reaches Hydra around them."""
+        """Read a file, after the refusals: none reaches Hydra around them."""
         file = self._file(config_path)
         if file is None:
             raise ConfigLoadError(f"Config not found : {self.full_path()}/{config_path}")
-        document = check_recipe(file)
-        self._announce(file)
-        _loaded.setdefault(file, document)
-        config = OmegaConf.create(document.text)
-        assert OmegaConf.is_dict(config)
-        move_folder(config)
-        _choose_none(config, document.data)
-        header = self._get_header_dict(document.text)
-        return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header=header)
+        config, text = self._read(config_path, file)
+        return ConfigResult(self.provider, self.full_path(), config, header=self._get_header_dict(text))
 
     def available(self) -> bool:
         """Say whether the folder is there."""
         return Path(self.path).is_dir()
 
     def is_group(self, config_path: str) -> bool:
-        """Say whether the path is the root, `recipe`, or a folder below it."""
-        if config_path in ("", GROUP):
-            return self.available()
-        folder = self._below(config_path)
-        return folder is not None and (Path(self.path) / folder).is_dir()
+        """Say whether the path is a folder's."""
+        folder = self._folder(config_path)
+        return folder is not None and folder.is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        """Say whether the path is a recipe."""
+        """Say whether the path is a file's."""
         return self._file(config_path) is not None
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the files and folders of a folder."""
+        folder, names = self._folder(config_path), list[str]()
+        for entry in [] if folder is None else sorted(folder.iterdir()):
+            if not entry.name.startswith((".", "_")):
+                self._list_add_result(names, f"{config_path}/{entry.name}", entry.name, results_filter)
+        return sorted(set(names))
+
+    def _folder(self, config_path: str) -> Path | None:
+        return Path(self.path) / config_path
+
+    def _file(self, config_path: str) -> Path | None:
+        return recipe_file(Path(self.path), config_path)
+
+    def _read(self, config_path: str, file: Path) -> tuple[DictConfig, str]:
+        text = _text(file, file.stat().st_mtime_ns)
+        return _config(text), text
+
+
+class BuiltInSource(_FolderSource):
+    """`builtin://<folder>`: conf/ of mlotool."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Return `builtin`."""
+        return "builtin"
+
+
+class RecipesSource(_FolderSource):
+    """`recipes://<folder>`: its files as group `recipe`."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Return `recipes`."""
+        return "recipes"
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return recipes and folders of recipes."""
         if config_path == "":
             return [] if results_filter == ObjectType.CONFIG else [GROUP]
-        folder = Path(self.path) / (self._below(config_path) or "")
-        names: list[str] = []
-        for entry in sorted(folder.iterdir()):
-            if not entry.name.startswith((".", "_")):
-                self._list_add_result(names, f"{config_path}/{entry.name}", entry.name, results_filter)
-        return sorted(set(names))
+        return super().list(config_path, results_filter)
+
+    def _folder(self, config_path: str) -> Path | None:
+        below = self._below(config_path) if config_path else ""
+        return None if below is None else Path(self.path) / below
 
     def _file(self, config_path: str) -> Path | None:
         name = self._below(config_path)
-        return None if not name else recipe_file(Path(self.path), name)
+        return recipe_file(Path(self.path), name) if name else None
 
     def _below(self, config_path: str) -> str | None:
-        group, _, name = config_path.partition("/")
-        return name if group == GROUP and ".." not in name.split("/") else None
+        """Return what follows `recipe/`; None for other groups."""
+        first, _, rest = config_path.partition("/")
+        return rest if first == GROUP and ".." not in rest.split("/") else None
 
-    def _announce(self, file: Path) -> None:
-        """Say so when a recipe of the user's hides a built-in one of that name."""
+    def _read(self, config_path: str, file: Path) -> tuple[DictConfig, str]:
+        document = check_recipe(file)
         built_in = package_dir("recipes")
         hidden = built_in / file.relative_to(self.path)
         if Path(self.path) != built_in and hidden.is_file() and file not in _announced:
             _announced.add(file)
             _log.warning("Using %s, which hides the built-in recipe '%s'.", escape(str(file)), file.stem)
+        _loaded.setdefault(file, document)
+        config = _config(document.text)
+        _move_folder(config)
+        _choose_none(config, document.data)
+        return config, document.text
 
 
-class OptionsSource(ConfigSource):
-    """`options://conf`: ./conf of the working folder. Hydra calls these methods by keyword: keep their names."""
-
-    def __init__(self, provider: str, path: str) -> None:
-        super().__init__(provider, path)
-        self._num_nodes = 0
+class OptionsSource(_FolderSource):
+    """`options://conf`: ./conf of the working folder."""
 
     @staticmethod
     def scheme() -> str:
         """Return `options`."""
         return "options"
 
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Read an option, after the refusals: none reaches Hydra around them."""
-        group, _, name = config_path.partition("/")
-        file = option_file(group, name)
-        if file is None:
-            raise ConfigLoadError(f"Config not found : {self.full_path()}/{config_path}")
-        document = read_option(group, file)
-        self._num_nodes += document.num_nodes
-        check_total(self._num_nodes)
-        config = OmegaConf.create(document.text)
-        return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
-
     def available(self) -> bool:
         """Say whether the folder is there."""
         return options_folder() is not None
 
-    def is_group(self, config_path: str) -> bool:
-        """Say whether the path is the root, or a group's with a folder here."""
-        return self.available() and (not config_path or config_path in _groups())
-
-    def is_config(self, config_path: str) -> bool:
-        """Say whether the path is an option."""
-        group, _, name = config_path.partition("/")
-        return option_file(group, name) is not None
-
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the groups, or the options of one."""
-        if not config_path:
-            return [] if results_filter == ObjectType.CONFIG else _groups()
-        return [] if results_filter == ObjectType.GROUP else own_options(config_path)
+        kind = ObjectType.CONFIG if config_path else ObjectType.GROUP
+        names = own_options(config_path) if config_path else [group for group in OPTION_GROUPS if self.is_group(group)]
+        return names if results_filter in (None, kind) else []
+
+    def _folder(self, config_path: str) -> Path | None:
+        return FOLDER / config_path if not config_path or config_path in OPTION_GROUPS else None
+
+    def _file(self, config_path: str) -> Path | None:
+        group, _, name = config_path.partition("/")
+        return option_file(group, name)
+
+    def _read(self, config_path: str, file: Path) -> tuple[DictConfig, str]:
+        return _config(read_option(config_path.partition("/")[0], file).text), ""
 
 
 class RecipesSearchPath(SearchPathPlugin):
@@ -201,16 +211,39 @@ class RecipesSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append them in the order in which they are looked through."""
         own = str(package_dir("conf"))
-        if not any(each.provider == "main" and each.path.endswith(own) for each in search_path.get_path()):
+        main = [each for each in search_path.get_path() if each.provider == "main" and each.path.endswith(own)]
+        if not main:
             return
+        main[0].path = f"builtin://{own}"
         for _, folder in recipe_folders():
             search_path.append(provider="mlotool", path=f"recipes://{folder}")
         if options_folder() is not None:
             search_path.append(provider="mlotool", path=f"options://{FOLDER}")
 
 
-def _groups() -> list[str]:
-    return [group for group in OPTION_GROUPS if (FOLDER / group).is_dir()]
+@lru_cache(maxsize=256)
+def _text(file: Path, changed: int) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> DictConfig:
+    config = OmegaConf.create(text)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def _config(text: str) -> DictConfig:
+    """Return a file's content as a config of the caller's own: Hydra takes defaults lists out of it."""
+    return deepcopy(_parsed(text))
+
+
+def _move_folder(config: DictConfig) -> None:
+    """Put a folder that stands where decisions do in a recipe under a key of its own, in place."""
+    node = config._get_node("decisions")
+    if node is not None and isinstance(node._value(), str):
+        with open_dict(config):
+            config["decisions_from"] = config.pop("decisions")
 
 
 def _choose_none(config: Any, content: dict[Any, Any]) -> None:

@@ -154,12 +154,11 @@ class SweepPlan:
         return self.settings["method"] == "grid" and may_differ(word.lstrip("+").partition("=")[0])
 
 
-def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan:
+def read_sweep(words: Sequence[str]) -> SweepPlan:
     """Read the overrides of a sweep with Hydra's grammar; recipes must be registered.
 
     Args:
         words: Hydra's command line, without flags.
-        config_dir: what `--config-dir` says.
 
     Raises:
         ConfigError: they do not compose, or a range stands in a grid.
@@ -168,8 +167,7 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         parsed = parser.parse_overrides(list(words))
         fixed = [each.input_line or "" for each in parsed if not each.is_sweep_override()]
-        found = [] if config_dir is None else [f"hydra.searchpath=['{Path(config_dir).absolute()}']"]
-    config = compose_words([*fixed, *found])
+    config = compose_words(fixed)
     finish(config, config.hydra.runtime.choices, fixed)
     with config_errors():
         settings: dict[str, Any] = dict(plain(config.sweep))
@@ -193,7 +191,7 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
             )
         return SweepPlan(
             # A job is a run: what describes the sweep is none of its overrides.
-            fixed=(*(word for word in fixed if not word.startswith(("sweep=", "sweep."))), *found),
+            fixed=tuple(word for word in fixed if not word.startswith(("sweep=", "sweep."))),
             dimensions=dimensions,
             settings=settings,
             folder=Path(config.hydra.sweep.dir).absolute(),

@@ -165,7 +165,7 @@ def test_keys_that_do_not_fit_are_said_with_the_option(write: Callable[..., Path
         ("model/mine", f"{MODEL}weights: here.pt\n", f"{CHOICE}=mine", "problems.classifier.module.weights"),
         ("logger/mine", "mode: online\n", "logger=mine", "logger.mode"),
         # Where it is placed counts, not where it lies.
-        ("model/mine", f"{MODEL}mode: online\n", "+model@logger=mine", "logger.mode"),
+        ("runner/mine", "mode: online\n", "+runner@logger=mine", "logger.mode"),
         ("sweep/mine", "launcher: slurm\n", "sweep=mine", "sweep.launcher"),
         ("sweep/mine", "params: {logger.mode: 'online,offline'}\n", "sweep=mine", "sweep.params, 'logger.mode'"),
         ("data/mine", f"{DATA}x: !!python/name:os.system\n", "data=mine", "the YAML tag"),
