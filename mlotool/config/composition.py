@@ -146,6 +146,12 @@ def hydra_words(words: Sequence[str]) -> list[str]:
         if override.package is not None and override.key_or_group in OPTION_GROUPS
         for fault in key_faults(override.input_line or "", override.key_or_group, override.package)
     ]
+    for override in overrides:
+        value = None if override.is_sweep_override() else override.value()
+        # Hydra takes a number in a list for a text without looking, and fails.
+        wrong = [name for name in value if not isinstance(name, str)] if isinstance(value, list) else []
+        if wrong and override.key_or_group in GROUPS:
+            faults.append(f"{override.key_or_group}: found {wrong[0]!r} in {value}; expected names of options.")
     if faults:
         raise ConfigError("\n".join(faults))
     command_line_folders[:] = [

@@ -49,7 +49,7 @@ def check_recipe_file(path: Path | str) -> None:
         document = check_recipe(file)
         size.add(document)
         for name in recipe_entries(document.data.get("defaults") or []):
-            found = _find(name, file)
+            found = inherited_file(name, file)
             if found is not None:
                 waiting.append(found)
 
@@ -244,7 +244,8 @@ def _is_inside_dangerous(key: str) -> bool:
     return not DANGEROUS.keys().isdisjoint(each.partition("[")[0] for each in (*above, last if "[" in last else ""))
 
 
-def _find(name: str, beside: Path) -> Path | None:
+def inherited_file(name: str, beside: Path) -> Path | None:
+    """Return the file of a recipe that another one inherits from, which may lie beside it."""
     is_absolute, name = name.startswith("/recipe/"), name.removeprefix("/recipe/")
     folders = [*([] if is_absolute else [beside.parent]), *(folder for _, folder in recipe_folders())]
     return next((file for folder in folders if (file := recipe_file(folder, name)) is not None), None)

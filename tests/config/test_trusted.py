@@ -213,12 +213,10 @@ def test_a_recipe_cannot_download_by_position(write_recipe: Callable[..., Path],
     cifar10 = (
         "{_target_: mlotool.data.CIFAR10, _args_: [evil, {train: 10}, 10, [3, 32, 32], 0, null, null, true, true]}"
     )
-    write_recipe(f"defaults: [plain, _self_, override /data: null]\ndata: {cifar10}\n", name="as_data")
+    write_recipe(f"defaults: [plain, _self_]\ndata: {cifar10}\n", name="as_data")
     write_recipe(
-        "defaults: [plain, _self_, override /model@problems.classifier.module: null]\n"
-        "problems: {classifier: {module: {_target_: torch.nn.Sequential, _args_: ["
-        + cifar10
-        + "]}}}\n",
+        "defaults: [plain, _self_]\n"
+        "problems: {classifier: {module: {_target_: torch.nn.Sequential, _args_: [" + cifar10 + "]}}}\n",
         name="as_layer",
     )
     assert "data._args_: found" in message_of(build, compose("as_data"))
