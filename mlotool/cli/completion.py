@@ -114,10 +114,13 @@ def _keys(request: Request, key: str, value: str | None) -> Iterator[str]:
     """Yield the keys that begin with `key`, or its own value where that begins with `value`."""
     from omegaconf import OmegaConf
 
-    from mlotool import config
+    from mlotool.config.composition import compose_words, is_sweep
+    from mlotool.config.sources import sources
 
-    recipe = request.recipe if request.file is None else str(request.file)
-    node: Any = OmegaConf.to_container(config.compose(recipe, request.overrides), resolve=False)
+    recipes = [f"+recipe={name}" for name in request.recipe_names()[:1]]
+    with sources([] if request.file is None else [request.file.parent]):
+        words = [*recipes, *(word for word in request.overrides if not is_sweep(word))]
+        node: Any = OmegaConf.to_container(compose_words(words), resolve=False)
     parent, dot, last = key.rpartition(".")
     for part in parent.split(".") if parent else ():
         node = _children(node).get(part)

@@ -163,6 +163,12 @@ def hydra_words(words: Sequence[str]) -> list[str]:
     return [_hydra_word(override) for override in overrides if not _is_later(override)]
 
 
+def is_sweep(word: str) -> bool:
+    """Say whether an override stands for several values."""
+    with config_errors():
+        return _parsed((word,))[0].is_sweep_override()
+
+
 def later_words(words: Sequence[str]) -> list[str]:
     """Return the overrides that `finish` sets: keys of nodes that may be null, into which Hydra cannot merge."""
     return [override.input_line or "" for override in _parsed(tuple(words)) if _is_later(override)]

@@ -108,7 +108,8 @@ def _text(error: BaseException) -> str:
         said += f"\n{text}" if text not in said and isinstance(cause, _ERRORS) else ""
     said = said or str(error)
     hint = next(filter(None, map(_hint, _chain(error))), "")
-    return "\n".join(filter(None, (said.strip() or type(error).__name__, hint.strip())))
+    first, *rest = (said.strip() or type(error).__name__).splitlines()
+    return "\n".join([first + hint, *rest])
 
 
 def _hint(error: BaseException) -> str:
