@@ -11,8 +11,8 @@ from glob import escape, glob
 from io import StringIO
 from typing import Any
 
+from mlotool.cli.arguments import Request, read_request
 from mlotool.cli.main import VERBS
-from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
 
 WITH_OVERRIDES = ("run", "show", "validate")
@@ -105,7 +105,7 @@ def _override_offers(request: Request, current: str) -> Iterator[str]:
 
 def _options(group: str) -> list[str]:
     from mlotool.config.options import option_names
-    from mlotool.config.paths import GROUP
+    from mlotool.config.recipes import GROUP
 
     return _recipe_names("") if group == GROUP else option_names(group)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mlotool import config
-from mlotool.cli.request import Request
+from mlotool.cli.arguments import Request
 
 Task = Callable[[Any], float | None]
 

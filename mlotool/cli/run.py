@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlotool.cli.arguments import VerbParser, recipe_parser
-from mlotool.cli.first_rank import is_first_rank
-from mlotool.cli.request import Request, read_request
+from mlotool.cli.arguments import Request, VerbParser, read_request, recipe_parser
 from mlotool.config.recipes import quoted
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
@@ -19,6 +17,8 @@ from mlotool.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from mlotool.cli.job import Job
+    from mlotool.config.sweep_plan import SweepPlan
+
 
 DESCRIPTION = """Train what a recipe describes. All of Hydra's command line works:
 
@@ -42,11 +42,10 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 def main(words: Sequence[str]) -> int:
     """Run; 0 when every job finished."""
     arguments = _parser().parse(words)
+    from mlotool.cli.arguments import require_recipe
     from mlotool.cli.hydra_app import call_hydra, never, open_sources
     from mlotool.cli.job import Job
-    from mlotool.cli.odd_settings import check_settings, check_sweep
-    from mlotool.cli.recipes import require_recipe
-    from mlotool.config.schema_faults import check_overrides
+    from mlotool.config.schema import check_overrides
 
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
@@ -166,7 +165,7 @@ def _split_resume(request: Request) -> tuple[Request, str | None]:
 
 def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
     if is_sweep:
-        from mlotool.cli.sweep_resuming import resumed_sweep
+        from mlotool.cli.sweep import resumed_sweep
 
         words = resumed_sweep(request)
         if words:
@@ -178,6 +177,8 @@ def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
 
 
 def _show_sweep(job: "Job") -> None:
+    from mlotool.cli.job import is_first_rank
+
     if job.sweep_dir is not None and is_first_rank():
         from mlotool.cli.show_sweep import show_sweep
 
@@ -197,3 +198,63 @@ def _exit_code(job: "Job", *, is_sweep: bool) -> int:
         # A launcher ran the jobs in processes of its own.
         print("mlotool: `mlotool report <the sweep's folder>` makes the table of its jobs.", file=sys.stderr)
     return 0
+
+
+_OF_OPTUNA = (
+    "num_trials",
+    "second_objective",
+    "seed",
+    "sampler",
+    "sampler_options",
+    "pruner",
+    "pruner_options",
+    "storage",
+)
+
+
+def check_settings(words: Sequence[str], *, is_sweep: bool) -> None:
+    """Refuse `hydra.job.chdir=true`; warn of settings that act in a sweep only, or only without one.
+
+    Raises:
+        ConfigError: paths would count from another folder than the one the command is called in.
+    """
+    values = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
+    if values.get("hydra.job.chdir", "").lower() in ("true", "yes", "on", "1"):
+        raise ConfigError(
+            "hydra.job.chdir: found true; expected false, as the paths of recipes and data count from the working "
+            "folder. Leave it out."
+        )
+    if not is_sweep and any(word.startswith(("sweep=", "sweep.")) for word in words):
+        _warn("found sweep settings, which act in a sweep only; add -m, or leave them out.")
+    idle, meant = ("hydra.run.dir", "hydra.sweep.dir") if is_sweep else ("hydra.sweep.dir", "hydra.run.dir")
+    if idle in values:
+        where = "with -m" if is_sweep else "without -m"
+        _warn(f"{idle}: found {values[idle]} {where}, where it does nothing; expected {meant}. Write {meant}=..")
+
+
+def check_sweep(plan: "SweepPlan", words: Sequence[str], *, is_resumed: bool) -> None:
+    """Refuse the folder of another sweep; warn of settings of a search where nothing is searched.
+
+    Raises:
+        ConfigError: the folder that is named holds a sweep, whose results would be taken for those of this one.
+    """
+    given = [key for key in _OF_OPTUNA if any(word.startswith(f"sweep.{key}=") for word in words)]
+    if plan.settings["method"] == "grid" and given:
+        _warn(
+            f"sweep.{given[0]}: found it in a grid, which runs every combination and ignores it; expected it with "
+            "sweep=optuna. Add sweep=optuna, or leave it out."
+        )
+    is_named = any(word.startswith("hydra.sweep.dir=") for word in words)
+    if is_named and not is_resumed and (plan.folder / "multirun.yaml").is_file():
+        raise ConfigError(
+            f"hydra.sweep.dir: found {_nearby(plan.folder)}, which holds a sweep already; expected a new folder. Name "
+            f"another one, or go on with that sweep: resume={_nearby(plan.folder)}."
+        )
+
+
+def _warn(text: str) -> None:
+    print(f"mlotool: warning: {escape(text)}", file=sys.stderr)
+
+
+def _nearby(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlotool import config as configuration
+from mlotool.cli.arguments import Request, read_request
 from mlotool.cli.hydra_app import call_hydra, open_sources
 from mlotool.cli.job import logs_to_wandb, recipe_path
-from mlotool.cli.job_words import own_words, request_of
 from mlotool.config.composition import finish, with_values
 from mlotool.config.provenance import repositories_asked_once
-from mlotool.config.schema_faults import check_overrides
+from mlotool.config.schema import check_overrides
 from mlotool.core.errors import WriteError
 from mlotool.core.escape import escape
 from mlotool.core.large_imports import import_large, import_torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlotool.runner import RunResult
     from mlotool.runner.objective import Watch
     from mlotool.runner.together import RunRequest
+
 
 _OF_HYDRA = "${hydra:"
 """Begins a reference to a job's own settings of Hydra, which are known while Hydra calls us, and not afterwards."""
@@ -227,3 +228,15 @@ def _composed(spec: JobSpec, words: Sequence[str]) -> Composed:
     call_hydra(words, take)
     [result] = found
     return result
+
+
+def request_of(spec: JobSpec) -> Request:
+    """Return what a job asks for."""
+    request = read_request(spec.words)
+    return request if spec.recipe_file is None else Request(request.recipe, Path(spec.recipe_file), request.overrides)
+
+
+def own_words(folder: Path, *, is_resumed: bool) -> list[str]:
+    """Return a job's overrides beside those of the command line: where it runs, and what it goes on with."""
+    quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
+    return [*([f"resume='{quoted}'"] if is_resumed else []), f"hydra.run.dir='{quoted}'"]

@@ -15,10 +15,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from mlotool.config.paths import GROUP
-from mlotool.config.recipes import list_recipes
-from mlotool.config.schema import GROUPS
-from mlotool.config.schema_faults import Place, schema_faults
+from mlotool.config.recipes import GROUP, list_recipes
+from mlotool.config.schema import GROUPS, Place, schema_faults
 from mlotool.config.sources import loaded_recipes
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import fault_list

@@ -9,8 +9,8 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.paths import SUFFIX, package_dir, recipe_file
 from mlotool.config.reading import MAX_RECIPE_NODES, Document, read_document
+from mlotool.config.recipes import SUFFIX, package_dir, recipe_file
 from mlotool.config.safety import content_faults
 from mlotool.config.schema import OPTION_GROUPS
 from mlotool.core.errors import ConfigError

@@ -20,8 +20,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from mlotool.config import paths
-from mlotool.config.defaults import choices_in, recipe_entries
+from mlotool.config import recipes
 from mlotool.config.options import (
     FOLDER,
     TARGET_GROUPS,
@@ -30,9 +29,9 @@ from mlotool.config.options import (
     own_options,
     read_option,
 )
-from mlotool.config.paths import GROUP, SUFFIX, is_literal, package_dir, recipe_file, recipe_folders
 from mlotool.config.reading import Document, read_document
-from mlotool.config.safety import check_recipe, inherited_file
+from mlotool.config.recipes import GROUP, SUFFIX, is_literal, package_dir, recipe_file, recipe_folders
+from mlotool.config.safety import check_recipe, choices_in, inherited_file, recipe_entries
 from mlotool.config.schema import OPTION_GROUPS, Config
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
@@ -56,7 +55,7 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
                 f"Found the folder '{folder}'; expected one without '$' and backslashes in its path, which Hydra would "
                 "resolve. Rename it."
             )
-    paths.named_folders[:] = [Path(folder).absolute() for folder in extra]
+    recipes.named_folders[:] = [Path(folder).absolute() for folder in extra]
     _loaded.clear()
     plugins = Plugins.instance()
     for plugin in (BuiltInSource, RecipesSource, OptionsSource, RecipesSearchPath):
@@ -70,12 +69,12 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
 @contextmanager
 def sources(extra: Sequence[Path] = ()) -> Iterator[None]:
     """Register with other `extra` folders for the time of one composition."""
-    before = list(paths.named_folders)
+    before = list(recipes.named_folders)
     register_sources([*extra, *before])
     try:
         yield
     finally:
-        paths.named_folders[:] = before
+        recipes.named_folders[:] = before
 
 
 def loaded_recipes() -> list[Document]:

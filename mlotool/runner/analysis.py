@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from mlotool.config.names import MAX_NAME, is_plain_name
+from mlotool.config.schema import MAX_NAME, is_plain_name
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.described import kind_of
 from mlotool.core.equal_weights import are_equal

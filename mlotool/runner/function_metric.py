@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.config.names import is_plain_name
+from mlotool.config.schema import is_plain_name
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.described import kind_of
 from mlotool.core.unchanged import is_unchanged, snapshot

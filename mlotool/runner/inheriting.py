@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mlotool.config import build_module, load_run_config
-from mlotool.config.finished_run import finished_run, folder_of
+from mlotool.config.run_config import finished_run, folder_of
 from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.form import check_mapping, is_like

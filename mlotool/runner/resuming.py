@@ -12,8 +12,7 @@ import yaml
 
 from mlotool.config import differences
 from mlotool.config.objective import is_wrong_way_round
-from mlotool.config.run_config import read_run_config
-from mlotool.config.run_length import has_finished, max_ticks, read_summary
+from mlotool.config.run_config import has_finished, max_ticks, read_run_config, read_summary
 from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.escape import escape
 from mlotool.core.files import remove_temporary

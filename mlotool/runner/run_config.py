@@ -13,7 +13,7 @@ from pytorch_lightning import seed_everything
 
 from mlotool.config import Origin, build, check, finish_provenance, note_resume
 from mlotool.config.composition import check_composed, origin_of
-from mlotool.config.run_length import read_summary
+from mlotool.config.run_config import read_summary
 from mlotool.core.arguments import require, require_path
 from mlotool.core.errors import ConfigError, Interrupted, RunError, RunFileError, WriteError
 from mlotool.core.interface import is_command_line

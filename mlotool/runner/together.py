@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from mlotool.config.shared_data import SharedData
-from mlotool.config.structure import structure_of
+from mlotool.config.sweep_plan import structure_of
+from mlotool.config.user_data import SharedData
 from mlotool.core.sigterm import terminable
 from mlotool.distributed.collectives import Ranks
 from mlotool.fusion.freed_memory import keep_freed_memory

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from mlotool.config.reading import read_document
-from mlotool.config.run_length import has_finished, read_summary
+from mlotool.config.run_config import has_finished, read_summary
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Group, Point, grouped

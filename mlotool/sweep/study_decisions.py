@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from mlotool.config.check_decisions import decision_faults
+from mlotool.config.found_decisions import decision_faults
 from mlotool.core.errors import MlotoolError, RunError
 from mlotool.sweep.study_queue import forget_unknown
 

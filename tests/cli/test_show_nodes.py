@@ -104,7 +104,9 @@ DELETED = [f"~problems.classifier.module.{key}" for key in ("image_shape", "num_
 
 def test_a_module_that_chooses(call: Call, package: str) -> None:
     module = f"problems.classifier.module={{_target_: {package}.Chosen}}"
-    code, out, _ = call("show", "plain", "--nodes", "classifier", "--trust", package, *DELETED, module, "decisions.depth=2")
+    code, out, _ = call(
+        "show", "plain", "--nodes", "classifier", "--trust", package, *DELETED, module, "decisions.depth=2"
+    )
     assert code == 0
     assert "layers.1" in out
     assert any(line.split() == ["width_0", "..", "width_1", "(2)", "16", "16,", "32"] for line in out.splitlines())

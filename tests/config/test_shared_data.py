@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from mlotool.config import build, compose
 from mlotool.config.instantiate import instantiate
-from mlotool.config.shared_data import SharedData
+from mlotool.config.user_data import SharedData
 from mlotool.fusion.feed import JointStream
 from mlotool.runner.evaluation import Evaluator
 
