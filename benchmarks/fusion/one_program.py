@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks.harness import record
 from benchmarks.harness.rounds import interleave, summarize
 from mlotool import Graph, Problem, Program, Schedule, Stream, compose
-from mlotool.config.building import build
+from mlotool.config.checks import build
 from mlotool.data import InMemoryDataset, Normalization
 from mlotool.fusion.fused_ticks import FusedTicks, keep_freed_memory
 from mlotool.losses import cross_entropy

@@ -1,6 +1,6 @@
 """`mlotool -sc query=bash`: what could stand where the cursor is; `-sc install=bash`: the script that asks.
 
-Nobody waits longer than 0.3 s for a Tab, so a query imports neither Hydra, which has completions too, nor OmegaConf.
+What is offered is filtered: Hydra's own completion would hand a shell whatever a recipe says.
 """
 
 import os
@@ -11,8 +11,8 @@ from glob import escape, glob
 from io import StringIO
 from typing import Any
 
+from mlotool.cli.arguments import Request, read_request
 from mlotool.cli.main import VERBS
-from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
 
 WITH_OVERRIDES = ("run", "show", "validate")
@@ -43,7 +43,7 @@ def _script(words: Sequence[str]) -> str:
     from mlotool.cli.hydra_app import call_hydra, never
 
     with redirect_stdout(StringIO()) as script:
-        call_hydra(["-sc", *words], never)
+        call_hydra([], never, ["-sc", *words])
     # To bash an @ begins a new word, unless it is told otherwise, as Hydra does for the =.
     return script.getvalue().replace("${COMP_WORDBREAKS//=}", "${COMP_WORDBREAKS//[=@]}")
 
@@ -105,16 +105,22 @@ def _override_offers(request: Request, current: str) -> Iterator[str]:
 
 def _options(group: str) -> list[str]:
     from mlotool.config.options import option_names
-    from mlotool.config.paths import GROUP
+    from mlotool.config.recipes import GROUP
 
     return _recipe_names("") if group == GROUP else option_names(group)
 
 
 def _keys(request: Request, key: str, value: str | None) -> Iterator[str]:
     """Yield the keys that begin with `key`, or its own value where that begins with `value`."""
-    from mlotool.config.completion_keys import compose_keys
+    from omegaconf import OmegaConf
 
-    node: Any = compose_keys(request.hydra_words(), [] if request.file is None else [request.file.parent])
+    from mlotool.config.composition import compose_words, is_sweep
+    from mlotool.config.sources import sources
+
+    recipes = [f"+recipe={name}" for name in request.recipe_names()[:1]]
+    with sources([] if request.file is None else [request.file.parent]):
+        words = [*recipes, *(word for word in request.overrides if not is_sweep(word))]
+        node: Any = OmegaConf.to_container(compose_words(words), resolve=False)
     parent, dot, last = key.rpartition(".")
     for part in parent.split(".") if parent else ():
         node = _children(node).get(part)

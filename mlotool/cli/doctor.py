@@ -62,7 +62,7 @@ def _package(name: str, purpose: str | None) -> Finding:
 def _options() -> Iterator[Finding]:
     """Say where `data=..` and the like are looked for, and what in ./conf will not be found."""
     from mlotool.config.options import is_built_in, options_folder, own_options, surplus_folders
-    from mlotool.config.paths import package_dir
+    from mlotool.config.recipes import package_dir
     from mlotool.config.schema import OPTION_GROUPS
 
     own = {group: own_options(group) for group in OPTION_GROUPS} if options_folder() else {}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mlotool import config
-from mlotool.cli.request import Request
+from mlotool.cli.arguments import Request
 
 Task = Callable[[Any], float | None]
 
@@ -26,22 +26,23 @@ def open_sources(request: Request, trusted: Sequence[str] = ()) -> None:
         config.check_recipe_file(request.file or config.find_recipe(name))
 
 
-def call_hydra(words: Sequence[str], task: Task) -> None:
+def call_hydra(words: Sequence[str], task: Task, flags: Sequence[str] = ()) -> None:
     """Call `task` the way `@hydra.main` does, for every job that `words` describe.
 
     Args:
-        words: Hydra's command line.
+        words: overrides.
         task: gets the config of a job, without the hydra node.
+        flags: what else there is on Hydra's command line.
 
     Raises:
         ConfigError: what Hydra or OmegaConf refuse.
     """
     import hydra
 
-    from mlotool.config.composition import config_errors
+    from mlotool.config.composition import hydra_words
 
     # Completion scripts are made for the program in argv[0].
-    with _argv(["mlotool", *words]), config_errors():
+    with config.config_errors(words=words), _argv(["mlotool", *hydra_words(words), *flags]):
         folder = str(config.package_dir("conf"))
         hydra.main(config_path=folder, config_name="config", **config.VERSION_KEYWORDS)(task)()
 

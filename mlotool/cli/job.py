@@ -1,16 +1,19 @@
 """One job of `mlotool run`: check, train, report. Hydra calls it, once or for every job of a sweep."""
 
+import os
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.table import Table
+
 from mlotool import config as configuration
-from mlotool.cli.first_rank import is_first_rank
-from mlotool.cli.show_result import nearby, show_result
-from mlotool.config.booleans import check_overrides
+from mlotool.config.schema import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.messages import escape
 from mlotool.core.process import import_large, import_torch
@@ -31,6 +34,7 @@ class Job:
 
     Args:
         command: the command line, for provenance.json.
+        words: recipe and overrides, those of all jobs of a sweep.
         recipe_file: of a recipe that was given by its path.
         trusted: packages of the user's that recipes may use.
         watch: sees the objective at each evaluation, and may end the run as pruned.
@@ -42,6 +46,7 @@ class Job:
     """
 
     command: str
+    words: Sequence[str]
     recipe_file: Path | None = None
     trusted: tuple[str, ...] = ()
     errors: list[Exception] = field(default_factory=list)
@@ -55,6 +60,8 @@ class Job:
         from hydra.types import RunMode
         from omegaconf import OmegaConf
 
+        from mlotool.config.composition import finish, later_words
+
         # A launcher may have carried this object into another process.
         for package in self.trusted:
             configuration.trust(package)
@@ -62,13 +69,14 @@ class Job:
         run_dir = Path(hydra.runtime.output_dir)
         # Not as they are read: one with a reference in it would be resolved, or fail here.
         words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-        overrides = tuple(words)
+        overrides = (*words, *later_words(self.words))
         if hydra.mode == RunMode.MULTIRUN:
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
             if self.plan is not None and is_first_rank():
                 write_plan(self.sweep_dir, self.plan)
         try:
             check_overrides(overrides)
+            finish(config, hydra.runtime.choices, overrides)
             recipe = recipe_path(hydra.runtime.choices, self.recipe_file)
             if self.sweep_dir is None and recipe is not None and is_first_rank():
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
@@ -197,3 +205,50 @@ def _remove_if_empty(run_dir: Path) -> bool:
             return False
         run_dir.rmdir()
     return True
+
+
+def is_first_rank() -> bool:
+    """Say whether this process is alone, or rank 0 of those that torchrun or SLURM has started."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+MAX_METRICS = 40
+
+
+def show_result(config: Any, result: "RunResult", console: Console | None = None) -> None:
+    """Print objective, final metrics of the evaluated splits, and where everything lies."""
+    console = console or plain_console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    if config.objective is not None and result.objective is not None:
+        table.add_row(f"objective {config.objective}", f"{result.objective:.4g}")
+    evaluated = () if config.evaluate is None else config.evaluate.splits
+    shown = {key: value for key, value in sorted(result.metrics.items()) if key.split("/")[0] in evaluated}
+    for key in list(shown)[:MAX_METRICS]:
+        table.add_row(key, f"{shown[key]:.4g}")
+    if len(shown) > MAX_METRICS:
+        table.add_row("...", f"{len(shown) - MAX_METRICS} more in metrics.csv")
+    table.add_row("run folder", nearby(result.output_dir))
+    if result.checkpoint is not None:
+        table.add_row("checkpoint", nearby(result.checkpoint))
+    report = result.output_dir / "report.html"
+    if report.is_file():
+        table.add_row("report", nearby(report))
+    console.print()
+    console.print(table)
+
+
+def nearby(path: Path) -> str:
+    """Return a path as seen from the working directory, where it lies below."""
+    path = path.absolute()
+    return escape(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+def plain_console() -> Console:
+    """Return a console that wraps nothing where nobody watches."""
+    # Overrides such as `a=[b]` are no markup.
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 500  # nobody watches, so nothing is wrapped: a path in a log file is to be copied
+    return console

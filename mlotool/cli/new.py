@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mlotool.cli.arguments import VerbParser
-from mlotool.config.names import is_identifier
+from mlotool.config.schema import is_identifier
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import writing
 from mlotool.core.messages import escape

@@ -6,16 +6,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlotool.cli.arguments import VerbParser, recipe_parser
-from mlotool.cli.first_rank import is_first_rank
-from mlotool.cli.request import Request, read_request
+from mlotool.cli.arguments import Request, VerbParser, read_request, recipe_parser
+from mlotool.config.recipes import quoted
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, escape
 
 if TYPE_CHECKING:
     from mlotool.cli.job import Job
+    from mlotool.config.sweep_plan import SweepPlan
+
 
 DESCRIPTION = """Train what a recipe describes. All of Hydra's command line works:
 
@@ -39,11 +41,10 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 def main(words: Sequence[str]) -> int:
     """Run; 0 when every job finished."""
     arguments = _parser().parse(words)
+    from mlotool.cli.arguments import require_recipe
     from mlotool.cli.hydra_app import call_hydra, never, open_sources
     from mlotool.cli.job import Job
-    from mlotool.cli.odd_settings import check_settings, check_sweep
-    from mlotool.cli.recipes import require_recipe
-    from mlotool.config.booleans import check_overrides
+    from mlotool.config.schema import check_overrides
 
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
@@ -52,13 +53,15 @@ def main(words: Sequence[str]) -> int:
     shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
     if not shows_only:
         require_recipe(request, "run")
+    if arguments.config_dir is not None:
+        request = replace(request, overrides=(*request.overrides, _search_path(arguments.config_dir)))
     open_sources(request, arguments.trust)
+    if arguments.cfg:
+        _check_config(request, arguments)
+    if arguments.cfg == "job":
+        return 0
     if shows_only:
-        if arguments.resolve:
-            _limit_expansion(request)
-        if arguments.package and arguments.cfg == "job":
-            _check_package(arguments.package, request)
-        call_hydra([*request.hydra_words(), *hydra_flags], never)
+        call_hydra(request.hydra_words(), never, hydra_flags)
         return 0
     plan = None
     check_settings(request.overrides, is_sweep=arguments.multirun)
@@ -67,16 +70,17 @@ def main(words: Sequence[str]) -> int:
         from mlotool.config.sweep_plan import read_sweep
 
         plain, resume = _split_resume(request)
-        plan = read_sweep([*plain.hydra_words(), *_sweep_folder(plain, is_sweep=False)], arguments.config_dir)
+        plan = read_sweep([*plain.hydra_words(), *_sweep_folder(plain, is_sweep=False)])
         check_sweep(plan, request.overrides, is_resumed=resume not in (None, "null"))
         if plan.needs_processes:
             return run_sweep(plan, plain, words, arguments.trust, resume)
         # What a recipe sweeps is swept as if it were typed, also where the sweep goes on later.
         request = replace(request, overrides=(*request.overrides, *plan.listed))
     command = shlex.join(["mlotool", "run", *words])
-    job = Job(command, request.file, tuple(arguments.trust), plan=plan)
+    job_words = [*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun)]
+    job = Job(command, job_words, request.file, tuple(arguments.trust), plan=plan)
     try:
-        call_hydra([*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job)
+        call_hydra(job_words, job, hydra_flags)
     except KeyboardInterrupt:
         with suppress(ConfigError):  # no job had begun
             _show_sweep(job)
@@ -102,7 +106,7 @@ def _hydra_flags(arguments: argparse.Namespace) -> list[str]:
     if (arguments.resolve or arguments.package) and not arguments.cfg:
         raise ConfigError("Found --resolve or --package without --cfg; they choose what --cfg prints. Add --cfg job.")
     flags = [f"--{name.replace('_', '-')}" for name in ("multirun", "resolve", "hydra_help") if vars(arguments)[name]]
-    for name in ("cfg", "info", "package", "config_dir"):
+    for name in ("cfg", "info", "package"):
         if vars(arguments)[name] is not None:
             flags += [f"--{name.replace('_', '-')}", vars(arguments)[name]]
     return flags
@@ -120,24 +124,35 @@ def _warn_of_repeated(overrides: Sequence[str]) -> None:
             )
 
 
-def _limit_expansion(request: Request) -> None:
-    from mlotool import config
-    from mlotool.config.resolve import limit_expansion
+def _search_path(folder: str) -> str:
+    """Return the override that says what --config-dir does."""
+    path = Path(folder).absolute()
+    if not path.is_dir():
+        raise ConfigError(f"--config-dir: found '{folder}', which is not there; expected a folder. Correct the path.")
+    return f"hydra.searchpath=[{quoted(str(path))}]"
 
-    limit_expansion(config.compose(None, request.hydra_words()))
 
-
-def _check_package(package: str, request: Request) -> None:
+def _check_config(request: Request, arguments: argparse.Namespace) -> None:
+    """Compose the config that --cfg asks for, and print that of a job: Hydra would print it before we look at it."""
     from omegaconf import OmegaConf
 
     from mlotool import config
+    from mlotool.config.resolve import limit_expansion
 
-    composed = config.compose(None, request.hydra_words())
-    if OmegaConf.select(composed, package, throw_on_resolution_failure=False) is None:
-        raise ConfigError(
-            f"--package: found '{package}', which the config does not have; expected one of {', '.join(composed)}, or "
-            f"a key below.{did_you_mean(package, composed)} Correct it."
-        )
+    composed, package = config.compose(None, request.hydra_words()), arguments.package
+    if arguments.resolve:
+        limit_expansion(composed)
+    if arguments.cfg != "job":
+        return
+    with config.config_errors():
+        found = composed if package is None else OmegaConf.select(composed, package)
+        if found is None:
+            raise ConfigError(
+                f"--package: found '{package}', which the config does not have; expected one of {', '.join(composed)}, "
+                f"or a key below.{did_you_mean(package, composed)} Correct it."
+            )
+        text = OmegaConf.to_yaml(found, resolve=arguments.resolve) if OmegaConf.is_config(found) else f"{found}\n"
+    print(f"# @package {package}\n{text}" if package else text)
 
 
 def _split_resume(request: Request) -> tuple[Request, str | None]:
@@ -149,7 +164,7 @@ def _split_resume(request: Request) -> tuple[Request, str | None]:
 
 def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
     if is_sweep:
-        from mlotool.cli.sweep_resuming import resumed_sweep
+        from mlotool.cli.sweep import resumed_sweep
 
         words = resumed_sweep(request)
         if words:
@@ -161,6 +176,8 @@ def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
 
 
 def _show_sweep(job: "Job") -> None:
+    from mlotool.cli.job import is_first_rank
+
     if job.sweep_dir is not None and is_first_rank():
         from mlotool.cli.show_sweep import show_sweep
 
@@ -180,3 +197,63 @@ def _exit_code(job: "Job", *, is_sweep: bool) -> int:
         # A launcher ran the jobs in processes of its own.
         print("mlotool: `mlotool report <the sweep's folder>` makes the table of its jobs.", file=sys.stderr)
     return 0
+
+
+_OF_OPTUNA = (
+    "num_trials",
+    "second_objective",
+    "seed",
+    "sampler",
+    "sampler_options",
+    "pruner",
+    "pruner_options",
+    "storage",
+)
+
+
+def check_settings(words: Sequence[str], *, is_sweep: bool) -> None:
+    """Refuse `hydra.job.chdir=true`; warn of settings that act in a sweep only, or only without one.
+
+    Raises:
+        ConfigError: paths would count from another folder than the one the command is called in.
+    """
+    values = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
+    if values.get("hydra.job.chdir", "").lower() in ("true", "yes", "on", "1"):
+        raise ConfigError(
+            "hydra.job.chdir: found true; expected false, as the paths of recipes and data count from the working "
+            "folder. Leave it out."
+        )
+    if not is_sweep and any(word.startswith(("sweep=", "sweep.")) for word in words):
+        _warn("found sweep settings, which act in a sweep only; add -m, or leave them out.")
+    idle, meant = ("hydra.run.dir", "hydra.sweep.dir") if is_sweep else ("hydra.sweep.dir", "hydra.run.dir")
+    if idle in values:
+        where = "with -m" if is_sweep else "without -m"
+        _warn(f"{idle}: found {values[idle]} {where}, where it does nothing; expected {meant}. Write {meant}=..")
+
+
+def check_sweep(plan: "SweepPlan", words: Sequence[str], *, is_resumed: bool) -> None:
+    """Refuse the folder of another sweep; warn of settings of a search where nothing is searched.
+
+    Raises:
+        ConfigError: the folder that is named holds a sweep, whose results would be taken for those of this one.
+    """
+    given = [key for key in _OF_OPTUNA if any(word.startswith(f"sweep.{key}=") for word in words)]
+    if plan.settings["method"] == "grid" and given:
+        _warn(
+            f"sweep.{given[0]}: found it in a grid, which runs every combination and ignores it; expected it with "
+            "sweep=optuna. Add sweep=optuna, or leave it out."
+        )
+    is_named = any(word.startswith("hydra.sweep.dir=") for word in words)
+    if is_named and not is_resumed and (plan.folder / "multirun.yaml").is_file():
+        raise ConfigError(
+            f"hydra.sweep.dir: found {_nearby(plan.folder)}, which holds a sweep already; expected a new folder. Name "
+            f"another one, or go on with that sweep: resume={_nearby(plan.folder)}."
+        )
+
+
+def _warn(text: str) -> None:
+    print(f"mlotool: warning: {escape(text)}", file=sys.stderr)
+
+
+def _nearby(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,14 +1,13 @@
 """`mlotool show`: what a recipe sets, or all of it as it will run, without running any of it."""
 
 import shlex
-from collections.abc import Sequence
-from pathlib import Path
+import sys
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from mlotool.cli.arguments import recipe_parser
-from mlotool.cli.request import Request
-from mlotool.cli.show_parallel import parallel_problems
+from mlotool.cli.arguments import Request, recipe_parser
+from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
 
 DESCRIPTION = """What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides:
@@ -32,7 +31,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--nodes", metavar="PROBLEM", help="the nodes and decisions of a problem's model; builds it")
     parser.add_argument("--parallel", action="store_true", help="what layer-parallel training promises; takes ticks")
     arguments = parser.parse(words)
-    from mlotool.cli.recipes import compose_request
+    from mlotool.cli.arguments import compose_request
     from mlotool.config.resolve import limit_expansion
 
     request, config = compose_request(arguments.words, "show", arguments.trust)
@@ -43,7 +42,7 @@ def main(words: Sequence[str]) -> int:
         show_nodes(config, arguments.nodes, arguments.words)
         return 0
     if arguments.parallel:
-        from mlotool.cli.show_parallel import show_parallel
+        # MERGED-IMPORT
 
         show_parallel(config)
         return 0
@@ -53,7 +52,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     from omegaconf import OmegaConf
 
-    from mlotool.config.composition import config_errors
+    from mlotool.config.hydra_errors import config_errors
 
     with config_errors():
         if arguments.all:
@@ -75,18 +74,14 @@ def summary(request: Request, config: Any, words: Sequence[str]) -> str:
     """Return what a recipe sets as YAML, below comments that say what it is made of."""
     import yaml
 
-    from mlotool.config.set_keys import chosen_options, inherited_recipes, set_values
+    from mlotool.config.composition import set_parts
 
-    hydra_words = request.hydra_words()
-    folders: list[Path] = [] if request.file is None else [request.file.parent]
+    parts = set_parts(request.hydra_words(), [] if request.file is None else [request.file.parent])
     lines = [f"# What the recipe sets; for the defaults too: {' '.join(shlex.join(_show(words, '--all')).split())}"]
-    for label, names in (
-        ("inherits", inherited_recipes(hydra_words, folders)),
-        ("options", chosen_options(hydra_words, folders)),
-    ):
+    for label, names in (("inherits", parts.inherited), ("options", parts.options)):
         if names:
             lines += wrap(f"{label}: {', '.join(names)}", _WIDTH, initial_indent="# ", subsequent_indent="#   ")
-    values = set_values(config, hydra_words, folders)
+    values = parts.values(config)
     # A mapping of plain values is one line, as in the recipes.
     body = yaml.safe_dump(values, default_flow_style=None, sort_keys=False, allow_unicode=True, width=_WIDTH)
     return "\n".join([*lines, body])
@@ -96,7 +91,7 @@ def mermaid(config: Any) -> str:
     """Return the graph of a config as mermaid text."""
     from omegaconf import OmegaConf
 
-    from mlotool.config.names import is_identifier
+    from mlotool.config.schema import is_identifier
     from mlotool.core.errors import ConfigError
     from mlotool.program.graph import Graph
 
@@ -110,3 +105,57 @@ def mermaid(config: Any) -> str:
                 "digit. Correct the name."
             )
     return Graph(**edges).mermaid().rstrip()
+
+
+NUM_TICKS = 3
+
+
+def show_parallel(config: Any) -> None:
+    """Build a recipe, train it for a few ticks in this process, and print what its `parallel:` nodes promise.
+
+    Args:
+        config: a composed one; all that a run checks of it is checked here.
+
+    Raises:
+        ConfigError: no problem is layer-parallel, or the recipe cannot be built.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    from mlotool import config as configs
+    from mlotool.config.checks import build
+    from mlotool.program import Schedule
+
+    names = parallel_problems(OmegaConf.to_container(config.problems, resolve=False))
+    if not names:
+        raise ConfigError(
+            "--parallel: found no problem with a parallel setting; expected one. Add one, as in "
+            f"+parallel@problems.{next(iter(config.problems))}.parallel=penalty, or leave --parallel out."
+        )
+    for warning in configs.check(config, targets=True):
+        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+    for name in names:
+        node = config.problems[name].parallel
+        if str(node.get("_target_")).rpartition(".")[2] == "Auxiliary":
+            with open_dict(node):
+                node.record = NUM_TICKS
+    program = build(config).program
+    schedule = Schedule(program)
+    for _ in range(NUM_TICKS):
+        schedule.tick()
+    for name in names:
+        parallel = program.problems[name].parallel
+        for line in () if parallel is None else parallel.forecast():
+            print(escape(f"{name}: {line}"))
+
+
+def parallel_problems(problems: Any) -> list[str]:
+    """Return the names of the problems that have a `parallel:` node.
+
+    Args:
+        problems: the config's, as plain values.
+
+    Example:
+        >>> parallel_problems({"a": {"parallel": {"stages": 2}}, "b": {"parallel": None}})
+        ['a']
+    """
+    return [name for name, each in problems.items() if isinstance(each, Mapping) and each.get("parallel")]

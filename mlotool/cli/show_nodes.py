@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from mlotool.cli.fitted_table import FittedColumn, fitted_table
-from mlotool.cli.show_result import plain_console
+from mlotool.cli.job import plain_console
+from mlotool.cli.show_sweep import FittedColumn, fitted_table
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, escape
@@ -150,7 +150,7 @@ def _evaluating(module: "nn.Module") -> Iterator[None]:
 
 def _size(config: Any, name: str, taken: "Mapping[str, Decision]") -> str:
     from mlotool.config.building import decided_module
-    from mlotool.config.without_values import WithoutValues
+    from mlotool.config.drawing import WithoutValues
     from mlotool.spaces.size import space_size
 
     without_values = WithoutValues()

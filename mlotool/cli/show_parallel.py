@@ -22,7 +22,7 @@ def show_parallel(config: Any) -> None:
     from omegaconf import OmegaConf, open_dict
 
     from mlotool import config as configs
-    from mlotool.config.building import build
+    from mlotool.config.checks import build
     from mlotool.program import Schedule
 
     names = parallel_problems(OmegaConf.to_container(config.problems, resolve=False))

@@ -1,15 +1,19 @@
 """Several jobs of a sweep in one process: each is composed and checked as it is alone, then all run together."""
 
+import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlotool import config as configuration
-from mlotool.cli.job import logs_to_wandb
-from mlotool.cli.job_configs import JobConfigs
+from mlotool.cli.arguments import Request, read_request
+from mlotool.cli.hydra_app import call_hydra, open_sources
+from mlotool.cli.job import logs_to_wandb, recipe_path
+from mlotool.config.composition import finish, with_values
 from mlotool.config.provenance import repositories_asked_once
+from mlotool.config.schema import check_overrides
 from mlotool.core.errors import WriteError
 from mlotool.core.messages import escape
 from mlotool.core.process import import_large, import_torch
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
     from mlotool.runner import RunResult
     from mlotool.runner.plan import Watch
     from mlotool.runner.together import RunRequest
+
+
+_OF_HYDRA = "${hydra:"
+"""Begins a reference to a job's own settings of Hydra, which are known while Hydra calls us, and not afterwards."""
 
 
 @dataclass(frozen=True)
@@ -96,19 +104,16 @@ class _Group:
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
         self._warnings: set[str] = set()
+        self._configs = _Configs()
 
     def prepared(self, members: Sequence[Member]) -> "list[tuple[Member, RunRequest]]":
         """Return what is to run, once it has been checked, without what is refused."""
-        specs = [member.spec for member in members]
-        configs = JobConfigs(specs)
-        requests = {place: self._prepared(members[place], configs) for place in configs.in_order(specs)}
-        places = sorted(requests)
-        return [(members[place], request) for place in places if (request := requests[place]) is not None]
+        return [(member, request) for member in members if (request := self._prepared(member)) is not None]
 
-    def _prepared(self, member: Member, configs: JobConfigs) -> "RunRequest | None":
+    def _prepared(self, member: Member) -> "RunRequest | None":
         is_resumed = member.ended_at is None and has_run(member.folder)
         try:
-            config, origin = configs.compose(member.spec, member.folder, is_resumed=is_resumed)
+            config, origin = self._configs.compose(member.spec, member.folder, is_resumed=is_resumed)
             import_torch(with_wandb=logs_to_wandb(config))
             import_large("mlotool.runner")
             from mlotool.runner.process_settings import count_devices
@@ -144,3 +149,94 @@ def _watch(member: Member) -> "Watch | None":
     from mlotool.sweep.watcher import Watcher
 
     return Watcher(**member.spec.study)
+
+
+Composed = tuple[Any, configuration.Origin]
+
+
+class _Configs:
+    """Composes the configs of jobs as Hydra composes that of a job alone; what differs by plain values, only once."""
+
+    def __init__(self) -> None:
+        self._first: tuple[Sequence[str], Composed] | None = None
+
+    def compose(self, spec: JobSpec, folder: Path, *, is_resumed: bool) -> Composed:
+        """Return the config of a job, and where it came from.
+
+        Args:
+            spec: what the job is to run.
+            folder: the job's.
+            is_resumed: whether it goes on with the run in its folder.
+
+        Raises:
+            ConfigError: it cannot be composed.
+        """
+        check_overrides(spec.words)
+        words = [*spec.words, *own_words(folder, is_resumed=is_resumed)]
+        if any(_OF_HYDRA in word for word in words):
+            return _composed(spec, words)
+        found = self._varied(spec)
+        if found is None:
+            found = _composed(spec, [*spec.words, words[-1]])
+            self._first = spec.words, found
+        config, origin = found
+        if is_resumed:
+            config = copy.deepcopy(config)
+            config.resume = str(folder.absolute())
+        return config, replace(origin, overrides=_lines(words))
+
+    def _varied(self, spec: JobSpec) -> Composed | None:
+        if self._first is None:
+            return None
+        words, (config, origin) = self._first
+        names = [_key(word) for word in spec.words]
+        if [_key(word) for word in words] != names:
+            return None
+        own = [place for place, word in enumerate(spec.words) if word != words[place]]
+        # The order counts where a word sets what stands above or below another one.
+        if any(f"{names[place]}.".startswith(f"{other}.") or f"{other}.".startswith(f"{names[place]}.")
+               for place in own for index, other in enumerate(names) if index != place):  # fmt: skip
+            return None
+        varied = with_values(config, [spec.words[place] for place in own])
+        return None if varied is None else (varied, origin)
+
+
+def _lines(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if not word.lstrip("+~").startswith(("hydra.", "hydra/")))
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~").rpartition("@")[2]
+
+
+def _composed(spec: JobSpec, words: Sequence[str]) -> Composed:
+    request = request_of(spec)
+    open_sources(request, spec.trusted)
+    found: list[Composed] = []
+
+    def take(config: Any) -> None:
+        from hydra.core.hydra_config import HydraConfig
+        from omegaconf import OmegaConf
+
+        hydra = HydraConfig.get()
+        finish(config, hydra.runtime.choices, words)
+        if any(_OF_HYDRA in word for word in words):
+            OmegaConf.resolve(config)
+        recipe = recipe_path(hydra.runtime.choices, request.file)
+        found.append((config, configuration.Origin(spec.command, _lines(words), recipe)))
+
+    call_hydra(words, take)
+    [result] = found
+    return result
+
+
+def request_of(spec: JobSpec) -> Request:
+    """Return what a job asks for."""
+    request = read_request(spec.words)
+    return request if spec.recipe_file is None else Request(request.recipe, Path(spec.recipe_file), request.overrides)
+
+
+def own_words(folder: Path, *, is_resumed: bool) -> list[str]:
+    """Return a job's overrides beside those of the command line: where it runs, and what it goes on with."""
+    quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
+    return [*([f"resume='{quoted}'"] if is_resumed else []), f"hydra.run.dir='{quoted}'"]

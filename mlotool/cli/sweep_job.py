@@ -7,8 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, plain_warnings
-from mlotool.cli.streams import open_streams
+from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, open_streams, plain_warnings
 from mlotool.core.messages import escape
 from mlotool.core.process import leave
 from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
@@ -50,7 +49,7 @@ def _alone(folder: Path) -> BaseException | None:
 def _run(folder: Path, spec: JobSpec) -> BaseException | None:
     from mlotool.cli.hydra_app import call_hydra, open_sources
     from mlotool.cli.job import Job
-    from mlotool.cli.job_words import own_words, request_of
+    from mlotool.cli.sweep_group import own_words, request_of
 
     request = request_of(spec)
     open_sources(request, spec.trusted)
@@ -59,8 +58,9 @@ def _run(folder: Path, spec: JobSpec) -> BaseException | None:
         from mlotool.sweep.watcher import Watcher
 
         watch = Watcher(**spec.study)
-    job = Job(spec.command, request.file, spec.trusted, watch=watch)
-    call_hydra([*spec.words, *own_words(folder, is_resumed=has_run(folder))], job)
+    words = [*spec.words, *own_words(folder, is_resumed=has_run(folder))]
+    job = Job(spec.command, words, request.file, spec.trusted, watch=watch)
+    call_hydra(words, job)
     return job.errors[0] if job.errors else None
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from mlotool.cli.arguments import recipe_parser
-from mlotool.cli.request import Request
+from mlotool.cli.arguments import Request, recipe_parser
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape, fault_list
 
@@ -28,7 +27,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--anywhere", action="store_true", help="with --targets: this machine's GPU and data aside")
     arguments = parser.parse(words)
     from mlotool import config
-    from mlotool.cli.recipes import compose_request
+    from mlotool.cli.arguments import compose_request
 
     request, composed = compose_request(arguments.words, "validate", arguments.trust)
     machine = arguments.targets and not arguments.anywhere
@@ -52,8 +51,7 @@ def main(words: Sequence[str]) -> int:
 def _sweep_faults(request: Request, trusted: Sequence[str], *, machine: bool) -> list[str]:
     """Return what `run -m` would say of the values that a recipe sweeps."""
     from mlotool.cli.hydra_app import open_sources
-    from mlotool.config.first_point import choice_faults
-    from mlotool.config.sweep_plan import read_sweep
+    from mlotool.config.sweep_plan import choice_faults, read_sweep
     from mlotool.sweep.driver import worker_environments
     from mlotool.sweep.study import check_study
 

@@ -4,31 +4,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlotool.config.building import Analysis, Built, build, build_module, derived_seed, hypergradient_options
-    from mlotool.config.checks import check
-    from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, compose, config_errors
-    from mlotool.config.difference import differences
-    from mlotool.config.paths import package_dir
+    from mlotool.config.building import Analysis, Built, build_module, derived_seed, hypergradient_options
+    from mlotool.config.checks import build, check
+    from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, compose
+    from mlotool.config.hydra_errors import config_errors
     from mlotool.config.provenance import Origin, finish_provenance, note_resume, write_provenance
-    from mlotool.config.recipes import RecipeInfo, find_recipe, list_recipes
-    from mlotool.config.run_config import load_run_config
+    from mlotool.config.recipes import RecipeInfo, find_recipe, list_recipes, package_dir
+    from mlotool.config.run_config import differences, load_run_config
     from mlotool.config.safety import check_recipe_file
     from mlotool.config.sources import register_sources
-    from mlotool.config.translation import translate
     from mlotool.config.trusted import trust, trust_all
 
 _HOMES = {
-    "mlotool.config.building": ("Analysis", "Built", "build", "build_module", "derived_seed", "hypergradient_options"),
-    "mlotool.config.checks": ("check",),
-    "mlotool.config.composition": ("CONFIG_NAME", "VERSION_KEYWORDS", "compose", "config_errors"),
-    "mlotool.config.paths": ("package_dir",),
-    "mlotool.config.difference": ("differences",),
+    "mlotool.config.building": ("Analysis", "Built", "build_module", "derived_seed", "hypergradient_options"),
+    "mlotool.config.checks": ("build", "check"),
+    "mlotool.config.composition": ("CONFIG_NAME", "VERSION_KEYWORDS", "compose"),
+    "mlotool.config.hydra_errors": ("config_errors",),
     "mlotool.config.provenance": ("Origin", "finish_provenance", "note_resume", "write_provenance"),
-    "mlotool.config.recipes": ("RecipeInfo", "find_recipe", "list_recipes"),
-    "mlotool.config.run_config": ("load_run_config",),
+    "mlotool.config.recipes": ("RecipeInfo", "find_recipe", "list_recipes", "package_dir"),
+    "mlotool.config.run_config": ("differences", "load_run_config"),
     "mlotool.config.safety": ("check_recipe_file",),
     "mlotool.config.sources": ("register_sources",),
-    "mlotool.config.translation": ("translate",),
     "mlotool.config.trusted": ("trust", "trust_all"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -55,7 +51,6 @@ __all__ = [
     "note_resume",
     "package_dir",
     "register_sources",
-    "translate",
     "trust",
     "trust_all",
     "write_provenance",

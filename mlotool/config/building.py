@@ -2,24 +2,21 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from omegaconf import OmegaConf
 
-from mlotool.config.checks import checked
 from mlotool.config.instantiate import bind, instantiate, optimizer_factory, require_kind, scheduler_factory
-from mlotool.config.optimizer_roles import optimizer_roles
-from mlotool.config.paths import package_dir
-from mlotool.config.sample_limit import LimitedData
-from mlotool.config.user_data import built_data, split_of
+from mlotool.config.parameter_groups import optimizer_roles
+from mlotool.config.recipes import package_dir
+from mlotool.config.user_data import LimitedData, split_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mlotool.config.shared_data import SharedData
     from mlotool.problem.parallel import AbstractParallel
     from mlotool.problem.rank_mean import Reduce
     from mlotool.program import Problem, Program, Stream
@@ -83,33 +80,6 @@ class Built:
 
 TRACE_FROM = 2_000
 """Steps of a problem after which tracing its gradient, which takes about as long as so many small ones, is worth it."""
-
-
-def build(config: Any, reduce: "Reduce | None" = None, shared: "SharedData | None" = None) -> Built:
-    """Build what a config describes, after a check of all of it.
-
-    Args:
-        config: a composed config.
-        reduce: the mean over the ranks of a run; None in one process.
-        shared: the data of other runs of this process, which this one takes where its own would be equal.
-
-    Raises:
-        ConfigError: the config is wrong, or a target does not accept its settings.
-
-    Example::
-
-        built = build(compose("mwn"))
-        built.program.gradient("reweight")
-    """
-    values, _ = checked(config, targets=True)
-
-    def make() -> Any:
-        return cut_down(values, built_data(partial(instantiate, "data", values["data"]), values["seed"]))
-
-    if shared is None:
-        return assemble(values, make(), reduce)
-    data = shared.of(values["data"], values["debug"]["limit_samples"], make)
-    return replace(assemble(values, data, reduce), data=shared.evaluated(data))
 
 
 def cut_down(values: Values, data: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlotool.config.ranges import Range, named_faults
+from mlotool.config.check_ranges import Range, named_faults
 from mlotool.config.resolve import is_known
 from mlotool.config.schema import OBJECTIVE_MODES, OF_ONE_OBJECTIVE, PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
 from mlotool.core.messages import did_you_mean

@@ -1,23 +1,76 @@
 """Every node with a `_target_`: is it trusted, is it of its kind, do its keys fit."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
-from mlotool.config.optimizer_roles import optimizer_roles
-from mlotool.config.options import option_names
-from mlotool.config.parameter_groups import KEY, group_faults, settings_of
+from mlotool.config.options import option_file, option_names, own_options
+from mlotool.config.parameter_groups import KEY, group_faults, optimizer_roles, settings_of
+from mlotool.config.reading import MAX_RECIPE_NODES, read_document
+from mlotool.config.recipes import package_dir
 from mlotool.config.resolve import is_known
+from mlotool.config.safety import DANGEROUS
 from mlotool.config.schema import OPTION_GROUPS
-from mlotool.config.signatures import keyword_faults, signature_of
-from mlotool.config.source import Signature
-from mlotool.config.stale_key_advice import GROUP_OF, leftover_advice
-from mlotool.config.sweep import DANGEROUS
-from mlotool.config.torch_names import CONTAINERS
-from mlotool.config.trusted import is_of_user, trust_fault
+from mlotool.config.signatures import Parameter, Signature, keyword_faults, read_signature
+from mlotool.config.sources import loaded_recipes
+from mlotool.config.trusted import CONTAINERS, is_of_user, is_own, resolve, trust_fault
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+
+GROUP_OF = {"module": "model"}
+"""By kind of node, the group of its options, where it has another name."""
+
+
+def leftover_advice(key: str, kind: str | None, target: str, keyword: str) -> str:
+    """Return what to do about a keyword that its target does not know; names both sources where they are found.
+
+    Args:
+        key: of the node.
+        kind: of the node.
+        target: the value of its `_target_`.
+        keyword: the unknown one.
+    """
+    path = f"{key}.{keyword}"
+    setters = [each.path for each in reversed(loaded_recipes()) if _has(each.data, path)]
+    options = _options_with(GROUP_OF.get(kind or "", kind or ""), target)
+    if not setters:
+        return ""
+    where = f"It is set in {setters[-1]}"
+    if options:
+        where += f", while {target} comes from {' or '.join(options)}: a left-over of another choice"
+    return f"{where}. Remove it there, drop it with ~{path}, or choose an option that takes it."
+
+
+def _options_with(group: str, target: str) -> list[str]:
+    if group not in OPTION_GROUPS:
+        return []
+    own = (option_file(group, name) for name in own_options(group))
+    files = [*sorted((package_dir("conf") / group).glob("*.yaml")), *(each.absolute() for each in own if each)]
+    return [f"{group}={file.stem}" for file in files if _load(file).get("_target_") == target]
+
+
+@lru_cache(maxsize=256)
+def _load(file: Path) -> Mapping[str, Any]:
+    try:
+        return read_document(file, is_fast=True, max_nodes=MAX_RECIPE_NODES).data
+    except ConfigError:
+        return {}
+
+
+def _has(node: Any, path: str) -> bool:
+    return any(True for _ in _walk(node, path.split(".")))
+
+
+def _walk(node: Any, parts: list[str]) -> Iterator[Any]:
+    for part in parts:
+        if not isinstance(node, Mapping) or part not in node:
+            return
+        node = node[part]
+    yield node
+
 
 Values = Mapping[str, Any]
 _OURS = {"loss": ("roles",), "analysis": ("roles", "split", "batch_size")}
@@ -243,3 +296,39 @@ def _player_faults(key: str, value: Any, problems: Values, *, is_analysis: bool)
             f"{key}: found '{name}'; expected one of {', '.join(problems)}.{did_you_mean(name, problems)} "
             "Correct the problem's name."
         )
+
+
+def signature_of(key: str, name: str, *, targets: bool) -> Signature | None:
+    """Return a trusted target's signature; None where it is not known.
+
+    Args:
+        key: where the target stands, for messages.
+        name: the value of `_target_`.
+        targets: import third-party targets; mlotool's own and trusted packages' are read from source.
+
+    Raises:
+        ConfigError: the target cannot be imported.
+    """
+    if is_own(name):
+        return read_signature(name)
+    return _inspected(resolve(key, name)) if targets else None
+
+
+@lru_cache(maxsize=256)
+def _inspected(target: Any) -> Signature | None:
+    try:
+        found = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = tuple(
+        Parameter(
+            each.name,
+            None if each.annotation is each.empty else inspect.formatannotation(each.annotation).strip("'\""),
+            each.default is each.empty,
+            each.kind is each.KEYWORD_ONLY,
+        )
+        for each in found
+        if each.kind not in variadic
+    )
+    return Signature(parameters, is_open=any(each.kind is each.VAR_KEYWORD for each in found))

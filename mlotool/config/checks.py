@@ -1,28 +1,28 @@
 """The whole config, checked before anything is built; without torch."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from omegaconf.errors import OmegaConfBaseException
-
-from mlotool.config.check_choices import choice_faults
-from mlotool.config.check_counts import count_faults
-from mlotool.config.check_decisions import decision_faults
-from mlotool.config.check_effects import effect_warnings
-from mlotool.config.check_evaluation import evaluation_faults, evaluation_warnings
-from mlotool.config.check_graph import direction_faults, graph_faults
-from mlotool.config.check_machine import machine_faults
-from mlotool.config.check_names import name_faults, namespace_faults
+from mlotool.config.building import Built, assemble, cut_down
+from mlotool.config.check_choices import choice_faults, count_faults, name_faults, namespace_faults, sweep_node_faults
+from mlotool.config.check_evaluation import effect_warnings, evaluation_faults, evaluation_warnings
+from mlotool.config.check_graph import direction_faults, graph_faults, stream_faults
 from mlotool.config.check_ranges import nan_faults, number_faults
-from mlotool.config.check_streams import stream_faults
-from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.check_targets import target_faults
-from mlotool.config.dry_build import construction_faults
-from mlotool.config.dry_parts import part_faults
+from mlotool.config.dry_parts import construction_faults, machine_faults, part_faults
+from mlotool.config.found_decisions import decision_faults
+from mlotool.config.hydra_errors import config_errors
+from mlotool.config.instantiate import instantiate
 from mlotool.config.resolve import as_schema, resolve_config
-from mlotool.config.translation import translate
+from mlotool.config.user_data import built_data
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import fault_list
+
+if TYPE_CHECKING:
+    from mlotool.config.user_data import SharedData
+    from mlotool.problem.rank_mean import Reduce
 
 Values = Mapping[str, Any]
 
@@ -51,10 +51,8 @@ def checked(
     config: Any, *, targets: bool, machine: bool = False, parts: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
     """Check a config; return it as plain values, and the warnings."""
-    try:
+    with config_errors():
         values, faults = resolve_config(as_schema(config))
-    except OmegaConfBaseException as error:
-        raise translate(error) from None
     checks: tuple[Callable[[Values], Iterator[str]], ...] = (
         name_faults,
         choice_faults,
@@ -100,3 +98,30 @@ def _hypergradients(values: Values) -> Iterator[tuple[str, Any]]:
             is_root_used = True
     if is_root_used:
         yield "hypergradient", values["hypergradient"]
+
+
+def build(config: Any, reduce: "Reduce | None" = None, shared: "SharedData | None" = None) -> Built:
+    """Build what a config describes, after a check of all of it.
+
+    Args:
+        config: a composed config.
+        reduce: the mean over the ranks of a run; None in one process.
+        shared: the data of other runs of this process, which this one takes where its own would be equal.
+
+    Raises:
+        ConfigError: the config is wrong, or a target does not accept its settings.
+
+    Example::
+
+        built = build(compose("mwn"))
+        built.program.gradient("reweight")
+    """
+    values, _ = checked(config, targets=True)
+
+    def make() -> Any:
+        return cut_down(values, built_data(partial(instantiate, "data", values["data"]), values["seed"]))
+
+    if shared is None:
+        return assemble(values, make(), reduce)
+    data = shared.of(values["data"], values["debug"]["limit_samples"], make)
+    return replace(assemble(values, data, reduce), data=shared.evaluated(data))

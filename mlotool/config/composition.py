@@ -1,36 +1,56 @@
-"""From a recipe's name and overrides to one config."""
+"""From a recipe's name and overrides to one config, by Hydra's public interface."""
 
 import os
+import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, QuotedString
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from mlotool.config.booleans import check_overrides
-from mlotool.config.composition_faults import collected_faults
-from mlotool.config.paths import GROUP, package_dir
+from mlotool.config.found_decisions import FOLDER_KEY, fill_decisions
+from mlotool.config.found_decisions import KEY as DECISIONS
+from mlotool.config.hydra_errors import config_errors
+from mlotool.config.options import (
+    FOLDER,
+    TARGET_GROUPS,
+    check_name,
+    check_placed,
+    check_total,
+    command_line_folders,
+    option_file,
+    read_option,
+)
 from mlotool.config.provenance import Origin
-from mlotool.config.recipes import find_recipe, recipe_argument
-from mlotool.config.safety import check_recipe_file
-from mlotool.config.sources import sources
-from mlotool.config.translation import translate
+from mlotool.config.reading import Document, read_document
+from mlotool.config.recipes import GROUP, SUFFIX, find_recipe, package_dir, recipe_argument
+from mlotool.config.safety import check_recipe_file, choices_in, full_address, key_faults
+from mlotool.config.schema import GROUPS, OPTION_GROUPS, check_overrides
+from mlotool.config.sources import loaded_recipes, sources
 from mlotool.config.trusted import trust_all
-from mlotool.core.arguments import is_path, require, require_texts
+from mlotool.core.arguments import is_path, require, require_texts, shown
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import MAX_FAULTS, fault_list, shown
+from mlotool.core.messages import did_you_mean
 
 CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.
 VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+_TARGET = "_target_"
+_MAY_BE_NULL = re.compile(r"(evaluate|problems\.[^.]+\.stream)(?P<rest>\..+)?")
+_OPEN = ("evaluate", "graph", "analyses", DECISIONS)
+"""Nodes with keys that have their names from users."""
+
 _origins: dict[int, Origin] = {}
 
 
@@ -66,14 +86,11 @@ def compose(
         if path is not None:
             check_recipe_file(path)
     with sources(folders):
-        first: ConfigError | None = None
-        try:
-            config = _composed(argument, overrides)
-        except ConfigError as error:
-            first = error
-        # Not while the first is handled: it would be the context of the others, and taken for their cause.
-        if first is not None:
-            raise _all_faults(first, argument, overrides)
+        config = compose_words([*argument, *overrides])
+        choices = config.hydra.runtime.choices
+        with open_dict(config):
+            del config["hydra"]
+        finish(config, choices, overrides)
     _keep_origin(config, Origin(_call(recipe, overrides, trust), tuple(overrides), path))
     return config
 
@@ -106,36 +123,180 @@ def check_composed(config: Any) -> None:
     require(is_whole, "run.config", config, "a config that mlotool.compose has returned", advice)
 
 
-def _composed(argument: Sequence[str], overrides: Sequence[str]) -> DictConfig:
-    with config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
-        return hydra_compose(CONFIG_NAME, [*argument, *overrides])
+def compose_words(words: Sequence[str]) -> DictConfig:
+    """Return what Hydra composes of a command line, with its own node `hydra`; recipes must be registered."""
+    with config_errors(words=words), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
+        return hydra_compose(CONFIG_NAME, hydra_words(words), return_hydra_config=True)
 
 
-def _all_faults(first: ConfigError, argument: Sequence[str], overrides: Sequence[str]) -> ConfigError:
-    """Return the error of a composition with all other faults: it is tried again without what does not fit."""
-    # Imported here: a composition that succeeds needs no checks.
-    from mlotool.config.checks import check
+def hydra_words(words: Sequence[str]) -> list[str]:
+    """Return overrides as Hydra's grammar wants them, without those that `finish` sets.
 
-    accepted: list[str] = []
-    of_overrides: list[str] = []
-    with collected_faults() as unfit:
+    A node that is written out, and keys with names from users, are new to Hydra, which wants pluses for them. A folder
+    in the place of decisions has a key of its own.
+
+    Raises:
+        ConfigError: an option is chosen for a place outside of the config.
+    """
+    overrides = _parsed(tuple(words))
+    faults = [
+        fault
+        for override in overrides
+        if override.package is not None and override.key_or_group in OPTION_GROUPS
+        for fault in key_faults(override.input_line or "", override.key_or_group, override.package)
+    ]
+    for override in overrides:
+        value = None if override.is_sweep_override() else override.value()
+        # Hydra takes a number in a list for a text without looking, and fails.
+        wrong = [name for name in value if not isinstance(name, str)] if isinstance(value, list) else []
+        if wrong and override.key_or_group in GROUPS:
+            faults.append(f"{override.key_or_group}: found {wrong[0]!r} in {value}; expected names of options.")
+    if faults:
+        raise ConfigError("\n".join(faults))
+    command_line_folders[:] = [
+        Path(folder.removeprefix("file://"))
+        for override in overrides
+        if override.key_or_group == "hydra.searchpath" and isinstance(override.value(), list)
+        for folder in map(str, override.value())
+    ]
+    return [_hydra_word(override) for override in overrides if not _is_later(override)]
+
+
+def is_sweep(word: str) -> bool:
+    """Say whether an override stands for several values."""
+    with config_errors():
+        return _parsed((word,))[0].is_sweep_override()
+
+
+def later_words(words: Sequence[str]) -> list[str]:
+    """Return the overrides that `finish` sets: keys of nodes that may be null, into which Hydra cannot merge."""
+    return [override.input_line or "" for override in _parsed(tuple(words)) if _is_later(override)]
+
+
+@lru_cache(maxsize=64)
+def _parsed(words: tuple[str, ...]) -> list[Override]:
+    return OverridesParser.create().parse_overrides(list(words))
+
+
+def _is_later(override: Override) -> bool:
+    node = _MAY_BE_NULL.fullmatch(override.key_or_group)
+    if node is None or override.is_delete() or override.is_sweep_override() or override.package is not None:
+        return False
+    return bool(node["rest"]) or isinstance(override.value(), dict)
+
+
+def _hydra_word(override: Override) -> str:
+    word, value = override.input_line or "", override.value()
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    first, _, rest = override.key_or_group.partition(".")
+    if override.type != OverrideType.CHANGE:
+        return word
+    if (first, rest) == (DECISIONS, "") and all(isinstance(each, str | QuotedString) for each in values):
+        return f"{FOLDER_KEY}={word.partition('=')[2]}"
+    is_node = any(isinstance(each, dict) and (_TARGET in each or first in _OPEN) for each in values)
+    return f"++{word}" if is_node or (first == DECISIONS and rest) else word
+
+
+def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Set what Hydra cannot, check the options that a composed config chooses, and fill in decisions of a folder.
+
+    Args:
+        config: as Hydra has composed it, without its own node; changed in place.
+        choices: `hydra.runtime.choices`: by address `group@package`, the options.
+        words: the overrides.
+
+    Raises:
+        ConfigError: an option is not what it is called, or a recipe writes out a node beside it.
+    """
+    for override in filter(_is_later, _parsed(tuple(words))):
+        first, name, *_ = path = [*override.key_or_group.split("."), ""]
+        if first == "problems" and name not in config.problems:
+            hint = did_you_mean(name, map(str, config.problems))
+            raise ConfigError(f"problems.{name}: there is no such problem.{hint} Correct {override.input_line}.")
+        with config_errors(words=[override.input_line or ""]), open_dict(config):
+            config.merge_with(_tree(path[:-1], override.value()))
+    size = 0
+    for address, chosen in choices.items():
+        if str(address).partition("@")[0] in OPTION_GROUPS and isinstance(chosen, str):
+            place = full_address(str(address))
+            option, package = _option(place, chosen), place.partition("@")[2]
+            size += option.num_nodes * (option.path.parts[0] == FOLDER.name)
+            if not any(word.lstrip("+").startswith((f"{package}={{", f"{package}.{_TARGET}=")) for word in words):
+                _check_target(config, package, f"{address}={chosen}", option.data)
+    for address, options in _lists(words):
+        size += sum(_option(address, name).num_nodes for name in options)
+    check_total(size)
+    fill_decisions(config)
+
+
+def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
+    """Return a copy of a composed config with other values; None where an override does more than set a number or text.
+
+    Jobs of a sweep that differ in such values alone need no composition of their own, which takes Hydra 0.2 s.
+
+    Args:
+        config: as `compose` returns it.
+        words: overrides.
+    """
+    copied = deepcopy(config)
+    for override in _parsed(tuple(words)):
+        key, value = override.key_or_group, override.value()
+        is_value = isinstance(value, int | float | str) and "${" not in str(value) and override.package is None
+        is_free = key not in GROUPS and key.partition(".")[0] not in (DECISIONS, FOLDER_KEY, "hydra")
+        before = OmegaConf.select(copied, key, throw_on_resolution_failure=False)
+        is_leaf = before is not None and not OmegaConf.is_config(before) and not key.rpartition(".")[2].startswith("_")
+        if not (override.type == OverrideType.CHANGE and is_value and is_free and is_leaf):
+            return None
         try:
-            config = _composed(argument, ())
-            for word in overrides[:MAX_FAULTS]:
-                try:
-                    config = _composed(argument, [*accepted, word])
-                    accepted.append(word)
-                except ConfigError as error:
-                    of_overrides.append(str(error))
-        except ConfigError:
-            # What is wrong with the defaults list leaves nothing to look at.
-            return first
-    faults = [*unfit, *of_overrides] if len(unfit) + len(of_overrides) > 1 else [str(first)]
-    try:
-        check(config)
-    except ConfigError as error:
-        faults += str(error).splitlines()
-    return ConfigError(fault_list(faults))
+            OmegaConf.update(copied, key, value)
+        except OmegaConfBaseException:
+            # Hydra says what is wrong.
+            return None
+    return copied
+
+
+def _tree(path: Sequence[str], value: Any) -> Any:
+    for part in reversed(path):
+        value = {part: value}
+    return value
+
+
+def _lists(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the addresses of which overrides and recipes choose several options at once: Hydra does not list them."""
+    for override in _parsed(tuple(words)):
+        value = None if override.is_sweep_override() else override.value()
+        if isinstance(value, list) and override.key_or_group in OPTION_GROUPS:
+            yield full_address(override.get_key_element().lstrip("+~")), list(map(str, value))
+    for recipe in loaded_recipes():
+        for word in ("", "override"):
+            yield from (each for each in choices_in(recipe.data.get("defaults"), word) if len(each[1]) > 1)
+
+
+def _option(address: str, name: str) -> Document:
+    """Return the file of an option, which is held to the rules for recipes where it is the user's."""
+    group, _, package = address.partition("@")
+    built_in = package_dir("conf") / group / f"{name}{SUFFIX}"
+    if built_in.is_file():
+        check_name(group, name)
+        return read_document(built_in)
+    own = option_file(group, name) if group in OPTION_GROUPS else None
+    if own is None:
+        return Document(Path(name), "", {})
+    document = read_option(group, own)
+    check_placed(own, _tree(package.split("."), document.data))
+    return document
+
+
+def _check_target(config: DictConfig, package: str, choice: str, option: Mapping[Any, Any]) -> None:
+    """Refuse a choice whose target is not that of its node: a recipe writes the node out, and their keys are merged."""
+    target = option.get(_TARGET)
+    found = OmegaConf.select(config, f"{package}.{_TARGET}", throw_on_resolution_failure=False)
+    if target is not None and found is not None and found != target:
+        raise ConfigError(
+            f"{package}: found the target {found} beside the choice {choice}, which is {target}; expected one of them, "
+            "as their keys are merged. Leave the choice out, or remove the node that the recipe writes out; a recipe "
+            f"chooses no option by `- override /{choice.partition('=')[0]}: null` in its defaults list."
+        )
 
 
 def origin_of(config: Any) -> Origin | None:
@@ -165,19 +326,108 @@ def _recipe_path(recipe: str | None, overrides: Sequence[str], folders: Sequence
     return None
 
 
-@contextmanager
-def config_errors(path: Path | None = None) -> Iterator[None]:
-    """Turn the errors of Hydra, OmegaConf and YAML into ConfigErrors, without their tracebacks."""
-    try:
-        yield
-    # OmegaConf asserts that what a key is set in is a mapping.
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, AssertionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        translated = translate(error)
-        raise (translated if path is None else ConfigError(f"{path}: {translated}")) from None
-
-
 def plain(node: Any) -> Any:
     """Return a config as dicts, lists and scalars, with every interpolation resolved."""
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+_KEY = re.compile(r"\+{0,2}(?P<key>[\w.]+)=.*", re.DOTALL)
+_CHOICE = re.compile(r"\+?(?P<address>\w+(@[\w.]+)?)=.*", re.DOTALL)
+# No run can be understood without them, whoever has chosen them.
+_ALWAYS = ("name", "data")
+
+
+@dataclass(frozen=True)
+class SetParts:
+    """What a recipe and overrides are made of.
+
+    Args:
+        inherited: the recipes below the named one, the nearest first.
+        options: what they choose, as it would be written: `hypergradient=cg`.
+        keys: a tree of what they set; a leaf stands for all that is below it.
+    """
+
+    inherited: list[str]
+    options: list[str]
+    keys: dict[str, Any]
+
+    def values(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of a resolved config that they set, and its data.
+
+        Args:
+            config: plain, with every reference resolved.
+        """
+        always = (*_ALWAYS, *(["hypergradient"] if config["graph"]["lower_to_upper"] else []))
+        found: dict[str, Any] = _part(config, {**dict.fromkeys(always), **self.keys})
+        return found
+
+
+def set_parts(words: Sequence[str], folders: Sequence[Path] = ()) -> SetParts:
+    """Return what a command line and its recipe set.
+
+    Args:
+        words: the recipe as `+recipe=NAME`, and the overrides.
+        folders: where recipes are looked for first.
+
+    Raises:
+        ConfigError: they do not compose.
+
+    Example:
+        >>> set_parts(["+recipe=learned_lr"]).options[:2]
+        ['data=digits', 'hypergradient=unrolled']
+    """
+    with sources(folders):
+        choices = compose_words(words).hydra.runtime.choices
+        recipes = loaded_recipes()
+    named = {full_address(match["address"]) for match in map(_CHOICE.fullmatch, words) if match}
+    for recipe in recipes:
+        entries = recipe.data.get("defaults")
+        named |= {address for word in ("", "override") for address, _ in choices_in(entries, word)}
+    keys: dict[str, Any] = {}
+    for recipe in reversed(recipes):
+        for key in recipe.data.keys() - {"defaults", "hydra"}:
+            keys[key] = _merged(keys.get(key), recipe.data[key]) if key in keys else recipe.data[key]
+    options = []
+    for address, name in reversed(choices.items()):
+        group, _, package = str(address).partition("@")
+        # A default of conf/config.yaml is nobody's choice.
+        if group in OPTION_GROUPS and isinstance(name, str) and full_address(str(address)) in named:
+            options.append(f"{address}={name}")
+            _add_option(keys, (package or group).split("."), group, name)
+    for match in filter(None, map(_KEY.fullmatch, words)):
+        if match["key"] not in GROUPS:
+            _add(keys, match["key"].split("."))
+    return SetParts([recipe.path.stem for recipe in recipes[1:]], options, keys)
+
+
+def _add_option(keys: dict[str, Any], path: Sequence[str], group: str, name: str) -> None:
+    if group in TARGET_GROUPS:
+        _add(keys, path)
+        return
+    built_in = package_dir("conf") / group / f"{name}{SUFFIX}"
+    file = built_in if built_in.is_file() else option_file(group, name)
+    for key in () if file is None else read_document(file).data:
+        if key != "defaults":
+            _add(keys, [*path, key])
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if isinstance(below, dict) and isinstance(above, dict):
+        return below | {key: _merged(below[key], above[key]) if key in below else above[key] for key in above}
+    return above
+
+
+def _add(keys: dict[str, Any], path: Sequence[str]) -> None:
+    for part in path[:-1]:
+        child = keys.setdefault(part, {})
+        if not isinstance(child, dict):
+            return
+        keys = child
+    keys[path[-1]] = None
+
+
+def _part(value: Any, keys: Any) -> Any:
+    """Return what `keys` has of a tree; where it names no keys, all."""
+    if not isinstance(value, dict) or not isinstance(keys, dict):
+        return value
+    return {key: _part(child, keys[key]) for key, child in value.items() if key in keys}

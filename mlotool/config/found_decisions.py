@@ -6,12 +6,59 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mlotool.config.finished_run import finished_run
-from mlotool.config.names import is_plain_name
-from mlotool.config.run_config import read_run_config
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from mlotool.config.resolve import is_known
+from mlotool.config.run_config import finished_run, read_run_config
+from mlotool.config.schema import is_plain_name
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
 from mlotool.core.run_files import read_json, read_text
+
+KEY, FOLDER_KEY = "decisions", "decisions_from"
+_SPACE = "mlotool.spaces.Space"
+
+
+def fill_decisions(config: DictConfig) -> None:
+    """Write the decisions of a folder into a config, in place; those that it has by name stay.
+
+    Its shared spaces become the models of these decisions.
+
+    Args:
+        config: as it was composed.
+
+    Raises:
+        ConfigError: the folder has no decisions, or a problem of the config gives a shared space its path.
+    """
+    folder = config.get(FOLDER_KEY)
+    if not isinstance(folder, str):
+        return
+    modules = dict(_modules(config))
+    chooser = next((name for name, module in modules.items() if module.get("_target_") in ARCHITECTURES), None)
+    if chooser is not None:
+        raise ConfigError(
+            f"decisions: found the folder '{folder}' in a recipe whose problem '{chooser}' chooses the paths of a "
+            "shared space; expected one that trains one model. Take a recipe of the same "
+            "space without that problem, or leave decisions out."
+        )
+    found = found_decisions(Path(folder))
+    with open_dict(config):
+        config[KEY] = {**found, **{str(name): config[KEY]._get_node(name)._value() for name in config[KEY]}}
+    for module in modules.values():
+        if module.get("_target_") == _SPACE and "shared" in module:
+            with open_dict(module):
+                module.shared = False
+                module.paths = None
+
+
+def _modules(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    for name, problem in config.problems.items():
+        if OmegaConf.is_missing(problem, "module"):
+            continue
+        module = problem.module
+        if isinstance(module, DictConfig):
+            yield str(name), module
+
 
 # As in mlotool/spaces/decisions.py, which knows torch.
 _NAME = re.compile(r"[a-z0-9_]{1,100}")
@@ -141,3 +188,19 @@ def _point(job: Path) -> str:
     document = read_run_config(job)
     values = {} if document is None else {key: value for key, value in document.data.items() if key != "seed"}
     return repr(values)
+
+
+def decision_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with `decisions`; whether a model asks for them shows when it is built."""
+    for name, value in values["decisions"].items():
+        if not _NAME.fullmatch(str(name)) or name == "seed":
+            yield (
+                f"decisions: found the name {shown(name)}; expected a-z, 0-9 and '_', at most 100 of them, but not "
+                "seed. `mlotool show RECIPE --nodes PROBLEM` lists the names."
+            )
+        elif is_known(value) and type(value) is not int and not (isinstance(value, str) and _NAME.fullmatch(value)):
+            quotes = " YAML reads yes, no, on and off so: write quotes around them." if isinstance(value, bool) else ""
+            yield (
+                f"decisions.{name}: found {shown(value)}; expected the name of a candidate, of a-z, 0-9 and '_', or a "
+                f"whole number.{quotes} `mlotool show RECIPE --nodes PROBLEM` lists the candidates."
+            )

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from mlotool.config.factories import as_factories
 from mlotool.config.parameter_groups import KEY, grouped
 from mlotool.config.signatures import SPECIAL
-from mlotool.config.torch_names import CONTAINERS
-from mlotool.config.trusted import resolve
+from mlotool.config.trusted import CONTAINERS, resolve
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedError
 from mlotool.core.messages import kind_of
 from mlotool.core.user_code import (
@@ -25,9 +23,46 @@ from mlotool.core.user_code import (
     user_frame,
 )
 
+Instantiate = Callable[..., Any]
+
+
+class NodeFactory:
+    """Builds what a node describes, at each call anew.
+
+    A call's keywords go to every target in the node that has an argument of such a name and no value for it.
+
+    Args:
+        key: where the node stands.
+        node: has `_target_`.
+        instantiate: builds a node.
+    """
+
+    takes_settings = True
+    """`mlotool.spaces` hands over all that it knows of a place."""
+
+    def __init__(self, key: str, node: Mapping[str, Any], instantiate: Instantiate) -> None:
+        self._key, self._node, self._instantiate = key, node, instantiate
+
+    def __call__(self, **settings: Any) -> Any:
+        """Return what the node describes."""
+        return self._instantiate(self._key, self._node, **settings)
+
+
+def as_factories(key: str, value: Any, instantiate: Instantiate) -> Any:
+    """Return a value in which each node with a `_target_` is a function that builds it; other values stay."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            return NodeFactory(key, value, instantiate)
+        return {name: as_factories(f"{key}.{name}", each, instantiate) for name, each in value.items()}
+    if isinstance(value, list):
+        return [as_factories(f"{key}[{index}]", each, instantiate) for index, each in enumerate(value)]
+    return value
+
+
 Node = Mapping[str, Any]
 
-# Settings of an optimizer that ask for another kernel than the fused one.
+# Optimizers with a fused kernel on the CPU and on CUDA, and the settings that ask for another one.
+_FUSED = ("torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW")
 _OTHER_KERNELS = ("foreach", "differentiable", "capturable")
 
 
@@ -95,10 +130,7 @@ def optimizer_factory(
 
 def _can_fuse(node: Node, params: Iterable[Any]) -> bool:
     """Say whether torch can update all parameters in one kernel: less than half of the time of a small step."""
-    from mlotool.problem.optimizers.registry import RULES
-
-    with_kernels = [f"torch.optim.{kind.__name__}" for kind, rule in RULES.items() if rule.kernels]
-    is_free = node["_target_"] in with_kernels and not any(node.get(name) for name in _OTHER_KERNELS)
+    is_free = node["_target_"] in _FUSED and not any(node.get(name) for name in _OTHER_KERNELS)
     return is_free and all(each.is_floating_point() and each.device.type in ("cpu", "cuda") for each in params)
 
 

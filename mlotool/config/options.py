@@ -3,15 +3,14 @@
 The working folder may be a stranger's: what such a file says is held to the rules for recipes.
 """
 
-from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
+from collections.abc import Iterator
 from filecmp import cmp
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.paths import SUFFIX, package_dir, recipe_file
 from mlotool.config.reading import MAX_RECIPE_NODES, Document, read_document
+from mlotool.config.recipes import SUFFIX, package_dir, recipe_file
 from mlotool.config.safety import content_faults
 from mlotool.config.schema import OPTION_GROUPS
 from mlotool.core.errors import ConfigError
@@ -23,7 +22,9 @@ FOLDER = Path("conf")
 TARGET_GROUPS = ("data", "model", "optimizer", "hypergradient", "parallel")
 """Groups whose options are built by their `_target_`; those of the others have the schema's keys."""
 
-_MAX_NAME, _MAX_NAMES, _MAX_FOLDERS = 100, 500, 100
+_MAX_NAMES, _MAX_FOLDERS = 500, 100
+command_line_folders: list[Path] = []
+"""Folders of options that the command line names: they come before ./conf, and are trusted."""
 
 
 def options_folder() -> Path | None:
@@ -33,8 +34,10 @@ def options_folder() -> Path | None:
 
 
 def option_file(group: str, name: str) -> Path | None:
-    """Return the user's file of an option; None where there is none, or where it is a link out of ./conf."""
+    """Return the file of an option in ./conf; None where there is none, it is a link, or the command line names one."""
     if options_folder() is None or group not in OPTION_GROUPS or "/" in name or name.startswith("."):
+        return None
+    if any((folder / group / f"{name}{SUFFIX}").is_file() for folder in command_line_folders):
         return None
     return recipe_file(FOLDER, f"{group}/{name}")
 
@@ -112,26 +115,6 @@ def check_name(group: str, name: str) -> None:
         )
 
 
-def unknown_option(group: str, name: str, names: Iterable[str] = (), folders: Iterable[str] = ()) -> ConfigError:
-    """Return the error for an option that is not there.
-
-    Args:
-        group: it was chosen from.
-        name: that was chosen.
-        names: the options there are; empty: the built-in ones and the user's.
-        folders: where else than in ./conf and among the built-in ones they were looked for.
-    """
-    short = [each for each in names or option_names(group) if len(each) <= _MAX_NAME][:_MAX_NAMES]
-    near = get_close_matches(name[:_MAX_NAME], short, n=3)
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There are {', '.join(short)}."
-    others = (each for each in folders if Path(each) != FOLDER.absolute())
-    looked = ", ".join(f"{each}/{group}" for each in (f"./{FOLDER}", *others, package_dir("conf")))
-    return ConfigError(
-        f"{group}: found '{name}', which is not in {looked}; expected the name of an option there. "
-        f"{_misplaced(group, name) or hint} Write {group}=<one of them>."
-    )
-
-
 def _names(folder: Path) -> list[str]:
     files = folder.glob(f"*{SUFFIX}") if folder.is_dir() else ()
     return [file.stem for file in files if not file.name.startswith((".", "_"))]
@@ -160,16 +143,3 @@ def _example(group: str) -> str:
     if group not in TARGET_GROUPS:
         return f"Write `key: value` lines; see {package_dir('conf') / group}."
     return f"Write `_target_: ...` and its arguments, as the built-in options do; see {package_dir('conf') / group}."
-
-
-def _misplaced(group: str, name: str) -> str:
-    """Say where a file with that name lies that is no option of that group."""
-    if options_folder() is None or not name or "/" in name or "\0" in name or len(name) > _MAX_NAME:
-        return ""
-    meant = FOLDER / group / f"{name}{SUFFIX}"
-    if meant.is_symlink() or meant.exists():
-        return f"{meant} is a link out of ./{FOLDER}, or no regular file; put the file itself there."
-    folders = [FOLDER, *(each for each in sorted(islice(FOLDER.iterdir(), _MAX_FOLDERS)) if each.is_dir())]
-    others = [meant.with_suffix(".yml"), *(folder / meant.name for folder in folders)]
-    found = next((each for each in others if each.is_file()), None)
-    return f"There is {found}; an option of {group} is {meant}. Move it there." if found else ""

@@ -7,8 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, InterpolationToMissingValueError, OmegaConfBaseException
 
-from mlotool.config.schema import ROOT_KEYS, Config, is_container, keys_at
-from mlotool.config.translation import removed_key, unknown_key
+from mlotool.config.schema import ROOT_KEYS, Config, is_container, keys_at, removed_key, unknown_key
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
 

@@ -7,17 +7,220 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.booleans import boolean_faults
-from mlotool.config.defaults import defaults_faults, recipe_entries
-from mlotool.config.names import name_fault
-from mlotool.config.paths import recipe_file, recipe_folders
 from mlotool.config.reading import MAX_RECIPE_NODES, Document, leaves, read_document
-from mlotool.config.recipes import what_to_do_with_a_run
-from mlotool.config.references import place_faults, reference_faults
-from mlotool.config.schema import ROOT_KEYS
-from mlotool.config.sweep import DANGEROUS, OFFLINE_MODES, node_faults, sweep_faults
+from mlotool.config.recipes import recipe_file, recipe_folders, what_to_do_with_a_run
+from mlotool.config.schema import GROUPS, MISSING, ROOT_KEYS, boolean_faults, is_container, name_fault
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
+
+_OPTION = re.compile(r"[A-Za-z0-9_][\w\-]*(/[A-Za-z0-9_][\w\-]*)*", re.ASCII)
+_GROUP_KEY = re.compile(r"(?:optional\s+|override\s+)*(?P<group>[^@\s]+)(?:@(?P<package>\S+))?")
+_PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def defaults_faults(defaults: Any) -> Iterator[str]:
+    """Yield what is wrong with a recipe's defaults list."""
+    if defaults is None:
+        return
+    if not isinstance(defaults, list):
+        yield f"defaults: found a {type(defaults).__name__}; expected a list. Write `- /model@...: mlp` lines."
+        return
+    for entry in defaults:
+        yield from _entry_faults(entry)
+
+
+def recipe_entries(defaults: Any) -> Iterator[str]:
+    """Yield the recipes that a defaults list inherits from, as they are written: `mwn`, `/recipe/mwn`."""
+    for entry in defaults if isinstance(defaults, list) else []:
+        if isinstance(entry, str) and entry != "_self_":
+            yield entry.partition("@")[0]
+
+
+def choices_in(defaults: Any, word: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines `[override] group@package: options` of a defaults list that have the word, or have none."""
+    entries = [entry for entry in defaults if isinstance(entry, dict)] if isinstance(defaults, list) else []
+    for key, value in (pair for entry in entries for pair in entry.items()):
+        words = str(key).replace("optional ", "").split()
+        if words[:-1] == word.split():
+            options = [str(each) for each in (value if isinstance(value, list) else [value])]
+            yield full_address(words[-1]), [each for each in options if each not in ("None", "null", MISSING)]
+
+
+def full_address(address: str) -> str:
+    """Return an address with its package, which is the group's name where none is written.
+
+    Example:
+        >>> full_address("/data"), full_address("model@problems.classifier.module")
+        ('data@data', 'model@problems.classifier.module')
+    """
+    group, _, package = address.removeprefix("/").partition("@")
+    return f"{group}@{package or group.replace('/', '.')}"
+
+
+def key_faults(where: str, group: str, package: str | None) -> Iterator[str]:
+    """Yield what is wrong with `group@package`, the address of a choice."""
+    if group not in GROUPS:
+        yield (
+            f"{where}: found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)}"
+            + (" Hydra's own groups belong on the command line." if group.split("/")[0] == "hydra" else " Correct it.")
+        )
+    if group == "recipe" and package is not None:
+        # Below another key its values would stand where no check of its file looked for them.
+        yield f"{where}: found the package '{package}'; expected none, as a recipe is a whole. Remove the @ and it."
+    elif package is not None and not (_PACKAGE.fullmatch(package) and package.split(".")[0] in ROOT_KEYS):
+        yield (
+            f"{where}: found the package '{package}'; expected a place in the recipe such as "
+            "problems.classifier.module. Correct what stands behind the @."
+        )
+
+
+def option_faults(where: str, value: Any) -> Iterator[str]:
+    """Yield what is wrong with the name of an option."""
+    for option in value if isinstance(value, list) else [value]:
+        # YAML reads a bare `off` as false.
+        text = {False: "off", True: "on"}.get(option, option) if isinstance(option, bool) else option
+        if text is not None and not (isinstance(text, str) and _OPTION.fullmatch(text)):
+            yield f"{where}: found {option!r}; expected the name of an option, no path and no ${{...}}. Correct it."
+
+
+def _entry_faults(entry: Any) -> Iterator[str]:
+    if entry == "_self_":
+        return
+    if isinstance(entry, str):
+        path, _, package = entry.partition("@")
+        where = f"defaults, '{entry}'"
+        yield from option_faults(where, path.removeprefix("/recipe/"))
+        if package and package != "_global_":
+            yield from key_faults(where, "recipe", package)
+        return
+    if not isinstance(entry, dict) or len(entry) != 1:
+        yield f"defaults: found {entry!r}; expected lines such as `- override /data: digits`. Correct it."
+        return
+    [(key, value)] = entry.items()
+    match = _GROUP_KEY.fullmatch(str(key).strip())
+    where = f"defaults, '{key}: {value}'"
+    if match is None:
+        yield f"{where}: expected `- override /data: digits` or `- /model@problems.<name>.module: mlp`. Correct it."
+        return
+    group = match["group"]
+    if not group.startswith("/"):
+        yield f"{where}: found the group '{group}' without a slash; expected '/{group}'. Write `- /{key}: {value}`."
+        group = f"/{group}"
+    if group == "/recipe":
+        # Hydra would take it for a second choice beside +recipe=..
+        yield f"{where}: found the group 'recipe'; expected the inherited recipe's name alone. Write `- {value}`."
+    yield from key_faults(where, group.removeprefix("/"), match["package"])
+    yield from option_faults(where, value)
+
+
+# Arguments that write, download or unpickle, and the values that do nothing.
+DANGEROUS: dict[str, tuple[Any, ...]] = {
+    "dirpath": (None,),
+    "loader": (None,),
+    "weights": (None,),
+    "weights_only": (True,),
+    "download": (False, None),
+    "pickle_module": (None,),
+}
+# A recipe may not send a run anywhere.
+OFFLINE_MODES = ("offline", "disabled")
+_WORDS = re.compile(r"[\s,\[\]()'\"=]+")
+# Where files and jobs go is the command line's: a launcher's options are commands to a cluster.
+NOT_IN_RECIPES = ("devices", "launcher", "launcher_options", "storage")
+_SWEPT_KEY = re.compile(r"(?P<prefix>\+{0,2}|~)(?P<path>[A-Za-z_][\w.]*)(?:@(?P<package>[\w.]+))?", re.ASCII)
+
+
+def node_faults(node: Any) -> Iterator[str]:
+    """Yield what is wrong with a recipe's `sweep`."""
+    if node is None:
+        return
+    if not isinstance(node, dict):
+        yield f"sweep: found {node!r}; expected keys such as params and num_trials. Write them out."
+        return
+    for key, value in node.items():
+        if key in NOT_IN_RECIPES:
+            yield f"sweep.{key}: found {value!r}; expected it on the command line alone: sweep.{key}=... Remove it."
+    yield from sweep_faults(node.get("params"), "sweep.params")
+
+
+def sweep_faults(params: Any, place: str = "hydra.sweeper.params") -> Iterator[str]:
+    """Yield what is wrong with the choices that a recipe's sweep lists."""
+    if params is None:
+        return
+    if not isinstance(params, dict):
+        yield f"{place}: found {params!r}; expected keys with choices. Write `seed: 0,1,2`."
+        return
+    for key, value in params.items():
+        where = f"{place}, '{key}'"
+        match = _SWEPT_KEY.fullmatch(str(key))
+        root = match["path"].split(".")[0] if match else ""
+        if match is None or root not in (*ROOT_KEYS, *GROUPS) or root in ("name", "sweep", "resume"):
+            yield (
+                f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name, sweep or "
+                "resume. Correct it."
+            )
+        elif match["path"].rpartition(".")[2] in DANGEROUS:
+            yield f"{where}: expected no key that downloads, unpickles or chooses where files go. Remove it."
+        elif root == "logger" and "." in match["path"]:
+            yield f"{where}: expected no setting of the logger, which may send a run away. Remove it."
+        elif match["package"]:
+            yield from key_faults(where, match["path"], match["package"])
+        if not isinstance(value, str | int | float):
+            yield f"{where}: found {value!r}; expected choices in one text. Write `seed: 0,1,2`."
+        elif isinstance(value, str) and "{" in value.replace("${", ""):
+            # A mapping could hold what no key here may name.
+            yield f"{where}: found {value!r}; expected values or options of a group, no mappings. Sweep each key."
+        elif isinstance(value, str) and "${" in value:
+            yield f"{where}: found {value!r}; expected no reference. Write the choices out."
+        elif isinstance(value, str):
+            faults = (fault for word in _WORDS.split(value) for fault in place_faults(where, word))
+            yield from list(faults)[:1]
+
+
+_REFERENCE = re.compile(
+    r"\$\{(?:oc\.(?P<resolver>select|dict\.keys|dict\.values):)?(?P<dots>\.*)(?P<root>[A-Za-z_]\w*)(?:\.\w+|\[\d+\])*"
+    r"(?P<default>, ?[\w.+\-]+)?\}",
+    re.ASCII,
+)
+_OUTSIDE = re.compile(r"[/\\~]|[A-Za-z][A-Za-z0-9+.\-]*:[/\\]")
+
+
+def reference_faults(key: str, value: str) -> Iterator[str]:
+    """Yield what is wrong with a text that refers to other values.
+
+    Args:
+        key: where it stands.
+        value: the text.
+    """
+    if "${" not in value:
+        return
+    match = _REFERENCE.fullmatch(value)
+    if match is None or (match["default"] and match["resolver"] != "select"):
+        yield (
+            f"{key}: found {value!r}; expected a reference alone, such as ${{data.num_classes}}, without a resolver or "
+            "other text. Write the value, or give it on the command line."
+        )
+    elif not match["dots"] and match["root"] not in ROOT_KEYS:
+        yield f"{key}: found {value!r}; expected a reference to one of {', '.join(ROOT_KEYS)}. Correct it."
+    elif "." not in key and is_container(key):
+        yield f"{key}: found {value!r}; expected its keys written out, which are checked here. Write them out."
+
+
+def place_faults(key: str, value: str) -> Iterator[str]:
+    """Yield what is wrong with a text that may be the path of a file: it has to lie below the working folder.
+
+    Args:
+        key: where it stands.
+        value: the text.
+    """
+    # `${..seed}` climbs in the config, not on the disk.
+    parts = re.split(r"[/\\]", value)
+    if _OUTSIDE.match(value) or "://" in value or ".." in parts:
+        yield (
+            f"{key}: found {value!r}; expected a path below the working folder, such as datasets/mine, as a recipe may "
+            f"not choose other places. Write one, or give it on the command line: {key}=.."
+        )
+
 
 PACKAGE_HEADER = "# @package _global_"
 # Each costs Hydra and OmegaConf milliseconds, several times over.
@@ -45,10 +248,10 @@ def check_recipe_file(path: Path | str) -> None:
                 "one of the defaults lists."
             )
         seen.add(file)
-        document = _checked(file)
+        document = check_recipe(file)
         size.add(document)
         for name in recipe_entries(document.data.get("defaults") or []):
-            found = _find(name, file)
+            found = inherited_file(name, file)
             if found is not None:
                 waiting.append(found)
 
@@ -102,12 +305,8 @@ def _mapping(node: Any) -> dict[Any, Any]:
     return node if isinstance(node, dict) else {}
 
 
-def check_text(path: Path) -> str:
-    """Return the text of one recipe file, or raise ConfigError with every fault in it."""
-    return _checked(path).text
-
-
-def _checked(path: Path) -> Document:
+def check_recipe(path: Path) -> Document:
+    """Return one recipe file, or raise ConfigError with every fault in it."""
     document = read_document(path, max_nodes=MAX_RECIPE_NODES)
     if PACKAGE_HEADER not in document.text and document.data.keys() >= set(ROOT_KEYS):
         folder = path.parent if (path.parent / "provenance.json").is_file() else "FOLDER"
@@ -247,7 +446,8 @@ def _is_inside_dangerous(key: str) -> bool:
     return not DANGEROUS.keys().isdisjoint(each.partition("[")[0] for each in (*above, last if "[" in last else ""))
 
 
-def _find(name: str, beside: Path) -> Path | None:
+def inherited_file(name: str, beside: Path) -> Path | None:
+    """Return the file of a recipe that another one inherits from, which may lie beside it."""
     is_absolute, name = name.startswith("/recipe/"), name.removeprefix("/recipe/")
     folders = [*([] if is_absolute else [beside.parent]), *(folder for _, folder in recipe_folders())]
     return next((file for folder in folders if (file := recipe_file(folder, name)) is not None), None)

@@ -3,10 +3,15 @@
 Nodes of type Any hold a `_target_` and its settings; check_targets.py compares them with the target's signature.
 """
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.messages import did_you_mean
 
 # As omegaconf has it, whose import completion cannot wait for.
 MISSING: Any = "???"
@@ -327,3 +332,189 @@ def _word(kind: Any) -> str:
     if is_dataclass(kind):
         return f"keys out of {', '.join(each.name for each in fields(kind))}"
     return {dict: "a mapping", list: "a list"}.get(get_origin(kind), "a value")
+
+
+Place = tuple[str, ...]
+
+_NODES = (
+    "runner",
+    "evaluate",
+    "logger",
+    "sweep",
+    "problems.<name>",
+    "problems.<name>.stream",
+    "graph",
+)
+_ELSEWHERE = {
+    "lr": "problems.<name>.optimizer.lr",
+    "learning_rate": "problems.<name>.optimizer.lr",
+    "momentum": "problems.<name>.optimizer.momentum",
+    "weight_decay": "problems.<name>.optimizer.weight_decay",
+    "max_epochs": "runner.max_ticks",
+    "epochs": "runner.max_ticks",
+    "num_epochs": "runner.max_ticks",
+    "max_steps": "runner.max_ticks",
+    "steps": "runner.max_ticks",
+    "train_iters": "runner.max_ticks",
+    "patience": "runner.early_stopping_patience",
+    "fast_dev_run": "debug=fast",
+    "device": "runner.accelerator",
+    "gpus": "runner.devices",
+    "ckpt_path": "resume",
+    "output_dir": "hydra.run.dir",
+    "batch_size": "problems.<name>.stream.batch_size",
+    "precision": "runner.precision",
+    "trainer": "runner",
+    "strategy": "runner.devices",
+    "metric": "evaluate.metrics",
+    "monitor": "objective",
+    "solver": "hypergradient.solver",
+    "n_trials": "sweep.num_trials",
+    "config": "hypergradient",
+}
+"""Names of other programs' settings, and those that stand in several nodes."""
+
+
+def place_of(key: str) -> str:
+    """Return where a key is meant to stand; empty where nobody knows.
+
+    Example:
+        >>> place_of("max_ticks"), place_of("lr"), place_of("nothing")
+        ('runner.max_ticks', 'problems.<name>.optimizer.lr', '')
+    """
+    name = key.lower()
+    found = (f"{node}.{name}" for node in _NODES if name in keys_at(node.replace("<name>", "name")))
+    return _ELSEWHERE.get(name) or next(found, "")
+
+
+def unknown_key(path: str, options: Sequence[str]) -> str:
+    """Return the message for a key that nothing expects.
+
+    Args:
+        path: dotted, the key included.
+        options: the keys there are in its place.
+    """
+    parent, _, key = path.rpartition(".")
+    if not parent:
+        options = [*ROOT_KEYS, *(group for group in GROUPS if group not in ROOT_KEYS)]
+    hint = did_you_mean(key, options)
+    if not parent and not hint and (place := place_of(key)):
+        hint = f" Did you mean {place}?"
+    known = f"one of {', '.join(options)}" if options else "no keys"
+    where = f" in {parent}" if parent else ""
+    return f"{path}: unknown key '{key}'; expected {known}{where}.{hint} Correct the key, or remove it."
+
+
+def removed_key(path: str) -> str:
+    """Return the message for `~path` where the schema has a key."""
+    kind = describe_type(path)
+    value = "null" if kind.endswith("null") else ".."
+    return f"~{path}: found a key removed that every config has; expected {kind}. Write {path}={value}."
+
+
+def schema_faults(content: Mapping[str, Any]) -> dict[Place, str]:
+    """Return the places of a file's or an override's content that do not fit the schema, with messages.
+
+    Args:
+        content: plain values, from the root of the config on.
+    """
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.structured(Config)
+    return {place: fault for place, fault in _walk(config, content, ()) if fault}
+
+
+def _walk(config: Any, node: Mapping[str, Any], above: Place) -> Iterator[tuple[Place, str]]:
+    known = keys_at(".".join(above)) if above else (*ROOT_KEYS, "hydra", "defaults")
+    for key, value in node.items():
+        place = (*above, str(key))
+        path = ".".join(place)
+        if known and key not in known:
+            yield place, unknown_key(path, known)
+        elif isinstance(value, Mapping) and value and is_container(path):
+            yield from _walk(config, value, place)
+        elif place not in (("hydra",), ("defaults",)):
+            yield place, _type_fault(config, place, value)
+
+
+def _type_fault(config: Any, place: Place, value: Any) -> str:
+    """Return what is wrong with a value, which is written into a config of the schema."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    tree = value
+    for part in reversed(place):
+        tree = {part: tree}
+    try:
+        config.merge_with(tree)
+    # OmegaConf 2.4 raises a TypeError of its own for a list in the place of a mapping.
+    except (OmegaConfBaseException, TypeError):
+        path = ".".join(place)
+        found = "null" if value is None else repr(value)
+        return f"{path}: found {found}; expected {describe_type(path)}. Correct it."
+    return ""
+
+
+def boolean_faults(key: str, value: Any) -> Iterator[str]:
+    """Yield what is wrong with a number at a dotted path where the schema has true or false.
+
+    OmegaConf alone would take a 3 for true.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and is_boolean(key):
+        yield f"{key}: found {value!r}; expected true or false. Correct {key}."
+
+
+def check_overrides(words: Sequence[str]) -> None:
+    """Refuse overrides that give a number for true or false, and a `name` that is too long for a folder.
+
+    Args:
+        words: `key=value`, as on the command line; a value may be several, for a sweep.
+
+    Raises:
+        ConfigError: with every fault found, one a line.
+
+    Example:
+        >>> check_overrides(["problems.classifier.compile=true", "seed=3"])
+    """
+    faults: list[str] = []
+    for word in words:
+        key, _, text = word.partition("=")
+        if key == "name" and len(text) > MAX_NAME and "$" not in text:
+            faults.append(f"name: {name_fault(text)}. Correct it.")
+        for each in text.split(","):
+            faults += boolean_faults(key.lstrip("+"), _number(each))
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _number(text: str) -> float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+MAX_NAME = 100
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*", re.ASCII)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def is_plain_name(name: Any) -> bool:
+    """Say whether `name` can name a folder: it neither leaves its parent nor hides."""
+    return isinstance(name, str) and len(name) <= MAX_NAME and _PLAIN.fullmatch(name) is not None
+
+
+def name_fault(name: Any) -> str | None:
+    """Return what was found and expected where a run's `name` can name no folder; None where it can."""
+    if is_plain_name(name):
+        return None
+    if isinstance(name, str) and len(name) > MAX_NAME:
+        return f"found {len(name)} characters, {name[:20]!r}...; expected at most {MAX_NAME}, as it names a folder"
+    return f"found {name!r}; expected letters, digits, '-', '_' and '.', as it names the output folder"
+
+
+def is_identifier(name: Any) -> bool:
+    """Say whether `name` can name a problem: it stands in keys, metrics and graphs."""
+    return isinstance(name, str) and _IDENTIFIER.fullmatch(name) is not None

@@ -1,25 +1,27 @@
 """What a command line with -m asks for: fixed overrides, and the choices and ranges to go through."""
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from omegaconf import OmegaConf
 
-from mlotool.config.check_sweep import AUTO, sweep_node_faults
-from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
-from mlotool.config.difference import may_differ
-from mlotool.config.names import name_fault
+from mlotool.config.check_choices import AUTO, sweep_node_faults
+from mlotool.config.checks import check
+from mlotool.config.composition import VERSION_KEYWORDS, compose, compose_words, finish, plain
+from mlotool.config.hydra_errors import config_errors
 from mlotool.config.objective import direction_faults, objective_direction
-from mlotool.config.paths import package_dir
-from mlotool.config.run_length import max_ticks
-from mlotool.config.schema import describe_type
+from mlotool.config.recipes import package_dir
+from mlotool.config.run_config import max_ticks, may_differ
+from mlotool.config.schema import describe_type, name_fault
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 
@@ -154,12 +156,11 @@ class SweepPlan:
         return self.settings["method"] == "grid" and may_differ(word.lstrip("+").partition("=")[0])
 
 
-def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan:
+def read_sweep(words: Sequence[str]) -> SweepPlan:
     """Read the overrides of a sweep with Hydra's grammar; recipes must be registered.
 
     Args:
         words: Hydra's command line, without flags.
-        config_dir: what `--config-dir` says.
 
     Raises:
         ConfigError: they do not compose, or a range stands in a grid.
@@ -168,8 +169,9 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         parsed = parser.parse_overrides(list(words))
         fixed = [each.input_line or "" for each in parsed if not each.is_sweep_override()]
-        found = [] if config_dir is None else [f"hydra.searchpath=['{Path(config_dir).absolute()}']"]
-        config = hydra_compose(CONFIG_NAME, [*fixed, *found], return_hydra_config=True)
+    config = compose_words(fixed)
+    finish(config, config.hydra.runtime.choices, fixed)
+    with config_errors():
         settings: dict[str, Any] = dict(plain(config.sweep))
         settings |= {key: settings[key] or {} for key in settings if key.endswith("_options")}
         listed = {**(config.hydra.sweeper.get("params") or {}), **(settings["params"] or {})}
@@ -191,7 +193,7 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
             )
         return SweepPlan(
             # A job is a run: what describes the sweep is none of its overrides.
-            fixed=(*(word for word in fixed if not word.startswith(("sweep=", "sweep."))), *found),
+            fixed=tuple(word for word in fixed if not word.startswith(("sweep=", "sweep."))),
             dimensions=dimensions,
             settings=settings,
             folder=Path(config.hydra.sweep.dir).absolute(),
@@ -296,3 +298,125 @@ def _interval(key: str, override: Override, value: IntervalSweep) -> Dimension:
             f"Write '{key}=int(interval({low:.0f},{high:.0f}))'."
         )
     return Dimension(key, (), low, high, log=log, whole=whole)
+
+
+MAX_LOOKED_AT = 200
+"""So many values of a sweep are looked at, each in a config of its own."""
+
+
+def check_first_point(plan: SweepPlan) -> None:
+    """Refuse a sweep whose keys there are not, or whose intervals begin where no value may be.
+
+    What is wrong with these is wrong with all jobs. A choice that is wrong fails in a job of its own, as others may be
+    right.
+
+    Raises:
+        ConfigError: with what is wrong.
+    """
+    words = _first(plan)
+    faults = _faults_of(plan, words)
+    of_all = ("sweep.", *(f"{each.key.lstrip('+')}: " for each in plan.dimensions if not each.choices))
+    found = [line for line in faults if line.startswith(of_all)]
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def choice_faults(plan: SweepPlan) -> list[str]:
+    """Return what is wrong with the values of a sweep, each beside the first ones of the other keys."""
+    first = _first(plan)
+    faults = _faults_of(plan, first)
+    for place, word in islice(_others(plan), MAX_LOOKED_AT):
+        faults += _faults_of(plan, [*first[:place], word, *first[place + 1 :]])
+    return list(dict.fromkeys(faults))
+
+
+def _others(plan: SweepPlan) -> Iterator[tuple[int, str]]:
+    """Yield the values after the first ones, with the places of their keys; of an interval its other end."""
+    for place, each in enumerate(plan.dimensions):
+        values = each.choices[1:]
+        if not each.choices and each.high is not None:
+            values = (str(int(each.high) if each.whole else each.high),)
+        for value in values:
+            yield place, f"{each.key}={value}"
+
+
+def _first(plan: SweepPlan) -> list[str]:
+    return [f"{each.key}={each.first}" for each in plan.dimensions]
+
+
+def _faults_of(plan: SweepPlan, words: Sequence[str]) -> list[str]:
+    """Return what is wrong with a point."""
+    try:
+        check(compose(None, [*(word for word in plan.fixed if not word.startswith("hydra.")), *words]))
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+_OF_A_RUN = (
+    "seed",
+    "name",
+    "runner",
+    "evaluate",
+    "objective",
+    "objective_mode",
+    "analyses",
+    "logger",
+    "sweep",
+    "resume",
+    "inherit",
+    "decisions_from",
+)
+"""Parts of a config that say nothing of the program's structure."""
+
+_OF_A_STEP = ("optimizer", "scheduler", "scheduler_interval", "gradient_clip_norm")
+"""Settings of a problem that concern its own steps alone."""
+
+
+def structure_of(config: Any) -> str:
+    """Return a text that is the same for configs whose programs differ in no more than numbers.
+
+    Those are seeds, numbers of the data and of losses, and what concerns steps: optimizers, schedulers, clipping.
+
+    Args:
+        config: a composed config.
+
+    Example:
+        >>> from mlotool.config import compose
+        >>> words = ("seed=0", "seed=1", "problems.classifier.stream.batch_size=10")
+        >>> first, second, third = (structure_of(compose("plain", [word])) for word in words)
+        >>> first == second, first == third
+        (True, False)
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+    found = {key: value for key, value in plain.items() if key not in _OF_A_RUN}
+    found["data"] = _without_numbers(found.get("data"))
+    found["problems"] = {
+        name: {
+            key: _without_numbers(value) if key == "loss" else value
+            for key, value in problem.items()
+            if key not in _OF_A_STEP or _is_search(value)
+        }
+        for name, problem in found["problems"].items()
+    }
+    found["trace"] = plain["runner"].get("trace")
+    return json.dumps(_without_seeds(found), sort_keys=True, default=str)
+
+
+def _is_search(value: Any) -> bool:
+    """Return whether a node is an optimizer that evaluates the loss itself, and so runs by itself."""
+    return isinstance(value, Mapping) and str(value.get("_target_")).endswith(".LBFGS")
+
+
+def _without_numbers(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_numbers(each) for each in value]
+    return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _without_seeds(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_seeds(each) for key, each in value.items() if key != "seed"}
+    return [_without_seeds(each) for each in value] if isinstance(value, list) else value

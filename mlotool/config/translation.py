@@ -15,10 +15,9 @@ from omegaconf.errors import (
 
 from mlotool.config.nulls import missing_choice, null_fault
 from mlotool.config.options import unknown_option
-from mlotool.config.places import place_of
 from mlotool.config.reading import read_document
 from mlotool.config.recipes import unknown_recipe
-from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, is_container, keys_at
+from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, is_container, keys_at, place_of
 from mlotool.config.sources import loaded_recipes
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.nn.parameter import is_lazy
 
-from mlotool.config.names import is_plain_name
+from mlotool.config.schema import is_plain_name
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import did_you_mean

@@ -13,10 +13,8 @@ import yaml
 from torch import Tensor, nn
 
 from mlotool.config import build_module, differences, load_run_config
-from mlotool.config.finished_run import finished_run, folder_of
 from mlotool.config.objective import is_wrong_way_round
-from mlotool.config.run_config import read_run_config
-from mlotool.config.run_length import has_finished, max_ticks, read_summary
+from mlotool.config.run_config import finished_run, folder_of, has_finished, max_ticks, read_run_config, read_summary
 from mlotool.core.arguments import shown
 from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.files import remove_temporary

@@ -16,7 +16,7 @@ from pytorch_lightning import seed_everything
 
 from mlotool.config import Origin, build, check, finish_provenance, load_run_config, note_resume, trust_all
 from mlotool.config.composition import check_composed, origin_of
-from mlotool.config.run_length import read_summary
+from mlotool.config.run_config import read_summary
 from mlotool.core.arguments import require, require_path
 from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
 from mlotool.core.messages import is_command_line

@@ -18,7 +18,7 @@ import torch
 from greenlet import greenlet
 
 from mlotool.config.shared_data import SharedData
-from mlotool.config.structure import structure_of
+from mlotool.config.sweep_plan import structure_of
 from mlotool.core.errors import Interrupted, RunFileError, WriteError
 from mlotool.core.files import write_text, writing
 from mlotool.core.process import terminable

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.config.reading import read_document
-from mlotool.config.run_length import has_finished, read_summary
+from mlotool.config.run_config import has_finished, read_summary
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.core.files import write_text

@@ -21,7 +21,7 @@ def call(
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     levels = {logger: logger.level for logger in (root, logging.getLogger("hydra"))}
     # A process of its own would forget the folders of the files that it was given.
-    monkeypatch.setattr("mlotool.config.paths.named_folders", [])
+    monkeypatch.setattr("mlotool.config.recipes.named_folders", [])
 
     def run(*words: str) -> Result:
         capfd.readouterr()

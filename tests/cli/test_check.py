@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlotool.cli.show_check import advice
+from mlotool.cli.check import advice
 from mlotool.hypergradient.diagnostics.compare import Response
 from tests.cli.conftest import Result
 

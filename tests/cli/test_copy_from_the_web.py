@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlotool import __version__
-from mlotool.cli import fetch
+from mlotool.cli import copy
 from mlotool.config.reading import MAX_BYTES
 from mlotool.core.errors import ConfigError
 from tests.cli.conftest import Result
@@ -134,7 +134,7 @@ def test_other_urls(call: Call, url: str) -> None:
 def test_a_slow_server_is_left(server: str) -> None:
     started = time.monotonic()
     with pytest.raises(ValueError, match=r"not there after 0\.5 s"):
-        fetch.fetch(f"{server}/slow.yaml", seconds=0.5)
+        copy.fetch(f"{server}/slow.yaml", seconds=0.5)
     assert time.monotonic() - started < 30
 
 
@@ -194,7 +194,7 @@ def test_whatever_is_slow_is_left_in_time(answer: bytes, part: int) -> None:
         started = time.monotonic()
         # Some are refused before, for too long a line.
         with pytest.raises(ConfigError, match=r"not there after 0\.5 s|cannot be fetched"):
-            fetch.fetch(url, seconds=0.5)
+            copy.fetch(url, seconds=0.5)
         assert time.monotonic() - started < 5
 
 
@@ -203,7 +203,7 @@ def test_a_slow_look_up_of_the_name_is_left_in_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(20) or [])
     started = time.monotonic()
     with pytest.raises(ConfigError, match=r"not there after 0\.3 s"):
-        fetch.fetch("http://example.org/mine.yaml", seconds=0.3)
+        copy.fetch("http://example.org/mine.yaml", seconds=0.3)
     assert time.monotonic() - started < 5
     is_over.set()
 
@@ -222,7 +222,7 @@ def test_a_slow_look_up_of_the_name_is_left_in_time(monkeypatch: pytest.MonkeyPa
 )
 def test_an_answer_that_is_not_whole_is_refused(answer: bytes, match: str) -> None:
     with raw_server(answer) as url, pytest.raises(ConfigError, match=match):
-        fetch.fetch(url, seconds=5)
+        copy.fetch(url, seconds=5)
 
 
 @pytest.mark.parametrize("forced", [[], ["--force"]])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import mlotool
-from mlotool.cli.request import read_request
-from mlotool.cli.sweep_resuming import resumed_sweep
+from mlotool.cli.arguments import read_request
+from mlotool.cli.sweep import resumed_sweep
 from mlotool.core.errors import ConfigError
 from tests.cli.conftest import Result
 

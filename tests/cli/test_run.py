@@ -13,7 +13,6 @@ import pytest
 import mlotool
 import mlotool.report
 from mlotool.config import VERSION_KEYWORDS
-from mlotool.config.loader import ReplacingLoader
 from mlotool.core.errors import ConfigError, RunError
 from tests.cli.conftest import Result
 
@@ -227,27 +226,6 @@ def test_trust_reaches_the_registry(call: Call, runner: FakeRunner, monkeypatch:
     monkeypatch.setattr("mlotool.config.trust", trusted.append)
     call("run", "plain", "--trust", "mine", "--trust", "yours")
     assert set(trusted) == {"mine", "yours"}
-
-
-@pytest.fixture
-def compositions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many defaults each composition had."""
-    made: list[int] = []
-    real = ReplacingLoader._compose_config_from_defaults_list
-
-    def compose(self: ReplacingLoader, defaults: Any, repo: Any) -> Any:
-        made.append(len(defaults))
-        return real(self, defaults, repo)
-
-    monkeypatch.setattr(ReplacingLoader, "_compose_config_from_defaults_list", compose)
-    return made
-
-
-def test_a_run_composes_its_config_once(call: Call, runner: FakeRunner, compositions: list[int]) -> None:
-    code, _, err = call("run", "plain", "seed=3", "hydra.job.chdir=false")
-    assert code == 0, err
-    assert len(compositions) == 1
-    assert runner.calls[0].config.seed == 3
 
 
 # Hydra 1.4 composes nothing to learn the mode, so it asks no group for it.

@@ -61,6 +61,8 @@ def test_what_is_inherited_is_shown_and_named(call: Call, recipe: Callable[..., 
     assert "hypergradient" not in shown
 
 
-def test_another_target_shows_its_own_keys_alone(call: Call) -> None:
-    _, out, _ = call("show", "plain", "problems.classifier.optimizer={_target_: torch.optim.Adam, lr: 0.1}")
+def test_another_target_keeps_keys_until_they_are_deleted(call: Call) -> None:
+    place = "problems.classifier.optimizer"
+    deleted = [f"~{place}.{key}" for key in ("momentum", "weight_decay", "nesterov")]
+    _, out, _ = call("show", "plain", *deleted, f"{place}={{_target_: torch.optim.Adam, lr: 0.1}}")
     assert yaml.safe_load(out)["problems"]["classifier"]["optimizer"] == {"_target_": "torch.optim.Adam", "lr": 0.1}

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mlotool.cli.fitted_table import FittedColumn, fitted_table
-from mlotool.cli.show_sweep import show_sweep
+from mlotool.cli.show_sweep import FittedColumn, fitted_table, show_sweep
 from tests.report.sweep_folders import write_job
 
 LONG = "problems.classifier_of_a_long_name.optimizer"

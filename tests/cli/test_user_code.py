@@ -266,7 +266,7 @@ def test_on_the_command_line(call: Call, package: Path, monkeypatch: pytest.Monk
 
 
 def test_bugs_of_our_own_stay_unforeseen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlotool.cli.recipes.compose_request", lambda *words: [][0])
+    monkeypatch.setattr("mlotool.cli.arguments.compose_request", lambda *words: [][0])
     # The frame of this test is code of the user's; without it only ours are left.
     monkeypatch.setattr(user_code, "user_frame", lambda error: None)
     code, _, err = call("validate", "plain")

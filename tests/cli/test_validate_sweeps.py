@@ -13,7 +13,7 @@ WRONG = {
     "a second choice": ("params: {seed: '1,x'}", "seed: found 'x'; expected a whole number"),
     "a third choice": (f"params: {{{RATE}: '0.1,0.2,-0.3'}}", f"{RATE}: found -0.3; expected a number of at least 0"),
     "a key": ("params: {runner.max_tick: '1,2'}", "runner.max_tick: unknown key"),
-    "an option of a group": ("params: {data: 'digits,digitz'}", "data: found 'digitz'"),
+    "an option of a group": ("params: {data: 'digits,digitz'}", "Did you mean 'digits'?"),
     "the same twice": ("params: {seed: '1,2,1'}", "seed: found 1 twice"),
     "no step": ("params: {seed: 'range(0,9,0)'}", "seed: found the step 0"),
     "too many": ("params: {seed: 'range(0,1e30)'}", "expected at most 100000"),

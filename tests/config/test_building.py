@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Stream
 from mlotool.config import build, compose, derived_seed
 from mlotool.config.instantiate import optimizer_factory, scheduler_factory
-from mlotool.config.sample_limit import limited
+from mlotool.config.user_data import limited
 from mlotool.losses import cross_entropy, reweighted_cross_entropy
 from mlotool.models import MLP, WeightNet
 from tests.config.conftest import message_of

@@ -101,7 +101,7 @@ def test_an_own_recipe_hides_a_built_in_one_and_says_so(write_recipe: Write, cap
     assert "hides the built-in recipe 'mwn'" in caplog.text
     assert find_recipe("mwn") == path
     assert [recipe.source for recipe in list_recipes() if recipe.name == "mwn"] == ["./recipes"]
-    assert sources.loaded_recipes() == [path, package_dir("recipes") / "plain.yaml"]
+    assert [each.path for each in sources.loaded_recipes()] == [path, package_dir("recipes") / "plain.yaml"]
 
 
 def test_recipes_are_listed_with_a_summary(folder: Path) -> None:

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mlotool.config import check, check_recipe_file, compose, package_dir, register_sources
-from mlotool.config.completion_keys import compose_keys
 from mlotool.config.reading import read_document
 from mlotool.core.errors import ConfigError
 
@@ -75,7 +74,6 @@ def _loads(text: str | bytes, words: tuple[str, ...] = ()) -> bool:
         file = folder / "fuzzed.yaml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
         is_ok = _passes(lambda: check_recipe_file(file)) and _passes(lambda: check(compose(str(file), words)))
-        _passes(lambda: compose_keys(["+recipe=fuzzed"], [folder]))
         left = {path.name for path in folder.rglob("*")}
     assert left == {"fuzzed.yaml"}
     return is_ok

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from mlotool.config import build, compose
 from mlotool.config.instantiate import instantiate
-from mlotool.config.shared_data import SharedData
-from mlotool.fusion.stacked_batches import StackedStream
+from mlotool.config.user_data import SharedData
+from mlotool.fusion.feed import JointStream
 from mlotool.runner.evaluation import Evaluator
 
 Change = Callable[[dict[str, Any]], DictConfig]
@@ -35,7 +35,7 @@ def test_runs_whose_data_are_described_alike_share_them(changed: Change) -> None
     assert streams[0] is not streams[1]
     assert streams[0].loads_like(streams[1])
     assert not streams[0].loads_like(streams[2])
-    assert StackedStream(streams[:2]).shares
+    assert JointStream(streams[:2]).shares
     assert streams[2].dataset is not streams[0].dataset
     assert len(streams[3].dataset) == 20
     twin = build(changed({"seed": 1, "debug.limit_samples": 20}), shared=shared)

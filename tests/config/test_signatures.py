@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlotool.config.literals import describe, fits
-from mlotool.config.signatures import keyword_faults
-from mlotool.config.source import public_names, read_signature
+from mlotool.config.signatures import describe, fits, keyword_faults, public_names, read_signature
 from mlotool.config.trusted import resolve, trusted_names
 
 OWN = [name for name in trusted_names() if name.startswith("mlotool.") and not inspect.isabstract(resolve("key", name))]

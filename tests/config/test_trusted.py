@@ -215,9 +215,8 @@ def test_a_recipe_cannot_download_by_position(write_recipe: Callable[..., Path],
     )
     write_recipe(f"defaults: [plain, _self_]\ndata: {cifar10}\n", name="as_data")
     write_recipe(
-        "defaults: [plain, _self_]\nproblems: {classifier: {module: {_target_: torch.nn.Sequential, _args_: ["
-        + cifar10
-        + "]}}}\n",
+        "defaults: [plain, _self_]\n"
+        "problems: {classifier: {module: {_target_: torch.nn.Sequential, _args_: [" + cifar10 + "]}}}\n",
         name="as_layer",
     )
     assert "data._args_: found" in message_of(build, compose("as_data"))

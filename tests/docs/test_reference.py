@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 import mlotool
 from docs.generated import api, errors, gallery, hypergradients, keys, options
 from mlotool.config import check
-from mlotool.config.schema import OPTION_GROUPS, Config, keys_at, new_node
+from mlotool.config.schema import OPTION_GROUPS, Config, keys_at
 
 KEYS = [each.path for each in keys.schema_keys()]
 
@@ -25,7 +25,7 @@ def schema_paths(prefix: str = "") -> list[str]:
         path = f"{prefix}.{name}".lstrip(".")
         found.append(path)
         deeper = f"{path}.{keys.NAME}" if path == "problems" else path
-        if new_node(deeper.replace(keys.NAME, "a")) is not None:
+        if keys_at(deeper.replace(keys.NAME, "a")):
             found += schema_paths(deeper)
     return found
 

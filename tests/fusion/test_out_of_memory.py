@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlotool.config import compose
-from mlotool.config.building import build
+from mlotool.config.checks import build
 from mlotool.fusion import stacked_gradients
 from mlotool.fusion.stacked_schedule import StackedSchedule
 from mlotool.program import Schedule

@@ -8,7 +8,7 @@ import torch
 import mlotool
 from mlotool import Program
 from mlotool.config import build
-from mlotool.config.structure import structure_of
+from mlotool.config.sweep_plan import structure_of
 from tests.fusion.members import compared
 
 pytestmark = pytest.mark.usefixtures("no_clock")

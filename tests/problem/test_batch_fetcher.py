@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
-from mlotool.config.sample_limit import limited
-from mlotool.config.user_data import NamedSamples
+from mlotool.config.user_data import NamedSamples, limited
 from mlotool.core.errors import ConfigError
 from mlotool.problem.batches import BatchFetcher, draws_nothing
 from mlotool.program import Stream

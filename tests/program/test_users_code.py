@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Stream, losses
-from mlotool.config.sample_limit import LimitedDataset
+from mlotool.config.user_data import LimitedDataset
 from mlotool.program.guard import may_change_between_ticks, why_foreign
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

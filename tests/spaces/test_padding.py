@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from mlotool.config.factories import NodeFactory
-from mlotool.config.instantiate import instantiate
+from mlotool.config.instantiate import NodeFactory, instantiate
 from mlotool.spaces import Operator, Space
 
 
