@@ -24,7 +24,7 @@ _HOME_OF = {
     "Program": "program.program",
     "SameBatch": "problem.same_batch",
     "Schedule": "program.schedule",
-    "StepResult": "program.step_result",
+    "StepResult": "program.prepared_step",
     "Stream": "problem.stream",
 }
 __all__ = [
