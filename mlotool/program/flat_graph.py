@@ -163,12 +163,9 @@ def reuse_memory(graph: Graph) -> None:
 def is_alike(first: Node, second: Node) -> bool:
     """Return whether the results of two operations have the same shape, strides, type and device, as noted."""
     values = [node.meta.get("val") for node in (first, second)]
-    forms = [(x.shape, x.stride(), x.dtype, x.device) for x in values if _is_strided(x)]
+    strided = [x for x in values if isinstance(x, Tensor) and x.layout is torch.strided]
+    forms = [(x.shape, x.stride(), x.dtype, x.device) for x in strided]
     return len(forms) == 2 and forms[0] == forms[1]
-
-
-def _is_strided(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided
 
 
 def _outputs(output: Node) -> list[Any]:

@@ -147,17 +147,15 @@ class Guard:
         self._own_hooks = [(kept, len(kept)) for kept in hooks if kept and all(map(_is_torchs, kept.values()))]
         self._hooks = [kept for kept in hooks if not (kept and all(map(_is_torchs, kept.values())))]
         # By namespace what is held fixed: its owner, itself, and the keys in it.
-        parts = [
-            (f"{owner}{type(module).__name__}.", space, [*space])
-            for owner, module in modules
-            for space in (module._parameters, module._modules)
-        ]
+        parts: list[tuple[str, Mapping[str, Any], list[str]]] = []
         spaces: list[tuple[str, Mapping[str, Any], list[str]]] = []
         for number, (owner, module) in enumerate(modules):
             # The modes of modules that losses hold are no part of what traces are told apart by.
             skipped = self._skipped if number < len(own) else _OF_TORCH
             keys = [key for key in vars(module) if key not in skipped]
-            spaces.append((f"{owner}{type(module).__name__}.", vars(module), keys))
+            owner = f"{owner}{type(module).__name__}."
+            parts += [(owner, space, [*space]) for space in (module._parameters, module._modules)]
+            spaces.append((owner, vars(module), keys))
         for problem in self._problems:
             for owner, space in _bound(problem.loss):
                 keys = [key for key in space if key not in self._skipped]

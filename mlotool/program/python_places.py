@@ -316,10 +316,11 @@ def _spaces(part: Any) -> Iterator[_Named]:
         yield from _names_of(inspect.unwrap(part))
     elif isinstance(part, list | tuple | deque | dict):
         if _richer(part):
+            holder: Any = part
             keys = {str(key): key for key in (part if isinstance(part, dict) else range(len(part)))}
-            is_fixed = isinstance(part, tuple)
-            write = (lambda *_: None) if is_fixed else part.__setitem__
-            yield "element ", _Space(part, keys, part.__getitem__, write, write if is_fixed else part.__delitem__), None
+            # A tuple has what it has.
+            changes = [getattr(holder, name, lambda *_: None) for name in ("__setitem__", "__delitem__")]
+            yield "element ", _Space(holder, keys, holder.__getitem__, *changes), None
     elif not (inspect.isroutine(part) or inspect.isclass(part) or inspect.ismodule(part)) and _is_followed(part):
         if hasattr(part, "__dict__"):
             yield f"{type(part).__name__}.", part.__dict__, None
