@@ -267,7 +267,9 @@ MISTAKES = {
         'return {"input": self.inputs[index], "target": 0 if index % 2 else self.targets[index]}',
         "Let __getitem__ return the same keys at each index",
     ),
-    "sparse samples": _item('return {"input": self.inputs[index].to_sparse(), "target": 0}', "dense tensors of one size"),
+    "sparse samples": _item(
+        'return {"input": self.inputs[index].to_sparse(), "target": 0}', "dense tensors of one size"
+    ),
     "samples with a gradient in a loading process": _item(
         'return {"input": self.inputs[index].requires_grad_() * 2, "target": 0}',
         "without a gradient (.detach())",
