@@ -26,9 +26,10 @@ def without_in_place(graph: fx.Graph, root: nn.Module) -> None:
     memory = _Memory(graph)
     for node in graph.nodes:
         source = changed(node, root)
-        for reader in [] if source is None else list(source.users):
-            if memory.order[reader] > memory.order[node]:
-                reader.replace_input_with(source, node)
+        if source is not None:
+            for reader in list(source.users):
+                if memory.order[reader] > memory.order[node]:
+                    reader.replace_input_with(source, node)
         if conflict := memory.conflict(node, {*changed_operands(node), *([source] if source else [])}):
             around = commonpath([forward_of(each).replace(".", "/") for each in (node, *conflict)]).replace("/", ".")
             raise ConfigError(

@@ -74,8 +74,9 @@ def _candidates(graph: fx.Graph) -> dict[fx.Node, list[tuple[str, str]]]:
     candidates: dict[fx.Node, list[tuple[str, str]]] = {}
     for node in graph.nodes:
         switch = switch_of(node)
-        for value, source in zip(switch.values, sources_of(node), strict=True) if switch else ():
-            candidates.setdefault(source, []).append((switch.decision, str(value)))
+        if switch is not None:
+            for value, source in zip(switch.values, sources_of(node), strict=True):
+                candidates.setdefault(source, []).append((switch.decision, str(value)))
     return candidates
 
 

@@ -357,6 +357,7 @@ class SharedSpace(Space, is_shared=True):
                     f"path: found weights of shape {tuple(chosen.weights.shape)} for the decision '{name}'; expected "
                     f"one for each of the {len(chosen.candidates)} candidates. Correct it."
                 )
-            is_one = isinstance(chosen, Mixture) and chosen.taken is not None and not chosen.weights.requires_grad
-            choices[name] = chosen.taken if is_one else chosen
+            if isinstance(chosen, Mixture) and chosen.taken is not None and not chosen.weights.requires_grad:
+                chosen = chosen.taken
+            choices[name] = chosen
         return choices

@@ -136,7 +136,7 @@ class SuperGraph:
                 sources = [numbers[each] for each in sources_of(node)]
                 self._switches[number] = switch.decision, dict(zip(switch.values, sources, strict=True))
             elif node.op != "placeholder":
-                arguments = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: _Slot(numbers[each]))
+                arguments = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: _Slot(numbers[each]))  # type: ignore[arg-type, return-value]
                 self._nodes[number] = node.op, node.target, arguments
         self._output = len(numbers) - 1
         self._plans: dict[tuple[Any, ...], _Plan] = {}
