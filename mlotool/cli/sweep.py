@@ -18,10 +18,9 @@ from mlotool.core.run_files import MAX_CONFIG_BYTES, check_tree, read_text
 from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
 from mlotool.sweep.folder import FILE as PROCESSES_FILE
-from mlotool.sweep.groups import Point
 from mlotool.sweep.job_folder import INFEASIBLE, JobOutcome, JobSpec, note_alone
 from mlotool.sweep.launchers import make_launcher
-from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord
+from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point
 
 
 def run_sweep(

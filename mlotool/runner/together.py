@@ -17,8 +17,8 @@ import numpy
 import torch
 from greenlet import greenlet
 
-from mlotool.config.shared_data import SharedData
 from mlotool.config.sweep_plan import structure_of
+from mlotool.config.user_data import SharedData
 from mlotool.core.errors import Interrupted, RunFileError, WriteError
 from mlotool.core.files import write_text, writing
 from mlotool.core.process import terminable
