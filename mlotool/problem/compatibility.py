@@ -324,7 +324,11 @@ _LEFT_OUT: Mapping[str, tuple[str, str]] = {
 }
 
 ROWS: tuple[Row, ...] = (
-    *(Row(*pair.split(), reason, *change) for change, pairs in _REFUSED.items() for pair, reason in pairs.items()),
+    *(
+        Row(pair.split()[0], pair.split()[1], reason, *change)
+        for change, pairs in _REFUSED.items()
+        for pair, reason in pairs.items()
+    ),
     *(Row(first, use, reason) for first, (uses, reason) in _LEFT_OUT.items() for use in uses.split()),
 )
 

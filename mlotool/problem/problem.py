@@ -345,8 +345,10 @@ class Problem:
         """
         patterns, key, optimizer = self.settings.shard, f"problems.{self.name}.shard", self.optimizer
         before = dict(self.module.named_parameters())
-        is_whole = isinstance(patterns, bool)
-        shards = Shards(key, self.module, mesh) if is_whole else PartShards(key, self.module, mesh, patterns)
+        if isinstance(patterns, bool):
+            shards = Shards(key, self.module, mesh)
+        else:
+            shards = PartShards(key, self.module, mesh, patterns)
         state = None if optimizer is None else optimizer.state_dict()
         self._take_module(self.module, before, shards)
         if optimizer is None or state is None:
@@ -354,7 +356,7 @@ class Problem:
         optimizer.load_state_dict(shards.divided_optimizer(state, optimizer))
         steps_shards = any(rule.steps_shards for kind, rule in RULES.items() if isinstance(optimizer, kind))
         for group in optimizer.param_groups:
-            if not is_whole:
+            if isinstance(shards, PartShards):
                 # Kernels for several tensors take no shards and whole tensors together.
                 group.update({key: False for key in ("fused", "foreach") if key in group})
             if group.get("fused") and not steps_shards:
@@ -373,7 +375,7 @@ class Problem:
         if module is None:
             return
         self._take_module(module, before, None)
-        if optimizer is not None:
+        if optimizer is not None and state is not None:
             optimizer.load_state_dict(state)
 
     def _take_module(self, module: nn.Module, before: Mapping[str, nn.Parameter], shards: Shards | None) -> None:

@@ -405,8 +405,10 @@ def optimizer_step(
     for user, is_set in (("a scheduler", scheduler is not None), ("reset_to", settings.reset_to is not None)):
         expected = f"an optimizer, since {user} is set"
         require(optimizer is not None or not is_set, f"{key}.optimizer", None, expected)
-    built = optimizer if isinstance(optimizer, Optimizer) else None
-    if optimizer is not None and built is None:
+    built: Optimizer | None
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        built = optimizer
+    else:
         is_right, expected = (lambda value: isinstance(value, Optimizer)), "a torch optimizer"
         built = made(f"{key}.optimizer", optimizer, theta.values(), is_right, expected)
     _check_optimizer(f"{key}.optimizer", built, theta)
