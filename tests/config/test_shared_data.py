@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlotool.fusion.feed import JointStream
+from mlotool.fusion.stacked_batches import StackedStream
 from omegaconf import DictConfig, OmegaConf
 from torch.utils._pytree import tree_leaves
 
@@ -35,7 +35,7 @@ def test_runs_whose_data_are_described_alike_share_them(changed: Change) -> None
     assert streams[0] is not streams[1]
     assert streams[0].loads_like(streams[1])
     assert not streams[0].loads_like(streams[2])
-    assert JointStream(streams[:2]).shares
+    assert StackedStream(streams[:2]).shares
     assert streams[2].dataset is not streams[0].dataset
     assert len(streams[3].dataset) == 20
     twin = build(changed({"seed": 1, "debug.limit_samples": 20}), shared=shared)
