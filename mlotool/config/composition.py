@@ -156,8 +156,8 @@ def hydra_words(words: Sequence[str]) -> list[str]:
     command_line_folders[:] = [
         Path(folder.removeprefix("file://"))
         for override in overrides
-        if override.key_or_group == "hydra.searchpath" and isinstance(override.value(), list)
-        for folder in map(str, override.value())
+        if override.key_or_group == "hydra.searchpath"
+        for folder in map(str, value if isinstance(value := override.value(), list) else ())
     ]
     return [_hydra_word(override) for override in overrides if not _is_later(override)]
 

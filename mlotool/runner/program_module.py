@@ -257,7 +257,8 @@ class Window:
         for tick, steps in enumerate(fresh, start=num_ticks_before + 1):
             for problem, value in zip(steps, losses, strict=False):
                 if not math.isfinite(value):
-                    raise NonFiniteLossError(problem, tick, value, self._explain(problem, self.stepped))
+                    explanation = "" if self._explain is None else self._explain(problem, self.stepped)
+                    raise NonFiniteLossError(problem, tick, value, explanation)
                 self.stepped.add(problem)
 
     def _clear(self, num_ticks: int) -> None:

@@ -22,7 +22,7 @@ from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
-from mlotool.spaces.places import Places
+from mlotool.core.bound_module import Slots
 
 # s: samples of a batch, ...: the shape of a state
 
@@ -114,7 +114,7 @@ class Worker:
         self.violations: Tensor | None = None
         self.curvature = 0.0
         self._transport, self._timeline = variables.transport, timeline
-        self._places = Places(stage.module)
+        self._places = Slots(stage.module)
         self._leaf: Tensor | None = None
         self._loss: Tensor | None = None
         self._onward: Tensor | None = None

@@ -23,7 +23,7 @@ from mlotool.layerparallel.multigrid.system import (
     check_equal_on_ranks,
     joined_index,
 )
-from mlotool.spaces.places import Places
+from mlotool.core.bound_module import Slots
 
 # N: layers, b: batch
 
@@ -101,7 +101,7 @@ class MultigridResidual(nn.Module):
         self.is_evaluating = False
         self.draws = draws_numbers(self.layers)
         self._is_checked = False
-        self.places = Places(self.layers)
+        self.places = Slots(self.layers)
 
     def serial(self, is_serial: bool = True) -> Self:
         """Run the layers one after the other from now on, in plain autograd; with False, by multigrid again."""

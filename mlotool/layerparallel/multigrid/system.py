@@ -30,7 +30,7 @@ from mlotool.layerparallel.multigrid.propagation import solve_adjoints, solve_st
 from mlotool.layerparallel.multigrid.settings import Method
 from mlotool.layerparallel.multigrid.solver import solve
 from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, batched, layers_of, states_at
-from mlotool.spaces.places import Places
+from mlotool.core.bound_module import Slots
 
 # N: layers, L: layers of this rank, b: samples of this rank, B: of all ranks
 # states, adjoints, tangents, cotangents: (N + 1, b, ...)
@@ -110,7 +110,7 @@ class _Part(Protocol):
     """What a `MultigridResidual` has for its solves."""
 
     layers: nn.Module
-    places: Places
+    places: Slots
     num_layers: int
     method: Method
     backward_method: Method
