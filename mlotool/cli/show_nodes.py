@@ -14,7 +14,7 @@ from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
 from mlotool.core.suggest import did_you_mean
-from mlotool.report.model_nodes import alike
+from mlotool.report.models import alike
 
 if TYPE_CHECKING:
     from torch import nn

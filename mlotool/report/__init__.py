@@ -4,17 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlotool.report.run_page import write_report
     from mlotool.report.sweep import SweepRow, sweep_rows
     from mlotool.report.sweep_csv import write_sweep_summary
     from mlotool.report.sweep_page import write_sweep_page
-    from mlotool.report.write import write_report
 
 _HOME_OF = {
     "SweepRow": "sweep",
     "sweep_rows": "sweep",
     "write_sweep_page": "sweep_page",
     "write_sweep_summary": "sweep_csv",
-    "write_report": "write",
+    "write_report": "run_page",
 }
 __all__ = ["SweepRow", "sweep_rows", "write_report", "write_sweep_page", "write_sweep_summary"]
 

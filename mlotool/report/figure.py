@@ -1,60 +1,96 @@
-"""One matplotlib drawing, twice: a PNG file, and an inline SVG whose colours follow the reader's mode."""
+"""One matplotlib figure as SVG whose colours follow the reader's mode, and what the figures share: scales and legends.
+
+Problems take their colours in the order of the recipe, from a variant of the Okabe-Ito palette that colour-blind
+readers can tell apart, darkened (light mode) or lightened (dark mode) until each has 3:1 against its background.
+"""
 
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import matplotlib
+import numpy as np
+from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import ArrayLike, NDArray
 
-from mlotool.core.run_files import write_bytes
-from mlotool.report.formats import shortened
-from mlotool.report.markup import Markup
-from mlotool.report.palette import light, themed
+from mlotool.core.run_files import write_text
+from mlotool.report.formats import SMALLEST, number, shortened
 
-SIZE_INCHES = (4.3, 2.65)
-WIDE_INCHES = (8.9, 3.3)
-STYLE = {
-    "font.size": 8,
-    "font.family": "sans-serif",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "mlotool",
-    # Names in a recipe are anybody's text: a dollar sign in them is no formula.
-    "text.parse_math": False,
-    "text.usetex": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": light("muted"),
-    "axes.labelcolor": light("muted"),
-    "axes.linewidth": 0.6,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "axes.formatter.useoffset": False,
-    "grid.color": light("line"),
-    "grid.linewidth": 0.6,
-    "xtick.color": light("muted"),
-    "ytick.color": light("muted"),
-    "text.color": light("ink"),
-    "legend.frameon": False,
-    "legend.fontsize": 7.5,
-    "legend.borderaxespad": 0,
-    "legend.handletextpad": 0.5,
-    "legend.columnspacing": 1.2,
-    "figure.facecolor": "none",
+# name: (light, dark). Each light colour occurs once, so that it can be found again in a finished SVG.
+THEME: dict[str, tuple[str, str]] = {
+    "page": ("#f6f7f9", "#101318"),
+    "card": ("#fdfdfe", "#181c23"),
+    "ink": ("#1b2129", "#e8ebef"),
+    "muted": ("#5a6472", "#9ba5b3"),
+    "line": ("#dde1e7", "#2d343e"),
+    "problem-0": ("#0072b2", "#5ab4f0"),
+    "problem-1": ("#cf5300", "#ff8f45"),
+    "problem-2": ("#00875f", "#35c99c"),
+    "problem-3": ("#b2528f", "#e58fc3"),
+    "problem-4": ("#946800", "#e0b13e"),
+    "problem-5": ("#5a4fb8", "#a99eff"),
+    "problem-6": ("#2b8fbf", "#8ed8f8"),
+    "problem-7": ("#7d5a3c", "#cfb08a"),
+    "right": ("#7b8593", "#8a95a4"),
+    "wrong": ("#c2185b", "#ff6b9d"),
+    "finished": ("#1a7f4b", "#4cc38a"),
+    "failed": ("#c62f2f", "#ff7b72"),
+    "interrupted": ("#9a6500", "#e3b04b"),
 }
+NUM_PROBLEM_COLOURS = 8
+SIZE_INCHES, WIDE_INCHES = (4.3, 2.65), (8.9, 3.3)
+DASHES = (0, (2, 2))
+
+
+def light(name: str) -> str:
+    """Return the hex colour of the light mode, by which matplotlib draws."""
+    return THEME[name][0]
+
+
+STYLE = {
+    "font.size": 8, "font.family": "sans-serif", "svg.fonttype": "none", "svg.hashsalt": "mlotool",
+    # Names in a recipe are anybody's text: a dollar sign in them is no formula.
+    "text.parse_math": False, "text.usetex": False, "text.color": light("ink"),
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": light("muted"), "axes.linewidth": 0.6,
+    "axes.labelcolor": light("muted"), "axes.grid": True, "axes.axisbelow": True, "axes.facecolor": "none",
+    "axes.formatter.useoffset": False, "grid.color": light("line"), "grid.linewidth": 0.6,
+    "xtick.color": light("muted"), "ytick.color": light("muted"), "figure.facecolor": "none",
+    "legend.frameon": False, "legend.fontsize": 7.5, "legend.borderaxespad": 0, "legend.handletextpad": 0.5,
+    "legend.columnspacing": 1.2,
+    # A curve of a million points becomes one of a few thousand that looks the same, with all spikes.
+    "path.simplify_threshold": 0.5,
+}  # fmt: skip
 
 
 def report_style() -> AbstractContextManager[None]:
     """Return the context in which all figures of a report must be made."""
     return matplotlib.rc_context(STYLE)
+
+
+def problem_colours(problems: Iterable[str]) -> dict[str, str]:
+    """Return each problem's colour name; beyond eight problems the colours repeat."""
+    return {problem: f"problem-{index % NUM_PROBLEM_COLOURS}" for index, problem in enumerate(problems)}
+
+
+def themed(svg: str) -> str:
+    """Return the SVG with every colour of the light theme replaced by its CSS variable."""
+    names = {pair[0]: f"var(--{name})" for name, pair in THEME.items()}
+    return re.sub("|".join(names), lambda match: names[match.group().lower()], svg, flags=re.IGNORECASE)
+
+
+def css_variables() -> str:
+    """Return the rules that define the colours for both modes."""
+    rules = [":root{" + "".join(f"--{name}:{pair[mode]};" for name, pair in THEME.items()) + "}" for mode in (0, 1)]
+    return f"{rules[0]}\n@media (prefers-color-scheme: dark){{{rules[1]}}}"
 
 
 @dataclass(frozen=True)
@@ -71,65 +107,49 @@ class Sketchbook:
     """Makes the figures of one report, inside `report_style()`, and keeps their file names apart.
 
     Args:
-        folder: where the PNG files go, in the folder of a run or a sweep.
+        folder: where their SVG files go, in the folder of a run or a sweep.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files: list[Path] = []
+        self.names: list[str] = []
 
     def new(self, size: tuple[float, float] = SIZE_INCHES) -> tuple[Figure, Axes]:
-        """Return an empty figure; `finish` must see it.
-
-        Args:
-            size: width and height in inches; one that is wider than SIZE_INCHES gets a row of the page.
-        """
+        """Return an empty figure, of a width and a height in inches; a wider one than usual gets a row of the page."""
         # Not pyplot: it would keep every figure alive.
         figure = Figure(figsize=size, layout="constrained")
         return figure, figure.add_subplot()
 
     def finish(self, figure: Figure, slug: str, title: str, note: str = "") -> Card:
-        """Write the PNG with its title, and return the card with the SVG without it."""
-        file = self._file(slug)
+        """Write the figure, and return it as a card. The title is not in the picture: a heading is read out, and may
+        go on in a second line."""
+        text = io.StringIO()
         with warnings.catch_warnings():
-            # Names in scripts that the font lacks are drawn as boxes in the PNG and as text in the page.
+            # The page has letters that matplotlib's font lacks.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            # The page has headings of its own, so that a title is read out and may wrap.
-            heading = figure.suptitle(shortened(title, 60), x=0.01, ha="left", fontsize=9.5)
-            picture = io.BytesIO()
-            figure.savefig(picture, format="png", dpi=180, facecolor="white")
-            write_bytes(self.folder.parent, f"{self.folder.name}/{file.name}", picture.getvalue())
-            heading.set_visible(False)
-            heading.set_in_layout(False)
-            text = io.StringIO()
-            nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-            figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-        self.files.append(file)
-        svg = _inline(text.getvalue(), f"f{len(self.files)}", title)
-        return Card(title, svg, note, is_wide=figure.get_figwidth() > SIZE_INCHES[0])
-
-    def _file(self, slug: str) -> Path:
+            metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            figure.savefig(text, format="svg", transparent=True, metadata=metadata)
         safe = re.sub(r"[^A-Za-z0-9_-]+", "_", slug)[:80].strip("_-") or "figure"
-        taken = {file.stem.lower() for file in self.files}
-        name, count = safe, 2
-        while name.lower() in taken:
-            name, count = f"{safe}_{count}", count + 1
-        return self.folder / f"{name}.png"
-
-
-def _inline(svg: str, prefix: str, title: str) -> Markup:
-    svg = svg[svg.index("<svg") :]
-    # Two figures in one page must not share ids: clip paths and markers would take the first figure's.
-    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
-    svg = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", svg, count=2)
-    svg = re.sub(r'\sxmlns(?::xlink)?="[^"]*"', "", svg)
-    label = re.sub(r'[<>&"]', " ", title)
-    return Markup(themed(svg).replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip())
+        names = (safe if count == 1 else f"{safe}_{count}" for count in range(1, len(self.names) + 2))
+        self.names.append(next(each for each in names if each.lower() not in map(str.lower, self.names)))
+        svg = text.getvalue().partition("<svg")[2]
+        # Two figures in one page must not share ids: clip paths and markers would take the first figure's.
+        svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{len(self.names)}-", svg)
+        svg = themed(re.sub(r'\s(?:width|height)="[\d.]+pt"', "", svg, count=2)).strip()
+        svg = f'<svg role="img" aria-label="{escape(title)}"{svg}'
+        alone = svg.replace(">", f"><style>{css_variables()}</style>", 1)
+        write_text(self.folder.parent, f"{self.folder.name}/{self.names[-1]}.svg", f"{alone}\n")
+        return Card(title, Markup(svg), note, is_wide=figure.get_figwidth() > SIZE_INCHES[0])
 
 
 def plain_number() -> Formatter:
     """Return a tick formatter without mathematical markup."""
     return FuncFormatter(lambda value, _: f"{value:g}".replace("-", "\N{MINUS SIGN}"))
+
+
+def needs_log_scale(values: NDArray[np.float64]) -> bool:
+    """Return whether positive values span more than two decades."""
+    return len(values) > 1 and bool(values.min() > SMALLEST) and bool(values.max() > 100 * values.min())
 
 
 def use_log_scale(axes: Axes, which: str) -> None:
@@ -143,17 +163,110 @@ def use_log_scale(axes: Axes, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def whole_ticks(axes: Axes) -> None:
-    """Label the horizontal axis as ticks, which are whole numbers."""
+def whole_numbers(axes: Axes, label: str) -> None:
+    """Label the horizontal axis, whose values are whole numbers."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.set_xlabel("tick")
+    axes.set_xlabel(label)
 
 
 def legend_above(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> None:
     """Put the legend above the axes, where it hides no curve."""
-    axes.legend(handles, [_legend_label(label) for label in labels], loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
+    # matplotlib drops labels that begin with an underscore.
+    texts = [shortened(f" {label}" if label.startswith("_") else label, 28) for label in labels]
+    axes.legend(handles, texts, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
 
 
-def _legend_label(name: str) -> str:
-    """Return the name as a legend takes it: matplotlib drops those that begin with an underscore."""
-    return shortened(f" {name}" if name.startswith("_") else name, 28)
+def bars(axes: Axes, labels: Sequence[str], values: Sequence[float], colours: Sequence[str], right: float) -> None:
+    """Draw horizontal bars from the bottom up, with their values beside them."""
+    axes.barh(range(len(values)), values, color=[light(colour) for colour in colours], height=0.6)
+    axes.set_yticks(range(len(values)), labels)
+    axes.set_xlim(0, right)
+    axes.grid(visible=False, axis="y")
+    box = {"boxstyle": "square,pad=0.1", "facecolor": light("card"), "edgecolor": "none"}
+    for place, value in enumerate(values):
+        axes.text(value + 0.015 * right, place, f"{value:.2f}", va="center", fontsize=7.5, bbox=box)
+
+
+# What is left out of an axis is at most this share of the values, and makes it at least so many times as long.
+MAX_SHARE, CRUSHING, CRUSHING_LOG = 0.25, 10.0, 5.0
+
+
+@dataclass(frozen=True)
+class VisibleRange:
+    """What of an axis is shown, where few values are so far off that they crush all others.
+
+    Args:
+        low: the smallest value that is shown.
+        high: the largest one.
+        is_log: whether only a log scale shows the values between as what they are.
+        is_clipped: whether some values lie outside.
+    """
+
+    low: float
+    high: float
+    is_log: bool
+    is_clipped: bool
+
+    def clip(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Return the values, those outside moved to the nearer end."""
+        return np.clip(np.asarray(values, dtype=np.float64), self.low, self.high)
+
+    def marker(self, value: float) -> str:
+        """Return matplotlib's mark of a value: a triangle where it lies outside."""
+        return "^" if value > self.high else "v" if value < self.low else "o"
+
+    def apply(self, axes: Axes) -> None:
+        """Set up the vertical axis of a figure in which everything is drawn already."""
+        low, high = (np.log(self.low), np.log(self.high)) if self.is_log else (self.low, self.high)
+        # A constant needs room around it; matplotlib's own margin would label it to the last digit.
+        room = 0.06 * (high - low) or abs(self.low) * 0.5 or 1.0
+        if self.is_clipped or self.low == self.high:
+            ends = np.array([low - room, high + room])
+            axes.set_ylim(*(np.exp(ends) if self.is_log else ends))
+        if self.is_log:
+            use_log_scale(axes, "y")
+
+    def note(self, names: Sequence[str], values: Sequence[float], what: str = "job") -> str:
+        """Return a sentence that names what lies outside; empty where nothing does.
+
+        Args:
+            names: of whom the values are.
+            values: the most distant one of each.
+            what: a name is of.
+        """
+        pairs = zip(names, values, strict=True)
+        outside = [f"{what} {name} ({number(value)})" for name, value in pairs if self.marker(value) != "o"]
+        if not outside:
+            return ""
+        more = f" and {len(outside) - 4} more" if len(outside) > 4 else ""
+        return f"The axis is clipped: outside it lie{'s' if len(outside) == 1 else ''} {', '.join(outside[:4])}{more}."
+
+
+def visible_range(values: Sequence[float]) -> VisibleRange:
+    """Return what to show of finite values, at least one of them: all, unless a few crush the rest.
+
+    Example:
+        >>> visible_range([0.90, 0.91, 0.93, 1e6])
+        VisibleRange(low=0.9, high=0.93, is_log=False, is_clipped=True)
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    is_log = needs_log_scale(ordered)
+    first, last = _kept(np.log10(ordered) if is_log else ordered, CRUSHING_LOG if is_log else CRUSHING)
+    kept = ordered[first : last + 1]
+    return VisibleRange(float(kept[0]), float(kept[-1]), needs_log_scale(kept), len(kept) < len(ordered))
+
+
+def _kept(ordered: NDArray[np.float64], crushing: float) -> tuple[int, int]:
+    """Return the first and the last index that are shown."""
+    first, last = best = 0, len(ordered) - 1
+    for _ in range(min(int(MAX_SHARE * len(ordered)), last - 1)):
+        # The end that is further from the middle goes first.
+        middle = ordered[(first + last) // 2]
+        if ordered[last] - middle >= middle - ordered[first]:
+            last -= 1
+        else:
+            first += 1
+        rest, whole = ordered[last] - ordered[first], ordered[best[1]] - ordered[best[0]]
+        if rest > 0 and whole > crushing * rest:
+            best = first, last
+    return best

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mlotool.report import write_report
-from mlotool.report.shared_paths import MAX_CANDIDATES, MAX_DECISIONS, TrainedCandidate, read_paths
+from mlotool.report.models import MAX_CANDIDATES, MAX_DECISIONS, TrainedCandidate, read_paths
 from mlotool.spaces import Operator, SharedSpace
 from tests.report.html_check import read_page
 from tests.report.model_nodes import node, write_nodes
