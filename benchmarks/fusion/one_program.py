@@ -95,9 +95,10 @@ def together(schedules: Sequence[Schedule]) -> tuple[Callable[[], None], FusedTi
     members, count = range(len(schedules)), itertools.count()
 
     def take() -> None:
-        if next(count) % TICKS_AT_A_TIME == 0:
+        is_first = next(count) % TICKS_AT_A_TIME == 0
+        if is_first:
             ticks.begin(members)
-        for outcome in ticks.tick(members).values():
+        for outcome in ticks.tick(members, may_have_changed=is_first).values():
             if isinstance(outcome, Exception):
                 raise outcome
 

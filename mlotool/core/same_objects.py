@@ -59,6 +59,10 @@ class SameForms:
         self._number = len(tensors)
         self._guards: Any = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy remember nothing, so that its owner looks anew: what torch's compiler keeps cannot be copied."""
+        return SameForms, ([],)
+
     def __call__(self, tensors: Sequence[Tensor]) -> bool:
         """Say whether they are the same, asked where nothing else than before sees operations of torch."""
         return len(tensors) == self._number and bool(self._guards.check(*tensors))

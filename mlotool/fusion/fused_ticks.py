@@ -124,8 +124,12 @@ class FusedTicks:
         alone = [member for member in self._schedules if self._is_alone(member)]
         self._beside.take([self._schedules[member].program for member in alone])
 
-    def tick(self, members: Sequence[int]) -> dict[int, Outcome]:
+    def tick(self, members: Sequence[int], *, may_have_changed: bool = True) -> dict[int, Outcome]:
         """Take one tick of members that stand at the same one.
+
+        Args:
+            members: their numbers.
+            may_have_changed: whether anybody's code may have run since the last tick.
 
         Returns:
             By member the results of the problems that have stepped, by name, or its error.
@@ -137,7 +141,7 @@ class FusedTicks:
         for number, found in by_class.items():
             self._look_at_data(number, found)
             stack = self._stack(number, self._schedules[found[0]].num_ticks)
-            outcomes |= self._alone(found) if stack is None else self._together(number, *stack, found)
+            outcomes |= self._alone(found) if stack is None else self._together(number, *stack, found, may_have_changed)
         self._failed |= {member for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
         return outcomes
 
@@ -199,10 +203,15 @@ class FusedTicks:
         return outcomes
 
     def _together(
-        self, number: int, lanes: tuple[int, ...], stack: StackedSchedule, members: Sequence[int]
+        self,
+        number: int,
+        lanes: tuple[int, ...],
+        stack: StackedSchedule,
+        members: Sequence[int],
+        may_have_changed: bool,
     ) -> dict[int, Outcome]:
         try:
-            found = stack.tick([member in members for member in lanes])
+            found = stack.tick([member in members for member in lanes], may_have_changed=may_have_changed)
         except Exception as error:
             # In the middle of a tick: none of them can go on, but other members can.
             return dict.fromkeys(members, error)

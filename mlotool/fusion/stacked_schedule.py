@@ -90,7 +90,7 @@ class StackedSchedule:
         return self._stack.reason
 
     def refresh(self) -> None:
-        """Look whether members have changed, before some ticks."""
+        """Look whether members have put other tensors in the place of theirs, before some ticks."""
         self._stack.changes += 1
         self._stack.refresh()
 
@@ -104,25 +104,27 @@ class StackedSchedule:
                 for found in self._rounds.values():
                     found.drop(number)
 
-    def tick(self, live: Sequence[bool]) -> list[Outcome]:
+    def tick(self, live: Sequence[bool], *, may_have_changed: bool = True) -> list[Outcome]:
         """Take one tick of the live members, which stand at the same one.
 
         Args:
             live: which members take part.
+            may_have_changed: whether anybody's code may have run since the last tick.
 
         Returns:
             By member the results of the problems that have stepped, by name; or its error, after which it takes part
             no more; None of one that took no part.
         """
-        self._look_again()
-        self._look()
+        self._stack.changes += may_have_changed
         outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
         there = {number: each for number, each in enumerate(self.schedules) if live[number] and each is not None}
         order = next(iter(there.values())).order()
         for names in order.rounds:
             for number, schedule in there.items():
                 _try(outcomes, number, partial(schedule.begin_round, names))
-            self._look_again()
+            # The steps of the round before may have run somebody's code, too.
+            self._stack.changes += self._may_change
+            self._look()
             self._stack.refresh()
             round_of = self._round(names)
             live = [isinstance(each, dict) for each in outcomes]
@@ -144,10 +146,6 @@ class StackedSchedule:
         for schedule in there.values():
             schedule.end_tick(order)
         return outcomes
-
-    def _look_again(self) -> None:
-        """Let the next looks be taken, unless nobody's code has run that may have changed something."""
-        self._stack.changes += self._may_change
 
     def _look(self) -> None:
         """Look whether there are hooks, or losses and modules are others than they were; once is for good."""

@@ -1,6 +1,7 @@
 """What a user changes in one of several runs counts there, and in no other one."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlotool import Problem, Schedule
+from mlotool import Problem, Program, Schedule
 from mlotool.core.errors import RunError
 from mlotool.fusion.fused_ticks import FusedTicks
 from mlotool.program.guard import Guard
-from tests.fusion.members import compared, network, plain, state_difference
+from tests.fusion.members import bilevel, compared, network, plain, state_difference
 
 pytestmark = pytest.mark.usefixtures("no_clock")
 
@@ -76,6 +77,26 @@ def test_a_change_of_one_member_counts_there(name: str) -> None:
     assert reason in verdict.reason and verdict.is_fused == (not reason)
     errors = [state_difference(*(each.program for each in pair)) for pair in zip(alone, fused, strict=True)]
     assert max(errors) < 1e-10
+
+
+def test_what_a_scheduler_does_counts_in_the_next_round_of_its_tick() -> None:
+    def make(number: int) -> Program:
+        torch.manual_seed(number)
+        module, hooks = network(), list[Any]()
+
+        def rate(step: int) -> float:
+            if hooks:
+                hooks.pop().remove()
+            elif number == 1 and step == 6:
+                hooks.append(module[0].register_forward_hook(lambda _, __, logits: 0.7 * logits))  # type: ignore[index]
+            return 1.0
+
+        scheduler = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=rate)
+        return bilevel(number, lambda: module, scheduler=scheduler, scheduler_interval="step")
+
+    found = compared(make)
+    assert "has a hook" in found.reasons[0]
+    assert found.error < 1e-10
 
 
 def test_a_comparison_does_not_hide_what_had_changed_when_a_member_left() -> None:

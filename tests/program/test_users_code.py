@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Stream, losses
-from mlotool.program.guard import why_foreign
+from mlotool.config.sample_limit import LimitedDataset
+from mlotool.program.guard import may_change_between_ticks, why_foreign
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -265,3 +266,37 @@ def test_not_finite_in_both_ways_is_equal(dtype: torch.dtype) -> None:
     for _ in range(12):
         schedule.tick()
     assert all(each.isnan().all() for each in module.parameters())
+
+
+class OwnSamples(list[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index)
+
+
+CODE_OF_TICKS: dict[str, tuple[Callable[[], Problem], bool]] = {
+    "losses and modules are not run": (lambda: problem(network(Doubled()), plain), False),
+    "a scheduler of torch's": (lambda: with_scheduler(partial(torch.optim.lr_scheduler.StepLR, step_size=2)), False),
+    "a function in one": (lambda: with_scheduler(partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=abs)), False),
+    "a function of a user's": (
+        lambda: with_scheduler(partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step)),
+        True,
+    ),
+    "an optimizer": (lambda: problem(network(), optimizer=partial(Slow, lr=0.1)), True),
+    "data": (lambda: with_data(OwnSamples(samples())), True),
+    "data inside of ours": (lambda: with_data(LimitedDataset(OwnSamples(samples()), 8)), True),
+    "a reset": (lambda: problem(network(), reset_to="initial"), True),
+}
+
+
+def with_scheduler(scheduler: Any) -> Problem:
+    return problem(network(), scheduler=scheduler)
+
+
+def with_data(data: Any) -> Problem:
+    return Problem("p", network(), plain, roles={"model": "p"}, stream=Stream(data, 4), optimizer=SGD)
+
+
+@pytest.mark.parametrize("name", CODE_OF_TICKS)
+def test_whose_code_runs_between_steps_is_known(name: str) -> None:
+    make, is_foreign = CODE_OF_TICKS[name]
+    assert may_change_between_ticks(make()) == is_foreign

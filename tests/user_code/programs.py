@@ -342,11 +342,17 @@ def _solved(solver: str, product: Callable[[Tensor], Tensor], v: Tensor) -> Tens
             total = total + term
         return 0.05 * total
     q, residual = torch.zeros_like(v), v
-    direction = v
-    for _ in range(3):
+    direction, best, smallest = v, v, float("inf")
+    for number in range(3):
         moved = product(direction) + 5 * direction
-        rate = residual.dot(residual) / direction.dot(moved)
+        curvature, squared = direction.dot(moved), residual.dot(residual)
+        if curvature < 0:
+            # As the solver says: v over the size of its curvature, an iterate, or the best one if it has left for far.
+            return v * v.dot(v) / -curvature if number == 0 else q if squared <= v.dot(v) else best
+        rate = squared / curvature
         q, rest = q + rate * direction, residual - rate * moved
         direction = rest + rest.dot(rest) / residual.dot(residual) * direction
         residual = rest
+        if residual.dot(residual) < smallest:
+            best, smallest = q, float(residual.dot(residual))
     return q
