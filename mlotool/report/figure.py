@@ -7,7 +7,7 @@ readers can tell apart, darkened (light mode) or lightened (dark mode) until eac
 import io
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
@@ -17,7 +17,6 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
@@ -103,6 +102,60 @@ class Card:
     is_wide: bool = False
 
 
+class Plot:
+    """A figure of one pair of axes.
+
+    Args:
+        book: which keeps it.
+        size: width and height in inches; a wider one than usual gets a row of the page.
+    """
+
+    def __init__(self, book: "Sketchbook", size: tuple[float, float]) -> None:
+        # Not pyplot: it would keep every figure alive.
+        self.figure, self.book = Figure(figsize=size, layout="constrained"), book
+        self.axes = self.figure.add_subplot()
+
+    def label(self, x: str = "", y: str = "", *, is_whole: bool = False) -> None:
+        """Label the axes; the horizontal one may have whole numbers alone."""
+        if is_whole:
+            self.axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        self.axes.set_xlabel(shortened(x, 60))
+        self.axes.set_ylabel(shortened(y, 40))
+
+    def use_log_scale(self, which: str = "y") -> None:
+        """Put the `x` or `y` axis on a log scale with plain labels."""
+        getattr(self.axes, f"set_{which}scale")("log")
+        axis = getattr(self.axes, f"{which}axis")
+        low, high = getattr(self.axes, f"get_{which}lim")()
+        # A range of few decades has few powers of ten: label 2 and 5 as well.
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1e3 else (1,), numticks=8))
+        axis.set_major_formatter(plain_number())
+        axis.set_minor_formatter(NullFormatter())
+
+    def legend(self, handles: Sequence[Artist] | None = None, labels: Sequence[str] = ()) -> None:
+        """Put a legend above the axes, where it hides no curve; of all labelled artists where none are named."""
+        if handles is None:
+            handles, labels = self.axes.get_legend_handles_labels()
+        # matplotlib drops labels that begin with an underscore.
+        texts = [shortened(f" {label}" if label.startswith("_") else label, 28) for label in labels]
+        self.axes.legend(handles, texts, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
+
+    def bars(self, rows: Mapping[str, tuple[float, str]], right: float) -> None:
+        """Draw horizontal bars from the bottom up: by label a value, which stands beside it, and a colour's name."""
+        values = [value for value, _ in rows.values()]
+        self.axes.barh(range(len(rows)), values, color=[light(colour) for _, colour in rows.values()], height=0.6)
+        self.axes.set_yticks(range(len(rows)), list(rows))
+        self.axes.set_xlim(0, right)
+        self.axes.grid(visible=False, axis="y")
+        box = {"boxstyle": "square,pad=0.1", "facecolor": light("card"), "edgecolor": "none"}
+        for place, value in enumerate(values):
+            self.axes.text(value + 0.015 * right, place, f"{value:.2f}", va="center", fontsize=7.5, bbox=box)
+
+    def card(self, slug: str, title: str, note: str = "") -> Card:
+        """Write the figure, and return it as a card, which has the title: a heading may take two lines."""
+        return self.book.finish(self.figure, slug, title, note)
+
+
 class Sketchbook:
     """Makes the figures of one report, inside `report_style()`, and keeps their file names apart.
 
@@ -114,15 +167,12 @@ class Sketchbook:
         self.folder = folder
         self.names: list[str] = []
 
-    def new(self, size: tuple[float, float] = SIZE_INCHES) -> tuple[Figure, Axes]:
-        """Return an empty figure, of a width and a height in inches; a wider one than usual gets a row of the page."""
-        # Not pyplot: it would keep every figure alive.
-        figure = Figure(figsize=size, layout="constrained")
-        return figure, figure.add_subplot()
+    def new(self, size: tuple[float, float] = SIZE_INCHES) -> Plot:
+        """Return an empty figure."""
+        return Plot(self, size)
 
-    def finish(self, figure: Figure, slug: str, title: str, note: str = "") -> Card:
-        """Write the figure, and return it as a card. The title is not in the picture: a heading is read out, and may
-        go on in a second line."""
+    def finish(self, figure: Figure, slug: str, title: str, note: str) -> Card:
+        """Write a figure as an SVG file, and return it as a card."""
         text = io.StringIO()
         with warnings.catch_warnings():
             # The page has letters that matplotlib's font lacks.
@@ -131,7 +181,7 @@ class Sketchbook:
             figure.savefig(text, format="svg", transparent=True, metadata=metadata)
         safe = re.sub(r"[^A-Za-z0-9_-]+", "_", slug)[:80].strip("_-") or "figure"
         names = (safe if count == 1 else f"{safe}_{count}" for count in range(1, len(self.names) + 2))
-        self.names.append(next(each for each in names if each.lower() not in map(str.lower, self.names)))
+        self.names.append(next(name for name in names if name.lower() not in map(str.lower, self.names)))
         svg = text.getvalue().partition("<svg")[2]
         # Two figures in one page must not share ids: clip paths and markers would take the first figure's.
         svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{len(self.names)}-", svg)
@@ -152,42 +202,8 @@ def needs_log_scale(values: NDArray[np.float64]) -> bool:
     return len(values) > 1 and bool(values.min() > SMALLEST) and bool(values.max() > 100 * values.min())
 
 
-def use_log_scale(axes: Axes, which: str) -> None:
-    """Put the `x` or `y` axis on a log scale with plain labels."""
-    getattr(axes, f"set_{which}scale")("log")
-    axis = getattr(axes, f"{which}axis")
-    low, high = getattr(axes, f"get_{which}lim")()
-    # A range of few decades has few powers of ten: label 2 and 5 as well.
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1e3 else (1,), numticks=8))
-    axis.set_major_formatter(plain_number())
-    axis.set_minor_formatter(NullFormatter())
-
-
-def whole_numbers(axes: Axes, label: str) -> None:
-    """Label the horizontal axis, whose values are whole numbers."""
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.set_xlabel(label)
-
-
-def legend_above(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """Put the legend above the axes, where it hides no curve."""
-    # matplotlib drops labels that begin with an underscore.
-    texts = [shortened(f" {label}" if label.startswith("_") else label, 28) for label in labels]
-    axes.legend(handles, texts, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
-
-
-def bars(axes: Axes, labels: Sequence[str], values: Sequence[float], colours: Sequence[str], right: float) -> None:
-    """Draw horizontal bars from the bottom up, with their values beside them."""
-    axes.barh(range(len(values)), values, color=[light(colour) for colour in colours], height=0.6)
-    axes.set_yticks(range(len(values)), labels)
-    axes.set_xlim(0, right)
-    axes.grid(visible=False, axis="y")
-    box = {"boxstyle": "square,pad=0.1", "facecolor": light("card"), "edgecolor": "none"}
-    for place, value in enumerate(values):
-        axes.text(value + 0.015 * right, place, f"{value:.2f}", va="center", fontsize=7.5, bbox=box)
-
-
-# What is left out of an axis is at most this share of the values, and makes it at least so many times as long.
+# Of an axis at most this share of the values is left out: those that are further from the others than so many times
+# the length that these take.
 MAX_SHARE, CRUSHING, CRUSHING_LOG = 0.25, 10.0, 5.0
 
 
@@ -211,20 +227,24 @@ class VisibleRange:
         """Return the values, those outside moved to the nearer end."""
         return np.clip(np.asarray(values, dtype=np.float64), self.low, self.high)
 
+    def distance(self, value: float) -> float:
+        """Return how far a value lies outside; less than 0 inside."""
+        return max(value - self.high, self.low - value)
+
     def marker(self, value: float) -> str:
         """Return matplotlib's mark of a value: a triangle where it lies outside."""
         return "^" if value > self.high else "v" if value < self.low else "o"
 
-    def apply(self, axes: Axes) -> None:
+    def apply(self, plot: Plot) -> None:
         """Set up the vertical axis of a figure in which everything is drawn already."""
         low, high = (np.log(self.low), np.log(self.high)) if self.is_log else (self.low, self.high)
         # A constant needs room around it; matplotlib's own margin would label it to the last digit.
         room = 0.06 * (high - low) or abs(self.low) * 0.5 or 1.0
         if self.is_clipped or self.low == self.high:
             ends = np.array([low - room, high + room])
-            axes.set_ylim(*(np.exp(ends) if self.is_log else ends))
+            plot.axes.set_ylim(*(np.exp(ends) if self.is_log else ends))
         if self.is_log:
-            use_log_scale(axes, "y")
+            plot.use_log_scale()
 
     def note(self, names: Sequence[str], values: Sequence[float], what: str = "job") -> str:
         """Return a sentence that names what lies outside; empty where nothing does.
@@ -251,22 +271,11 @@ def visible_range(values: Sequence[float]) -> VisibleRange:
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     is_log = needs_log_scale(ordered)
-    first, last = _kept(np.log10(ordered) if is_log else ordered, CRUSHING_LOG if is_log else CRUSHING)
-    kept = ordered[first : last + 1]
+    places = np.log10(ordered) if is_log else ordered
+    # The shortest piece of the axis that has all but a share of the values.
+    num = len(ordered) - max(0, min(int(MAX_SHARE * len(ordered)), len(ordered) - 2))
+    lengths = places[num - 1 :] - places[: len(places) - num + 1]
+    first = int(lengths.argmin())
+    room = (CRUSHING_LOG if is_log else CRUSHING) * lengths[first] or np.inf
+    kept = ordered[(places >= places[first] - room) & (places <= places[first + num - 1] + room)]
     return VisibleRange(float(kept[0]), float(kept[-1]), needs_log_scale(kept), len(kept) < len(ordered))
-
-
-def _kept(ordered: NDArray[np.float64], crushing: float) -> tuple[int, int]:
-    """Return the first and the last index that are shown."""
-    first, last = best = 0, len(ordered) - 1
-    for _ in range(min(int(MAX_SHARE * len(ordered)), last - 1)):
-        # The end that is further from the middle goes first.
-        middle = ordered[(first + last) // 2]
-        if ordered[last] - middle >= middle - ordered[first]:
-            last -= 1
-        else:
-            first += 1
-        rest, whole = ordered[last] - ordered[first], ordered[best[1]] - ordered[best[0]]
-        if rest > 0 and whole > crushing * rest:
-            best = first, last
-    return best

@@ -1,7 +1,7 @@
 """What the model spaces of a run became, from nodes.json and paths.json of its folder, which may be a stranger's."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,15 +11,13 @@ from mlotool.core.errors import RunFileError
 from mlotool.core.escape import escape
 from mlotool.core.run_files import read_json
 from mlotool.report.formats import shortened
-from mlotool.report.run_folder import as_dict
+from mlotool.report.run_folder import UNREADABLE
 
-MAX_PROBLEMS = 20
+MAX_PROBLEMS, MAX_NAME = 20, 120
 MAX_NODES = MAX_DECISIONS = 2_000
 MAX_INPUTS = MAX_CANDIDATES = 50
-MAX_NAME = 120
-MAX_COUNT = 10**15
+# Wires of a part of a graph, counted at each row that they pass; a part with more is one box.
 MAX_LINKS = 2_000
-"""Wires of a part of a graph, counted at each row that they pass; a part with more is one box."""
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -95,28 +93,76 @@ class TrainedCandidate:
 
 
 SpacePaths = dict[str, list[TrainedCandidate]]
-"""Candidates by decision, in the order of the graph."""
-
+# By decision and candidate, its share of the training steps, and whether the search has found it.
 Shares = dict[tuple[str, str], tuple[float, bool]]
-"""By decision and candidate, its share of the training steps, and whether the search has found it."""
 
 
 def read_models(run_dir: Path) -> tuple[list[ModelRecord], list[str]]:
-    """Return the models that a run folder tells of, and notes on what could not be read."""
-    content, notes = _content(run_dir, "nodes.json")
-    problems = list(as_dict(content.get("problems")).items())[:MAX_PROBLEMS]
-    found = [_record(name, as_dict(each)) for name, each in problems]
-    return [each for each in found if each.nodes or each.decisions], notes
+    """Return the models that a run folder tells of, and a note where they could not be read."""
+    models, notes = _read(run_dir, "nodes.json", lambda content: [_record(*one) for one in _items(content["problems"])])
+    return [one for one in models if one.nodes or one.decisions], notes
 
 
 def read_paths(run_dir: Path) -> tuple[dict[str, SpacePaths], list[str]]:
-    """Return the shared spaces of a run folder by problem, and notes on what could not be read."""
-    content, notes = _content(run_dir, "paths.json")
-    architectures = list(as_dict(content.get("architectures")).values())[:MAX_PROBLEMS]
-    found = {name: each for one in architectures for name, each in _decisions(one).items()}
-    spaces = list(as_dict(content.get("spaces")).items())[:MAX_PROBLEMS]
-    read = {_text(name): _space(_decisions(each), found) for name, each in spaces}
-    return {name: each for name, each in read.items() if each}, notes
+    """Return the shared spaces of a run folder by problem, and a note where they could not be read."""
+
+    def spaces(content: dict[str, Any]) -> list[tuple[str, SpacePaths]]:
+        learned = {one["name"]: one for _, found in _items(content["architectures"]) for one in found[:MAX_DECISIONS]}
+        return [(_text(name), _space(counted, learned)) for name, counted in _items(content["spaces"])]
+
+    found, notes = _read(run_dir, "paths.json", spaces)
+    return {name: space for name, space in found if space}, notes
+
+
+def _read(run_dir: Path, file: str, build: Callable[[dict[str, Any]], list[Any]]) -> tuple[list[Any], list[str]]:
+    try:
+        content = read_json(run_dir, file)
+        return [] if content is None else build(content), []
+    except (RunFileError, *UNREADABLE) as error:
+        return [], [f"{file} could not be read: {error}"]
+
+
+def _items(content: dict[str, Any]) -> list[tuple[str, Any]]:
+    return list(content.items())[:MAX_PROBLEMS]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else shortened(escape(str(value)[: 10 * MAX_NAME]), MAX_NAME)
+
+
+def _record(problem: str, content: dict[str, Any]) -> ModelRecord:
+    nodes: dict[str, ModelNode] = {}
+    for one in content["nodes"][:MAX_NODES]:
+        # Of nodes before it alone: a graph of a stranger's has no cycles either.
+        inputs = tuple(name for name in dict.fromkeys(map(_text, one["inputs"][:MAX_INPUTS])) if name in nodes)
+        shape = _text(TIMES.join(map(str, one["shape"] or ())))
+        stands_for = tuple((_text(name), _text(value)) for name, value in one.get("stands_for", ())[:MAX_CANDIDATES])
+        node = ModelNode(_text(one["id"]), _text(one["kind"]), inputs, shape, _text(one["mutator"]), stands_for)
+        nodes.setdefault(node.id, node)
+    decisions = tuple(_decided(one) for one in content["decisions"][:MAX_DECISIONS])
+    num = content["num_parameters"]
+    return ModelRecord(_text(problem), tuple(nodes.values()), decisions, None if num is None else int(num))
+
+
+def _decided(content: dict[str, Any]) -> Decided:
+    candidates = tuple(map(_text, content["candidates"][:MAX_CANDIDATES]))
+    count = max(int(content["num_candidates"]), len(candidates))
+    return Decided(_text(content["name"]), _text(content["value"]), candidates, count)
+
+
+def _space(counted: list[dict[str, Any]], learned: dict[str, dict[str, Any]]) -> SpacePaths:
+    space: SpacePaths = {}
+    for one in counted[:MAX_DECISIONS]:
+        own = learned.get(one["name"], {"candidates": [], "probabilities": [], "found": None})
+        likely = {
+            _text(name): float(value) for name, value in zip(own["candidates"], own["probabilities"], strict=True)
+        }
+        pairs = [(_text(name), int(num)) for name, num in zip(one["candidates"], one["counts"], strict=True)]
+        space[_text(one["name"])] = [
+            TrainedCandidate(name, num, likely.get(name), name == _text(own["found"]))
+            for name, num in pairs[:MAX_CANDIDATES]
+        ]
+    return space
 
 
 def shares(space: SpacePaths) -> Shares:
@@ -160,75 +206,6 @@ def alike(decisions: Sequence[AnyDecision]) -> Iterator[tuple[str, list[AnyDecis
         yield (first if len(found) == 1 else f"{first} .. {last} ({len(found)})"), found
 
 
-def _content(run_dir: Path, file: str) -> tuple[dict[str, Any], list[str]]:
-    try:
-        return read_json(run_dir, file) or {}, []
-    except RunFileError as error:
-        return {}, [f"{file} could not be read: {error}"]
-
-
-def _record(problem: object, content: dict[Any, Any]) -> ModelRecord:
-    nodes: dict[str, ModelNode] = {}
-    for each in map(as_dict, _list(content.get("nodes"), MAX_NODES)):
-        name = _text(each.get("id"))
-        if name and name not in nodes:
-            # Of nodes before it alone: a graph of a stranger's has no cycles either.
-            inputs = dict.fromkeys(_text(one) for one in _list(each.get("inputs"), MAX_INPUTS))
-            known = tuple(one for one in inputs if one in nodes)
-            sizes = _list(each.get("shape"), 10)
-            shape = TIMES.join(map(str, sizes)) if all(type(size) is int for size in sizes) else ""
-            pairs = [_list(one, 2) for one in _list(each.get("stands_for"), MAX_CANDIDATES)]
-            stands_for = tuple((_text(one[0]), _text(one[1])) for one in pairs if len(one) == 2)
-            nodes[name] = ModelNode(name, _text(each.get("kind")), known, shape, _text(each.get("mutator")), stands_for)
-    decisions = _list(content.get("decisions"), MAX_DECISIONS)
-    decided = tuple(_decided(each) for each in decisions if isinstance(each, dict))
-    return ModelRecord(_text(problem), tuple(nodes.values()), decided, _count(content.get("num_parameters")))
-
-
-def _decided(content: dict[Any, Any]) -> Decided:
-    candidates = tuple(_text(each) for each in _list(content.get("candidates"), MAX_CANDIDATES))
-    count = max(_count(content.get("num_candidates")) or 0, len(candidates))
-    return Decided(_text(content.get("name")), _text(content.get("value")), candidates, count)
-
-
-def _space(counted: dict[str, dict[Any, Any]], found: dict[str, dict[Any, Any]]) -> SpacePaths:
-    space: SpacePaths = {}
-    for name, content in counted.items():
-        learned = found.get(name, {})
-        names, taken = map(_text, _list(learned.get("candidates"), MAX_CANDIDATES)), _text(learned.get("found"))
-        likely = dict(zip(names, _list(learned.get("probabilities"), MAX_CANDIDATES), strict=False))
-        pairs = zip(_list(content.get("candidates"), MAX_CANDIDATES), _list(content.get("counts"), MAX_CANDIDATES),
-                    strict=False)  # fmt: skip
-        space[name] = [
-            TrainedCandidate(text := _text(each), _count(count) or 0, _probability(likely.get(text)), text == taken)
-            for each, count in pairs
-        ]
-    return {name: each for name, each in space.items() if each}
-
-
-def _decisions(value: object) -> dict[str, dict[Any, Any]]:
-    found = map(as_dict, _list(value, MAX_DECISIONS))
-    return {_text(each["name"]): each for each in found if each.get("name")}
-
-
-def _list(value: object, most: int) -> list[Any]:
-    return value[:most] if isinstance(value, list) else []
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return ""
-    return shortened(escape(str(value)[: 10 * MAX_NAME]), MAX_NAME)
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
-
-
-def _probability(value: object) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value <= 1 else None  # type: ignore[arg-type,operator]
-
-
 @dataclass(frozen=True)
 class ModelBox:
     """Nodes, in their order, that are drawn as one box, and the numbers of the boxes that it reads."""
@@ -259,7 +236,7 @@ def model_parts(nodes: Sequence[ModelNode]) -> list[dict[int, ModelBox]]:
         [[2], [1], [1]]
     """
     # Parameters and modes that a graph reads by name are none of its layers.
-    kept = [each for each in nodes if each.kind != "get_attr" or each.mutator or each.inputs]
+    kept = [node for node in nodes if node.kind != "get_attr" or node.mutator or node.inputs]
     parts: list[dict[int, ModelBox]] = []
     for region in _regions(kept):
         parts.append(_boxes(region, max(parts[-1]) + 1 if parts else 0))
@@ -268,22 +245,24 @@ def model_parts(nodes: Sequence[ModelNode]) -> list[dict[int, ModelBox]]:
 
 def _regions(nodes: Sequence[ModelNode]) -> list[list[ModelNode]]:
     """Return the pieces between nodes through which all passes, those together that no mutator has changed."""
-    last_use = {one: place for place, each in enumerate(nodes) for one in each.inputs}
-    found: list[list[ModelNode]] = []
+    last_use = {name: place for place, node in enumerate(nodes) for name in node.inputs}
+    regions: list[list[ModelNode]] = []
     region: list[ModelNode] = []
     reach = 0
-    for place, each in enumerate(nodes):
-        region.append(each)
+    for place, node in enumerate(nodes):
+        region.append(node)
         if reach <= place:
-            is_joined = found and not _is_changed(region) and not _is_changed(found[-1])
-            found[-1 if is_joined else len(found) :] = [found[-1] + region if is_joined else region]
+            if regions and not _is_changed(region) and not _is_changed(regions[-1]):
+                regions[-1] += region
+            else:
+                regions.append(region)
             region = []
-        reach = max(reach, last_use.get(each.id, place))
-    return found
+        reach = max(reach, last_use.get(node.id, place))
+    return regions
 
 
 def _is_changed(nodes: Sequence[ModelNode]) -> bool:
-    return any(each.mutator for each in nodes)
+    return any(node.mutator for node in nodes)
 
 
 def _boxes(region: Sequence[ModelNode], first: int) -> dict[int, ModelBox]:
@@ -297,25 +276,24 @@ def _boxes(region: Sequence[ModelNode], first: int) -> dict[int, ModelBox]:
     boxes: dict[int, ModelBox] = {}
     depth, num_links = dict.fromkeys(before, 0), 0
     for number, group in enumerate(groups, first):
-        inputs = tuple(each for each in dict.fromkeys(numbers.get(one, first - 1) for one in group[0].inputs)
-                       if each in depth)  # fmt: skip
-        boxes[number] = ModelBox(tuple(group), inputs)
-        depth[number] = 1 + max((depth[each] for each in inputs), default=0)
-        num_links += sum(depth[number] - depth[each] for each in inputs)
+        sources = dict.fromkeys(numbers.get(name, first - 1) for name in group[0].inputs)
+        boxes[number] = ModelBox(tuple(group), tuple(source for source in sources if source in depth))
+        depth[number] = 1 + max((depth[source] for source in boxes[number].inputs), default=0)
+        num_links += sum(depth[number] - depth[source] for source in boxes[number].inputs)
     return boxes if num_links <= MAX_LINKS else whole
 
 
 def _chains(region: Sequence[ModelNode]) -> list[list[ModelNode]]:
     """Return the nodes; an unchanged one that alone reads an unchanged one is together with it."""
-    readers = Counter(one for each in region for one in each.inputs)
-    groups: dict[str, list[ModelNode]] = {}
-    found: list[list[ModelNode]] = []
-    for each in region:
-        is_alone = len(each.inputs) == 1 and readers[each.inputs[0]] == 1
-        group = groups.get(each.inputs[0], []) if is_alone else []
-        if not group or each.mutator or group[-1].mutator:
+    readers = Counter(name for node in region for name in node.inputs)
+    group_of: dict[str, list[ModelNode]] = {}
+    groups: list[list[ModelNode]] = []
+    for node in region:
+        is_alone = len(node.inputs) == 1 and readers[node.inputs[0]] == 1
+        group = group_of.get(node.inputs[0], []) if is_alone else []
+        if not group or node.mutator or group[-1].mutator:
             group = []
-            found.append(group)
-        group.append(each)
-        groups[each.id] = group
-    return found
+            groups.append(group)
+        group.append(node)
+        group_of[node.id] = group
+    return groups

@@ -1,7 +1,6 @@
 """The templates of the pages: whatever reaches them is escaped, unless it is markup that was made here."""
 
 from base64 import b64encode
-from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -20,28 +19,22 @@ SIGNS = {
 }  # fmt: skip
 
 
-@cache
-def _templates() -> Environment:
-    found = Environment(
-        loader=PackageLoader("mlotool.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {"number": number, "duration": duration, "shortened": shortened}
-    found.globals |= {"signs": SIGNS, "read_text": _read_text}
-    return found
-
-
-def _read_text(name: str) -> Markup:
+def read_text(name: str) -> Markup:
     """Return a file of this package as it stands."""
     return Markup(files("mlotool.report").joinpath(name).read_text(encoding="utf-8"))
 
 
+TEMPLATES = Environment(
+    loader=PackageLoader("mlotool.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    lstrip_blocks=True,
+)  # fmt: skip
+TEMPLATES.filters |= {"number": number, "duration": duration, "shortened": shortened}
+TEMPLATES.globals |= {"signs": SIGNS, "read_text": read_text}
+
+
 def render(template: str, **values: Any) -> Markup:
     """Return a template of this package, filled in; its texts are escaped."""
-    return Markup(_templates().get_template(template).render(values))
+    return Markup(TEMPLATES.get_template(template).render(values))
 
 
 def page(template: str, title: str, script: str = "", **values: Any) -> str:
@@ -53,9 +46,7 @@ def page(template: str, title: str, script: str = "", **values: Any) -> str:
         script: the file of a script of ours: the policy allows it by its hash, and no other.
         values: what the template fills in.
     """
-    text = _read_text(script) if script else Markup()
-    policy = POLICY
-    if script:
-        policy += f"; script-src 'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-    style = Markup(css_variables())
-    return str(render(template, title=title, policy=policy, script=text, variables=style, **values)) + "\n"
+    text = read_text(script) if script else Markup()
+    allowed = f"; script-src 'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" if script else ""
+    values |= {"title": title, "policy": POLICY + allowed, "script": text, "variables": Markup(css_variables())}
+    return f"{render(template, **values)}\n"

@@ -6,40 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
 from scipy.stats import binned_statistic
 
 from mlotool.core.equal_weights import are_equal
-from mlotool.report.figure import (
-    DASHES,
-    NUM_PROBLEM_COLOURS,
-    Card,
-    Sketchbook,
-    legend_above,
-    light,
-    needs_log_scale,
-    plain_number,
-    use_log_scale,
-    visible_range,
-    whole_numbers,
-)
+from mlotool.report import figure as drawing
+from mlotool.report.figure import Card, Plot, Sketchbook, light, needs_log_scale
 from mlotool.report.formats import LARGEST, number, words
 from mlotool.report.run_folder import Series, read_arrays, read_artifacts
 
 MIN_POINTS_TO_SMOOTH = 40
 # Splits share the evaluated problem's colour and differ in line and marker.
 SPLIT_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
+# Curves of one card with a legend, and learned values of one card that it tells apart.
 MAX_NAMED, MAX_LEARNED = 20, 8
-"""Curves of one card with a legend, and learned values of one card that it tells apart."""
-
-# Set by a schedule: a moving mean would show values that were never used.
-SCHEDULED = ("lr", "beta")
 TITLES = {"lr": "Learning rate", "hypergradient_norm": "Norm of the hypergradient"}
 # Begins the keys of an upper problem's values, as the runner logs them.
 LEARNED = "learned_"
+# A moving mean of these would show values that were never used.
+EXACT = ("lr", "beta", LEARNED)
 
 
 @dataclass(frozen=True)
@@ -61,32 +48,30 @@ class Line:
     marker: str = "o"
 
 
-def training_cards(book: Sketchbook, series: Sequence[Series], colours: dict[str, str]) -> list[Card]:
+def training_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[str, str]) -> list[Card]:
     """Draw what the problems logged while they trained; losses first, the learning rate last.
 
     Not rates that stay what they are, which `constant_rates` tells. Not the number of steps: it is a straight line,
     and the table of last values has it.
     """
-    own = [each for each in series if each.owner in colours and each.metric != "step"]
-    losses = sorted((s for s in own if s.metric == "loss"), key=lambda s: list(colours).index(s.owner))
-    groups = [(f"loss-{each.owner}", f"{each.owner}: training loss", [each]) for each in losses]
-    metrics = dict.fromkeys(each.metric for each in own if each.metric not in ("loss", "lr"))
-    for metric in (*metrics, "lr"):
+    shown = [one for one in series if one.owner in colours and one.metric != "step" and not _is_constant_rate(one)]
+    losses = sorted((one for one in shown if one.metric == "loss"), key=lambda one: list(colours).index(one.owner))
+    groups = [(f"loss-{one.owner}", f"{one.owner}: training loss", [one]) for one in losses]
+    metrics = sorted(dict.fromkeys(one.metric for one in shown if one.metric != "loss"), key=lambda name: name == "lr")
+    for metric in metrics:
         title = TITLES.get(metric, f"Training: {words(metric)}")
-        group = [each for each in own if each.metric == metric and not _is_constant_rate(each)]
-        groups.append((f"training-{metric}", title, group))
+        groups.append((f"training-{metric}", title, [one for one in shown if one.metric == metric]))
     return [
-        curve_card(book, slug, title, group, [Line(colours[each.owner], each.owner) for each in group])
+        curve_card(book, slug, title, group, [Line(colours[one.owner], one.owner) for one in group])
         for slug, title, group in groups
-        if group
     ]
 
 
 def constant_rates(series: Sequence[Series], colours: Mapping[str, str]) -> str:
     """Return a sentence of the learning rates that stay what they are; empty where there are none."""
-    own = [each for each in series if each.owner in colours and _is_constant_rate(each)]
-    rates = ", ".join(f"{each.owner} {number(float(each.finite[0]))}" for each in own)
-    return f"Constant learning rate{'s' if len(own) > 1 else ''}: {rates}." if own else ""
+    constant = [one for one in series if one.owner in colours and _is_constant_rate(one)]
+    rates = ", ".join(f"{one.owner} {number(float(one.finite[0]))}" for one in constant)
+    return f"Constant learning rate{'s' if len(constant) > 1 else ''}: {rates}." if constant else ""
 
 
 def _is_constant_rate(series: Series) -> bool:
@@ -97,36 +82,28 @@ def evaluation_cards(
     book: Sketchbook, series: Sequence[Series], splits: Iterable[str], colour: str, best: Best
 ) -> list[Card]:
     """Draw what was evaluated on each split, with the best checkpoint marked."""
-    order = list(splits)
-    styles = {split: SPLIT_STYLES[place % len(SPLIT_STYLES)] for place, split in enumerate(order)}
-    own = sorted((each for each in series if each.owner in order), key=lambda each: order.index(each.owner))
+    lines = {split: Line(colour, split, *SPLIT_STYLES[place % 4]) for place, split in enumerate(splits)}
+    groups: dict[str, list[Series]] = {}
+    for one in series:
+        if one.owner in lines:
+            groups.setdefault(one.metric, []).append(one)
     cards = []
-    for metric in dict.fromkeys(each.metric for each in series if each.owner in order):
-        group = [each for each in own if each.metric == metric]
-        lines = [Line(colour, each.owner, *styles[each.owner]) for each in group]
-        cards.append(curve_card(book, f"evaluation-{metric}", f"Evaluation: {words(metric)}", group, lines, best))
+    for metric, group in groups.items():
+        group.sort(key=lambda one: list(lines).index(one.owner))
+        drawn = [lines[one.owner] for one in group]
+        cards.append(curve_card(book, f"evaluation-{metric}", f"Evaluation: {words(metric)}", group, drawn, best))
     return cards
-
-
-def split_learned(series: Sequence[Series]) -> tuple[list[Series], list[Series]]:
-    """Return the learned values of upper problems, and the other series."""
-    learned = [each for each in series if each.metric.startswith(LEARNED)]
-    return learned, [each for each in series if not each.metric.startswith(LEARNED)]
 
 
 def learned_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[str, str]) -> list[Card]:
     """Draw what small upper problems have learned over time: a card for each, with a curve for each of its values."""
     cards = []
     for owner, colour in colours.items():
-        group = [each for each in series if each.owner == owner]
-        names = [each.metric.removeprefix(LEARNED).replace("_", " ") for each in group]
+        group = [one for one in series if one.owner == owner]
+        names = [one.metric.removeprefix(LEARNED).replace("_", " ") for one in group]
+        lines = [Line(colour, name, "-", "") for name in names]
         if 1 < len(group) <= MAX_LEARNED:
-            lines = [
-                Line(f"problem-{index % NUM_PROBLEM_COLOURS}", name, SPLIT_STYLES[index % 4][0], "")
-                for index, name in enumerate(names)
-            ]
-        else:
-            lines = [Line(colour, name, "-", "") for name in names]
+            lines = [Line(f"problem-{place}", name, SPLIT_STYLES[place % 4][0], "") for place, name in enumerate(names)]
         what = f"learned {names[0]}" if len(group) == 1 else f"the {len(group)} learned values"
         if group:
             cards.append(curve_card(book, f"learned-{owner}", f"{owner}: {what}", group, lines, num_named=MAX_LEARNED))
@@ -143,29 +120,30 @@ def curve_card(
     num_named: int = MAX_NAMED,
 ) -> Card:
     """Draw series over ticks in one figure, on a log scale where they span decades; of too many none is named."""
-    figure, axes = book.new()
-    values = np.concatenate([each.finite for each in group])
-    handles = [_draw(axes, each, line) for each, line in zip(group, lines, strict=True)]
+    plot = book.new()
+    values = np.concatenate([one.finite for one in group])
+    handles = [_draw(plot, one, line) for one, line in zip(group, lines, strict=True)]
     labels = [line.label for line in lines]
     if best is not None and best.tick is not None and len(values):
-        mark, text, star = _mark_best(axes, group, lines, best)
+        mark, text, star = _mark_best(plot, group, lines, best)
         handles, labels, values = [*handles, mark], [*labels, text], np.append(values, star)
     if not len(values):
-        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=light("muted"))
+        place: dict[str, Any] = {"transform": plot.axes.transAxes, "ha": "center", "color": light("muted")}
+        plot.axes.text(0.5, 0.5, "no finite value", **place)
     elif needs_log_scale(values):
-        use_log_scale(axes, "y")
+        plot.use_log_scale()
     elif values.min() == values.max():
-        visible_range(values).apply(axes)
-    for each in group:
-        for tick in each.not_finite[:1]:
-            axes.plot([tick], [0.0], "x", transform=axes.get_xaxis_transform(), color=light("failed"), markersize=5,
-                      clip_on=False)  # fmt: skip
-    whole_numbers(axes, "tick")
+        drawing.visible_range(values).apply(plot)
+    cross: dict[str, Any] = {"color": light("failed"), "markersize": 5, "clip_on": False}
+    for one in group:
+        for tick in one.not_finite[:1]:
+            plot.axes.plot([tick], [0.0], "x", transform=plot.axes.get_xaxis_transform(), **cross)
+    plot.label("tick", is_whole=True)
     # All panels of a page begin where the run does.
-    axes.set_xlim(left=min(0.0, *(float(each.ticks[0]) for each in group)))
+    plot.axes.set_xlim(left=min(0.0, *(float(one.ticks[0]) for one in group)))
     if 1 < len(group) <= num_named or best is not None:
-        legend_above(axes, handles, labels)
-    return book.finish(figure, slug, title, _note(group, best))
+        plot.legend(handles, labels)
+    return plot.card(slug, title, _note(group, best))
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -174,23 +152,21 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
         return None
     width = 2 * max(1, len(values) // 30) + 1
     known = ~np.isnan(values)
-    share, mean = (
-        uniform_filter1d(each, width, mode="constant") for each in (known.astype(float), np.where(known, values, 0.0))
-    )
+    share = uniform_filter1d(known.astype(float), width, mode="constant")
+    mean = uniform_filter1d(np.where(known, values, 0.0), width, mode="constant")
     return np.where(share * width > 0.5, mean / np.maximum(share, 0.5 / width), np.nan)
 
 
-def _draw(axes: Axes, series: Series, line: Line) -> Line2D:
+def _draw(plot: Plot, series: Series, line: Line) -> Line2D:
     style: dict[str, Any] = {"color": light(line.colour), "linestyle": line.style}
-    smooth = smoothed(series.values)
-    is_exact = series.metric in SCHEDULED or series.metric.startswith(LEARNED)
-    if smooth is not None and not is_exact and _is_noisy(series.values, smooth):
-        axes.plot(series.ticks, series.values, color=light(line.colour), linewidth=0.7, alpha=0.5)
-        return axes.plot(series.ticks, smooth, linewidth=1.6, **style)[0]
+    smooth = None if series.metric.startswith(EXACT) else smoothed(series.values)
+    if smooth is not None and _is_noisy(series.values, smooth):
+        plot.axes.plot(series.ticks, series.values, color=light(line.colour), linewidth=0.7, alpha=0.5)
+        return plot.axes.plot(series.ticks, smooth, linewidth=1.6, **style)[0]
     is_point = len(series.ticks) == 1
     marker = line.marker or "o" if is_point else line.marker if len(series.ticks) <= 30 else None
-    size = 5 if is_point else 3
-    return axes.plot(series.ticks, series.values, linewidth=1.4, marker=marker, markersize=size, **style)[0]
+    style |= {"marker": marker, "markersize": 5 if is_point else 3}
+    return plot.axes.plot(series.ticks, series.values, linewidth=1.4, **style)[0]
 
 
 def _is_noisy(values: NDArray[np.float64], smooth: NDArray[np.float64]) -> bool:
@@ -200,7 +176,7 @@ def _is_noisy(values: NDArray[np.float64], smooth: NDArray[np.float64]) -> bool:
 
 
 def _mark_best(
-    axes: Axes, group: Sequence[Series], lines: Sequence[Line], best: Best
+    plot: Plot, group: Sequence[Series], lines: Sequence[Line], best: Best
 ) -> tuple[Line2D, str, list[float]]:
     """Mark the best checkpoint's tick, and its value where this is the objective.
 
@@ -208,41 +184,38 @@ def _mark_best(
         what the legend shows and says, and the value that was marked: it may lie outside the curve, where metrics.csv
         was cut.
     """
-    rule = axes.axvline(float(best.tick or 0), color=light("muted"), linewidth=0.8, linestyle=DASHES, zorder=1)
-    for each, line in zip(group, lines, strict=True):
-        at = each.values[each.ticks == best.tick]
+    tick = float(best.tick or 0)
+    rule = plot.axes.axvline(tick, color=light("muted"), linewidth=0.8, linestyle=drawing.DASHES, zorder=1)
+    for one, line in zip(group, lines, strict=True):
+        at = one.values[one.ticks == best.tick]
         value = float(at[-1]) if len(at) else best.value
-        if each.key == best.key and value is not None and abs(value) < LARGEST:
+        if one.key == best.key and value is not None and abs(value) < LARGEST:
             style: dict[str, Any] = {"marker": "*", "markersize": 9, "linestyle": "none", "clip_on": False, "zorder": 5}
-            star = axes.plot([best.tick], [value], color=light(line.colour), **style)[0]
+            star = plot.axes.plot([tick], [value], color=light(line.colour), **style)[0]
             return star, f"best {number(value)} at {best.tick}", [value]
     return rule, f"best checkpoint, {best.tick}", []
 
 
 def _note(group: Sequence[Series], best: Best | None) -> str:
     notes = []
-    for each in group:
-        gaps = each.not_finite
-        if len(gaps):
-            values = "value was" if len(gaps) == 1 else "values were"
-            notes.append(
-                f"{each.owner}: {len(gaps)} {values} not finite, first at tick {number(float(gaps[0]))} (cross)."
-            )
-        if len(each.ticks) == 1 and len(each.finite):
-            tick = number(float(each.ticks[0]))
-            is_best = best is not None and best.tick == each.ticks[0]
+    for one in group:
+        if num := len(one.not_finite):
+            what, first = f"value{' was' if num == 1 else 's were'} not finite", number(float(one.not_finite[0]))
+            notes.append(f"{one.owner}: {num} {what}, first at tick {first} (cross).")
+        if len(one.ticks) == 1 and len(one.finite):
+            tick = number(float(one.ticks[0]))
+            is_best = best is not None and best.tick == one.ticks[0]
             place = f"at the best checkpoint (tick {tick})" if is_best else f"at tick {tick}"
-            notes.append(f"{each.owner}: {number(float(each.values[0]))} {place}.")
+            notes.append(f"{one.owner}: {number(float(one.values[0]))} {place}.")
     return " ".join(notes)
 
 
 # A page of some hundred kilobytes; as one picture of pixels the marks would not follow the reader's mode.
 MAX_POINTS = 1500
+# Artifacts that are looked at.
 MAX_FILES = 20
-"""Artifacts that are looked at."""
-
+# Of a histogram, of a curve of medians, and of what a median is drawn of.
 NUM_BINS, NUM_INTERVALS, MIN_SAMPLES = 36, 24, 5
-"""Of a histogram, of a curve of medians, and of what a median is drawn of."""
 
 
 @dataclass(frozen=True)
@@ -284,16 +257,17 @@ def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
 
 
 def _weighting(name: str, arrays: dict[str, Any]) -> Weighting:
-    found = {key: np.asarray(value).ravel() for key, value in arrays.items()}
-    sizes = {len(value) for value in found.values()}
+    flat = {key: np.asarray(value).ravel() for key, value in arrays.items()}
+    sizes = {len(value) for value in flat.values()}
     if len(sizes) > 1 or 0 in sizes:
         raise ValueError(f"expected arrays of one length above 0, found {sorted(sizes)}")
-    values = {key: value.astype(np.float64) for key, value in found.items() if key != "clean"}
+    clean = flat.pop("clean").astype(bool) if "clean" in flat else None
+    values = {key: value.astype(np.float64) for key, value in flat.items()}
     known = np.all([np.abs(value) < LARGEST for value in values.values()], axis=0)
     if not known.any():
         raise ValueError("no finite value in it")
-    clean = found["clean"].astype(bool)[known] if "clean" in found else None
-    return Weighting(name, values["loss"][known] if "loss" in values else None, values["weight"][known], clean)
+    loss = values["loss"][known] if "loss" in values else None
+    return Weighting(name, loss, values["weight"][known], None if clean is None else clean[known])
 
 
 def weighting_cards(book: Sketchbook, weighting: Weighting, metrics: Mapping[str, Any], colour: str) -> list[Card]:
@@ -303,24 +277,23 @@ def weighting_cards(book: Sketchbook, weighting: Weighting, metrics: Mapping[str
 
 
 def _scatter(book: Sketchbook, weighting: Weighting, loss: NDArray[np.float64], colour: str) -> Card:
-    figure, axes = book.new()
+    plot = book.new()
     chosen = np.zeros(len(loss), dtype=bool)
     chosen[np.random.default_rng(0).permutation(len(loss))[:MAX_POINTS]] = True
     for label, name, mask in weighting.groups(colour):
         style: dict[str, Any] = {"marker": "x", "linewidths": 0.9} if name == "wrong" else {"linewidths": 0}
         x, y = loss[mask & chosen], weighting.weight[mask & chosen]
-        axes.scatter(x, y, s=11, color=light(name), alpha=0.55, label=label, **style)
+        plot.axes.scatter(x, y, s=11, color=light(name), alpha=0.55, label=label, **style)
     is_log = needs_log_scale(loss)
     medians = _medians(loss, weighting.weight, is_log=is_log)
-    axes.plot(*medians, color=light("ink"), linewidth=1.3, marker="o", markersize=2.5, label="median")
+    plot.axes.plot(*medians, color=light("ink"), linewidth=1.3, marker="o", markersize=2.5, label="median")
     if is_log:
-        use_log_scale(axes, "x")
-    axes.set_xlabel("loss of the sample")
-    axes.set_ylabel("weight")
-    axes.yaxis.set_major_formatter(plain_number())
-    legend_above(axes, *axes.get_legend_handles_labels())
+        plot.use_log_scale("x")
+    plot.label("loss of the sample", "weight")
+    plot.axes.yaxis.set_major_formatter(drawing.plain_number())
+    plot.legend()
     note = f"{MAX_POINTS} of {len(loss)} samples, drawn at random." if len(loss) > MAX_POINTS else ""
-    return book.finish(figure, f"{weighting.name}-against-loss", f"{weighting.name}: weight against loss", note)
+    return plot.card(f"{weighting.name}-against-loss", f"{weighting.name}: weight against loss", note)
 
 
 def _medians(loss: NDArray[np.float64], weight: NDArray[np.float64], *, is_log: bool) -> NDArray[np.float64]:
@@ -334,21 +307,20 @@ def _medians(loss: NDArray[np.float64], weight: NDArray[np.float64], *, is_log: 
 
 
 def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -> Card:
-    figure, axes = book.new()
+    plot = book.new()
     low, high = float(weighting.weight.min()), float(weighting.weight.max())
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - 0.5, high + 0.5
     edges = np.linspace(low, high, NUM_BINS + 1)
     for label, name, mask in weighting.groups(colour):
         share = np.histogram(weighting.weight[mask], edges)[0] / mask.sum()
-        hatch = "////" if name == "wrong" else None
-        axes.stairs(share, edges, fill=True, color=light(name), alpha=0.28)
-        axes.stairs(share, edges, color=light(name), linewidth=1.4, label=f"{label} ({mask.sum()})", hatch=hatch)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("weight")
-    axes.set_ylabel("share of the group")
-    legend_above(axes, *axes.get_legend_handles_labels())
-    return book.finish(figure, f"{weighting.name}-histogram", f"{weighting.name}: who got which weight", note)
+        plot.axes.stairs(share, edges, fill=True, color=light(name), alpha=0.28)
+        style: dict[str, Any] = {"linewidth": 1.4, "hatch": "////" if name == "wrong" else None}
+        plot.axes.stairs(share, edges, color=light(name), label=f"{label} ({mask.sum()})", **style)
+    plot.axes.set_ylim(bottom=0)
+    plot.label("weight", "share of the group")
+    plot.legend()
+    return plot.card(f"{weighting.name}-histogram", f"{weighting.name}: who got which weight", note)
 
 
 def _facts(weighting: Weighting, metrics: Mapping[str, Any]) -> str:

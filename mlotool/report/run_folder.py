@@ -19,6 +19,8 @@ from mlotool.core.zip_files import open_zip
 from mlotool.report.formats import LARGEST
 
 MARKS = ("summary.json", "config.yaml", "metrics.csv", "provenance.json")
+# What reading the content of a file raises that is not as a run writes it.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError)
 
 
 @dataclass
@@ -387,6 +389,6 @@ def read_artifacts(
     for name in names:
         try:
             found.append(read(name))
-        except (RunFileError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+        except (RunFileError, *UNREADABLE) as error:
             notes.append(f"{name} could not be drawn: {error}")
     return [each for each in found if each is not None], notes

@@ -20,12 +20,12 @@ from mlotool.report.layer_parallel import (
 from mlotool.report.models import read_models, read_paths, shares
 from mlotool.report.page import page
 from mlotool.report.run_figures import (
+    LEARNED,
     Best,
     constant_rates,
     evaluation_cards,
     learned_cards,
     read_weightings,
-    split_learned,
     training_cards,
     weighting_cards,
 )
@@ -93,7 +93,8 @@ def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
     timelines, broken = read_timelines(run.path)
     run.notes += [*more, *notes, *unread, *unread_paths]
     parallel_series, series = split_series(series)
-    learned, series = split_learned(series)
+    learned = [one for one in series if one.metric.startswith(LEARNED)]
+    series = [one for one in series if not one.metric.startswith(LEARNED)]
     if len(series) > MAX_SERIES:
         run.notes.append(f"metrics.csv has {len(series)} keys; only the first {MAX_SERIES} are drawn.")
         series = series[:MAX_SERIES]

@@ -1,9 +1,10 @@
-"""One self-contained page of a sweep: sweep.html, and its figures as SVG files beside it."""
+"""What is written of a sweep: its page, sweep.html, with the figures beside it; and sweep.csv, settings.csv."""
 
+import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from mlotool.core.run_files import write_text
+from mlotool.core.escape import escape
+from mlotool.core.run_files import replacing, write_text
 from mlotool.report.figure import Sketchbook, report_style
 from mlotool.report.formats import NONE, duration, number, shortened
 from mlotool.report.graph import model_section
 from mlotool.report.models import read_models
 from mlotool.report.page import SIGNS, page
 from mlotool.report.run_folder import SPLIT_NAMES
-from mlotool.report.search import pareto_front
+from mlotool.report.search import jobs_on_front, pareto_front, second_mean
 from mlotool.report.sweep import (
     ENDED,
     INFEASIBLE,
@@ -126,8 +128,7 @@ def _command(comparison: Comparison) -> str:
     for row in comparison.rows:
         folder = row.folder
         if row.status in ENDED and (folder / "config.yaml").is_file() and not (folder / PAGE).is_file():
-            nearby = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-            return f"mlotool report {shlex.quote(str(nearby))}"
+            return f"mlotool report {shlex.quote(_nearby(folder))}"
     return ""
 
 
@@ -290,3 +291,114 @@ def _value(value: float | None, *, is_strong: bool = False) -> Cell:
     # NaN compares with nothing.
     sort = None if value is None or value != value else value
     return Cell(number(value), sort, None if value is None else repr(value), is_strong=is_strong)
+
+
+# Columns of metrics in sweep.csv.
+MAX_WRITTEN = 1_000
+# A spreadsheet computes a text that begins so.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
+                 "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+
+
+def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -> Path:
+    """Write sweep.csv beside the jobs, and settings.csv where a setting has several of them.
+
+    sweep.csv has a column for the job's name, one for each override, the objective's key and value (at the best
+    checkpoint, where one is kept), one for the last value of each metric, and status, time_s, folder and error.
+    settings.csv has a column for each hyperparameter, mean, standard_error, num_seeds, num_planned, is_best and jobs.
+    With a second objective both say its key, its value and whether a job, or a setting, is on the Pareto front.
+
+    Args:
+        sweep_dir: the folder of a sweep.
+        comparison: what `compare` has read from it, if it has.
+
+    Returns:
+        sweep.csv.
+
+    Raises:
+        ConfigError: `sweep_dir` is not the folder of a sweep.
+        WriteError: the disk does not take them.
+    """
+    comparison = comparison or compare(sweep_dir)
+    file = Path(sweep_dir) / "sweep.csv"
+    _write(file, *_job_rows(comparison))
+    if comparison.has_seeds:
+        _write(file.with_name("settings.csv"), *_setting_rows(comparison))
+    return file
+
+
+def _job_rows(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
+    rows = comparison.rows
+    keys = [*(column.key for column in comparison.columns), *comparison.seed_keys, *comparison.constants]
+    metrics = list(dict.fromkeys(key for row in rows for key in row.metrics))[:MAX_WRITTEN]
+    second, on_front = comparison.plan.second_objective, jobs_on_front(comparison)
+    two = ["second_objective", "second_value", "on_front"] if second else []
+    heads = ["job", *keys, "objective", "value", *two, *metrics, "status", "time_s", "folder", "error"]
+    lines: list[list[object]] = [
+        [
+            row.job,
+            *(row.parameters.get(key) for key in keys),
+            row.objective,
+            row.value,
+            *((second, row.number(second), str(row.job in on_front).lower()) if second else ()),
+            *(row.metrics.get(key) for key in metrics),
+            row.status,
+            row.seconds,
+            _nearby(row.folder),
+            row.error,
+        ]
+        for row in rows
+    ]
+    return heads, lines
+
+
+def _setting_rows(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
+    keys = [column.key for column in comparison.columns]
+    second, on_front = comparison.plan.second_objective, {id(each.setting) for each in pareto_front(comparison)}
+    two = ["second_objective", "second_mean", "on_front"] if second else []
+    heads = [*keys, "objective", "mean", "standard_error", *two, "num_seeds", "num_planned", "is_best", "jobs"]
+    lines: list[list[object]] = [
+        [
+            *(each.parameters.get(key) for key in keys),
+            comparison.objective,
+            each.mean,
+            each.standard_error,
+            *((second, second_mean(comparison, each.rows), str(id(each) in on_front).lower()) if second else ()),
+            len(each.values),
+            each.num_planned,
+            str(each is comparison.best).lower(),
+            " ".join(row.job for row in each.rows),
+        ]
+        for each in comparison.ordered
+    ]
+    return heads, lines
+
+
+def _write(file: Path, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    with replacing(file.parent, file.name) as temporary, temporary.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow([_cell(each) for each in _different(heads)])
+        writer.writerows([_cell(value) for value in row] for row in rows)
+
+
+def _different(heads: Sequence[str]) -> list[str]:
+    """Return the heads, those that stand there already with a number behind: a column is found by its head."""
+    found: dict[str, None] = {}
+    for head in heads:
+        names = (head if count == 1 else f"{head}_{count}" for count in range(1, len(found) + 2))
+        found[next(name for name in names if name not in found)] = None
+    return list(found)
+
+
+def _cell(value: object) -> object:
+    """Return a value on one line, so that no spreadsheet takes a text for a formula: `'` stands before such a one."""
+    if not isinstance(value, str):
+        return value
+    text = escape(value).replace("\n", "\\n").replace("\t", "\\t")
+    is_number = as_number(text) is not None or text.lstrip("+-") in ("inf", "nan")
+    return f"'{text}" if text.lstrip().startswith(FORMULA_SIGNS) and not is_number else text
+
+
+def _nearby(path: Path) -> str:
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
