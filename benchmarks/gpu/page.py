@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlotool.report.markup import Markup
-from mlotool.report.write import page
+from markupsafe import Markup
 
 from mlotool.report.formats import number
+from mlotool.report.page import page
 
 SIGNS = {"done": "✓", "failed": "✕", "skipped": "\N{EN DASH}", "unfinished": "❙❙", "begun": "●"}
 CLASSES = {"done": "finished", "failed": "failed", "unfinished": "interrupted"}

@@ -20,12 +20,11 @@ Pair = tuple[Any, Any]
 MARGIN, NUM_SWEEPS = 14.0, 8
 BOX_HEIGHT, TAB_HEIGHT, ROW_HEIGHT = 78.0, 22.0, 152.0
 NODE_HEIGHT, NODE_ROW = 46.0, 72.0
+# The inside of the page on a screen, and the height from which a model is broken into columns.
 PAGE_WIDTH, SHORT_COLUMN = 1040.0, 620.0
-"""The inside of the page on a screen, and the height from which a model is broken into columns."""
-
 MAX_CHARACTERS = 34
+# Of decisions that are shown without being asked for.
 MAX_ROWS = 40
-"""Of decisions that are shown without being asked for."""
 
 
 @dataclass
@@ -131,17 +130,13 @@ def problem_graph(config: Mapping[str, Any], colours: Mapping[str, str]) -> Mark
              for text in lines.values())  # fmt: skip
     width = max([170.0, *names, *(tab + 88 for tab in tab_widths.values())])
     layout = arrange(dict.fromkeys(problems, width), list(dict.fromkeys([*shapes, *solutions])), 44.0, 30.0)
-    wires = [
-        {
-            **wire(_problem_points(layout, pair, tab_widths, width, is_solution=is_solution), 8.0, 5.0),
-            "is_solution": is_solution,
-            "colour": colours[pair[1] if is_solution else pair[0]],
-            "title": f"{pair[0]} {'reads the solution of' if is_solution else 'shapes'} {pair[1]}",
-        }
-        for is_solution, pairs in ((False, shapes), (True, solutions))
-        for pair in pairs
-        if pair in layout.chains
-    ]
+    wires = []
+    for place, (upper, lower) in [*_places(layout, shapes), *((None, pair) for pair in solutions)]:
+        if (upper, lower) in layout.chains:
+            points = _problem_points(layout, (upper, lower), tab_widths.get(lower, -44.0), width, place)
+            title = f"{upper} {'reads the solution of' if place is None else 'shapes'} {lower}"
+            style = {"colour": colours[lower if place is None else upper], "is_solution": place is None}
+            wires.append({**wire(points, 8.0, 5.0), "title": title, **style})
     boxes = [
         {"x": layout.x[name], "y": _top(layout, name), "lines": lines[name], "tab": tabs.get(name),
          "tab_width": tab_widths.get(name), "colour": colours[name]}
@@ -151,31 +146,41 @@ def problem_graph(config: Mapping[str, Any], colours: Mapping[str, str]) -> Mark
     return render("problems.svg", wires=wires, boxes=boxes, box_width=width, width=layout.width, height=height)
 
 
+def _places(layout: Layout, shapes: Sequence[Pair]) -> list[tuple[int, Pair]]:
+    """Return for each pair how many others arrive at its lower problem on the same side, nearer to the middle."""
+    count: Counter[tuple[Any, bool]] = Counter()
+    places = []
+    for pair in sorted(shapes, key=lambda pair: abs(layout.x[pair[0]] - layout.x[pair[1]])):
+        side = pair[1], pair in layout.chains and layout.x[layout.chains[pair][-2]] > layout.x[pair[1]]
+        places.append((count[side], pair))
+        count[side] += 1
+    return places
+
+
 def _top(layout: Layout, node: Hashable) -> float:
     return MARGIN + layout.row[node] * ROW_HEIGHT
 
 
-def _problem_points(
-    layout: Layout, pair: Pair, tabs: Mapping[str, float], width: float, *, is_solution: bool
-) -> list[Point]:
+def _problem_points(layout: Layout, pair: Pair, tab: float, width: float, place: int | None) -> list[Point]:
     """Return what a wire passes.
 
-    A solution leaves from the tab on top of the lower problem, however many read it; what shapes the problem arrives
-    beside the tab, on the side it comes from. So no two wires of neighbouring rows cross without need.
+    A solution (without a place) leaves from the tab on top of the lower problem, however many read it; what shapes the
+    problem arrives beside the tab, on the side it comes from, the first one nearest to it. So no two wires of
+    neighbouring rows cross without need.
     """
     upper, *lanes, lower = layout.chains[pair]
     x, top = layout.x[lower], _top(layout, lower)
-    side = 1 if layout.x[upper] > x else -1
-    beside = 0.0 if is_solution else side * (tabs.get(str(lower), -44.0) / 2 + 22)
+    side = 1 if layout.x[layout.chains[pair][-2]] > x else -1
+    beside = 0.0 if place is None else side * min(tab / 2 + 22 + 16 * place, width / 2 - 12)
     # At the upper problem the wires are in the order in which they arrive below.
-    room = width / 2 - 18
-    foot = layout.x[upper] + min(max(0.4 * (x - layout.x[upper]), 60 - room), room - 60) + min(max(beside, -60), 60)
+    room, ahead = width / 2 - 18, layout.x[layout.chains[pair][1]] - layout.x[upper]
+    foot = layout.x[upper] + min(max(0.4 * ahead, 60 - room), room - 60) + min(max(beside, -60), 60)
     points = [(foot, _top(layout, upper) + BOX_HEIGHT)]
     for lane in lanes:
-        at = layout.x[lane] + (6 if is_solution else -6)
+        at = layout.x[lane] + (6 if place is None else -6)
         points += [(at, _top(layout, lane)), (at, _top(layout, lane) + BOX_HEIGHT)]
-    points.append((x + beside, top - (TAB_HEIGHT if is_solution else 0)))
-    return points[::-1] if is_solution else points
+    points.append((x + beside, top - (TAB_HEIGHT if place is None else 0)))
+    return points[::-1] if place is None else points
 
 
 def _edges(edges: object) -> list[Pair]:

@@ -15,8 +15,8 @@ from mlotool.report.sweep import Column
 
 NUM_DRAWS, LEVEL = 2_000, 0.95
 MIN_JOBS = 6
+# Of larger sweeps the rank correlations are taken: fANOVA costs their product, and more.
 MAX_COLUMNS, MAX_JOBS = 40, 1_000
-"""Of larger sweeps the rank correlations are taken: fANOVA costs their product, and more."""
 
 FANOVA = "share of the objective's variance, by fANOVA of Optuna"
 CORRELATION = "absolute rank correlation with the objective; of names, the correlation ratio of ranks"

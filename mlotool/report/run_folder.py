@@ -197,8 +197,8 @@ def _mapping(run: RunFolder, name: str) -> dict[str, Any]:
 
 
 SPLIT_NAMES = ("train", "meta", "val", "valid", "validation", "test")
+# Of metrics.csv, so that a page is there in seconds; three million usual lines have as many characters.
 MAX_LINES, MAX_KEYS, MAX_LINE_LENGTH, MAX_CHARACTERS = 2_000_000, 1_000, 2_000, 100_000_000
-"""Of metrics.csv, so that a page is there in seconds; three million usual lines have as many characters."""
 
 LARGEST_TICK = 1e15
 
@@ -317,8 +317,8 @@ def problem_names(configured: Iterable[str], series: Iterable[Series], splits: C
     return names or list(dict.fromkeys(each.owner for each in series if each.owner and each.owner not in splits))
 
 
+# Of a .npz file, of its arrays that are read, unpacked (ten million samples), and of the list of its arrays.
 MAX_FILE_BYTES, MAX_ARRAY_BYTES, MAX_NAMES_BYTES = 200_000_000, 400_000_000, 100_000
-"""Of a .npz file, of its arrays that are read, unpacked (ten million samples), and of the list of its arrays."""
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 

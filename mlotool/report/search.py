@@ -17,8 +17,8 @@ from mlotool.report.run_folder import as_dict
 from mlotool.report.sweep import DECISION, ENDED, INFEASIBLE, Comparison, Setting, SweepRow, compare, override
 
 FILE = "sweep.json"
+# Folders beside a sweep's that are looked at, the newest ones.
 MAX_SWEEPS = 200
-"""Folders beside a sweep's that are looked at, the newest ones."""
 
 RANDOM = "random"
 
@@ -121,8 +121,8 @@ def _searched(identity: Mapping[str, Any]) -> str:
     return json.dumps([kept, identity.get("dimensions"), identity.get("repeats")])
 
 
+# Settings on the front that have a line each; of more the best ones by the first objective.
 MAX_LINES = 10
-"""Settings on the front that have a line each; of more the best ones by the first objective."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from mlotool.report.run_folder import as_dict, is_run_folder, read_run_folder
 
 # No run writes longer texts.
 MAX_ERROR, MAX_NAME, MAX_STATUS, MAX_PROBLEMS = 5_000, 200, 40, 100
+# The status of a job whose decisions make no model: it was not trained, and is no failure.
 INFEASIBLE = "infeasible"
-"""The status of a job whose decisions make no model: it was not trained, and is no failure."""
 
 ENDED = ("finished", "pruned", "failed", INFEASIBLE)
 
@@ -237,11 +237,11 @@ def _whole(value: object) -> int | None:
 
 # From this ratio of the largest to the smallest value on, a column is drawn on a log scale.
 LOG_RATIO = 20
+# Begins the keys of decisions.
 DECISION = "decisions."
-"""Begins the keys of decisions."""
 
+# Overrides that are looked at; no command line has as many.
 MAX_KEYS = 200
-"""Overrides that are looked at; no command line has as many."""
 
 
 @dataclass(frozen=True)
@@ -337,8 +337,8 @@ def _label(key: str, ends: Mapping[str, int]) -> str:
     return next((end for end in found if ends[f".{end}"] == 1), key)
 
 
+# Jobs that a note names.
 MAX_NAMED = 5
-"""Jobs that a note names."""
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ from mlotool.report.sweep_fusion import fusion_lines
 
 FILE, PAGE = "sweep.html", "report.html"
 MAX_ERRORS, MAX_METRICS, MAX_COLUMNS, MAX_FRONT, MAX_TEXT = 50, 8, 40, 100, 60
+# Overrides that stand in lines of their own; more of them are written one behind the other.
 MAX_LINES = 10
-"""Overrides that stand in lines of their own; more of them are written one behind the other."""
 
 
 def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> Path:

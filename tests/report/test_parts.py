@@ -73,9 +73,9 @@ def test_a_long_curve_is_a_short_path_with_its_spikes(tmp_path: Path) -> None:
     values[12_345], values[40_000] = 90.0, -90.0
     with report_style():
         book = Sketchbook(tmp_path / "report")
-        figure, axes = book.new()
-        axes.plot(values)
-        svg = book.finish(figure, "curve", "Curve").svg
+        plot = book.new()
+        plot.axes.plot(values)
+        svg = plot.card("curve", "Curve").svg
     assert len(svg) < 150_000
     path = max(re.findall(r'd="([^"]*)"', svg), key=len)
     heights = np.array([float(y) for _, y in re.findall(r"([\d.]+) ([\d.]+)", path)])
@@ -90,6 +90,8 @@ def test_log_scale(values: list[float], expected: bool) -> None:
     assert needs_log_scale(np.array(values, dtype=float)) is expected
 
 
-@pytest.mark.parametrize("name", ["figure", "formats", "models", "search", "sweep"])
+@pytest.mark.parametrize(
+    "name", ["figure", "formats", "models", "rank_correlation", "search", "sweep", "sweep_figures", "sweep_fusion"]
+)
 def test_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"mlotool.report.{name}")).failed == 0

@@ -56,9 +56,7 @@ def test_the_line_of_medians_breaks_where_there_are_no_samples() -> None:
 
 
 def test_medians_of_few_or_equal_losses() -> None:
-    same = Weighting("weights", np.ones(9), np.linspace(0, 1, 9), None)
-    x, y = _medians(same.loss, same.weight, is_log=False)
-    assert (x[0], y[0]) == (1.0, 0.5)
+    assert np.isnan(_medians(np.ones(9), np.linspace(0, 1, 9), is_log=False)).all()
     assert np.isnan(_medians(np.arange(3.0), np.ones(3), is_log=False)[0]).all()
 
 
