@@ -133,7 +133,7 @@ def curve_card(
     elif needs_log_scale(values):
         plot.use_log_scale()
     elif values.min() == values.max():
-        drawing.visible_range(values).apply(plot)
+        drawing.visible_range(values.tolist()).apply(plot)
     cross: dict[str, Any] = {"color": light("failed"), "markersize": 5, "clip_on": False}
     for one in group:
         for tick in one.not_finite[:1]:

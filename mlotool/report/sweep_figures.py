@@ -74,7 +74,8 @@ def curve_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     if not any(len(series.ticks) > 1 for _, series in curves):
         return []
     plot = book.new(WIDE_INCHES)
-    best, named = comparison.best_jobs, {}
+    best = comparison.best_jobs
+    named: dict[str, Line2D] = {}
     # Legend and layers go from what ended to what stands out.
     for row, series in sorted(curves, key=lambda curve: (curve[0].job in best, curve[0].status == "running")):
         is_best = row.job in best

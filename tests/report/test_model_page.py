@@ -109,7 +109,7 @@ def test_boxes_do_not_touch_and_wires_go_down(tmp_path: Path, nodes: list[Any]) 
 def test_a_long_model_takes_columns(tmp_path: Path) -> None:
     nodes = [node(f"l{i}", *([f"l{i - 1}"] if i else []), mutator="m") for i in range(300)]
     [record], _ = read_models(write_nodes(tmp_path, nodes))
-    [num_columns, width] = re.findall(r'style="columns:(\d+) (\d+)px"', model_section(record))[0]
+    [num_columns, width] = re.findall(r'style="columns:(\d+) (\d+)px;', model_section(record))[0]
     assert int(num_columns) >= 5
     assert int(num_columns) * int(width) < 1040
 
