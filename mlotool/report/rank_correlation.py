@@ -99,7 +99,9 @@ def _fanova(optuna: Any, columns: Sequence[Column], objective: Sequence[float]) 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Made anew from the table, so that a grid has importances too.
     study = optuna.create_study()
-    values = {column.key: column.numbers or tuple(str(text) for text in column.texts) for column in columns}
+    values: dict[str, tuple[Any, ...]] = {
+        column.key: column.numbers or tuple(map(str, column.texts)) for column in columns
+    }
     kinds = optuna.distributions
     distributions = {
         column.key: kinds.CategoricalDistribution(sorted(set(values[column.key])))
