@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from mlotool.report.formats import number
-from mlotool.report.markup import Markup, details, element
-from mlotool.report.write import page, section
+from mlotool.report.page import page
 
 SIGNS = {"done": "✓", "failed": "✕", "skipped": "\N{EN DASH}", "unfinished": "❙❙", "begun": "●"}
 CLASSES = {"done": "finished", "failed": "failed", "unfinished": "interrupted"}
@@ -18,9 +19,10 @@ def write_page(folder: Path) -> Path:
     found = {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
     parts = [_header(found)]
     for name, content in found.items():
-        parts.append(section(str(content.get("title", name)), *_check(name, content)))
+        checks = Markup().join(_check(name, content))
+        parts.append(Markup("<section><h2>{}</h2>{}</section>").format(content.get("title", name), checks))
     file = folder / "index.html"
-    file.write_text(page(_title(found), parts, has_figures=False), encoding="utf-8")
+    file.write_text(page("plain.html", _title(found), body=Markup().join(parts)), encoding="utf-8")
     return file
 
 
@@ -42,15 +44,15 @@ def _header(found: Mapping[str, Mapping[str, Any]]) -> Markup:
         said.append(
             "On the CPU, with small models and batches: it shows that the checks run, and its figures mean nothing."
         )
-    lines = [element("p", line, class_="muted") for line in said]
-    return element("header", element("div", element("h1", title), class_="head"), *lines)
+    lines = Markup().join(Markup('<p class="muted">{}</p>').format(line) for line in said)
+    return Markup('<header><div class="head"><h1>{}</h1></div>{}</header>').format(title, lines)
 
 
 def _check(name: str, content: Mapping[str, Any]) -> Iterator[Markup]:
     status = str(content.get("status"))
-    sign = element("span", SIGNS.get(status, "?"), aria_hidden="true")
     reason = f": {content['reason']}" if content.get("reason") and status != "done" else ""
-    yield element("p", element("span", sign, status, class_=f"badge {CLASSES.get(status, '')}"), f" {name}{reason}")
+    badge = '<p><span class="badge {}"><span aria-hidden="true">{}</span>{}</span> {}{}</p>'
+    yield Markup(badge).format(CLASSES.get(status, ""), SIGNS.get(status, "?"), status, name, reason)
     rows: Mapping[str, Any] = content.get("rows", {})
     rivals = {key: row["rivals"] for key, row in rows.items() if "rivals" in row}
     if rivals:
@@ -68,11 +70,14 @@ def _check(name: str, content: Mapping[str, Any]) -> Iterator[Markup]:
     long = {key: {n: v for n, v in row.items() if not _is_short(v)} for key, row in flat.items()}
     for key, row in long.items():
         for label, value in row.items():
-            yield details(
-                f"{key}: {label}", element("pre", value if isinstance(value, str) else json.dumps(value, indent=1))
-            )
+            text = value if isinstance(value, str) else json.dumps(value, indent=1)
+            yield _details(f"{key}: {label}", text)
     if content.get("trace"):
-        yield details("Where it failed", element("pre", str(content["trace"])))
+        yield _details("Where it failed", str(content["trace"]))
+
+
+def _details(summary: str, text: str) -> Markup:
+    return Markup("<details><summary>{}</summary><pre>{}</pre></details>").format(summary, text)
 
 
 def _is_short(value: Any) -> bool:
@@ -86,9 +91,13 @@ def _ratio(row: Mapping[str, Any]) -> str | None:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    top = element("tr", *(element("th", head, scope="col") for head in heads))
-    body = [element("tr", *(element("td", _text(cell)) for cell in row)) for row in rows]
-    return element("div", element("table", element("thead", top), element("tbody", *body)), class_="card scroll")
+    top = Markup().join(Markup('<th scope="col">{}</th>').format(head) for head in heads)
+    body = Markup().join(
+        Markup("<tr>{}</tr>").format(Markup().join(Markup("<td>{}</td>").format(_text(cell)) for cell in row))
+        for row in rows
+    )
+    table = '<div class="card scroll"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    return Markup(table).format(top, body)
 
 
 def _text(cell: Any) -> str:

@@ -14,7 +14,7 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Auxiliary
 from mlotool.layerparallel.speedup import BatchSeconds
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.report.parallel_records import Span, Timeline
+from mlotool.report.layer_parallel import Span, Timeline
 from mlotool.runner.distributed import distribute
 
 NAME = "classifier"

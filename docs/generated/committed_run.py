@@ -20,7 +20,7 @@ RUNS = Path(__file__).parents[1] / "runs"
 NUM_FIGURES = 4
 WIDTH = 900
 _LAST = ("evaluation-", "training-", "loss-")
-_OF_A_SEARCH = ("objective.png", "parallel.png")
+_OF_A_SEARCH = ("objective.svg", "parallel.svg")
 
 
 def keep(folder: Path) -> Path:
@@ -38,7 +38,7 @@ def keep_run(run: Path) -> Path:
     folder = _emptied(RUNS / Path(origin["recipe_path"]).stem)
     metrics = {name: value for name, value in summary["metrics"].items() if not name.endswith(("/step", "/lr"))}
     made = {**_made(origin), "seconds": round(origin["duration_s"], 1), "metrics": metrics}
-    _write(folder, made, chosen(sorted((run / "report").glob("*.png"))), run)
+    _write(folder, made, chosen(sorted((run / "report").glob("*.svg"))), run)
     return folder
 
 

@@ -13,11 +13,9 @@ from PIL import Image
 import mlotool
 from benchmarks.recipe_table import read_header
 from mlotool.config.recipes import TASKS
-from mlotool.report.graph_picture import graph_picture
-from mlotool.report.model_nodes import read_models
-from mlotool.report.model_picture import model_section
-from mlotool.report.palette import THEME, problem_colours
-from mlotool.report.shared_paths import read_paths, shares
+from mlotool.report.figure import THEME, problem_colours
+from mlotool.report.graph import model_section, problem_graph
+from mlotool.report.models import read_models, read_paths, shares
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -86,7 +84,7 @@ def page(recipe: Path) -> str:
 def graph(name: str) -> str | None:
     """Return the picture of a recipe's problems, as SVG."""
     config: Any = OmegaConf.to_container(mlotool.compose(name), resolve=True)
-    picture = graph_picture(config, problem_colours(config["problems"]))
+    picture = problem_graph(config, problem_colours(config["problems"]))
     return None if picture is None else str(picture)
 
 
@@ -139,18 +137,25 @@ def _how(made: dict[str, Any]) -> str:
 def _figures(folder: str, made: dict[str, Any]) -> list[str]:
     lines = []
     for figure in made["figures"]:
-        with Image.open(RUNS / folder / figure) as picture:
-            is_wide = picture.width > 2 * picture.height
+        is_wide = _is_wide(RUNS / folder / figure)
         text, width = Path(figure).stem.replace("-", ", "), 860 if is_wide else 560
         lines += ["", f"![{text}](../runs/{folder}/{figure}){{ width={width} }}"]
     return lines
+
+
+def _is_wide(figure: Path) -> bool:
+    if figure.suffix == ".svg":
+        width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figure.read_text(encoding="utf-8"))[0]
+        return float(width) > 2 * float(height)
+    with Image.open(figure) as picture:
+        return picture.width > 2 * picture.height
 
 
 def _models(folder: str, title: str) -> list[str]:
     """Return the graphs of the models of spaces, with what was decided."""
     records, _ = read_models(RUNS / folder)
     paths, _ = read_paths(RUNS / folder)
-    cards = [card for each in records for card in model_section(each, shares(paths.get(each.problem, {})))]
+    cards = [model_section(each, shares(paths.get(each.problem, {}))) for each in records]
     graph = f'<div class="graph">{"".join(cards)}</div>'
     return ["", f"<details markdown><summary>{title}</summary>", "", graph, "", "</details>"] if cards else []
 

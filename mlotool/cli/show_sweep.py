@@ -16,8 +16,7 @@ from mlotool.core.errors import MlotoolError
 from mlotool.core.messages import escape
 
 if TYPE_CHECKING:
-    from mlotool.report.sweep import SweepRow
-    from mlotool.report.sweep_settings import Comparison
+    from mlotool.report.sweep import Comparison, SweepRow
 
 
 GAP = 2
@@ -123,9 +122,9 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
         whether all of them could be written.
     """
     from mlotool.report import write_sweep_page, write_sweep_summary
-    from mlotool.report.pareto import front_lines
+    from mlotool.report.search import front_lines
+    from mlotool.report.sweep import compare
     from mlotool.report.sweep_fusion import fusion_lines, warning_lines
-    from mlotool.report.sweep_settings import compare
 
     console = console or plain_console()
     comparison = compare(sweep_dir)
@@ -169,7 +168,7 @@ def _write(console: Console, sweep_dir: Path, name: str, writer: Callable[[], Pa
 
 
 def _print_errors(console: Console, comparison: "Comparison") -> None:
-    from mlotool.report.infeasible import infeasible_lines
+    from mlotool.report.search import infeasible_lines
     from mlotool.report.sweep import INFEASIBLE
 
     _print_lines(console, infeasible_lines(comparison.rows))
@@ -188,8 +187,8 @@ def _print_errors(console: Console, comparison: "Comparison") -> None:
 
 def _print_jobs(console: Console, comparison: "Comparison") -> None:
     from mlotool.report.formats import duration
-    from mlotool.report.pareto import jobs_on_front
-    from mlotool.report.sweep_columns import labels, shown
+    from mlotool.report.search import jobs_on_front
+    from mlotool.report.sweep import labels, shown
 
     rows = _worth_most(comparison)
     keys = [*(column.key for column in comparison.columns), *comparison.seed_keys][:MAX_COLUMNS]
@@ -242,8 +241,8 @@ def _worth_most(comparison: "Comparison") -> "Sequence[SweepRow]":
 
 
 def _print_settings(console: Console, comparison: "Comparison") -> None:
-    from mlotool.report.pareto import second_mean
-    from mlotool.report.sweep_columns import shown
+    from mlotool.report.search import second_mean
+    from mlotool.report.sweep import shown
 
     ordered = comparison.ordered[:MAX_SETTINGS]
     columns = [
@@ -274,8 +273,7 @@ def _print_table(console: Console, columns: list[FittedColumn], drop_first: list
 
 def _verdict(comparison: "Comparison") -> str:
     """Return what came out, in a sentence."""
-    from mlotool.report.sweep_page import mean_text
-    from mlotool.report.sweep_settings import seeds
+    from mlotool.report.sweep import mean_text, seeds
 
     setting = comparison.best or comparison.only
     if setting is None or setting.mean is None:

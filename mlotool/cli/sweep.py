@@ -126,7 +126,7 @@ def _show(folder: Path) -> None:
 def exit_code(folder: Path) -> int:
     """Return 0 where all jobs of a sweep finished; a RunError names those that did not, or why there is nothing."""
     from mlotool.report import sweep_rows
-    from mlotool.report.infeasible import nothing_fits
+    from mlotool.report.search import nothing_fits
 
     rows = sweep_rows(folder)
     failed = [row for row in rows if row.status not in ("finished", "pruned", INFEASIBLE)]

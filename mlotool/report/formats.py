@@ -4,6 +4,8 @@ import math
 import re
 
 NONE = "\N{EN DASH}"
+# What is beyond is as good as infinite (its square or sum is), or as good as zero, with no place on a log scale.
+LARGEST, SMALLEST = 1e150, 1e-150
 
 
 def number(value: object) -> str:

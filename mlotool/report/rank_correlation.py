@@ -1,13 +1,25 @@
-"""Whether two figures of the same things put them into the same order."""
+"""How well one figure of the jobs of a sweep orders another: rank correlations, and importances of hyperparameters."""
 
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata, spearmanr
 
-NUM_DRAWS = 2_000
-LEVEL = 0.95
+from mlotool.report.sweep import Column
+
+NUM_DRAWS, LEVEL = 2_000, 0.95
+MIN_JOBS = 6
+# Of larger sweeps the rank correlations are taken: fANOVA costs their product, and more.
+MAX_COLUMNS, MAX_JOBS = 40, 1_000
+
+FANOVA = "share of the objective's variance, by fANOVA of Optuna"
+CORRELATION = "absolute rank correlation with the objective; of names, the correlation ratio of ranks"
 
 
 @dataclass(frozen=True)
@@ -45,23 +57,73 @@ def rank_correlation(pairs: Sequence[tuple[float, float]], seed: int = 0) -> Ran
         1.0
     """
     values = np.asarray(pairs, dtype=float).reshape(-1, 2)
-    generator = np.random.default_rng(seed)
-    samples = generator.integers(max(len(values), 1), size=(NUM_DRAWS, len(values)))
-    drawn = [each for each in (_spearman(values[sample]) for sample in samples) if not np.isnan(each)]
-    rest = (1 - LEVEL) / 2
-    low, high = (float(each) for each in np.quantile(drawn, [rest, 1 - rest])) if drawn else (np.nan, np.nan)
-    return RankCorrelation(_spearman(values), low, high, len(values))
+    chosen = np.random.default_rng(seed).integers(max(len(values), 1), size=(NUM_DRAWS, len(values)))
+    drawn = _spearman(values[chosen])
+    drawn = drawn[~np.isnan(drawn)]
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(drawn) else (np.nan, np.nan)
+    return RankCorrelation(float(_spearman(values[None])[0]), float(low), float(high), len(values))
 
 
-def _spearman(values: NDArray[np.float64]) -> float:
-    if len(values) < 2 or np.ptp(values, axis=0).min() == 0:
-        return float("nan")
-    return round(float(np.corrcoef(_ranks(values[:, 0]), _ranks(values[:, 1]))[0, 1]), 12)
+def _spearman(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the correlation of each sample of pairs, [samples, pairs, 2]."""
+    if samples.shape[1] < 2:
+        return np.full(len(samples), np.nan)
+    ranks = rankdata(samples, axis=1)
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.float64] = ranks.prod(axis=2).sum(axis=1) / np.sqrt((ranks**2).sum(axis=1).prod(axis=1))
+    return found.round(12)
 
 
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    # The ranks of a value end at how many are not larger.
-    last = counts.cumsum()
-    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[places]
-    return ranks
+def importances(columns: Sequence[Column], objective: Sequence[float]) -> tuple[str, list[tuple[str, float]]]:
+    """Return how importance was measured, and each column's, the largest first; empty where it cannot be told.
+
+    Args:
+        columns: of the settings that finished.
+        objective: theirs.
+    """
+    if len(objective) < max(MIN_JOBS, len(columns) + 4) or len(set(objective)) < 2 or not columns:
+        return "", []
+    method, found = CORRELATION, []
+    if len(columns) <= MAX_COLUMNS and len(objective) <= MAX_JOBS:
+        # Optuna asserts that no variance is less than zero, as rounding may make one.
+        with suppress(ImportError, AssertionError):
+            method, found = FANOVA, _fanova(import_module("optuna"), columns, objective)
+    if not found:
+        method, found = CORRELATION, [_correlation(column, np.asarray(objective)) for column in columns]
+    labelled = zip((column.label for column in columns), found, strict=True)
+    return method, sorted((pair for pair in labelled if np.isfinite(pair[1])), key=lambda pair: -pair[1])
+
+
+def _fanova(optuna: Any, columns: Sequence[Column], objective: Sequence[float]) -> list[float]:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Made anew from the table, so that a grid has importances too.
+    study = optuna.create_study()
+    values: dict[str, tuple[Any, ...]] = {
+        column.key: column.numbers or tuple(map(str, column.texts)) for column in columns
+    }
+    kinds = optuna.distributions
+    distributions = {
+        column.key: kinds.CategoricalDistribution(sorted(set(values[column.key])))
+        if column.numbers is None
+        else kinds.FloatDistribution(min(column.numbers), max(column.numbers), log=column.is_log)
+        for column in columns
+    }
+    for index, value in enumerate(objective):
+        params = {key: own[index] for key, own in values.items()}
+        study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return [float(found.get(column.key, 0.0)) for column in columns]
+
+
+def _correlation(column: Column, objective: NDArray[np.float64]) -> float:
+    if column.numbers is not None:
+        return abs(float(spearmanr(column.numbers, objective).statistic)) if len(set(column.numbers)) > 1 else 0.0
+    ranks = rankdata(objective)
+    _, groups = np.unique([str(text) for text in column.texts], return_inverse=True)
+    sizes = np.bincount(groups)
+    between = (sizes * (np.bincount(groups, ranks) / sizes - ranks.mean()) ** 2).sum()
+    return float(np.sqrt(between / ((ranks - ranks.mean()) ** 2).sum()))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mlotool.core.messages import escape
 from mlotool.core.run_files import replacing
-from mlotool.report.pareto import jobs_on_front, pareto_front, second_mean
-from mlotool.report.sweep_settings import Comparison, compare
+from mlotool.report.search import jobs_on_front, pareto_front, second_mean
+from mlotool.report.sweep import Comparison, compare
 
 FILE = "sweep.csv"
 SETTINGS_FILE = "settings.csv"

@@ -13,8 +13,8 @@ FOLDER = "fusion"
 MAX_FILES, MAX_STACKS, MAX_LINES = 2_000, 20_000, 12
 MAX_REASON, MAX_PARTS = 300, 12
 _WARNING = "mlotool: warning: "
+# Of one tick: what is beside them is no measurement.
 LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e5
-"""Of one tick: what is beside them is no measurement."""
 
 
 @dataclass(frozen=True)

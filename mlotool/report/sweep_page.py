@@ -1,39 +1,50 @@
-"""One self-contained page of a sweep: sweep.html, and its figures as PNG files beside it."""
+"""What is written of a sweep: its page, sweep.html, with the figures beside it; and sweep.csv, settings.csv."""
 
+import csv
+import re
 import shlex
 from collections import Counter
-from importlib.resources import files
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from mlotool.core.run_files import write_text
-from mlotool.report.figure import Card, Sketchbook, report_style
-from mlotool.report.formats import NONE, number
-from mlotool.report.inherited_figure import inherited_cards
-from mlotool.report.markup import Markup, details, element
-from mlotool.report.model_nodes import read_models
-from mlotool.report.model_picture import model_section
-from mlotool.report.pareto import pareto_front
-from mlotool.report.pareto_figure import front_cards
-from mlotool.report.sweep import ENDED, INFEASIBLE
-from mlotool.report.sweep_curves import curve_cards, objective_cards, read_curves
-from mlotool.report.sweep_figures import importance_cards, parallel_cards
+from markupsafe import Markup
+
+from mlotool.core.messages import escape
+from mlotool.core.run_files import replacing, write_text
+from mlotool.report.figure import Sketchbook, report_style
+from mlotool.report.formats import NONE, duration, number, shortened
+from mlotool.report.graph import model_section
+from mlotool.report.models import read_models
+from mlotool.report.page import SIGNS, page
+from mlotool.report.run_folder import SPLIT_NAMES
+from mlotool.report.search import jobs_on_front, pareto_front, second_mean
+from mlotool.report.sweep import (
+    ENDED,
+    INFEASIBLE,
+    Column,
+    Comparison,
+    SweepRow,
+    as_number,
+    compare,
+    labels,
+    mean_text,
+    seeds,
+    shown,
+)
+from mlotool.report.sweep_figures import sweep_cards
 from mlotool.report.sweep_fusion import fusion_lines
-from mlotool.report.sweep_settings import Comparison, Setting, compare, seeds
-from mlotool.report.sweep_tables import SIGNS, front_table, jobs_table, settings_table
-from mlotool.report.write import grid, page, section
 
-FILE = "sweep.html"
-PAGE = "report.html"
-MAX_ERRORS = 50
+FILE, PAGE = "sweep.html", "report.html"
+MAX_ERRORS, MAX_METRICS, MAX_COLUMNS, MAX_FRONT, MAX_TEXT = 50, 8, 40, 100, 60
+# Overrides that stand in lines of their own; more of them are written one behind the other.
 MAX_LINES = 10
-"""Overrides that stand in lines of their own; more of them are written one behind the other."""
-
-# Selected by the very data that it is measured on, which a reader of the curves would not expect.
-WHICH_VALUE = "The value of a job is that of its best checkpoint, or its last one where no best checkpoint is kept."
 
 
 def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> Path:
-    """Write sweep.html and report/*.png from the folders of a sweep's jobs.
+    """Write sweep.html and report/*.svg from the folders of a sweep's jobs.
 
     Args:
         sweep_dir: the folder of a sweep, also of one that is still running.
@@ -48,80 +59,39 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
     """
     sweep_dir = Path(sweep_dir)
     comparison = comparison or compare(sweep_dir)
-    title = f"{comparison.name}: sweep"
-    parts = [_header(title, comparison)]
     book = Sketchbook(sweep_dir / "report")
     with report_style():
-        curves = curve_cards(book, comparison, read_curves(comparison))
-        own = [*objective_cards(book, comparison), *importance_cards(book, comparison)]
-        parallel = parallel_cards(book, comparison)
-        two = front_cards(book, comparison)
-        inherited = inherited_cards(book, comparison)
-    parts += _figures("Hyperparameters", parallel)
-    parts += _figures("Objective", [*curves, *own, *two, *inherited])
-    if two:
-        parts.append(section("Pareto front", front_table(comparison, pareto_front(comparison))))
-    parts += _best_model(comparison)
-    if comparison.has_seeds and len(comparison.settings) > 1:
-        parts.append(section("Settings", settings_table(comparison)))
-    if comparison.rows:
-        parts.append(
-            section(
-                "Jobs",
-                jobs_table(comparison),
-                *_on_demand(comparison),
-                *_infeasible(comparison),
-                *_constants(comparison),
-            )
-        )
-    together = fusion_lines(sweep_dir)
-    if together:
-        parts.append(section("What ran as one program", element("ul", *(element("li", line) for line in together))))
-    parts += _errors(comparison)
-    script = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
-    text = page(title, parts, script, has_figures=bool(book.files))
+        parallel, cards = sweep_cards(book, comparison)
+    infeasible = [row for row in comparison.rows if row.status == INFEASIBLE]
+    failed = [row for row in comparison.rows if row.error and row.status != INFEASIBLE]
+    chosen = comparison.best or comparison.only
+    has_settings = comparison.has_seeds and len(comparison.settings) > 1
+    text = page(
+        "sweep.html", f"{comparison.name}: sweep", "sort_table.js", comparison=comparison, state=_state(comparison),
+        tiles=_tiles(comparison), max_lines=MAX_LINES, parallel=parallel, cards=cards, has_figures=bool(book.names),
+        overrides=[] if chosen is None or chosen.mean is None else comparison.overrides(chosen),
+        front=_front_table(comparison), settings=_settings_table(comparison) if has_settings else None,
+        jobs=_jobs_table(comparison) if comparison.rows else None, models=_models(comparison),
+        command=_command(comparison), failed=failed[:MAX_ERRORS], infeasible=infeasible, max_errors=MAX_ERRORS,
+        together=fusion_lines(sweep_dir),
+    )  # fmt: skip
     return write_text(sweep_dir, FILE, text)
 
 
-def _best_model(comparison: Comparison) -> list[Markup]:
-    """Show the model of the best job, where it has one of a space."""
+def _models(comparison: Comparison) -> list[Markup]:
+    """Return the models of the best job, where it has some of a space."""
     setting = comparison.best or comparison.only
-    rows = () if setting is None else [row for row in setting.rows if row.status == "finished"]
-    for row in rows:
-        models, _ = read_models(row.folder)
-        cards = [card for each in models for card in model_section(each)]
-        if cards:
-            return [section("Best model" if comparison.best else "Model", *cards)]
+    for row in () if setting is None else setting.rows:
+        models = [model_section(each) for each in read_models(row.folder)[0]] if row.status == "finished" else []
+        if any(models):
+            return models
     return []
-
-
-def _figures(title: str, cards: list[Card]) -> list[Markup]:
-    return [section(title, grid(cards))] if cards else []
-
-
-def _header(title: str, comparison: Comparison) -> Markup:
-    class_, text = _state(comparison)
-    sign = element("span", SIGNS.get(class_, "?"), aria_hidden="true")
-    head = element("div", element("h1", title), element("span", sign, text, class_=f"badge {class_}"), class_="head")
-    tiles = [_first_tile(comparison), *_best_tile(comparison), _count_tile(comparison)]
-    parts = [head, element("dl", *tiles, class_="tiles")]
-    chosen = comparison.best or comparison.only
-    words = [] if chosen is None or chosen.mean is None else comparison.overrides(chosen)
-    if words:
-        lines = ("\n" if len(words) <= MAX_LINES else " ").join(words)
-        whose = "The best setting's own" if comparison.best else "Its"
-        parts.append(element("p", f"{whose} overrides; one click selects them.", class_="muted"))
-        parts.append(element("pre", lines, class_="command"))
-    if comparison.num_ended:
-        parts.append(element("p", WHICH_VALUE, class_="muted"))
-    parts += [element("p", note, class_="muted") for note in comparison.notes]
-    return element("header", *parts)
 
 
 def _state(comparison: Comparison) -> tuple[str, str]:
     """Return the badge's class and text."""
-    counts = Counter(row.status for row in comparison.rows)
     num, ended = comparison.num_jobs, comparison.num_ended
+    counts = Counter(row.status for row in comparison.rows)
     if counts["running"]:
         return "running", f"running: {ended} of {num} jobs have ended"
     if ended < num:
@@ -129,91 +99,306 @@ def _state(comparison: Comparison) -> tuple[str, str]:
     return ("failed", f"{counts['failed']} of {num} failed") if counts["failed"] else ("finished", "finished")
 
 
-def _first_tile(comparison: Comparison) -> Markup:
-    direction = comparison.direction
-    setting = comparison.best or comparison.only
-    if setting is None or setting.mean is None:
-        if not comparison.rows:
-            return _tile(comparison.objective, NONE, "no job has begun yet", "tile first")
-        return _tile(comparison.objective, NONE, f"no job has finished with a value yet; {direction}", "tile first")
-    num, whose = len(comparison.ranked), "settings" if comparison.has_seeds else "jobs that finished"
-    what = f"best of {num} {whose}, " if num > 1 else ""
-    if not comparison.has_seeds:
-        return _tile(f"{what}{comparison.objective}", number(setting.mean), direction, "tile first")
-    below = f"mean{' ± standard error' if setting.standard_error is not None else ''} of {seeds(setting)}; {direction}"
-    return _tile(f"{what}{comparison.objective}", mean_text(setting), below, "tile first")
-
-
-def mean_text(setting: Setting) -> str:
-    """Return a setting's mean with its standard error, to the digits that the error leaves.
-
-    Example:
-        >>> mean_text(Setting({}, (), (0.91, 0.93, 0.92), 3))
-        '0.92 ± 0.0058'
-    """
-    error = setting.standard_error
-    return number(setting.mean) if error is None else f"{number(setting.mean)} ± {error:.2g}"
-
-
-def _best_tile(comparison: Comparison) -> list[Markup]:
-    best = comparison.best
-    if best is None:
-        return []
-    return [_tile("jobs of the best setting" if len(best.rows) > 1 else "best job", best.jobs, "")]
-
-
-def _count_tile(comparison: Comparison) -> Markup:
+def _tiles(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return the facts that one looks for first: what they are, the value, and a line below."""
+    best, direction = comparison.best, comparison.direction
+    setting = best or comparison.only
+    label, value = comparison.objective, NONE
+    if not comparison.rows:
+        below = "no job has begun yet"
+    elif setting is None or setting.mean is None:
+        below = f"no job has finished with a value yet; {direction}"
+    else:
+        num, whose = len(comparison.ranked), "settings" if comparison.has_seeds else "jobs that finished"
+        label = f"{f'best of {num} {whose}, ' if num > 1 else ''}{label}"
+        error = " ± standard error" if setting.standard_error is not None else ""
+        below = f"mean{error} of {seeds(setting)}; {direction}" if comparison.has_seeds else direction
+        value = mean_text(setting) if comparison.has_seeds else number(setting.mean)
+    tiles: list[tuple[str, ...]] = [(label, value, below, "tile first")]
+    if best is not None:
+        tiles.append(("jobs of the best setting" if len(best.rows) > 1 else "best job", best.jobs))
     counts = Counter(row.status for row in comparison.rows)
-    waiting = comparison.num_jobs - len(comparison.rows)
-    if waiting:
-        counts["not begun"] = waiting
-    ended = f"{comparison.num_ended} of {comparison.num_jobs}"
-    return _tile("jobs that have ended", ended, ", ".join(f"{count} {status}" for status, count in counts.items()))
+    counts["not begun"] = comparison.num_jobs - len(comparison.rows)
+    ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return [*tiles, ("jobs that have ended", f"{comparison.num_ended} of {comparison.num_jobs}", ended)]
 
 
-def _tile(label: str, value: str, below: str, class_: str = "tile") -> Markup:
-    small = [element("small", below)] if below else []
-    return element("div", element("dt", label), element("dd", value, *small), class_=class_)
+def _command(comparison: Comparison) -> str:
+    """Return what makes the page of the first job without one: jobs that share a process leave it to the reader."""
+    for row in comparison.rows:
+        folder = row.folder
+        if row.status in ENDED and (folder / "config.yaml").is_file() and not (folder / PAGE).is_file():
+            return f"mlotool report {shlex.quote(_nearby(folder))}"
+    return ""
 
 
-def _constants(comparison: Comparison) -> list[Markup]:
-    if not comparison.constants:
-        return []
-    lines = "\n".join(f"{key}={value}" for key, value in comparison.constants.items())
-    so_far = " so far" if comparison.num_ended < comparison.num_jobs else ""
-    return [details(f"The same in all jobs{so_far}", element("pre", lines, class_="wrap"))]
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Args:
+        text: what it shows.
+        sort: by what its column is sorted; None where the value is missing.
+        title: what it says when it is pointed at.
+        status: the CSS class of its colour.
+        is_strong: whether it is the best one.
+        is_state: whether it shows a job's state, with a sign.
+        href: where it leads to.
+    """
+
+    text: str
+    sort: float | str | None = None
+    title: str | None = None
+    status: str = ""
+    is_strong: bool = False
+    is_state: bool = False
+    href: str = ""
 
 
-def _on_demand(comparison: Comparison) -> list[Markup]:
-    """Say how the page of a job is made that has none: jobs that share a process leave it to the reader."""
-    ended = (row.folder for row in comparison.rows if row.status in ENDED)
-    folder = next((each for each in ended if (each / "config.yaml").is_file() and not (each / PAGE).is_file()), None)
-    if folder is None:
-        return []
-    text = "A job without a link has no page yet; this makes that of the first one:"
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    command = element("pre", f"mlotool report {shlex.quote(str(shown))}", class_="command")
-    return [element("p", text, class_="muted"), command]
+@dataclass(frozen=True)
+class Head:
+    """The head of a column.
+
+    Args:
+        label: what it shows.
+        title: what it says when it is pointed at.
+        is_number: whether its column is sorted by size.
+        first: the direction in which it is sorted first.
+        sorted: the direction in which it is sorted now.
+    """
+
+    label: str
+    title: str | None = None
+    is_number: bool = False
+    first: str = "ascending"
+    sorted: str | None = None
+
+    @property
+    def pieces(self) -> list[str]:
+        """The label, cut where it may go on in another line: after a dot, a slash or an underscore."""
+        return re.split(r"(?<=[._/])(?=.)", self.label)
 
 
-def _infeasible(comparison: Comparison) -> list[Markup]:
-    """Say which draws make no model, which is no failure."""
-    found = [row for row in comparison.rows if row.status == INFEASIBLE]
-    if not found:
-        return []
-    lines = [element("li", element("b", f"job {row.job}: "), row.error) for row in found[:MAX_ERRORS]]
-    more = [element("p", f"{len(found) - MAX_ERRORS} more are in sweep.csv.")] if len(found) > MAX_ERRORS else []
-    one = len(found) == 1
-    few = f"{len(found)} draw{' makes' if one else 's make'} no model, and {'was' if one else 'were'} not trained"
-    return [details(few, element("ul", *lines, class_="muted"), *more)]
+Table = dict[str, Any]
 
 
-def _errors(comparison: Comparison) -> list[Markup]:
-    failed = [row for row in comparison.rows if row.error and row.status != INFEASIBLE][:MAX_ERRORS]
-    if not failed:
-        return []
-    cards = [
-        element("div", element("h3", f"Job {row.job}"), element("pre", row.error, class_="wrap"), class_="card error")
-        for row in failed
+def _table(heads: Sequence[Head], rows: Sequence[Sequence[Cell]], is_best: Sequence[bool]) -> Table:
+    return {"heads": heads, "rows": [{"cells": row, "is_best": best} for row, best in zip(rows, is_best, strict=True)]}
+
+
+def _first(mode: str) -> str:
+    return "descending" if mode == "max" else "ascending"
+
+
+def _parameter_heads(columns: Sequence[Column]) -> list[Head]:
+    return [Head(column.label, column.key, column.numbers is not None) for column in columns]
+
+
+def _settings_table(comparison: Comparison) -> Table:
+    """Return all settings, the best first, those without a value last."""
+    columns = comparison.columns[:MAX_COLUMNS]
+    heads = [
+        Head("rank", is_number=True, sorted="ascending"),
+        Head(comparison.objective, "mean of the jobs that finished", is_number=True, first=_first(comparison.mode)),
+        Head("± standard error", is_number=True),
+        Head("seeds", "jobs that finished, of all", is_number=True),
+        *_parameter_heads(columns),
+        Head("jobs"),
     ]
-    return [section("Why jobs failed", *cards)]
+    rows = []
+    for rank, each in enumerate(comparison.ordered, 1):
+        is_best, done, planned = each is comparison.best, len(each.values), each.num_planned
+        rows.append([
+            Cell(f"{'★ ' if is_best else ''}{rank}" if each.values else NONE, rank),
+            _value(each.mean, is_strong=is_best),
+            _value(each.standard_error),
+            Cell(f"{done} of {planned}", done, status="" if done == planned else "interrupted"),
+            *(_parameter(each.parameters.get(column.key)) for column in columns),
+            Cell(each.jobs, each.jobs),
+        ])  # fmt: skip
+    return _table(heads, rows, [each is comparison.best for each in comparison.ordered])
+
+
+def _front_table(comparison: Comparison) -> Table | None:
+    """Return the settings on the front of two objectives, the best by the first one first."""
+    front, plan, columns = pareto_front(comparison)[:MAX_FRONT], comparison.plan, comparison.columns[:MAX_COLUMNS]
+    if not front:
+        return None
+    heads = [
+        Head("jobs"),
+        Head(comparison.objective, is_number=True, first=_first(comparison.mode)),
+        Head(plan.second_objective, is_number=True, first=_first(plan.second_mode)),
+        *_parameter_heads(columns),
+    ]
+    rows = [
+        [
+            Cell(each.setting.jobs, each.setting.jobs), _value(each.first), _value(each.second),
+            *(_parameter(each.setting.parameters.get(column.key)) for column in columns),
+        ]
+        for each in front
+    ]  # fmt: skip
+    return _table(heads, rows, [each.setting is comparison.best for each in front])
+
+
+def _jobs_table(comparison: Comparison) -> Table:
+    """Return all jobs in the order of their numbers, each with a link to its page."""
+    rows, best = comparison.rows, comparison.best_jobs
+    keys = [*(column.key for column in comparison.columns), *comparison.seed_keys][:MAX_COLUMNS]
+    columns = [
+        Column(key, label, tuple(row.parameters[key] for row in rows if key in row.parameters))
+        for key, label in labels(keys).items()
+    ]
+    # What was evaluated on a split, beside the objective; the page of a job has all else.
+    owners = {*SPLIT_NAMES, comparison.objective.partition("/")[0]}
+    found = dict.fromkeys(key for row in rows for key in row.metrics if key.partition("/")[0] in owners)
+    metrics = [key for key in found if key != comparison.objective][:MAX_METRICS]
+    is_number, title = all(row.job.isdecimal() for row in rows), "at the best checkpoint, where one is kept"
+    heads = [
+        Head("job", is_number=is_number, sorted="ascending"),
+        Head("status"),
+        Head(comparison.objective, title, is_number=True, first=_first(comparison.mode)),
+        *_parameter_heads(columns),
+        *(Head(key, "the last value", is_number=True) for key in metrics),
+        Head("time", is_number=True),
+        Head("ticks", is_number=True),
+    ]
+    lines = [
+        [
+            Cell(row.job, row.job, href=_link(row)),
+            Cell(row.status, row.status, status=row.status if row.status in SIGNS else "", is_state=True),
+            _value(row.value if row.objective == comparison.objective else None, is_strong=row.job in best),
+            *(_parameter(row.parameters.get(key)) for key in keys),
+            *(_value(row.metrics.get(key)) for key in metrics),
+            Cell(duration(row.seconds), row.seconds),
+            Cell(number(row.num_ticks), row.num_ticks),
+        ]
+        for row in rows
+    ]
+    return _table(heads, lines, [row.job in best for row in rows])
+
+
+def _link(row: SweepRow) -> str:
+    # "./" and quoted: no name of a folder is a scheme, or leads elsewhere.
+    return f"./{quote(row.job)}/{PAGE}" if (row.folder / PAGE).is_file() else ""
+
+
+def _parameter(text: str | None) -> Cell:
+    value = as_number(text)
+    return Cell(shortened(shown(text), MAX_TEXT), text if value is None else value, title=text)
+
+
+def _value(value: float | None, *, is_strong: bool = False) -> Cell:
+    # NaN compares with nothing.
+    sort = None if value is None or value != value else value
+    return Cell(number(value), sort, None if value is None else repr(value), is_strong=is_strong)
+
+
+# Columns of metrics in sweep.csv.
+MAX_WRITTEN = 1_000
+# A spreadsheet computes a text that begins so.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
+                 "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+
+
+def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -> Path:
+    """Write sweep.csv beside the jobs, and settings.csv where a setting has several of them.
+
+    sweep.csv has a column for the job's name, one for each override, the objective's key and value (at the best
+    checkpoint, where one is kept), one for the last value of each metric, and status, time_s, folder and error.
+    settings.csv has a column for each hyperparameter, mean, standard_error, num_seeds, num_planned, is_best and jobs.
+    With a second objective both say its key, its value and whether a job, or a setting, is on the Pareto front.
+
+    Args:
+        sweep_dir: the folder of a sweep.
+        comparison: what `compare` has read from it, if it has.
+
+    Returns:
+        sweep.csv.
+
+    Raises:
+        ConfigError: `sweep_dir` is not the folder of a sweep.
+        WriteError: the disk does not take them.
+    """
+    comparison = comparison or compare(sweep_dir)
+    file = Path(sweep_dir) / "sweep.csv"
+    _write(file, *_job_rows(comparison))
+    if comparison.has_seeds:
+        _write(file.with_name("settings.csv"), *_setting_rows(comparison))
+    return file
+
+
+def _job_rows(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
+    rows = comparison.rows
+    keys = [*(column.key for column in comparison.columns), *comparison.seed_keys, *comparison.constants]
+    metrics = list(dict.fromkeys(key for row in rows for key in row.metrics))[:MAX_WRITTEN]
+    second, on_front = comparison.plan.second_objective, jobs_on_front(comparison)
+    two = ["second_objective", "second_value", "on_front"] if second else []
+    heads = ["job", *keys, "objective", "value", *two, *metrics, "status", "time_s", "folder", "error"]
+    lines: list[list[object]] = [
+        [
+            row.job,
+            *(row.parameters.get(key) for key in keys),
+            row.objective,
+            row.value,
+            *((second, row.number(second), str(row.job in on_front).lower()) if second else ()),
+            *(row.metrics.get(key) for key in metrics),
+            row.status,
+            row.seconds,
+            _nearby(row.folder),
+            row.error,
+        ]
+        for row in rows
+    ]
+    return heads, lines
+
+
+def _setting_rows(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
+    keys = [column.key for column in comparison.columns]
+    second, on_front = comparison.plan.second_objective, {id(each.setting) for each in pareto_front(comparison)}
+    two = ["second_objective", "second_mean", "on_front"] if second else []
+    heads = [*keys, "objective", "mean", "standard_error", *two, "num_seeds", "num_planned", "is_best", "jobs"]
+    lines: list[list[object]] = [
+        [
+            *(each.parameters.get(key) for key in keys),
+            comparison.objective,
+            each.mean,
+            each.standard_error,
+            *((second, second_mean(comparison, each.rows), str(id(each) in on_front).lower()) if second else ()),
+            len(each.values),
+            each.num_planned,
+            str(each is comparison.best).lower(),
+            " ".join(row.job for row in each.rows),
+        ]
+        for each in comparison.ordered
+    ]
+    return heads, lines
+
+
+def _write(file: Path, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    with replacing(file.parent, file.name) as temporary, temporary.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow([_cell(each) for each in _different(heads)])
+        writer.writerows([_cell(value) for value in row] for row in rows)
+
+
+def _different(heads: Sequence[str]) -> list[str]:
+    """Return the heads, those that stand there already with a number behind: a column is found by its head."""
+    found: dict[str, None] = {}
+    for head in heads:
+        names = (head if count == 1 else f"{head}_{count}" for count in range(1, len(found) + 2))
+        found[next(name for name in names if name not in found)] = None
+    return list(found)
+
+
+def _cell(value: object) -> object:
+    """Return a value on one line, so that no spreadsheet takes a text for a formula: `'` stands before such a one."""
+    if not isinstance(value, str):
+        return value
+    text = escape(value).replace("\n", "\\n").replace("\t", "\\t")
+    is_number = as_number(text) is not None or text.lstrip("+-") in ("inf", "nan")
+    return f"'{text}" if text.lstrip().startswith(FORMULA_SIGNS) and not is_number else text
+
+
+def _nearby(path: Path) -> str:
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

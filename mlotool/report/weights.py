@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from mlotool.core.errors import RunFileError
 from mlotool.core.run_files import list_files
 from mlotool.report.arrays import read_arrays
-from mlotool.report.figure import Card, Sketchbook, legend_above, plain_number, use_log_scale
-from mlotool.report.formats import number
-from mlotool.report.palette import light
-from mlotool.report.series import LARGEST, needs_log_scale
+from mlotool.report.figure import Card, Sketchbook, legend_above, light, needs_log_scale, plain_number, use_log_scale
+from mlotool.report.formats import LARGEST, number
 
 # A page of some hundred kilobytes; as one picture of pixels the marks would not follow the reader's mode.
 MAX_POINTS = 1500

@@ -65,7 +65,7 @@ def pages_behind_links(run: Path, outside: Path) -> None:
 @hostile
 def pictures_behind_links(run: Path, outside: Path) -> None:
     (run / "report").mkdir(exist_ok=True)
-    for file in [*(run / "report").iterdir(), run / "report" / "loss-classifier.png"]:
+    for file in [*(run / "report").iterdir(), run / "report" / "loss-classifier.svg"]:
         _link(file, outside / "secret.txt")
 
 

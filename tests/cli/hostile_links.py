@@ -168,8 +168,8 @@ def a_summary_that_is_a_folder(run: Path, outside: Path) -> None:
 
 @hostile
 def pictures_that_are_folders(run: Path, outside: Path) -> None:
-    (run / "report" / "loss-classifier.png").mkdir(parents=True)
-    (run / "report" / "accuracy.png").mkdir(parents=True)
+    (run / "report" / "loss-classifier.svg").mkdir(parents=True)
+    (run / "report" / "accuracy.svg").mkdir(parents=True)
 
 
 @hostile

@@ -61,7 +61,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("file", ["report.html", "evaluation-loss.png"])
+@pytest.mark.parametrize("file", ["report.html", "evaluation-loss.svg"])
 def test_a_signal_while_a_page_is_written_leaves_the_old_one(
     call: Call, send: Callable[[str, int], None], run: Path, file: str, number: int, code: int
 ) -> None:

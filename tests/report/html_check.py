@@ -74,7 +74,7 @@ def read_page(file: Path, script: str | None = None) -> Page:
         digest = b64encode(sha256(page.source.partition("<script>")[2].partition("</script>")[0].encode()).digest())
         assert page.source.partition("<script>")[2].startswith(f"{script}</script>")
         assert page.source.count("script-src") == 1
-        assert f"script-src &#x27;sha256-{digest.decode()}&#x27;" in page.source
+        assert f"script-src &#39;sha256-{digest.decode()}&#39;" in page.source
     assert not page.handlers
     assert "@import" not in page.source
     assert len(page.ids) == len(set(page.ids)), "two elements share an id"

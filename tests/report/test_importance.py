@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlotool.report import importance
-from mlotool.report.sweep_columns import Column
+from mlotool.report import rank_correlation as importance
+from mlotool.report.sweep import Column
 
 LR = Column("lr", "lr", tuple(str(value) for value in range(12)), False)
 WIDTH = Column("width", "width", tuple(str(value % 3) for value in range(12)), False)

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlotool.report.inherited_figure import inherited_pairs
 from mlotool.report.rank_correlation import rank_correlation
+from mlotool.report.sweep import compare
+from mlotool.report.sweep_figures import inherited_pairs
 from mlotool.report.sweep_page import write_sweep_page
-from mlotool.report.sweep_settings import compare
 from tests.report.sweep_folders import write_job, write_plan
 
 
@@ -26,7 +26,7 @@ def test_the_page_shows_inherited_beside_trained(tmp_path: Path) -> None:
     assert inherited_pairs(compare(folder)) == [(0.3, 0.1), (0.5, 0.3), (0.4, 0.2), (0.6, 0.4)]
     page = write_sweep_page(folder).read_text()
     assert "Rank correlation (Spearman) of 4 jobs: 1.00" in page
-    assert (folder / "report" / "inherited.png").is_file()
+    assert (folder / "report" / "inherited.svg").is_file()
 
 
 def test_two_jobs_are_no_correlation(tmp_path: Path) -> None:

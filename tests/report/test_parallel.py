@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlotool.report import residuals, write_report
-from mlotool.report.parallel_figures import split_series
-from mlotool.report.parallel_records import Span, Timeline, read_timelines
-from mlotool.report.series import Series
+from mlotool.report import layer_parallel, write_report
+from mlotool.report.layer_parallel import Span, Timeline, read_timelines, split_series
+from mlotool.report.run_folder import Series
 from tests.report.html_check import read_page
 from tests.report.run_folders import mwn_config, problem, write_run
 
@@ -163,8 +162,8 @@ def test_histories_are_those_of_the_ticks() -> None:
         0: Series("net", "forward_residual_0", np.arange(100.0), np.full(100, 2.0)),
         2: Series("net", "forward_residual_2", np.array([99.0]), np.array([0.5])),
     }
-    found = residuals._histories(by_cycle)
-    assert found.shape == (residuals.MAX_HISTORIES, 3)
+    found = layer_parallel._histories(by_cycle)
+    assert found.shape == (layer_parallel.MAX_HISTORIES, 3)
     np.testing.assert_array_equal(found[:, 0], 2.0)
     np.testing.assert_array_equal(found[-1], [2.0, np.nan, 0.5])
 

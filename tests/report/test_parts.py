@@ -1,14 +1,22 @@
 import doctest
 import importlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mlotool.report.figure import (
+    THEME,
+    Sketchbook,
+    css_variables,
+    needs_log_scale,
+    problem_colours,
+    report_style,
+    themed,
+)
 from mlotool.report.formats import duration, number
-from mlotool.report.markup import Markup, element
-from mlotool.report.palette import THEME, css_variables, problem_colours, themed
-from mlotool.report.series import MAX_BUCKETS, needs_log_scale, smoothed, thinned
+from mlotool.report.run_figures import smoothed
 
 
 def contrast(one: str, other: str) -> float:
@@ -39,11 +47,6 @@ def test_each_light_colour_is_found_again_in_an_svg() -> None:
     assert len(set(problem_colours([f"p{index}" for index in range(10)]).values())) == 8
 
 
-def test_markup_escapes_all_that_is_not_markup() -> None:
-    made = element("a", "<b>", Markup("<i></i>"), title='"x"', class_="y", hidden=None)
-    assert made == '<a title="&quot;x&quot;" class="y">&lt;b&gt;<i></i></a>'
-
-
 def test_numbers_and_times() -> None:
     assert [number(value) for value in (0.5, 3.0, float("nan"), "text", True)] == ["0.5", "3", "nan", "text", "True"]
     assert [duration(value) for value in (0.04, 59.99, 61, 11_520)] == [
@@ -65,13 +68,19 @@ def test_smoothing_keeps_a_constant_and_skips_gaps() -> None:
     assert smoothed(values[:20]) is None
 
 
-def test_thinning_keeps_spikes_and_order() -> None:
-    values = np.zeros(50_000)
-    values[12_345], values[40_000] = 9.0, -9.0
-    ticks, thin = thinned(np.arange(50_000.0), values)
-    assert len(ticks) <= 2 * MAX_BUCKETS
-    assert (thin.max(), thin.min()) == (9.0, -9.0)
-    assert (np.diff(ticks) > 0).all()
+def test_a_long_curve_is_a_short_path_with_its_spikes(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=100_000)
+    values[12_345], values[40_000] = 90.0, -90.0
+    with report_style():
+        book = Sketchbook(tmp_path / "report")
+        plot = book.new()
+        plot.axes.plot(values)
+        svg = plot.card("curve", "Curve").svg
+    assert len(svg) < 150_000
+    path = max(re.findall(r'd="([^"]*)"', svg), key=len)
+    heights = np.array([float(y) for _, y in re.findall(r"([\d.]+) ([\d.]+)", path)])
+    low, high = np.quantile(heights, [0.01, 0.99])
+    assert heights.min() < low - 2 * (high - low) < high + 2 * (high - low) < heights.max()
 
 
 @pytest.mark.parametrize(
@@ -81,6 +90,8 @@ def test_log_scale(values: list[float], expected: bool) -> None:
     assert needs_log_scale(np.array(values, dtype=float)) is expected
 
 
-@pytest.mark.parametrize("name", ["formats", "markup"])
+@pytest.mark.parametrize(
+    "name", ["figure", "formats", "models", "rank_correlation", "search", "sweep", "sweep_figures", "sweep_fusion"]
+)
 def test_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"mlotool.report.{name}")).failed == 0

@@ -16,9 +16,8 @@ from mlotool.cli.show_sweep import show_sweep
 from mlotool.cli.sweep import exit_code
 from mlotool.core.errors import RunError
 from mlotool.report import write_report, write_sweep_page, write_sweep_summary
-from mlotool.report.pareto import front, points
-from mlotool.report.search_history import best_so_far, random_baseline, trials
-from mlotool.report.sweep_settings import compare
+from mlotool.report.search import best_so_far, front, points, random_baseline, trials
+from mlotool.report.sweep import compare
 from tests.report.html_check import Page, read_page
 from tests.report.model_nodes import residual, write_nodes
 from tests.report.sweep_folders import write_job
@@ -163,7 +162,7 @@ def test_two_objectives_have_a_front(tmp_path: Path) -> None:
     assert "3 of 4 settings are on the front: none is better in both objectives." in page.text
     table = page.source.partition("<h2>Pareto front</h2>")[2].partition("</table>")[0]
     assert re.findall(r'<td data-sort="(\d)">', table) == ["0", "1", "3"]
-    assert (folder / "report" / "pareto.png").is_file()
+    assert (folder / "report" / "pareto.svg").is_file()
 
 
 @pytest.mark.parametrize("modes", [("max", "min"), ("max", "max"), ("min", "min"), ("min", "max")])

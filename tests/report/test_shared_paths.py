@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import nn
 
 from mlotool.report import write_report
-from mlotool.report.shared_paths import MAX_CANDIDATES, MAX_DECISIONS, TrainedCandidate, read_paths
+from mlotool.report.models import MAX_CANDIDATES, MAX_DECISIONS, read_paths
 from mlotool.spaces import Operator, SharedSpace
 from tests.report.html_check import read_page
 from tests.report.model_nodes import node, write_nodes
@@ -55,19 +56,31 @@ def test_a_strangers_text_is_no_markup(tmp_path: Path) -> None:
     assert "<img src=x>" in page.text
 
 
-def test_wrong_values_are_left_out(tmp_path: Path) -> None:
-    wrong = {**COUNTED, "counts": [-1, "many"]}
-    learned = {**LEARNED, "probabilities": [7, True], "found": ["k5"]}
-    spaces, notes = read_paths(write_paths(tmp_path, [wrong, 3, {"name": ["x"]}], [learned]))
-    expected = [TrainedCandidate("k3", 0, None, False), TrainedCandidate("k5", 0, None, False)]
-    assert (spaces, notes) == ({"classifier": {"kernel": expected}}, [])
+@pytest.mark.parametrize(
+    ("counted", "learned"),
+    [
+        ([{**COUNTED, "counts": [1, "many"]}], []),
+        ([{**COUNTED, "counts": [1]}], []),
+        ([3], []),
+        ([{"name": ["x"]}], []),
+        ([COUNTED], [{**LEARNED, "probabilities": [0.5, "x"]}]),
+    ],
+)
+def test_a_file_with_wrong_values_is_a_note(tmp_path: Path, counted: Any, learned: Any) -> None:
+    spaces, [note] = read_paths(write_paths(tmp_path, counted, learned))
+    assert spaces == {} and note.startswith("paths.json could not be read")
 
 
 def test_sizes_are_bounded(tmp_path: Path) -> None:
     wide = {"candidates": [f"c{i}" for i in range(200)], "counts": [1] * 200}
-    spaces, _ = read_paths(write_paths(tmp_path, [{"name": f"d{i}", **wide} for i in range(MAX_DECISIONS + 5)]))
+    spaces, _ = read_paths(
+        write_paths(
+            tmp_path,
+            [{"name": f"d{i}", **(wide if i < 9 else COUNTED | {"name": f"d{i}"})} for i in range(MAX_DECISIONS + 5)],
+        )
+    )
     assert len(spaces["classifier"]) == MAX_DECISIONS
-    assert {len(each) for each in spaces["classifier"].values()} == {MAX_CANDIDATES}
+    assert {len(each) for each in spaces["classifier"].values()} == {MAX_CANDIDATES, 2}
 
 
 def test_a_broken_file_is_a_note(tmp_path: Path) -> None:
@@ -94,7 +107,7 @@ def test_the_super_graph_shows_the_shares_of_its_candidates_and_what_was_found(t
 def test_of_a_candidate_without_counts_the_mutator_is_shown(tmp_path: Path) -> None:
     made = [
         node("input", kind="placeholder"),
-        {**node("a", "input", mutator="kernel"), "stands_for": [["kernel_0", "k3"], ["broken"], 7]},
+        {**node("a", "input", mutator="kernel"), "stands_for": [["kernel_0", "k3"]]},
     ]
     page = read_page(write_report(write_nodes(write_run(tmp_path / "run"), made, {"kernel_0": "k3"})))
     assert "Linear kernel a ·" in page.text

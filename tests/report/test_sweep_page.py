@@ -13,10 +13,9 @@ from mlotool.core.errors import ConfigError
 from mlotool.report import write_sweep_page
 from mlotool.report.figure import Sketchbook, report_style
 from mlotool.report.formats import NONE
-from mlotool.report.importance import CORRELATION, FANOVA, importances
-from mlotool.report.sweep_columns import Column, labels
+from mlotool.report.rank_correlation import CORRELATION, FANOVA, importances
+from mlotool.report.sweep import Column, compare, labels
 from mlotool.report.sweep_figures import parallel_cards, wrapped
-from mlotool.report.sweep_settings import compare
 from tests.report.html_check import Page, read_page
 from tests.report.sweep_folders import write_begun, write_job, write_plan
 
@@ -55,7 +54,7 @@ def test_the_page_shows_every_job_and_loads_nothing(sweep: Path) -> None:
     # Two hyperparameters and the objective fit an ordinary figure.
     assert page.source.count('<figure class="row">') == 1, "the wide figure alone takes a row"
     assert sorted(file.name for file in (sweep / "report").iterdir()) == [
-        "curves.png", "importance.png", "objective.png", "parallel.png",
+        "curves.svg", "importance.svg", "objective.svg", "parallel.svg",
     ]  # fmt: skip
     assert "The same in all jobs recipe=mwn runner.max_ticks=60" in page.text
 

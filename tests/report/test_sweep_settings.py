@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from mlotool.report.sweep import compare, is_seed, seeds
 from mlotool.report.sweep_page import mean_text, write_sweep_page
-from mlotool.report.sweep_settings import compare, is_seed, seeds
 from tests.report.sweep_folders import write_begun, write_job, write_plan
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mlotool.report.visible_range import visible_range
+from mlotool.report.figure import visible_range
 
 
 @pytest.mark.parametrize(

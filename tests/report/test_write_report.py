@@ -12,7 +12,6 @@ from tests.report.html_check import read_page
 from tests.report.run_folders import mwn_config, mwn_rows, mwn_summary, problem, weight_arrays, write_metrics, write_run
 
 FEW_ROWS = [(1, "classifier/loss", 2.3), (2, "classifier/loss", 2.1), (2, "val/accuracy", 0.1)]
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def test_the_page_and_the_figures_of_a_finished_run(tmp_path: Path) -> None:
@@ -43,16 +42,16 @@ def test_the_page_and_the_figures_of_a_finished_run(tmp_path: Path) -> None:
 
     names = {file.name: file.read_bytes() for file in (run / "report").iterdir()}
     assert set(names) == {
-        "loss-reweight.png",
-        "loss-classifier.png",
-        "training-gradient_norm.png",
-        "training-lr.png",
-        "evaluation-accuracy.png",
-        "evaluation-loss.png",
-        "weights-against-loss.png",
-        "weights-histogram.png",
+        "loss-reweight.svg",
+        "loss-classifier.svg",
+        "training-gradient_norm.svg",
+        "training-lr.svg",
+        "evaluation-accuracy.svg",
+        "evaluation-loss.svg",
+        "weights-against-loss.svg",
+        "weights-histogram.svg",
     }
-    assert all(content.startswith(PNG) and len(content) > 3000 for content in names.values())
+    assert all(content.startswith(b"<svg ") and len(content) > 3000 for content in names.values())
 
 
 def test_a_report_is_written_again_over_the_old_one_byte_for_byte(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_figures_of_hostile_names_stay_in_their_folder(tmp_path: Path) -> None:
     rows = [(1, "classifier/../../x", 1.0), (1, "classifier/..//..//x", 2.0), (1, "reweight/.", 2.0)]
     run = write_run(tmp_path / "a" / "run", rows=rows)
     write_report(run)
-    assert {file.suffix for file in (run / "report").iterdir()} == {".png"}
+    assert {file.suffix for file in (run / "report").iterdir()} == {".svg"}
     assert [entry.name for entry in (tmp_path / "a").iterdir()] == ["run"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
@@ -181,7 +180,7 @@ def test_unreadable_lines_are_counted_and_the_rest_is_drawn(tmp_path: Path) -> N
         out.write("3,classifier/loss\nx,y,z\nnan,classifier/loss,1\n4,classifier/lo")
     page = read_page(write_report(run))
     assert "metrics.csv has 4 lines that could not be read." in page.text
-    assert (run / "report" / "loss-classifier.png").is_file()
+    assert (run / "report" / "loss-classifier.svg").is_file()
 
 
 def test_a_huge_file_gives_a_small_page(tmp_path: Path) -> None:
@@ -192,10 +191,10 @@ def test_a_huge_file_gives_a_small_page(tmp_path: Path) -> None:
 
 
 def test_many_keys_are_not_all_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlotool.report.write.MAX_SERIES", 3)
+    monkeypatch.setattr("mlotool.report.run_page.MAX_SERIES", 3)
     run = write_run(tmp_path / "run", rows=[(1, f"classifier/m{index}", 1.0) for index in range(9)])
     assert "9 keys; only the first 3 are drawn" in read_page(write_report(run)).text
-    assert not (run / "report" / "training-m3.png").exists()
+    assert not (run / "report" / "training-m3.svg").exists()
 
 
 @pytest.mark.parametrize("change", ["no clean", "all clean", "one sample", "constant", "other name"])

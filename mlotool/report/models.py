@@ -1,0 +1,299 @@
+"""What the model spaces of a run became, from nodes.json and paths.json of its folder, which may be a stranger's."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from mlotool.core.errors import RunFileError
+from mlotool.core.messages import escape
+from mlotool.core.run_files import read_json
+from mlotool.report.formats import shortened
+from mlotool.report.run_folder import UNREADABLE
+
+MAX_PROBLEMS, MAX_NAME = 20, 120
+MAX_NODES = MAX_DECISIONS = 2_000
+MAX_INPUTS = MAX_CANDIDATES = 50
+# Wires of a part of a graph, counted at each row that they pass; a part with more is one box.
+MAX_LINKS = 2_000
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+@dataclass(frozen=True)
+class ModelNode:
+    """A node of a model's graph.
+
+    Args:
+        id: its id.
+        kind: class of its module, or name of its function.
+        inputs: ids of nodes before it.
+        shape: of its result, in words; empty where it is not known.
+        mutator: that has made or changed it; empty: it is the base's.
+        stands_for: of a shared space, the decisions and their candidates whose result it is.
+    """
+
+    id: str
+    kind: str
+    inputs: tuple[str, ...]
+    shape: str
+    mutator: str
+    stands_for: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision: its name, the candidate that was taken, the first candidates, and how many there are."""
+
+    name: str
+    value: str
+    candidates: tuple[str, ...]
+    num_candidates: int
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The model of one problem.
+
+    Args:
+        problem: its name.
+        nodes: in the order in which they are computed; empty where they were not written.
+        decisions: in the order in which they were made.
+        num_parameters: None where it is not known.
+    """
+
+    problem: str
+    nodes: tuple[ModelNode, ...]
+    decisions: tuple[Decided, ...]
+    num_parameters: int | None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it has several candidates of a decision at once, so that none is taken."""
+        return any(each.stands_for for each in self.nodes)
+
+
+@dataclass(frozen=True)
+class TrainedCandidate:
+    """A candidate of a decision of a shared space.
+
+    Args:
+        name: its own.
+        count: training steps that have computed it.
+        probability: of an architecture; None where there is none.
+        is_found: whether the search has found it.
+    """
+
+    name: str
+    count: int
+    probability: float | None
+    is_found: bool
+
+
+SpacePaths = dict[str, list[TrainedCandidate]]
+# By decision and candidate, its share of the training steps, and whether the search has found it.
+Shares = dict[tuple[str, str], tuple[float, bool]]
+
+
+def read_models(run_dir: Path) -> tuple[list[ModelRecord], list[str]]:
+    """Return the models that a run folder tells of, and a note where they could not be read."""
+    models, notes = _read(run_dir, "nodes.json", lambda content: [_record(*one) for one in _items(content["problems"])])
+    return [one for one in models if one.nodes or one.decisions], notes
+
+
+def read_paths(run_dir: Path) -> tuple[dict[str, SpacePaths], list[str]]:
+    """Return the shared spaces of a run folder by problem, and a note where they could not be read."""
+
+    def spaces(content: dict[str, Any]) -> list[tuple[str, SpacePaths]]:
+        learned = {one["name"]: one for _, found in _items(content["architectures"]) for one in found[:MAX_DECISIONS]}
+        return [(_text(name), _space(counted, learned)) for name, counted in _items(content["spaces"])]
+
+    found, notes = _read(run_dir, "paths.json", spaces)
+    return {name: space for name, space in found if space}, notes
+
+
+def _read(run_dir: Path, file: str, build: Callable[[dict[str, Any]], list[Any]]) -> tuple[list[Any], list[str]]:
+    try:
+        content = read_json(run_dir, file)
+        return [] if content is None else build(content), []
+    except (RunFileError, *UNREADABLE) as error:
+        return [], [f"{file} could not be read: {error}"]
+
+
+def _items(content: dict[str, Any]) -> list[tuple[str, Any]]:
+    return list(content.items())[:MAX_PROBLEMS]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else shortened(escape(str(value)[: 10 * MAX_NAME]), MAX_NAME)
+
+
+def _record(problem: str, content: dict[str, Any]) -> ModelRecord:
+    nodes: dict[str, ModelNode] = {}
+    for one in content["nodes"][:MAX_NODES]:
+        # Of nodes before it alone: a graph of a stranger's has no cycles either.
+        inputs = tuple(name for name in dict.fromkeys(map(_text, one["inputs"][:MAX_INPUTS])) if name in nodes)
+        shape = _text(TIMES.join(map(str, one["shape"] or ())))
+        stands_for = tuple((_text(name), _text(value)) for name, value in one.get("stands_for", ())[:MAX_CANDIDATES])
+        node = ModelNode(_text(one["id"]), _text(one["kind"]), inputs, shape, _text(one["mutator"]), stands_for)
+        nodes.setdefault(node.id, node)
+    decisions = tuple(_decided(one) for one in content["decisions"][:MAX_DECISIONS])
+    num = content["num_parameters"]
+    return ModelRecord(_text(problem), tuple(nodes.values()), decisions, None if num is None else int(num))
+
+
+def _decided(content: dict[str, Any]) -> Decided:
+    candidates = tuple(map(_text, content["candidates"][:MAX_CANDIDATES]))
+    count = max(int(content["num_candidates"]), len(candidates))
+    return Decided(_text(content["name"]), _text(content["value"]), candidates, count)
+
+
+def _space(counted: list[dict[str, Any]], learned: dict[str, dict[str, Any]]) -> SpacePaths:
+    space: SpacePaths = {}
+    for one in counted[:MAX_DECISIONS]:
+        own = learned.get(one["name"], {"candidates": [], "probabilities": [], "found": None})
+        likely = {
+            _text(name): float(value) for name, value in zip(own["candidates"], own["probabilities"], strict=True)
+        }
+        pairs = [(_text(name), int(num)) for name, num in zip(one["candidates"], one["counts"], strict=True)]
+        space[_text(one["name"])] = [
+            TrainedCandidate(name, num, likely.get(name), name == _text(own["found"]))
+            for name, num in pairs[:MAX_CANDIDATES]
+        ]
+    return space
+
+
+def shares(space: SpacePaths) -> Shares:
+    """Return the shares of the candidates of a space; of a decision without steps they are 0."""
+    totals = {name: sum(each.count for each in found) or 1 for name, found in space.items()}
+    return {
+        (name, each.name): (each.count / totals[name], each.is_found) for name, found in space.items() for each in found
+    }
+
+
+class _NamedDecision(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def value(self) -> object: ...
+
+    @property
+    def candidates(self) -> tuple[Any, ...]: ...
+
+
+AnyDecision = TypeVar("AnyDecision", bound=_NamedDecision)
+
+
+def alike(decisions: Sequence[AnyDecision]) -> Iterator[tuple[str, list[AnyDecision]]]:
+    """Yield decisions one after the other that differ in the number in their names alone, and what to call them.
+
+    Example:
+        >>> one, two = (Decided(f"kernel_{i}", "k3", ("k3", "k5"), 2) for i in range(2))
+        >>> [name for name, _ in alike([one, two])]
+        ['kernel_0 .. kernel_1 (2)']
+    """
+
+    def family(name: str) -> str:
+        begin, _, number = name.rpartition("_")
+        return begin if number.isdigit() and begin else name
+
+    for _, group in groupby(decisions, key=lambda each: (family(each.name), each.candidates, each.value)):
+        found = list(group)
+        first, last = found[0].name, found[-1].name
+        yield (first if len(found) == 1 else f"{first} .. {last} ({len(found)})"), found
+
+
+@dataclass(frozen=True)
+class ModelBox:
+    """Nodes, in their order, that are drawn as one box, and the numbers of the boxes that it reads."""
+
+    nodes: tuple[ModelNode, ...]
+    inputs: tuple[int, ...] = ()
+
+    @property
+    def num_changed(self) -> int:
+        """How many of its nodes a mutator has made or changed."""
+        return sum(bool(each.mutator) for each in self.nodes)
+
+
+def model_parts(nodes: Sequence[ModelNode]) -> list[dict[int, ModelBox]]:
+    """Return a graph as parts, one after the other: what no mutator has changed becomes a box with a count.
+
+    Args:
+        nodes: each reads nodes before it alone.
+
+    Returns:
+        the boxes of each part by their numbers. Of the part before, a part reads the last box alone.
+
+    Example:
+        >>> names, mutators = ["x", "a", "b", "c"], ["", "", "kernel", ""]
+        >>> inputs = [(), ("x",), ("a",), ("b",)]
+        >>> nodes = [ModelNode(*each[:1], "Linear", each[1], "", each[2]) for each in zip(names, inputs, mutators)]
+        >>> [[len(box.nodes) for box in part.values()] for part in model_parts(nodes)]
+        [[2], [1], [1]]
+    """
+    # Parameters and modes that a graph reads by name are none of its layers.
+    kept = [node for node in nodes if node.kind != "get_attr" or node.mutator or node.inputs]
+    parts: list[dict[int, ModelBox]] = []
+    for region in _regions(kept):
+        parts.append(_boxes(region, max(parts[-1]) + 1 if parts else 0))
+    return parts
+
+
+def _regions(nodes: Sequence[ModelNode]) -> list[list[ModelNode]]:
+    """Return the pieces between nodes through which all passes, those together that no mutator has changed."""
+    last_use = {name: place for place, node in enumerate(nodes) for name in node.inputs}
+    regions: list[list[ModelNode]] = []
+    region: list[ModelNode] = []
+    reach = 0
+    for place, node in enumerate(nodes):
+        region.append(node)
+        if reach <= place:
+            if regions and not _is_changed(region) and not _is_changed(regions[-1]):
+                regions[-1] += region
+            else:
+                regions.append(region)
+            region = []
+        reach = max(reach, last_use.get(node.id, place))
+    return regions
+
+
+def _is_changed(nodes: Sequence[ModelNode]) -> bool:
+    return any(node.mutator for node in nodes)
+
+
+def _boxes(region: Sequence[ModelNode], first: int) -> dict[int, ModelBox]:
+    """Return the boxes of a region; what its nodes read from outside is the box before `first`."""
+    before = (first - 1,) if first else ()
+    whole = {first: ModelBox(tuple(region), before)}
+    if len(region) == 1 or not _is_changed(region):
+        return whole
+    groups = _chains(region)
+    numbers = {node.id: number for number, group in enumerate(groups, first) for node in group}
+    boxes: dict[int, ModelBox] = {}
+    depth, num_links = dict.fromkeys(before, 0), 0
+    for number, group in enumerate(groups, first):
+        sources = dict.fromkeys(numbers.get(name, first - 1) for name in group[0].inputs)
+        boxes[number] = ModelBox(tuple(group), tuple(source for source in sources if source in depth))
+        depth[number] = 1 + max((depth[source] for source in boxes[number].inputs), default=0)
+        num_links += sum(depth[number] - depth[source] for source in boxes[number].inputs)
+    return boxes if num_links <= MAX_LINKS else whole
+
+
+def _chains(region: Sequence[ModelNode]) -> list[list[ModelNode]]:
+    """Return the nodes; an unchanged one that alone reads an unchanged one is together with it."""
+    readers = Counter(name for node in region for name in node.inputs)
+    group_of: dict[str, list[ModelNode]] = {}
+    groups: list[list[ModelNode]] = []
+    for node in region:
+        is_alone = len(node.inputs) == 1 and readers[node.inputs[0]] == 1
+        group = group_of.get(node.inputs[0], []) if is_alone else []
+        if not group or node.mutator or group[-1].mutator:
+            group = []
+            groups.append(group)
+        group.append(node)
+        group_of[node.id] = group
+    return groups

@@ -1,0 +1,227 @@
+"""One self-contained page of a run: report.html, and its figures as SVG files beside it."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlotool.core.run_files import write_text
+from mlotool.report.figure import Sketchbook, problem_colours, report_style
+from mlotool.report.formats import NONE, duration, number
+from mlotool.report.graph import model_section, problem_graph
+from mlotool.report.layer_parallel import (
+    read_timelines,
+    residual_cards,
+    speedup_card,
+    split_series,
+    timeline_card,
+    violation_cards,
+)
+from mlotool.report.models import read_models, read_paths, shares
+from mlotool.report.page import page
+from mlotool.report.run_figures import (
+    LEARNED,
+    Best,
+    constant_rates,
+    evaluation_cards,
+    learned_cards,
+    read_weightings,
+    training_cards,
+    weighting_cards,
+)
+from mlotool.report.run_folder import (
+    SPLIT_NAMES,
+    RunFolder,
+    Series,
+    as_dict,
+    problem_names,
+    read_run_folder,
+    read_series,
+    refuse_foreign,
+)
+
+MAX_SERIES, MAX_METRICS = 100, 25
+BADGES = {
+    "finished": "finished",
+    "pruned": "pruned: stopped early, as other jobs of the sweep did better",
+    "failed": "failed",
+    "infeasible": "infeasible: its decisions make no model, which was not trained",
+    "interrupted": "interrupted",
+    "unknown": "no summary: still running, or killed",
+}
+# What platform.processor() and platform.machine() answer.
+ARCHITECTURES = ("x86_64", "AMD64", "i386", "i686", "aarch64", "arm64", "arm", "armv7l", "ppc64le", "riscv64", "s390x")
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write report.html and report/*.svg from what the run folder holds.
+
+    Args:
+        run_dir: the folder of a finished, failed or interrupted run; missing files leave their section out.
+
+    Returns:
+        the page.
+
+    Raises:
+        ConfigError: `run_dir` is not the folder of a run, or its report/ is a link that leads out of it.
+        WriteError: the disk does not take the page.
+
+    Example:
+        >>> from mlotool.report import write_report
+        >>> write_report(Path("outputs/mwn/2025-01-31_10-00-00"))  # doctest: +SKIP
+        PosixPath('outputs/mwn/2025-01-31_10-00-00/report.html')
+    """
+    refuse_foreign(Path(run_dir))
+    run = read_run_folder(Path(run_dir))
+    if run.is_wrong_way_round:
+        warnings.warn(f"{run.path}: {run.wrong_way_note}", stacklevel=2)
+    with report_style():
+        values = _drawn(run, Sketchbook(run.path / "report"))
+    text = page(
+        "run.html", run.name, run=run, badges=BADGES, tiles=_tiles(run), owners=_final(run, values["colours"]),
+        metric_notes=_metric_notes(run), idle=_idle(run), facts=_facts(run), **values,
+    )  # fmt: skip
+    return write_text(run.path, "report.html", text)
+
+
+def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
+    """Return the figures of the page, and the graphs of its problems and models."""
+    series, notes = read_series(run.path)
+    weightings, more = read_weightings(run.path)
+    models, unread = read_models(run.path)
+    paths, unread_paths = read_paths(run.path)
+    timelines, broken = read_timelines(run.path)
+    run.notes += [*more, *notes, *unread, *unread_paths]
+    parallel_series, series = split_series(series)
+    learned = [one for one in series if one.metric.startswith(LEARNED)]
+    series = [one for one in series if not one.metric.startswith(LEARNED)]
+    if len(series) > MAX_SERIES:
+        run.notes.append(f"metrics.csv has {len(series)} keys; only the first {MAX_SERIES} are drawn.")
+        series = series[:MAX_SERIES]
+    metrics = list(dict.fromkeys(each.metric for each in series))
+    if len(metrics) > MAX_METRICS:
+        # A figure each.
+        run.notes.append(f"metrics.csv has {len(metrics)} metrics; only the first {MAX_METRICS} are drawn.")
+        series = [each for each in series if each.metric in metrics[:MAX_METRICS]]
+    run.notes += broken
+    splits = _splits(run, series)
+    colours = problem_colours(problem_names(run.problems, series, splits))
+    value = run.objective.get("value")
+    best = Best(run.best_tick, str(run.objective.get("key")), value if isinstance(value, int | float) else None)
+    evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
+    graph = as_dict(run.config.get("graph"))
+    parallel = [each for each in parallel_series if each.owner in colours]
+    stages = [each for each in timelines if each.num_stages > 1]
+    return {
+        "colours": colours,
+        "graph": problem_graph(run.config, colours),
+        "has_shaping": bool(graph.get("upper_to_lower")),
+        "has_reading": bool(graph.get("lower_to_upper")),
+        "curves": [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)],
+        "rates": constant_rates(series, colours),
+        "models": [model_section(each, shares(paths.get(each.problem, {}))) for each in models],
+        "paths": paths,
+        "parallel": [
+            *(timeline_card(book, each) for each in timelines), *(speedup_card(book, each) for each in stages),
+            *violation_cards(book, parallel), *residual_cards(book, parallel),
+        ],
+        "learned": learned_cards(book, learned[:MAX_SERIES], colours),
+        "weighting": [
+            card
+            for each in weightings
+            for card in weighting_cards(book, each, run.metrics, _weigher(run, each.name, colours))
+        ],
+    }  # fmt: skip
+
+
+def _splits(run: RunFolder, series: Sequence[Series]) -> list[str]:
+    """Return the evaluated splits: the recipe's first, then usual names that were logged as well."""
+    chosen = [str(name) for name in as_dict(as_dict(run.config.get("evaluate")).get("splits"))]
+    logged = [each.owner for each in series if each.owner in SPLIT_NAMES]
+    return [name for name in dict.fromkeys((*chosen, *logged)) if name not in run.problems]
+
+
+def _weigher(run: RunFolder, analysis: str, colours: Mapping[str, str]) -> str:
+    roles = as_dict(as_dict(as_dict(run.config.get("analyses")).get(analysis)).get("roles"))
+    return colours.get(str(roles.get("weigher")), "ink")
+
+
+def _idle(run: RunFolder) -> str:
+    """Say which problems had made no step at the checkpoint that is analysed, as in a warm-up of others."""
+    is_best = run.best_tick is not None
+    steps = run.best_metrics if is_best else run.metrics
+    idle = [name for name in run.problems if steps.get(f"{name}/step") == 0]
+    when = f"at the best checkpoint (tick {run.best_tick})" if is_best else "in this run"
+    return f"No step had been made {when} by {', '.join(idle)}: what is drawn is how it began." if idle else ""
+
+
+def _tiles(run: RunFolder) -> list[tuple[str, ...]]:
+    """Return the facts that one looks for first: what they are, the value, and a line below."""
+    objective, provenance = run.objective, run.provenance
+    mode = {"max": "larger is better", "min": "smaller is better"}.get(str(objective.get("mode")), "")
+    best = f"best checkpoint at tick {run.best_tick}" if run.best_tick is not None else "no best checkpoint"
+    started, training = provenance.get("started"), duration(run.summary.get("training_s"))
+    # A processor is recorded by its architecture, which tells few readers what it is; a GPU by its name.
+    device = provenance.get("device")
+    return [
+        (f"objective {objective.get('key') or ''}".strip(), number(objective.get("value")),
+         "; ".join(filter(None, (mode, best))), "tile first"),
+        ("ticks", number(run.summary.get("num_ticks")),
+         f"started {str(started)[:16].replace('T', ' ')}" if started else ""),
+        ("duration", duration(provenance.get("duration_s")), "" if training == NONE else f"training {training}"),
+        ("device", f"CPU ({device})" if device in ARCHITECTURES else str(device or NONE)),
+        ("seed", number(provenance.get("seed", run.config.get("seed")))),
+    ]  # fmt: skip
+
+
+def _final(run: RunFolder, colours: Mapping[str, str]) -> dict[str, list[tuple[str, bool, list[Any]]]]:
+    """Return all last metrics and the best checkpoint's, by who logged them: name, whether objective, two values.
+
+    What is evaluated in the end is so at the best checkpoint, where there is one.
+    """
+    splits = as_dict(as_dict(run.config.get("evaluate")).get("splits"))
+    at_end = {*(str(split) for split, every in splits.items() if every == "end")}
+    at_end |= set(map(str, as_dict(run.config.get("analyses"))))
+    last, best = dict(run.metrics), dict(run.best_metrics)
+    for key in run.metrics if run.best_tick is not None else ():
+        if str(key).partition("/")[0] in at_end:
+            best[key] = last.pop(key)
+    owners: dict[str, list[tuple[str, bool, list[Any]]]] = {name: [] for name in colours}
+    for key in dict.fromkeys([*run.metrics, *run.best_metrics]):
+        owner, _, name = str(key).partition("/")
+        row = (name or str(key), key == run.objective.get("key"), [last.get(key), best.get(key)])
+        owners.setdefault(owner, []).append(row)
+    return {owner: rows for owner, rows in owners.items() if rows}
+
+
+def _metric_notes(run: RunFolder) -> list[str]:
+    """Say what the metrics are of besides the run's own training: inherited weights, statistics taken anew."""
+    count, inherited = as_dict(run.config.get("evaluate")).get("recalibrate"), run.config.get("inherit")
+    notes = []
+    if isinstance(inherited, str):
+        begun = f"The run began with the weights of {inherited[:200]}"
+        notes.append(f"{begun}; inherited/.. is what it had before its first tick.")
+    if type(count) is int:
+        notes.append(f"Running statistics were taken anew over {count} training batches before each evaluation.")
+    return notes
+
+
+def _facts(run: RunFolder) -> dict[str, str]:
+    provenance = run.provenance
+    git = as_dict(provenance.get("git"))
+    found = provenance.get("resumes")
+    resumes = [as_dict(each) for each in found] if isinstance(found, list) else []
+    versions = as_dict(provenance.get("versions")).items()
+    dirty = " with uncommitted changes" if git.get("dirty") else ""
+    facts = {
+        "folder": run.path.resolve().name,
+        "recipe": provenance.get("recipe_path"),
+        "git commit": f"{git['commit']}{dirty}" if git.get("commit") else None,
+        "started": provenance.get("started"),
+        "resumed": "; ".join(f"{each.get('date')} after tick {each.get('tick')}" for each in resumes),
+        "finished": provenance.get("finished"),
+        "platform": provenance.get("platform"),
+        "python": provenance.get("python"),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions),
+    }
+    return {name: str(value) for name, value in facts.items() if value}
