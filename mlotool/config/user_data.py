@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlotool.config.reading import leaves
 from mlotool.core.described import described
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call, named, noted, user_code
-from mlotool.fusion.kept_data import KeptData, Room
 
 
 class SharedData:
@@ -29,6 +28,9 @@ class SharedData:
     """
 
     def __init__(self) -> None:
+        # Imported here: it needs torch.
+        from mlotool.fusion.kept_data import Room
+
         self._built: dict[str, Any] = {}
         # By the identity of what was built.
         self._kept: dict[int, KeptData] = {}
@@ -47,6 +49,8 @@ class SharedData:
             return make()
         key = json.dumps([node, limit])
         if key not in self._built:
+            from mlotool.fusion.kept_data import KeptData
+
             data = self._built[key] = make()
             self._kept[id(data)] = KeptData(data, self._room)
         return self._built[key]
@@ -155,6 +159,9 @@ def limited(dataset: Any, limit: int) -> Any:
         return dataset
     return (LimitedBatchDataset if hasattr(dataset, "__getitems__") else LimitedDataset)(dataset, limit)
 
+
+if TYPE_CHECKING:
+    from mlotool.fusion.kept_data import KeptData
 
 _WANTED = "splits (a tuple of names) and split(name), which returns a data set"
 
