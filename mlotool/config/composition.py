@@ -147,10 +147,14 @@ def hydra_words(words: Sequence[str]) -> list[str]:
     ]
     for override in overrides:
         value = None if override.is_sweep_override() else override.value()
-        # Hydra takes a number in a list for a text without looking, and fails.
-        wrong = [name for name in value if not isinstance(name, str)] if isinstance(value, list) else []
-        if wrong and override.key_or_group in GROUPS:
-            faults.append(f"{override.key_or_group}: found {wrong[0]!r} in {value}; expected names of options.")
+        is_choice = override.key_or_group in GROUPS and not (override.is_sweep_override() or override.is_delete())
+        # Hydra takes a number in a list for a text without looking, and fails; of null it does not say where.
+        names = value if isinstance(value, list) else [value]
+        if is_choice and not isinstance(value, dict) and not all(isinstance(name, str) for name in names):
+            faults.append(
+                f"{override.key_or_group}: found {override.get_value_element_as_str()}; expected the name of an option, "
+                "as in data=digits. Write one, or leave it out."
+            )
     if faults:
         raise ConfigError("\n".join(faults))
     command_line_folders[:] = [

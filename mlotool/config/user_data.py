@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlotool.config.reading import leaves
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import described, did_you_mean
 from mlotool.core.user_code import Call, named, noted, user_code
-from mlotool.fusion.shared_batches import KeptData, Room
 
 
 class SharedData:
@@ -28,6 +27,9 @@ class SharedData:
     """
 
     def __init__(self) -> None:
+        # Imported here: it needs torch.
+        from mlotool.fusion.shared_batches import Room
+
         self._built: dict[str, Any] = {}
         # By the identity of what was built.
         self._kept: dict[int, KeptData] = {}
@@ -46,6 +48,8 @@ class SharedData:
             return make()
         key = json.dumps([node, limit])
         if key not in self._built:
+            from mlotool.fusion.shared_batches import KeptData
+
             data = self._built[key] = make()
             self._kept[id(data)] = KeptData(data, self._room)
         return self._built[key]
@@ -154,6 +158,9 @@ def limited(dataset: Any, limit: int) -> Any:
         return dataset
     return (LimitedBatchDataset if hasattr(dataset, "__getitems__") else LimitedDataset)(dataset, limit)
 
+
+if TYPE_CHECKING:
+    from mlotool.fusion.shared_batches import KeptData
 
 _WANTED = "splits (a tuple of names) and split(name), which returns a data set"
 

@@ -88,11 +88,6 @@ MISTAKES = {
     "a metric that is no list": _changed(
         "metrics: [accuracy]", "metrics: accuracy", "evaluate.metrics: found 'accuracy'; expected a list"
     ),
-    "metrics as a mapping": _changed(
-        "metrics: [accuracy]",
-        "metrics: {accuracy: true}",
-        "evaluate.metrics: found {'accuracy': True}; expected a list",
-    ),
     "splits as a list": _changed(
         "splits: {val: 2, test: end}", "splits: [val]", "evaluate.splits: found ['val']; expected a mapping"
     ),
@@ -171,20 +166,6 @@ MISTAKES = {
         "Write problems.classifier.stream: null",
     ),
     "no data": _added("data: null", "data: found null; expected the node", "- override /data: digits"),
-    "no data in the defaults list": _changed(
-        "override /data: digits_noisy", "override /data: null", "~data: found a key removed", "Write data=digits"
-    ),
-    "no hypergradient in the defaults list": _changed(
-        "override /hypergradient: finite_difference",
-        "override /hypergradient: null",
-        "~hypergradient: found a key removed",
-        "Write hypergradient=finite_difference",
-    ),
-    "no splits": _changed(
-        "splits: {val: 2, test: end}",
-        "splits: null",
-        "evaluate.splits: found null; expected a mapping. Write splits: {val: 100, test: end}",
-    ),
     "a name of 300 letters": _changed(
         "name: odd", f"name: {'a' * 300}", "name: found 300 characters, 'aaaaaaaaaaaaaaaaaaaa'...; expected at most 100"
     ),
@@ -269,11 +250,6 @@ MISTAKES = {
             "model@problems.classifier.module=",
         ),
     ),
-    "parameter groups as a mapping": _builtin(
-        "domain_adaptation",
-        "problems.finetune.optimizer.groups={match: layers.*, lr: 0.1}",
-        says=("problems.finetune.optimizer.groups: found a mapping in the place of a list",),
-    ),
     "more stages than layers": _builtin(
         "layerparallel_penalty",
         f"{CLASSIFIER}parallel.stages=100",
@@ -314,9 +290,6 @@ MISTAKES = {
         "unknown keyword 'gama'",
         "Did you mean 'gamma'?",
     ),
-    "a split without quotes": _changed(
-        "val: 2", "0: 2", "evaluate.splits.0: found the key 0, which YAML takes for no text (int)"
-    ),
     "a metric by its class": _with(
         "evaluate.metrics=[torchmetrics.Accuracy]",
         says=("evaluate.metrics: found 'torchmetrics.Accuracy'", "Did you mean 'accuracy'?"),
@@ -327,11 +300,6 @@ MISTAKES = {
         0,
         {"odd.yaml": RECIPE},
         leaves=("run",),
-    ),
-    "roles as a list": _changed(
-        "roles: {model: classifier, weigher: reweight}",
-        "roles: [classifier, reweight]",
-        f"{CLASSIFIER}loss.roles: found ['classifier', 'reweight']; expected problems by role",
     ),
     "edges both ways down": _changed(
         "upper_to_lower: {reweight: [classifier]}",
