@@ -329,7 +329,7 @@ def _rebuilt(datasets: Sequence[Any]) -> Any:
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     if len({(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors}) > 1:
         raise ValueError("samples differ in shape or dtype")
-    return torch.cat(tensors)
+    return torch.cat([*tensors])
 
 
 class _Gather:
