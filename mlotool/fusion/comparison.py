@@ -241,8 +241,8 @@ class Comparison:
                 kinds.setdefault((name, "buffers"), []).append(tensor)
             return kinds
 
-        alone, together, began = map(by_problem, (self._stack.buffers(number), ends, before.buffers))
-        apart = distances(alone, together, began, unit)
+        planned = by_problem(self._stack.buffers(number))
+        apart = distances(planned, by_problem(ends), by_problem(before.buffers), unit)
         return next(((name, each) for (name, _), each in apart.items() if not each <= ROUNDING * unit**SAME), None)
 
     def _at(self, number: int, drawn: Drawn, by: int) -> Gradients:
