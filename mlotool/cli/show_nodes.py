@@ -13,7 +13,7 @@ from mlotool.cli.show_sweep import FittedColumn, fitted_table
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, escape
-from mlotool.report.model_nodes import alike
+from mlotool.report.models import alike
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
 from scipy.stats import binned_statistic
 
-from mlotool.core.equal_weights import are_equal
 from mlotool.report import figure as drawing
 from mlotool.report.figure import Card, Plot, Sketchbook, light, needs_log_scale
 from mlotool.report.formats import LARGEST, number, words
@@ -325,7 +324,9 @@ def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -
 
 def _facts(weighting: Weighting, metrics: Mapping[str, Any]) -> str:
     facts = []
-    if are_equal(weighting.weight):
+    if len(weighting.weight) > 1 and float(weighting.weight.max() - weighting.weight.min()) <= 0.01 * float(
+        abs(weighting.weight).max()
+    ):
         facts.append("All weights are within 1% of each other: all samples count the same.")
     auc = metrics.get(f"{weighting.name}/wrong_label_auc")
     if isinstance(auc, int | float):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
@@ -22,7 +23,6 @@ from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
-from mlotool.core.bound_module import Slots
 
 # s: samples of a batch, ...: the shape of a state
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.arguments import require
+from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.layerparallel.exchange import exchanges, has_ranks
@@ -23,7 +24,6 @@ from mlotool.layerparallel.multigrid.system import (
     check_equal_on_ranks,
     joined_index,
 )
-from mlotool.core.bound_module import Slots
 
 # N: layers, b: batch
 

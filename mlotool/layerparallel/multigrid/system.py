@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.layerparallel.exchange import Exchange
@@ -30,7 +31,6 @@ from mlotool.layerparallel.multigrid.propagation import solve_adjoints, solve_st
 from mlotool.layerparallel.multigrid.settings import Method
 from mlotool.layerparallel.multigrid.solver import solve
 from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, batched, layers_of, states_at
-from mlotool.core.bound_module import Slots
 
 # N: layers, L: layers of this rank, b: samples of this rank, B: of all ranks
 # states, adjoints, tangents, cotangents: (N + 1, b, ...)
