@@ -325,8 +325,8 @@ _LEFT_OUT: Mapping[str, tuple[str, str]] = {
 
 ROWS: tuple[Row, ...] = (
     *(
-        Row(pair.split()[0], pair.split()[1], reason, *change)
-        for change, pairs in _REFUSED.items()
+        Row(pair.split()[0], pair.split()[1], reason, key, expected, advice)
+        for (key, expected, advice), pairs in _REFUSED.items()
         for pair, reason in pairs.items()
     ),
     *(Row(first, use, reason) for first, (uses, reason) in _LEFT_OUT.items() for use in uses.split()),

@@ -324,7 +324,8 @@ def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -
 
 def _facts(weighting: Weighting, metrics: Mapping[str, Any]) -> str:
     facts = []
-    if len(weighting.weight) > 1 and float(weighting.weight.max() - weighting.weight.min()) <= 0.01 * float(
+    weight = weighting.weight
+    if len(weight) > 1 and float(weight.max() - weight.min()) <= 0.01 * float(abs(weight).max()):
         abs(weighting.weight).max()
     ):
         facts.append("All weights are within 1% of each other: all samples count the same.")
