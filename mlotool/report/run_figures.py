@@ -326,8 +326,6 @@ def _facts(weighting: Weighting, metrics: Mapping[str, Any]) -> str:
     facts = []
     weight = weighting.weight
     if len(weight) > 1 and float(weight.max() - weight.min()) <= 0.01 * float(abs(weight).max()):
-        abs(weighting.weight).max()
-    ):
         facts.append("All weights are within 1% of each other: all samples count the same.")
     auc = metrics.get(f"{weighting.name}/wrong_label_auc")
     if isinstance(auc, int | float):
