@@ -135,7 +135,7 @@ def mgrit_adjoint(
     """
     _check_solve(step, h, group, states=states, cotangent=cotangent)
     how = num_layers, float(h), Method(**method), initial, Exchange(group, is_mirrored=True)
-    adjoints, residuals = solve_adjoints(batched(step), states, None, cotangent, *how)
+    adjoints, residuals = solve_adjoints(batched(step), states, (None, cotangent), *how)
     return adjoints, residuals.tolist()
 
 
@@ -185,8 +185,7 @@ def solve_states(
 def solve_adjoints(
     evaluate: Evaluate,
     states: Tensor,
-    sources: Tensor | None,
-    last: Tensor | None,
+    slopes: tuple[Tensor | None, Tensor | None],
     num_layers: int,
     h: float,
     method: Method,
@@ -198,10 +197,9 @@ def solve_adjoints(
     Args:
         evaluate: the layers, many of them in one call.
         states: (N/P + 1, b, ...), of this process's points on P ranks, at which the layers are linearised.
-        sources: (N + 1, b, ...), the loss's gradient with respect to all states; None is zero, which several ranks
-            need.
-        last: (b, ...), a further gradient with respect to the last state; that of the last rank counts. One of the two
-            is given.
+        slopes: the loss's gradient with respect to all states, (N + 1, b, ...), of which None is zero, as several ranks
+            need it; and a further one with respect to the last state, (b, ...), of which that of the last rank counts.
+            One of the two is given.
         num_layers: N, of all ranks.
         h: step of the finest grid.
         method: how the layers are coarsened, and how often.
@@ -217,10 +215,12 @@ def solve_adjoints(
     Example:
         >>> import torch
         >>> evaluate, how = batched(lambda u, n, h: u - h * u), (16, 0.1, Method(relaxation="F", cycles=4))
-        >>> adjoints, _ = solve_adjoints(evaluate, torch.ones(17, 2, 1), None, torch.ones(2, 1), *how, None, Exchange())
+        >>> slopes = None, torch.ones(2, 1)
+        >>> adjoints, _ = solve_adjoints(evaluate, torch.ones(17, 2, 1), slopes, *how, None, Exchange())
         >>> adjoints.shape
         torch.Size([17, 2, 1])
     """
+    sources, last = slopes
     parts = [each.detach() for each in (None if sources is None else sources[-1], last) if each is not None]
     cotangent = parts[0] if len(parts) == 1 else parts[0] + parts[1]
     grid = method.grids(num_layers)[0]

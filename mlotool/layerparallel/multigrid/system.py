@@ -237,7 +237,7 @@ class BatchSystem:
         initial = self._recall("adjoints", states.shape[1:]) if is_first else None
         exchange = Exchange() if self.is_serial else self.backward
         how = self.num_layers, self.h, self.methods[1], initial, exchange
-        adjoints, residuals = solve_adjoints(self._constant(theta), states, sources, last, *how)
+        adjoints, residuals = solve_adjoints(self._constant(theta), states, (sources, last), *how)
         if is_first:
             self._keep("adjoints", adjoints, residuals)
         return adjoints

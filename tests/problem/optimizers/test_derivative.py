@@ -101,7 +101,7 @@ def of_new_state(step: StepArguments) -> list[dict[str, Tensor]]:
 def test_every_setting(
     monkeypatch: pytest.MonkeyPatch, rule: OptimizerRule, settings: dict[str, Any], number: int
 ) -> None:
-    monkeypatch.setattr(rule, "_by_autograd", None)
+    monkeypatch.setattr("mlotool.problem.optimizers.rule._by_autograd", None)
     step = StepArguments(rule, vectors(0), vectors(10), state_of(rule, settings, number, 20), [settings] * 3)
     check(step, vectors(30), [{} for _ in SHAPES])
     check(step, vectors(30), of_new_state(step))
@@ -119,8 +119,8 @@ def test_a_large_model_is_taken_in_parts(
         assert rule.derivative is not None
         return rule.derivative(steps)
 
-    monkeypatch.setattr(rule, "SMALLEST_CHUNK", 1)
-    monkeypatch.setattr(rule, "MOST_CHUNKS", most_chunks)
+    monkeypatch.setattr("mlotool.problem.optimizers.rule.SMALLEST_CHUNK", 1)
+    monkeypatch.setattr("mlotool.problem.optimizers.rule.MOST_CHUNKS", most_chunks)
     step = StepArguments(
         replace(rule, derivative=counted), vectors(0), vectors(10), state_of(rule, settings, 3, 20), [settings] * 3
     )
