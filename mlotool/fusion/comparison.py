@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
 
 from mlotool.fusion.round_members import Moving, RoundMembers, numbers
@@ -54,6 +55,10 @@ UNTRUE = (
 )
 
 
+Tick = Annotated[int, Ge(0), Lt(2**53)]
+Seconds = Annotated[float, Ge(0), Lt(float("inf"))]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether the gradients of a round are taken as one program.
@@ -69,11 +74,11 @@ class Verdict:
     """
 
     is_fused: bool
-    fused_s: float | None = None
-    alone_s: float | None = None
+    fused_s: Seconds | None = None
+    alone_s: Seconds | None = None
     reason: str = ""
-    at_once: int | None = None
-    since_tick: int = 0
+    at_once: Annotated[int, Ge(1), Lt(2**53)] | None = None
+    since_tick: Tick = 0
     before: "Verdict | None" = None
 
     def at(self, tick: int) -> "Verdict":

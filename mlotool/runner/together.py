@@ -2,29 +2,30 @@
 
 import gc
 import json
-import math
 import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy
 import torch
 from greenlet import greenlet
+from pydantic import TypeAdapter, ValidationError
 
 from mlotool.config.sweep_plan import structure_of
 from mlotool.config.user_data import SharedData
 from mlotool.core.errors import Interrupted, RunFileError, WriteError
 from mlotool.core.files import write_text, writing
+from mlotool.core.messages import escape
 from mlotool.core.process import terminable
 from mlotool.core.run_files import read_json
 from mlotool.distributed.collectives import Ranks
-from mlotool.fusion.comparison import Verdict
+from mlotool.fusion.comparison import Tick, Verdict
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
 from mlotool.fusion.stacked_schedule import Layout
 from mlotool.program import Schedule
@@ -100,25 +101,37 @@ class MemoryRoom:
         return free, total
 
 
-MOST_CHANGES = 100
-"""Of one verdict, which is halved a few times at most where memory is short."""
+@dataclass
+class _Apart:
+    """Why the runs of a stack are taken one by one, in a record's file, and since when."""
 
-MOST_TICKS = 2**53
+    reason: str = ""
+    since_tick: Tick = 0
 
-T = TypeVar("T")
+
+@dataclass
+class _Lanes(Layout):
+    """A layout in a record's file, with the jobs whose runs it is of."""
+
+    jobs: list[int] = field(default_factory=list)
 
 
-class _WrongError(Exception):
-    """A file is not as it was written.
+@dataclass
+class _StackOfJobs:
+    """A stack in a record's file."""
 
-    Args:
-        key: where.
-        value: what stands there.
-    """
+    jobs: list[int]
+    rounds: dict[str, Verdict]
+    apart: _Apart
+    layouts: list[_Lanes]
 
-    def __init__(self, key: str, value: object) -> None:
-        text = repr(value)
-        super().__init__(f"{key} = {text if len(text) <= 80 else text[:79] + '…'}")
+
+@dataclass
+class _Record:
+    """A record's file, as far as it is read."""
+
+    stacks: list[_StackOfJobs]
+    waves: list[list[int]] = field(default_factory=list)
 
 
 def read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[StackRecord]]:
@@ -131,133 +144,41 @@ def read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[
         path: of the file.
         jobs: by number of the run, that of its job.
     """
+
+    def numbers(found: Sequence[int]) -> list[int]:
+        if not found or len(set(found)) < len(found) or not set(found) <= set(jobs):
+            raise ValueError(f"jobs {str(found)[:80]}")
+        return [jobs.index(job) for job in found]
+
     try:
-        content = read_json(path.parent, path.name) or {}
-        return _waves(content.get("waves", []), jobs), [_stack(each, jobs) for each in _list(content, "stacks")]
-    except (RunFileError, _WrongError, RecursionError) as error:
+        content = json.dumps(read_json(path.parent, path.name) or {"stacks": []})
+        record = TypeAdapter(_Record).validate_json(content, strict=True)
+        waves = [numbers(wave) for wave in record.waves]
+        if len({number for wave in waves for number in wave}) < sum(map(len, waves)):
+            raise ValueError(f"waves {str(record.waves)[:80]}")
+        stacks = [
+            StackRecord(
+                tuple(numbers(stack.jobs)),
+                stack.rounds,
+                stack.apart.reason,
+                stack.apart.since_tick,
+                {
+                    tuple(numbers(lanes.jobs)): Layout(lanes.shares, lanes.own_values, lanes.courses)
+                    for lanes in stack.layouts
+                },
+            )
+            for stack in record.stacks
+        ]
+    except (RunFileError, ValueError, RecursionError) as error:
+        found = error.errors()[0] if isinstance(error, ValidationError) else None
+        told = str(error) if found is None else f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
         warnings.warn(
-            f"{path}: found {' '.join(str(error).split())}; expected what an earlier process of these jobs wrote. What "
-            " runs as one program is found out anew, so that the last bits may be others than without a break.",
+            f"{path}: found {escape(' '.join(told.split())[:200])}; expected what an earlier process of these jobs "
+            "wrote. What runs as one program is found out anew, so that last bits may differ from a run without a break.",
             stacklevel=2,
         )
         return [], []
-
-
-def _waves(value: Any, jobs: Sequence[int]) -> list[list[int]]:
-    """Return the runs that began together."""
-    if not isinstance(value, list):
-        raise _WrongError("waves", value)
-    waves = [_numbers("waves", each, jobs) for each in value]
-    every = [number for wave in waves for number in wave]
-    if len(set(every)) < len(every):
-        raise _WrongError("waves", value)
-    return waves
-
-
-def _stack(stack: Any, jobs: Sequence[int]) -> StackRecord:
-    members = _numbers("stacks.jobs", _value(stack, "jobs"), jobs)
-    verdicts = {name: _verdict(each) for name, each in _mapping(stack, "rounds").items()}
-    apart = _mapping(stack, "apart")
-    layouts = {}
-    for each in _list(stack, "layouts"):
-        layouts[tuple(_numbers("layouts.jobs", _value(each, "jobs"), jobs))] = _layout(each)
-    reason, since_tick = _checked(apart, "reason", str), _tick(apart)
-    return StackRecord(tuple(members), verdicts, reason, since_tick, layouts)
-
-
-def _layout(value: Any) -> Layout:
-    shares, courses = _mapping(value, "shares"), _mapping(value, "courses")
-    return Layout(
-        {name: _checked(shares, name, bool) for name in shares},
-        _all(_list(value, "own_values"), str, "own_values"),
-        {name: _all(_list(courses, name), bool, "courses") for name in courses},
-    )
-
-
-def _verdict(value: Any) -> Verdict:
-    chain: list[Any] = []
-    while value is not None:
-        chain.append(value)
-        value = _value(value, "before")
-        if len(chain) > MOST_CHANGES:
-            raise _WrongError("before", "too many of them")
-    found: Verdict | None = None
-    for each in reversed(chain):
-        at_once = _value(each, "at_once")
-        if at_once is not None and not (type(at_once) is int and 0 < at_once < MOST_TICKS):
-            raise _WrongError("at_once", at_once)
-        found = Verdict(
-            _checked(each, "is_fused", bool),
-            _seconds(each, "fused_s"),
-            _seconds(each, "alone_s"),
-            _checked(each, "reason", str),
-            at_once,
-            _tick(each),
-            found,
-        )
-    if found is None:
-        raise _WrongError("rounds", None)
-    return found
-
-
-def _numbers(key: str, value: Any, jobs: Sequence[int]) -> list[int]:
-    """Return the numbers of the runs of jobs."""
-    if not isinstance(value, list) or not value or not all(type(job) is int and job in jobs for job in value):
-        raise _WrongError(key, value)
-    if len(set(value)) < len(value):
-        raise _WrongError(key, value)
-    return [jobs.index(job) for job in value]
-
-
-def _tick(holder: Any) -> int:
-    tick = _checked(holder, "since_tick", int)
-    if not 0 <= tick < MOST_TICKS:
-        raise _WrongError("since_tick", tick)
-    return tick
-
-
-def _seconds(holder: Any, key: str) -> float | None:
-    value = _value(holder, key)
-    if value is not None and not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
-        raise _WrongError(key, value)
-    return None if value is None else float(value)
-
-
-def _checked(holder: Any, key: str, kind: Callable[..., T]) -> T:
-    value = _value(holder, key)
-    if type(value) is not kind:
-        raise _WrongError(key, value)
-    return value
-
-
-def _all(values: list[Any], kind: type[T], key: str) -> tuple[T, ...]:
-    for each in values:
-        if type(each) is not kind:
-            raise _WrongError(key, values)
-    return tuple(values)
-
-
-def _list(holder: Any, key: str) -> list[Any]:
-    value = _value(holder, key)
-    if not isinstance(value, list):
-        raise _WrongError(key, value)
-    return value
-
-
-def _mapping(holder: Any, key: str) -> Mapping[str, Any]:
-    value = _value(holder, key)
-    if not isinstance(value, dict):
-        raise _WrongError(key, value)
-    return value
-
-
-def _value(holder: Any, key: str) -> Any:
-    if not isinstance(holder, Mapping):
-        raise _WrongError(key, holder)
-    return holder.get(key)
-
-
-_FIELDS = ("is_fused", "fused_s", "alone_s", "reason", "at_once", "since_tick")
+    return waves, stacks
 
 
 class FusionRecord:
@@ -323,22 +244,12 @@ class FusionRecord:
             "alone_s": alone,
             "reason": "; ".join(reasons),
             "apart": {"reason": record.reason, "since_tick": record.since_tick},
-            "layouts": [self._layout(lanes, each) for lanes, each in record.layouts.items()],
-            "rounds": {name: _round(each) for name, each in record.verdicts.items()},
+            "layouts": [
+                {"jobs": [self._jobs[member] for member in lanes], **asdict(layout)}
+                for lanes, layout in record.layouts.items()
+            ],
+            "rounds": {name: asdict(verdict) for name, verdict in record.verdicts.items()},
         }
-
-    def _layout(self, lanes: Sequence[int], layout: Layout) -> dict[str, Any]:
-        return {
-            "jobs": [self._jobs[member] for member in lanes],
-            "shares": layout.shares,
-            "own_values": [*layout.own_values],
-            "courses": {key: [*course] for key, course in layout.courses.items()},
-        }
-
-
-def _round(verdict: Verdict) -> dict[str, Any]:
-    before = None if verdict.before is None else _round(verdict.before)
-    return {**{key: getattr(verdict, key) for key in _FIELDS}, "before": before}
 
 
 def _total(verdicts: Sequence[Verdict], name: str) -> float | None:

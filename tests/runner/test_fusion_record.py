@@ -129,7 +129,7 @@ def test_jobs_of_another_group(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     stacks, began, [text] = read(path)
     assert (stacks, began) == ([], [])
-    assert "found stacks.jobs = [7, 9]; expected what an earlier process of these jobs wrote" in text
+    assert "found jobs [7, 9]; expected what an earlier process of these jobs wrote" in text
 
 
 def test_a_chain_of_changes_without_an_end(tmp_path: Path) -> None:
