@@ -174,7 +174,7 @@ def read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[
         told = str(error) if found is None else f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
         warnings.warn(
             f"{path}: found {escape(' '.join(told.split())[:200])}; expected what an earlier process of these jobs "
-            "wrote. What runs as one program is found out anew, so that last bits may differ from a run without a break.",
+            "wrote. What runs as one program is found out anew, so that last bits may be others than without it.",
             stacklevel=2,
         )
         return [], []
