@@ -152,8 +152,8 @@ def hydra_words(words: Sequence[str]) -> list[str]:
         names = value if isinstance(value, list) else [value]
         if is_choice and not isinstance(value, dict) and not all(isinstance(name, str) for name in names):
             faults.append(
-                f"{override.key_or_group}: found {override.get_value_element_as_str()}; expected the name of an option, "
-                "as in data=digits. Write one, or leave it out."
+                f"{override.key_or_group}: found {override.get_value_element_as_str()}; expected the name of an "
+                "option, as in data=digits. Write one, or leave it out."
             )
     if faults:
         raise ConfigError("\n".join(faults))
