@@ -157,13 +157,9 @@ def hydra_words(words: Sequence[str]) -> list[str]:
             )
     if faults:
         raise ConfigError("\n".join(faults))
-    command_line_folders[:] = [
-        Path(folder.removeprefix("file://"))
-        for override in overrides
-        if override.key_or_group == "hydra.searchpath"
-        for value in [override.value()]
-        for folder in map(str, value if isinstance(value, list) else ())
-    ]
+    searched = [override.value() for override in overrides if override.key_or_group == "hydra.searchpath"]
+    folders = [str(folder) for value in searched if isinstance(value, list) for folder in value]
+    command_line_folders[:] = [Path(folder.removeprefix("file://")) for folder in folders]
     return [_hydra_word(override) for override in overrides if not _is_later(override)]
 
 
