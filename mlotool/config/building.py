@@ -123,7 +123,11 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     if values["runner"]["checkpoint"]:
         check_saved(problems)
     own = {name: made for name, made in decisions.items() if made}
-    return Built(program, data, analyses, _metrics(values["evaluate"] or {}), own)
+    callbacks, loggers = (
+        [instantiate(f"{root}.{name}[{index}]", node) for index, node in enumerate(values[root].get(name, ()))]
+        for root, name in (("runner", "callbacks"), ("logger", "loggers"))
+    )
+    return Built(program, data, analyses, _metrics(values["evaluate"] or {}), own, callbacks, loggers)
 
 
 def hypergradient_options(config: Any) -> dict[str, Callable[[], Any]]:

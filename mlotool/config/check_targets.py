@@ -135,6 +135,9 @@ def _places(values: Values) -> Iterator[Place]:
     for index, node in enumerate((values["evaluate"] or {}).get("metrics", ())):
         if isinstance(node, Mapping):
             yield Place(f"evaluate.metrics[{index}]", node, "metric")
+    for root, names, kind in (("runner", "callbacks", "callback"), ("logger", "loggers", "logger")):
+        for index, node in enumerate(values[root].get(names, ())):
+            yield Place(f"{root}.{names}[{index}]", node, kind)
 
 
 def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[str]:

@@ -414,6 +414,8 @@ def _value_faults(document: Document) -> Iterator[str]:
                 f"Remove it; for data.download write data.download=true on the command line."
             )
         yield from boolean_faults(key, value)
+        if key.startswith("logger.loggers"):
+            yield f"{key}: found {value!r}; expected no logger in a recipe, which may not send a run away. Remove it."
         if key == "logger.mode" and value not in OFFLINE_MODES:
             yield (
                 f"logger.mode: found {value!r}; expected {' or '.join(OFFLINE_MODES)}, as a recipe may not send a run "

@@ -164,6 +164,8 @@ class RunnerConfig:
     early_stopping_patience: int | None = None
     progress_bar: bool = True
     report: bool = True
+    callbacks: list[Any] = field(default_factory=list)
+    trainer: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -174,6 +176,7 @@ class LoggerConfig:
     wandb: bool = True
     tensorboard: bool = False
     project: str = "mlotool"
+    loggers: list[Any] = field(default_factory=list)
 
 
 @dataclass

@@ -66,6 +66,8 @@ KINDS = (
     "metric",
     "mutator",
     "predicate",
+    "callback",
+    "logger",
 )
 # By kind of node, the package whose public names all fit there.
 _HOMES = {"module": "mlotool.models", "loss": "mlotool.losses", "analysis": "mlotool.losses"}
@@ -91,6 +93,8 @@ _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategi
 _MUTATORS = ("Operator", "Insert", "Input", "Repeat", "Cell", "Grow", "Branch", "Split", "Link")
 _SPACES = ("Space", "UniformPaths", "FairPaths", "PathWeights", "BinaryPaths", "PathPolicy")
 _PREDICATES = ("KeepsShape", "HasSetting")
+_CALLBACKS = ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "Timer")
+_LOGGERS = ("CSVLogger", "CometLogger", "MLFlowLogger", "NeptuneLogger", "TensorBoardLogger", "WandbLogger")
 # What these packages offer beside is no data, no solver.
 _NAMES = {
     "data": tuple(f"mlotool.data.{name}" for name in _DATA),
@@ -107,6 +111,8 @@ _NAMES = {
     "metric": ("mlotool.losses.shared_weight_accuracy",),
     "mutator": tuple(f"mlotool.spaces.{name}" for name in _MUTATORS),
     "predicate": tuple(f"mlotool.spaces.{name}" for name in _PREDICATES),
+    "callback": tuple(f"pytorch_lightning.callbacks.{name}" for name in _CALLBACKS),
+    "logger": tuple(f"pytorch_lightning.loggers.{name}" for name in _LOGGERS),
 }
 _NEVER = {"mlotool", "torch", "torchvision", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
 # The packages that this process trusts, each with the folder in which it was found; None: in memory alone.

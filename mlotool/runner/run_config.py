@@ -137,7 +137,8 @@ def run(
         world.check_devices(runner.devices if "devices" in runner else 1)
     with (
         torch_settings(**{key: runner[key] for key in ("num_threads", "deterministic", "tf32")}),
-        quiet_lightning(),
+        # A profiler and a summary speak by Lightning's own voice.
+        nullcontext() if runner.get("trainer") else quiet_lightning(),
         terminable(),
     ):
         device = find_device(runner, 0 if world is None else world.local_rank)
