@@ -11,7 +11,7 @@ from mlotool import config as configuration
 from mlotool.cli.arguments import Request, read_request
 from mlotool.cli.hydra_app import call_hydra, open_sources
 from mlotool.cli.job import logs_to_wandb, recipe_path
-from mlotool.config.composition import finish, with_values
+from mlotool.config.composition import finish, is_apart, key_of, with_values
 from mlotool.config.provenance import repositories_asked_once
 from mlotool.config.schema import check_overrides
 from mlotool.core.errors import WriteError
@@ -189,13 +189,10 @@ class _Configs:
         if self._first is None:
             return None
         words, (config, origin) = self._first
-        names = [_key(word) for word in spec.words]
-        if [_key(word) for word in words] != names:
+        if [key_of(word) for word in words] != [key_of(word) for word in spec.words]:
             return None
         own = [place for place, word in enumerate(spec.words) if word != words[place]]
-        # The order counts where a word sets what stands above or below another one.
-        if any(f"{names[place]}.".startswith(f"{other}.") or f"{other}.".startswith(f"{names[place]}.")
-               for place in own for index, other in enumerate(names) if index != place):  # fmt: skip
+        if not all(is_apart(spec.words, place) for place in own):
             return None
         varied = with_values(config, [spec.words[place] for place in own])
         return None if varied is None else (varied, origin)
@@ -203,10 +200,6 @@ class _Configs:
 
 def _lines(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in words if not word.lstrip("+~").startswith(("hydra.", "hydra/")))
-
-
-def _key(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~").rpartition("@")[2]
 
 
 def _composed(spec: JobSpec, words: Sequence[str]) -> Composed:

@@ -36,7 +36,7 @@ from mlotool.config.provenance import Origin
 from mlotool.config.reading import Document, read_document
 from mlotool.config.recipes import GROUP, SUFFIX, find_recipe, package_dir, recipe_argument
 from mlotool.config.safety import check_recipe_file, choices_in, full_address, key_faults
-from mlotool.config.schema import GROUPS, OPTION_GROUPS, check_overrides
+from mlotool.config.schema import GROUPS, OPTION_GROUPS, check_overrides, is_boolean
 from mlotool.config.sources import loaded_recipes, sources
 from mlotool.config.trusted import trust_all
 from mlotool.core.arguments import is_path, require, require_texts, shown
@@ -243,6 +243,7 @@ def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
     for override in _parsed(tuple(words)):
         key, value = override.key_or_group, override.value()
         is_value = isinstance(value, int | float | str) and "${" not in str(value) and override.package is None
+        is_value = is_value and not (is_boolean(key) and not isinstance(value, bool))
         is_free = key not in GROUPS and key.partition(".")[0] not in (DECISIONS, FOLDER_KEY, "hydra")
         before = OmegaConf.select(copied, key, throw_on_resolution_failure=False)
         is_leaf = before is not None and not OmegaConf.is_config(before) and not key.rpartition(".")[2].startswith("_")
@@ -254,6 +255,18 @@ def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
             # Hydra says what is wrong.
             return None
     return copied
+
+
+def key_of(word: str) -> str:
+    """Return the place that an override sets."""
+    return word.partition("=")[0].lstrip("+~").rpartition("@")[2]
+
+
+def is_apart(words: Sequence[str], place: int) -> bool:
+    """Say whether no other override sets the same key as one of them, or one above or below it: their order counts."""
+    own = f"{key_of(words[place])}."
+    others = [f"{key_of(word)}." for word in (*words[:place], *words[place + 1 :])]
+    return not any(own.startswith(other) or other.startswith(own) for other in others)
 
 
 def _tree(path: Sequence[str], value: Any) -> Any:

@@ -16,7 +16,15 @@ from omegaconf import OmegaConf
 
 from mlotool.config.check_choices import AUTO, sweep_node_faults
 from mlotool.config.checks import check
-from mlotool.config.composition import VERSION_KEYWORDS, compose, compose_words, finish, plain
+from mlotool.config.composition import (
+    VERSION_KEYWORDS,
+    compose,
+    compose_words,
+    finish,
+    is_apart,
+    plain,
+    with_values,
+)
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.recipes import package_dir
@@ -324,10 +332,26 @@ def check_first_point(plan: SweepPlan) -> None:
 def choice_faults(plan: SweepPlan) -> list[str]:
     """Return what is wrong with the values of a sweep, each beside the first ones of the other keys."""
     first = _first(plan)
-    faults = _faults_of(plan, first)
+    fixed = [word for word in plan.fixed if not word.startswith("hydra.")]
+    try:
+        base = compose(None, [*fixed, *first])
+        faults = _faults_in(base)
+    except ConfigError as error:
+        base, faults = None, str(error).splitlines()
     for place, word in islice(_others(plan), MAX_LOOKED_AT):
-        faults += _faults_of(plan, [*first[:place], word, *first[place + 1 :]])
+        words = [*first[:place], word, *first[place + 1 :]]
+        is_apart_here = base is not None and is_apart([*fixed, *words], len(fixed) + place)
+        config = with_values(base, [word]) if base is not None and is_apart_here else None
+        faults += _faults_of(plan, words) if config is None else _faults_in(config)
     return list(dict.fromkeys(faults))
+
+
+def _faults_in(config: Any) -> list[str]:
+    try:
+        check(config)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
 
 
 def _others(plan: SweepPlan) -> Iterator[tuple[int, str]]:

@@ -173,8 +173,6 @@ def test_the_page_of_errors_has_those_of_all_parts() -> None:
     [
         ("mnw", []),
         ("mwn", ["runner.max_tick=3"]),
-        ("mwn", ["problems.classifir.unroll_steps=2"]),
-        ("mwn", ["data=digit"]),
         ("mwn", ["runner.max_ticks=many"]),
         ("mwn", ["problems.classifier.optimizer.lr=-1"]),
         ("mwn", ["problems.classifier.module._target_=mypackage.Net"]),
