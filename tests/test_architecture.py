@@ -23,3 +23,11 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         if found is None or (name and not re.search(rf"^\s*(def|class) {name}\b|^{name}\b", found.read_text(), re.M)):
             missing.append(f"{path}: {name}")
     assert not missing
+
+
+def test_the_way_from_a_line_to_its_equation_has_three_jumps_at_most() -> None:
+    text = PAGES[0].read_text()
+    walks = text.split("## From a recipe's line to the equation")[1].split("## ")[0]
+    lines = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in walks.splitlines() if line.startswith("| `")}
+    for line in ("unroll_steps: 2", "hypergradient: cg", "parallel: penalty", "runner.devices: 2"):
+        assert len(lines[f"`{line}`"]) <= 3 and all(named(jump) for jump in lines[f"`{line}`"])

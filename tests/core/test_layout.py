@@ -1,4 +1,4 @@
-"""Arguments that one can take in: the whole package, read as text."""
+"""One idea a file, and arguments that one can take in: the whole package, read as text."""
 
 import ast
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mlotool
 
+MAX_LINES = 400
 MAX_PARAMETERS = 8
 MAX_PARAMETERS_OF_CONSTRUCTOR = 12
 FILES = sorted(Path(mlotool.__file__).parent.rglob("*.py"))
@@ -43,6 +44,12 @@ def test_what_is_counted() -> None:
     twelve = ", ".join(f"a{number}" for number in range(12))
     assert not too_many(f"class A:\n  def __init__(self, {twelve}): ...")
     assert too_many(f"class A:\n  def __init__(self, {twelve}, b): ...")
+
+
+def test_files_hold_one_idea() -> None:
+    lines = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert len(lines) > 300
+    assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
 
 
 def test_functions_take_few_arguments() -> None:
