@@ -1,4 +1,4 @@
-"""The page of every key of a recipe: type and default by the schema, meaning and example by keys.yaml."""
+"""The page of every key of a recipe: type, default and meaning by the schema, an example by keys.yaml."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING as NOT_SET
@@ -8,9 +8,11 @@ from typing import Any
 
 import yaml
 
-from mlotool.config.schema import MISSING, Config, ProblemConfig, describe_type, new_node
+from mlotool.config.schema import MISSING, dataclass_at, describe_type
+from mlotool.core.settings import documentation
+from mlotool.problem.settings import ProblemSettings
 
-MEANINGS: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "keys.yaml").read_text())
+EXAMPLES: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "keys.yaml").read_text())
 NAME = "<name>"
 """Stands for a problem's name in a key."""
 SECTIONS = {
@@ -33,11 +35,13 @@ class Key:
         path: dotted; `<name>` stands for a problem's name.
         kind: its type, in words.
         default: as YAML has it; None: a recipe must set it.
+        meaning: in a sentence or two.
     """
 
     path: str
     kind: str
     default: str | None
+    meaning: str
 
 
 def schema_keys() -> Iterator[Key]:
@@ -48,10 +52,11 @@ def schema_keys() -> Iterator[Key]:
 
 def section_keys(prefix: str) -> Iterator[Key]:
     """Yield the keys below a prefix; a problem's stream has keys of its own."""
-    for each in fields(_node(prefix)):
+    meanings = documentation(ProblemSettings) | documentation(dataclass_at(prefix.replace(NAME, "a")))
+    for each in fields(dataclass_at(prefix.replace(NAME, "a"))):
         path = f"{prefix}.{each.name}".lstrip(".")
         value = each.default if each.default_factory is NOT_SET else each.default_factory()
-        yield Key(path, describe_type(path.replace(NAME, "a")), _default(value))
+        yield Key(path, describe_type(path.replace(NAME, "a")), _default(value), meanings[each.name])
         if path.endswith(".stream"):
             yield from section_keys(path)
 
@@ -74,20 +79,20 @@ def page() -> str:
 
 
 def _entry(key: Key) -> list[str]:
-    meaning = MEANINGS[key.path]
-    default = meaning.get("default") or ("none: set it" if key.default is None else f"`{key.default}`")
-    needs = f" The example needs {meaning['needs']}." if "needs" in meaning else ""
+    example = EXAMPLES[key.path]
+    default = example.get("default") or ("none: set it" if key.default is None else f"`{key.default}`")
+    needs = f" The example needs {example['needs']}." if "needs" in example else ""
     mode = "-m " if key.path.split(".")[0] == "sweep" else ""
     return [
         "",
         f"### `{key.path}` {{: #{anchor(key.path)} }}",
         "",
-        meaning["says"],
+        key.meaning,
         "",
-        f"Type: {meaning.get('type', key.kind)}. Default: {default}.{needs}",
+        f"Type: {example.get('type', key.kind)}. Default: {default}.{needs}",
         "",
         "```bash",
-        f"mlotool run {mode}+recipe={meaning.get('recipe', 'mwn')} {_quoted(meaning['example'])}",
+        f"mlotool run {mode}+recipe={example.get('recipe', 'mwn')} {_quoted(example['example'])}",
         "```",
     ]
 
@@ -120,12 +125,6 @@ def overrides(example: str) -> list[str]:
 
 def _quoted(example: str) -> str:
     return " ".join(f'"{each}"' if set(each) & set("{}[]<>~*' ") else each for each in overrides(example))
-
-
-def _node(prefix: str) -> Any:
-    if prefix == "":
-        return Config
-    return ProblemConfig if prefix == f"problems.{NAME}" else new_node(prefix.replace(NAME, "a"))
 
 
 def _default(value: Any) -> str | None:

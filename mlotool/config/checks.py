@@ -6,16 +6,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlotool.config.building import Built, assemble, cut_down
-from mlotool.config.check_choices import choice_faults, count_faults, name_faults, namespace_faults, sweep_node_faults
 from mlotool.config.check_evaluation import effect_warnings, evaluation_faults, evaluation_warnings
 from mlotool.config.check_graph import direction_faults, graph_faults, stream_faults
-from mlotool.config.check_ranges import nan_faults, number_faults
 from mlotool.config.check_targets import target_faults
+from mlotool.config.check_values import division_faults, name_faults, nan_faults, sweep_faults
 from mlotool.config.dry_parts import construction_faults, machine_faults, part_faults
 from mlotool.config.found_decisions import decision_faults
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.instantiate import instantiate
 from mlotool.config.resolve import as_schema, resolve_config
+from mlotool.config.schema import value_faults
 from mlotool.config.user_data import built_data
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import fault_list
@@ -54,18 +54,16 @@ def checked(
     with config_errors():
         values, faults = resolve_config(as_schema(config))
     checks: tuple[Callable[[Values], Iterator[str]], ...] = (
+        lambda values: value_faults({key: value for key, value in values.items() if key != "sweep"}),
         name_faults,
-        choice_faults,
-        count_faults,
-        namespace_faults,
-        number_faults,
+        division_faults,
         graph_faults,
         direction_faults,
         stream_faults,
         evaluation_faults,
-        sweep_node_faults,
+        sweep_faults,
         decision_faults,
-        lambda values: target_faults(values, targets=targets),
+        target_faults,
     )
     faults += [fault for each in checks for fault in each(values)]
     faults += nan_faults(values, faults)

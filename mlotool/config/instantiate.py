@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from mlotool.config.parameter_groups import KEY, grouped
-from mlotool.config.signatures import SPECIAL
 from mlotool.config.trusted import CONTAINERS, resolve
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedError
 from mlotool.core.messages import kind_of
@@ -60,6 +59,7 @@ def as_factories(key: str, value: Any, instantiate: Instantiate) -> Any:
 
 
 Node = Mapping[str, Any]
+SPECIAL = ("_target_", "_args_")
 
 # Optimizers with a fused kernel on the CPU and on CUDA, and the settings that ask for another one.
 _FUSED = ("torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from mlotool.config.schema import METRIC_DIRECTIONS, OBJECTIVE_MODES
+from mlotool.config.schema import METRIC_DIRECTIONS
 
 Values = Mapping[str, Any]
 Direction = Literal["max", "min"]
@@ -82,4 +82,4 @@ def _listed(values: Values, key: str) -> list[Any]:
 
 def _written(values: Values) -> Direction | None:
     mode = values.get("objective_mode")
-    return mode if mode in OBJECTIVE_MODES else None
+    return mode if mode in ("min", "max") else None

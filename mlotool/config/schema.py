@@ -1,33 +1,48 @@
 """The shape of the root config: what keys there are, with their types and defaults. No torch.
 
-Nodes of type Any hold a `_target_` and its settings; check_targets.py compares them with the target's signature.
+The annotations say types, ranges and choices (`mlotool.core.settings`); OmegaConf gets of them what it can hold. Nodes
+of type Any hold a `_target_` and its settings; check_targets.py compares them with the target's signature.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Le, MinLen
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import (
+    Count,
+    Positive,
+    Precision,
+    Rounds,
+    Seed,
+    Threads,
+    Whole,
+    parameters,
+    setting_fault,
+    words,
+)
+from mlotool.problem.settings import ProblemSettings
 
 # As omegaconf has it, whose import completion cannot wait for.
 MISSING: Any = "???"
+T = TypeVar("T")
+_SAMPLERS = Path(__file__).parents[1] / "sweep" / "samplers"
 
 GROUPS = ("data", "model", "optimizer", "hypergradient", "parallel", "runner", "logger", "debug", "sweep", "recipe")
 """The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/."""
 OPTION_GROUPS = GROUPS[:-1]
 
-PRECISIONS = ("fp32", "bf16", "fp16")
-ACCELERATORS = ("auto", "cpu", "gpu")
-TRACES = ("auto", "inductor", "cuda_graph")
-SCHEDULER_INTERVALS = ("step", "evaluation")
-OBJECTIVE_MODES = ("min", "max")
-LOGGER_MODES = ("offline", "online", "disabled")
-SWEEP_METHODS = ("grid", "optuna")
-SWEEP_LAUNCHERS = ("local", "slurm", "ray")
+Processes = Annotated[int, Ge(1), Le(1_024)]
+
+OWN_SAMPLERS = tuple(sorted(file.stem for file in _SAMPLERS.glob("[!_]*.py") if file.stem != "base"))
+"""Samplers that are ours, each in a file of its name in sweep/samplers/; the others are Optuna's."""
 SAMPLERS = {
     "tpe": "TPESampler",
     "random": "RandomSampler",
@@ -36,12 +51,8 @@ SAMPLERS = {
     "nsga2": "NSGAIISampler",
     "qmc": "QMCSampler",
     "brute_force": "BruteForceSampler",
-    "evolution": "EvolutionSampler",
-    "reinforce": "ReinforceSampler",
-    "predictor": "PredictorSampler",
+    **{name: f"{name.title()}Sampler" for name in OWN_SAMPLERS},
 }
-OWN_SAMPLERS = ("evolution", "reinforce", "predictor")
-"""Those that are ours, each in a file of its name in sweep/samplers/; the others are Optuna's."""
 PRUNERS = {
     "none": "NopPruner",
     "median": "MedianPruner",
@@ -52,7 +63,7 @@ PRUNERS = {
 }
 """What `sweep.sampler` and `sweep.pruner` may name, with its class: a name and plain options call nothing else."""
 
-OF_ONE_OBJECTIVE = ("evolution", "reinforce", "predictor", "cmaes", "gp")
+OF_ONE_OBJECTIVE = (*OWN_SAMPLERS, "cmaes", "gp")
 """Samplers that look at one objective."""
 
 METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
@@ -81,21 +92,85 @@ CLASSIFICATION_METRIC_NAMES = METRIC_NAMES[: METRIC_NAMES.index("cross_entropy")
 """Those that need `num_classes` of the data."""
 
 
-@dataclass
+_annotations: dict[type, dict[str, Any]] = {}
+
+
+@dataclass_transform()
+def schema(cls: type[T], settings: type | None = None, without: Sequence[str] = ()) -> type[T]:
+    """Make a dataclass that OmegaConf can hold: in the place of ranges, literals and unions it has plain types, or Any.
+
+    Args:
+        cls: a class with annotated defaults.
+        settings: a class whose arguments are keys as well, with their defaults.
+        without: those of them that are no keys.
+    """
+    hints = dict(cls.__annotations__)
+    for name, parameter in parameters(settings).items() if settings else ():
+        if name not in (*hints, *without):
+            hints[name] = parameter.annotation
+            setattr(cls, name, parameter.default)
+    cls.__annotations__ = {name: _held(hint) for name, hint in hints.items()}
+    _annotations[cls] = hints
+    return dataclass(cls)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _held(annotation: Any) -> Any:
+    """Return the type that OmegaConf has for an annotation."""
+    if get_origin(annotation) is Annotated:
+        return _held(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return str
+    members = [member for member in _members(annotation) if member is not NoneType]
+    if len(members) < len(_members(annotation)) and len(members) == 1:
+        held = _held(members[0])
+        return held if held is Any else held | None
+    is_plain = annotation in (int, float, bool, str) or is_dataclass(annotation)
+    return annotation if is_plain or get_origin(annotation) in (dict, list) else Any
+
+
+@schema
 class StreamConfig:
-    """Batches of one split, without end."""
+    """Batches of one split, without end.
+
+    Args:
+        split: Of the data: train, meta, val or test, where they have it.
+        batch_size: Samples of a batch, of all ranks together.
+        shuffle: Whether each pass takes the samples in another order.
+        drop_last: Whether a last batch that is smaller than the others is left out.
+        num_workers: Processes that load batches ahead; 0 loads them in the run's own.
+        repeat: How many steps a batch stays the same.
+    """
 
     split: str = MISSING
-    batch_size: int = 100
+    batch_size: Count = 100
     shuffle: bool = True
     drop_last: bool = True
-    num_workers: int = 0
-    repeat: int = 1
+    num_workers: Annotated[int, Ge(0), Le(256)] = 0
+    repeat: Count = 1
 
 
-@dataclass
+@partial(schema, settings=ProblemSettings, without=("optimizer_roles",))
 class ProblemConfig:
-    """One problem: `min over theta of C(theta; U, L; D)`."""
+    """One problem: `min over theta of C(theta; U, L; D)`; what else it takes are the fields of `ProblemSettings`.
+
+    Args:
+        module: What is trained: an option of conf/model/, or a node with a `_target_` that makes an `nn.Module`.
+        loss: A function `(batch, *, role, ..)` that returns a number; `roles` says which problem plays which keyword.
+        stream: Batches of one split, without end; null where the loss needs no batch, or `same_batch_as` gives one.
+        same_batch_as: A problem whose batch of the same step this one takes, in place of a stream.
+        optimizer: A node of any `torch.optim` class, or an option of conf/optimizer/. `groups: [{match: fc.*, lr:
+            0.01}]` sets parameters apart; `lr: {problem: rate}` is learned by that problem.
+        scheduler: A node of any `torch.optim.lr_scheduler` class; null: the rate stays.
+        hypergradient: How gradients pass through the solution of this problem; null: the root's `hypergradient`.
+        precision: fp32, bf16 or fp16 around this problem's loss; null: `runner.precision`.
+        channels_last: Whether images lie in memory with their channels last, which convolutions on GPUs like.
+        parallel: How this problem's own steps pass through its layers in parallel: an option of conf/parallel/, or
+            null.
+    """
 
     module: Any = MISSING
     loss: Any = MISSING
@@ -103,124 +178,221 @@ class ProblemConfig:
     same_batch_as: str | None = None
     optimizer: Any = MISSING
     scheduler: Any = None
-    scheduler_interval: str = "step"
     hypergradient: Any = None
-    unroll_steps: int = 1
-    warmup_steps: int = 0
-    roll_back: bool = False
-    gradient_clip_norm: float | None = None
-    accumulate_batches: int = 1
-    reset_to: str | None = None
-    tasks: int | None = None
-    precision: str | None = None
-    compile: bool = False
+    precision: Precision | None = None
     channels_last: bool = False
     parallel: Any = None
-    shard: Any = False
-    remat: Any = None
 
 
-@dataclass
+@schema
 class GraphConfig:
-    """Who shapes whom, and who reads whose solution."""
+    """Who shapes whom, and who reads whose solution.
+
+    Args:
+        upper_to_lower: By upper problem, those whose loss, start or optimizer uses its parameters.
+        lower_to_upper: By lower problem, those whose loss uses what it has learned.
+    """
 
     upper_to_lower: dict[str, list[str]] = field(default_factory=dict)
     lower_to_upper: dict[str, list[str]] = field(default_factory=dict)
 
 
-@dataclass
+@schema
 class EvaluateConfig:
     """Metrics of one problem's module over whole splits; a split's value is the ticks between evaluations, or end.
 
     What `arguments` names is given to the module beside a batch's input: by argument, what another problem's module
     returns, `architecture`, or what a method of it returns, `architecture.found`.
+
+    Args:
+        problem: Whose module is measured.
+        arguments: Further arguments of the module: by name, what another problem's module returns.
+        metrics: Names of known metrics, or nodes with a `_target_` of your own.
+        splits: By split, the ticks between two evaluations, or `end`: once, of the best checkpoint and of the last
+            tick.
+        batch_size: Samples that are evaluated at once.
+        recalibrate: Batches that BatchNorm's running statistics are collected from before each evaluation; null: as
+            training leaves them.
     """
 
     problem: str = MISSING
     arguments: dict[str, str] = field(default_factory=dict)
     metrics: list[Any] = field(default_factory=lambda: ["accuracy"])
     splits: dict[str, Any] = field(default_factory=dict)
-    batch_size: int = 500
-    recalibrate: int | None = None
+    batch_size: Count = 500
+    recalibrate: Count | None = None
 
 
-@dataclass
+@schema
 class RunnerConfig:
-    """How long and on what; conf/runner/default.yaml says what each key means."""
+    """How long and on what; conf/runner/default.yaml says what each key means.
 
-    max_ticks: int = 1000
-    ticks_per_chunk: int = 200
-    log_every: int = 50
-    accelerator: str = "auto"
-    devices: int | str = 1
-    precision: str = "fp32"
+    Args:
+        max_ticks: Length of the run. A tick is one step of every problem that reads no other, and of all that this
+            completes; 0 evaluates alone.
+        ticks_per_chunk: Ticks between two calls of the trainer.
+        log_every: Ticks between two rows of metrics.csv; each is the mean over them.
+        accelerator: auto, cpu or gpu.
+        devices: Processes that share each batch: GPUs, or on the CPU any number; `auto`: every GPU.
+        precision: fp32, bf16 or fp16 around each problem's loss; finite differences and solvers stay in fp32.
+        tf32: On a GPU, whether products of fp32 may be taken in TF32: faster, with three digits. Finite differences
+            want fp32.
+        trace: Whether the steps of a tick run as one traced program: auto, true, false, inductor or cuda_graph.
+        deterministic: Whether torch is told to use deterministic algorithms alone.
+        num_threads: Of torch on the CPU; null: torch's choice.
+        checkpoint: Whether the best and the last checkpoint are written.
+        checkpoint_seconds: Seconds between two writes of the last checkpoint, at any tick; more where writing takes
+            over 1% of the time.
+        keep_checkpoints: How many of the last checkpoints stay; from 2 on those before have their tick in their name.
+        early_stopping_patience: Evaluations without a better objective after which a run ends; null: it does not end
+            early.
+        progress_bar: Whether the terminal shows one.
+        report: Whether report.html is written at the end.
+        callbacks: Lightning's callbacks, as nodes: `[{_target_: pytorch_lightning.callbacks.LearningRateMonitor}]`.
+        trainer: Settings of Lightning's Trainer that no other key decides: `{profiler: simple}`.
+    """
+
+    max_ticks: Annotated[int, Ge(0), Le(10**12)] = 1000
+    ticks_per_chunk: Count = 200
+    log_every: Count = 50
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: Processes | Literal["auto"] = 1
+    precision: Precision = "fp32"
     tf32: bool = False
-    trace: Any = "auto"
+    trace: bool | Literal["auto", "inductor", "cuda_graph"] = "auto"
     deterministic: bool = True
-    num_threads: int | None = None
+    num_threads: Threads | None = None
     checkpoint: bool = True
-    checkpoint_seconds: float = 30.0
-    keep_checkpoints: int = 1
-    early_stopping_patience: int | None = None
+    checkpoint_seconds: Positive = 30.0
+    keep_checkpoints: Count = 1
+    early_stopping_patience: Count | None = None
     progress_bar: bool = True
     report: bool = True
     callbacks: list[Any] = field(default_factory=list)
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@schema
 class LoggerConfig:
-    """Where numbers go beside metrics.csv."""
+    """Where numbers go beside metrics.csv.
 
-    mode: str = "offline"
+    Args:
+        mode: Of W&B: offline, online or disabled. Offline wants neither account nor network.
+        wandb: Whether W&B gets the numbers.
+        tensorboard: Whether TensorBoard gets them.
+        project: W&B's project.
+        loggers: Lightning's loggers, as nodes: `[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]`.
+    """
+
+    mode: Literal["offline", "online", "disabled"] = "offline"
     wandb: bool = True
     tensorboard: bool = False
     project: str = "mlotool"
     loggers: list[Any] = field(default_factory=list)
 
 
-@dataclass
+@schema
 class DebugConfig:
-    """Limits that win over what a recipe says."""
+    """Limits that win over what a recipe says.
 
-    limit_ticks: int | None = None
-    limit_samples: int | None = None
-    limit_warmup_steps: int | None = None
-    limit_unroll_steps: int | None = None
+    Args:
+        limit_ticks: The most ticks of a run; null: no limit.
+        limit_samples: The most samples of each split.
+        limit_warmup_steps: The most warm-up steps of each problem, so that those above it step too.
+        limit_unroll_steps: The most steps between two upper ones.
+    """
+
+    limit_ticks: Count | None = None
+    limit_samples: Count | None = None
+    limit_warmup_steps: Whole | None = None
+    limit_unroll_steps: Count | None = None
 
 
-@dataclass
+@schema
 class SweepConfig:
-    """How `mlotool run -m` goes through its jobs; conf/sweep/ says what each key means."""
+    """How `mlotool run -m` goes through its jobs; conf/sweep/ says what each key means.
 
-    method: str = "grid"
+    Args:
+        method: `grid`: every combination; `optuna`: trials that learn from those before.
+        params: Keys and their choices, written as on the command line.
+        fuse: Jobs that train in one process, as one program where they can; auto: up to 32.
+        workers: Jobs at a time; from 2 on, each in a process of its own.
+        devices: GPUs that workers take in turn; null: all that the machine shows.
+        jobs_per_device: How many jobs may share a GPU.
+        launcher: Where jobs run: local, slurm or ray.
+        launcher_options: Of the launcher: submitit's parameters, or those of `ray.remote`. `{cluster: local}` tries
+            SLURM's on this machine.
+        num_trials: Settings that a search tries.
+        repeats: Seeds of each setting; a search looks at their mean.
+        second_objective: A second metric, or `<problem>/num_parameters`: the search then looks for the settings that no
+            other beats in both.
+        second_objective_mode: max or min, of the second metric.
+        seed: Of the search.
+        sampler: How a search chooses the next setting: tpe, random, gp, cmaes, nsga2, qmc, brute_force, evolution,
+            reinforce or predictor.
+        sampler_options: Of the sampler's class.
+        pruner: What ends a trial early: none, median, percentile, successive_halving, hyperband or threshold.
+        pruner_options: Of the pruner's class.
+        storage: Where the search keeps its trials, an address of Optuna's; null: a file in the sweep's folder.
+    """
+
+    method: Literal["grid", "optuna"] = "grid"
     params: dict[str, Any] = field(default_factory=dict)
-    fuse: Any = 1
-    workers: int = 1
-    devices: list[str] | None = None
-    jobs_per_device: int = 1
-    launcher: str = "local"
-    launcher_options: Any = None
-    num_trials: int = 20
-    repeats: int = 1
+    fuse: Rounds | Literal["auto"] = 1
+    workers: Processes = 1
+    devices: Annotated[list[str], MinLen(1)] | None = None
+    jobs_per_device: Processes = 1
+    launcher: Literal["local", "slurm", "ray"] = "local"
+    launcher_options: Mapping[str, Any] | None = None
+    num_trials: Rounds = 20
+    repeats: Rounds = 1
     second_objective: str | None = None
-    second_objective_mode: str | None = None
-    seed: int = 0
-    sampler: str = "tpe"
-    sampler_options: Any = None
-    pruner: str = "none"
-    pruner_options: Any = None
+    second_objective_mode: Literal["min", "max"] | None = None
+    seed: Seed = 0
+    sampler: Literal[*SAMPLERS] = "tpe"  # type: ignore[valid-type]
+    sampler_options: Mapping[str, Any] | None = None
+    pruner: Literal[*PRUNERS] = "none"  # type: ignore[valid-type]
+    pruner_options: Mapping[str, Any] | None = None
     storage: str | None = None
 
 
-@dataclass
+@schema
 class Config:
-    """The root."""
+    """The root.
+
+    Args:
+        name: Of the run: the folder below outputs/, and the run's name in W&B.
+        seed: Of everything that is drawn: splits, noise, parameters, the order of samples. Two runs with one seed are
+            equal bit by bit on one machine.
+        resume: What to go on with, bit by bit. `auto`: the newest unfinished run with the same config; where there is
+            none, a new run begins. A run's folder, or a checkpoint in it: that run.
+        inherit: A finished run's folder, or a checkpoint in it, whose parameters the problems of the same names start
+            from. Names and shapes of parameters have to be equal; a model of a shared space takes its part of that
+            space. The run begins at tick 0.
+        data: An option of conf/data/, or a node with a `_target_` of your own: an object with `split(name)`.
+        hypergradient: An option of conf/hypergradient/, or a node: how gradients pass through solutions, for every
+            problem that has none of its own.
+        problems: The optimization problems, by name.
+        graph: Who shapes whom, and who reads whose solution. A recipe of one problem has none.
+        evaluate: What is measured over whole splits; null: nothing.
+        decisions: Choices of a model space, by name, in place of the first choice of each; or the folder of a run or a
+            sweep, whose choices are taken.
+        decisions_from: The folder of a finished run, or of a sweep, whose learned or searched choices are taken;
+            `decisions=FOLDER` says the same.
+        analyses: Functions that look at the trained problems when a run ends; their results are in metrics.csv and on
+            the page of the run.
+        objective: The metric by which the best checkpoint, sweeps and early stopping choose: split/metric.
+        objective_mode: `max` or `min`. Known metrics have a direction of their own; a metric of yours wants it.
+        runner: How long and on what a run trains; conf/runner/ has options.
+        logger: Where numbers go beside metrics.csv; conf/logger/ has options.
+        debug: Limits that win over what a recipe says; `debug=fast` is a rehearsal of seconds.
+        sweep: How `mlotool run -m` goes through its jobs; conf/sweep/ has options.
+    """
 
     name: str = "unnamed"
-    seed: int = 0
-    resume: str | None = None
-    inherit: str | None = None
+    seed: Seed = 0
+    resume: Annotated[str, MinLen(1)] | None = None
+    inherit: Annotated[str, MinLen(1)] | None = None
     data: Any = MISSING
     hypergradient: Any = MISSING
     problems: dict[str, ProblemConfig] = field(default_factory=dict)
@@ -230,7 +402,7 @@ class Config:
     decisions_from: str | None = None
     analyses: dict[str, Any] = field(default_factory=dict)
     objective: str | None = None
-    objective_mode: str | None = None
+    objective_mode: Literal["min", "max"] | None = None
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
@@ -247,7 +419,7 @@ def keys_at(path: str) -> tuple[str, ...]:
         >>> keys_at("problems.classifier.stream")
         ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers', 'repeat')
     """
-    kind = _dataclass_at(path)
+    kind = dataclass_at(path)
     return () if kind is None else tuple(each.name for each in fields(kind))
 
 
@@ -258,25 +430,45 @@ def defaults_at(path: str) -> dict[str, Any]:
         >>> defaults_at("logger")
         {'mode': 'offline', 'wandb': True, 'tensorboard': False, 'project': 'mlotool'}
     """
-    kind = _dataclass_at(path)
+    kind = dataclass_at(path)
     return {} if kind is None else asdict(kind())
 
 
 def new_node(path: str) -> Any:
     """Return a new node of the schema for a dotted path, with its defaults; None where the schema has none there."""
-    kind = _dataclass_at(path)
+    kind = dataclass_at(path)
     return None if kind is None else kind()
 
 
-def describe_type(path: str) -> str:
-    """Return in words what the schema expects at a dotted path.
+def annotation_at(path: str) -> Any:
+    """Return what the schema asks for at a dotted path, with its range and choices; Any where it leaves that open.
 
     Example:
-        >>> describe_type("runner.num_threads"), describe_type("seed")
-        ('a whole number or null', 'a whole number')
+        >>> describe_type("runner.num_threads"), describe_type("runner.precision")
+        ('a whole number of at least 1 and at most 1,024 or null', 'one of fp32, bf16, fp16')
     """
-    kind = _kind_at(path)
-    return " or ".join(_word(each) for each in _members(kind))
+    parent, _, key = path.rpartition(".")
+    kind = dataclass_at(parent)
+    return _annotations[kind].get(key, Any) if kind is not None else Any
+
+
+def describe_type(path: str) -> str:
+    """Return in words what the schema expects at a dotted path."""
+    kind = dataclass_at(path)
+    if kind is not None:
+        return f"keys out of {', '.join(key.name for key in fields(kind))}"
+    annotation = annotation_at(path)
+    return "a value" if annotation is Any else words(annotation)
+
+
+def value_faults(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the values of a config, or of its node at a dotted path, that are not what the schema asks for."""
+    for key, value in node.items():
+        place = f"{path}.{key}".lstrip(".")
+        if isinstance(value, Mapping) and is_container(place):
+            yield from value_faults(value, place)
+        elif fault := setting_fault(place, value, annotation_at(place), nodes=True):
+            yield fault
 
 
 def is_boolean(path: str) -> bool:
@@ -299,7 +491,8 @@ def is_container(path: str) -> bool:
     return any(is_dataclass(each) or get_origin(each) in (dict, list) for each in _members(_kind_at(path)))
 
 
-def _dataclass_at(path: str) -> Any:
+def dataclass_at(path: str) -> Any:
+    """Return the class of the schema whose keys stand below a dotted path; None where it leaves them open."""
     return next((each for each in _members(_kind_at(path)) if is_dataclass(each)), None)
 
 
@@ -308,10 +501,6 @@ def _kind_at(path: str) -> Any:
     for part in filter(None, path.split(".")):
         kind = _child(kind, part)
     return kind
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
 def _child(kind: Any, key: str) -> Any:
@@ -326,15 +515,6 @@ def _child(kind: Any, key: str) -> Any:
 @cache
 def _types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
-
-
-def _word(kind: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
-    if kind in words:
-        return words[kind]
-    if is_dataclass(kind):
-        return f"keys out of {', '.join(each.name for each in fields(kind))}"
-    return {dict: "a mapping", list: "a list"}.get(get_origin(kind), "a value")
 
 
 Place = tuple[str, ...]

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
-from mlotool.config.check_choices import AUTO, sweep_node_faults
+from mlotool.config.check_values import sweep_faults
 from mlotool.config.checks import check
 from mlotool.config.composition import (
     VERSION_KEYWORDS,
@@ -135,7 +135,7 @@ class SweepPlan:
         if self.devices_per_job != 1:
             # Such a job is several processes itself.
             return 1
-        if fuse != AUTO:
+        if fuse != "auto":
             return int(fuse)
         num_rounds = self.settings["workers"] * (_ROUNDS if self.settings["method"] == "optuna" else 1)
         return max(1, min(-(-self.num_jobs // num_rounds), MAX_FUSED))
@@ -186,7 +186,7 @@ def read_sweep(words: Sequence[str]) -> SweepPlan:
         given = {each.get_key_element() for each in parsed}
         lines = [f"{key}={value}" for key, value in listed.items() if str(key) not in given]
         swept = [*parser.parse_overrides(lines), *(each for each in parsed if each.is_sweep_override())]
-        faults = list(sweep_node_faults({"sweep": settings}))
+        faults = list(sweep_faults({"sweep": settings}))
         if faults:
             raise ConfigError("\n".join(faults))
         fault = name_fault(config.name)

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mlotool.config.schema import is_identifier
-from mlotool.config.signatures import package_file, public_names
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, is_command_line
+from mlotool.core.settings import targets
 from mlotool.core.user_code import add_user_package, nearby, user_frame
 
 # fmt: off
@@ -69,48 +70,26 @@ KINDS = (
     "callback",
     "logger",
 )
-# By kind of node, the package whose public names all fit there.
-_HOMES = {"module": "mlotool.models", "loss": "mlotool.losses", "analysis": "mlotool.losses"}
-_SOLVERS = (
-    "Identity",
-    "Neumann",
-    "FixedPoint",
-    "ConjugateGradient",
-    "NormalEquationConjugateGradient",
-    "Exact",
-    "Nystrom",
-    "KFAC",
-    "OptimizerPreconditioner",
-)
-_TRAJECTORIES = ("KeepAll", "KeepEvery", "Binomial")
-_DATA = (
-    *("Digits", "MNIST", "CIFAR10", "CIFAR100", "ImageFolder", "Clothing1M", "OfficeHome", "TwoDomains"),
-    *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
-    *("Peaks", "IndianPines", "SyntheticSpectra", "PythonText", "PythonEpisodes", "TextFolder"),
-)
-_PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
-_HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
-_MUTATORS = ("Operator", "Insert", "Input", "Repeat", "Cell", "Grow", "Branch", "Split", "Link")
-_SPACES = ("Space", "UniformPaths", "FairPaths", "PathWeights", "BinaryPaths", "PathPolicy")
-_PREDICATES = ("KeepsShape", "HasSetting")
 _CALLBACKS = ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "Timer")
-_LOGGERS = ("CSVLogger", "CometLogger", "MLFlowLogger", "NeptuneLogger", "TensorBoardLogger", "WandbLogger")
-# What these packages offer beside is no data, no solver.
+_LOGGERS = ("CSVLogger", "CometLogger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger")
+# By kind of node, the packages whose targets fit there: each marks them with `@target` where it defines them.
+_HOMES = {
+    "data": ("mlotool.data",),
+    "module": ("mlotool.models", "mlotool.spaces"),
+    "loss": ("mlotool.losses",),
+    "analysis": ("mlotool.losses",),
+    "metric": ("mlotool.losses",),
+    "hypergradient": ("mlotool.hypergradient",),
+    "solver": ("mlotool.hypergradient",),
+    "trajectory": ("mlotool.hypergradient",),
+    "parallel": ("mlotool.layerparallel.auxiliary", "mlotool.layerparallel.multigrid"),
+    "mutator": ("mlotool.spaces",),
+    "predicate": ("mlotool.spaces",),
+}
 _NAMES = {
-    "data": tuple(f"mlotool.data.{name}" for name in _DATA),
-    "hypergradient": tuple(f"mlotool.hypergradient.{name}" for name in _HYPERGRADIENTS),
-    "solver": tuple(f"mlotool.hypergradient.{name}" for name in _SOLVERS),
-    "trajectory": tuple(f"mlotool.hypergradient.{name}" for name in _TRAJECTORIES),
-    "parallel": tuple(f"mlotool.layerparallel.{name}" for name in _PARALLEL),
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
-    "module": (
-        *(f"mlotool.spaces.{name}" for name in _SPACES),
-        *(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),
-    ),
-    "metric": ("mlotool.losses.shared_weight_accuracy",),
-    "mutator": tuple(f"mlotool.spaces.{name}" for name in _MUTATORS),
-    "predicate": tuple(f"mlotool.spaces.{name}" for name in _PREDICATES),
+    "module": tuple(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),
     "callback": tuple(f"pytorch_lightning.callbacks.{name}" for name in _CALLBACKS),
     "logger": tuple(f"pytorch_lightning.loggers.{name}" for name in _LOGGERS),
 }
@@ -150,7 +129,7 @@ def trust(package: str) -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    file = package_file(package)
+    file = _package_file(package)
     if file is None and package not in sys.modules:
         if Path(here, package).is_dir():
             raise ConfigError(
@@ -166,6 +145,15 @@ def trust(package: str) -> None:
     folder = None if file is None else file.parent.parent if file.name == "__init__.py" else file.parent
     _packages[package] = None if folder is None else str(folder.absolute())
     add_user_package(package)
+
+
+def _package_file(package: str) -> Path | None:
+    """Return the `__init__.py` of a top-level package, or a top-level module's file."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None or spec.origin is None or not spec.origin.endswith(".py") else Path(spec.origin)
 
 
 def trust_all(packages: Iterable[str]) -> None:
@@ -194,13 +182,9 @@ def trusted_names(kind: str | None = None) -> tuple[str, ...]:
     """Return the names that may stand as `_target_`; of one kind of node (none for `nothing`), or of all."""
     if kind is None:
         return tuple(dict.fromkeys(name for each in KINDS for name in trusted_names(each)))
-    own = [f"{_HOMES[kind]}.{name}" for name in public_names(_HOMES[kind])] if kind in _HOMES else []
-    return (*own, *_NAMES.get(kind, ()))
-
-
-def is_own(name: str) -> bool:
-    """Say whether a target's source may be read instead of importing it: mlotool's, or a trusted package's."""
-    return name.partition(".")[0] in {"mlotool", *_packages}
+    for home in _HOMES.get(kind, ()):
+        import_module(home)
+    return (*targets(kind), *_NAMES.get(kind, ()))
 
 
 def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:

@@ -4,13 +4,16 @@ The files are pickles, which are code; they are only opened when their checksums
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
+from mlotool.core.settings import Count, Seed, Shape, Whole, target
 from mlotool.data.augmentation import AugmentedCopies, CropAndFlip
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, read_with_torchvision
 from mlotool.data.in_memory import Normalization
+from mlotool.data.label_noise import LabelNoise
+from mlotool.data.splits import ImbalanceFactor
 
 
 class AbstractCIFAR(AbstractImageData):
@@ -54,13 +57,13 @@ class AbstractCIFAR(AbstractImageData):
     def __init__(
         self,
         root: str,
-        sizes: Mapping[str, int],
-        num_classes: int | None = None,
-        image_shape: Sequence[int] = (3, 32, 32),
-        seed: int = 0,
-        imbalance_factor: float | None = None,
-        label_noise: Mapping[str, Any] | None = None,
-        augment: bool | int = True,
+        sizes: Mapping[str, Whole],
+        num_classes: Count | None = None,
+        image_shape: Shape = (3, 32, 32),
+        seed: Seed = 0,
+        imbalance_factor: ImbalanceFactor | None = None,
+        label_noise: LabelNoise | None = None,
+        augment: bool | Whole = True,
         download: bool = False,
     ) -> None:
         num_classes = self.published_classes if num_classes is None else num_classes
@@ -85,6 +88,7 @@ class AbstractCIFAR(AbstractImageData):
         return Part(images, torch.tensor(published.targets))
 
 
+@target("data")
 class CIFAR10(AbstractCIFAR):
     """The photographs in ten classes, read from `root/cifar-10-batches-py`; arguments as for `AbstractCIFAR`."""
 
@@ -96,6 +100,7 @@ class CIFAR10(AbstractCIFAR):
     std = (0.2470, 0.2435, 0.2616)
 
 
+@target("data")
 class CIFAR100(AbstractCIFAR):
     """The photographs in a hundred classes (fine labels), read from `root/cifar-100-python`; arguments likewise."""
 

@@ -6,6 +6,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
+from mlotool.core.settings import Count, NonNegative, Seed, Shape, Threads, Whole, target
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import Part, checked_num_classes, draw, load_images
 from mlotool.data.image_folder import check_rgb
@@ -21,6 +22,7 @@ FILES = {
 }
 
 
+@target("data")
 class Clothing1M(AbstractData[InMemoryDataset]):
     """1,000,000 images with noisy labels (38.5% wrong) and 47,570 + 14,313 + 10,526 with clean ones; 14 classes.
 
@@ -48,13 +50,13 @@ class Clothing1M(AbstractData[InMemoryDataset]):
     def __init__(
         self,
         root: str,
-        sizes: Mapping[str, int],
-        num_classes: int = 14,
-        image_shape: Sequence[int] = (3, 224, 224),
-        seed: int = 0,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 14,
+        image_shape: Shape = (3, 224, 224),
+        seed: Seed = 0,
         augment: bool = True,
-        max_memory_gb: float = 4.0,
-        num_threads: int = 8,
+        max_memory_gb: NonNegative = 4.0,
+        num_threads: Threads = 8,
     ) -> None:
         check_rgb(image_shape)
         check_splits(sizes, tuple(FILES))

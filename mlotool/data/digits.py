@@ -1,19 +1,22 @@
 """The handwritten digits that come with scikit-learn: real data without a network."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mlotool.core.settings import Count, Seed, Shape, Whole, target
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
 from mlotool.data.in_memory import Normalization
+from mlotool.data.label_noise import LabelNoise
+from mlotool.data.splits import ImbalanceFactor
 
 NORMALIZATION = Normalization(mean=[0.3053], std=[0.3760], max_value=16.0)
 
 
+@target("data")
 class Digits(AbstractImageData):
     """1,797 handwritten digits of 8 x 8 pixels with 17 grey levels; 174 to 183 a class, no published test part.
 
@@ -36,12 +39,12 @@ class Digits(AbstractImageData):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        num_classes: int = 10,
-        image_shape: Sequence[int] = (1, 8, 8),
-        seed: int = 0,
-        imbalance_factor: float | None = None,
-        label_noise: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 10,
+        image_shape: Shape = (1, 8, 8),
+        seed: Seed = 0,
+        imbalance_factor: ImbalanceFactor | None = None,
+        label_noise: LabelNoise | None = None,
         augment: bool = False,
     ) -> None:
         super().__init__(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, Rounds, Seed, Shape, Whole, target
 from mlotool.data.digits import NORMALIZATION, read_digits
 from mlotool.data.image_data import Part
 from mlotool.data.in_memory import InMemoryDataset
@@ -19,6 +20,7 @@ from mlotool.data.splits import AbstractData, check_literal, check_splits
 NUM_DIGITS = 10
 
 
+@target("data")
 class DigitsEpisodes(AbstractData[InMemoryTensors]):
     """w-way k-shot tasks out of scikit-learn's digits; no class is in the tasks of two splits.
 
@@ -46,14 +48,14 @@ class DigitsEpisodes(AbstractData[InMemoryTensors]):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        num_classes: int = 3,
-        image_shape: Sequence[int] = (1, 8, 8),
-        num_support: int = 5,
-        num_query: int = 5,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 3,
+        image_shape: Shape = (1, 8, 8),
+        num_support: Rounds = 5,
+        num_query: Rounds = 5,
         classes: Mapping[str, Sequence[int]] | None = None,
         turn: bool = True,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
         classes = classes or {"train": (0, 1, 2, 3), "val": (4, 5, 6), "test": (7, 8, 9)}
         check_literal("image_shape", list(image_shape), [1, 8, 8], "the shape of the digits")

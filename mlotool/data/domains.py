@@ -1,7 +1,8 @@
 """Data with two domains: much of the one to pretrain on, some of the other to be good at."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from mlotool.core.settings import Count, Seed, Shape, Whole
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import Part, checked_image_shape, checked_num_classes, draw
 from mlotool.data.in_memory import InMemoryDataset, Normalization
@@ -36,10 +37,10 @@ class AbstractTwoDomains(AbstractData[InMemoryDataset]):
         self,
         source: Part,
         target: Part,
-        sizes: Mapping[str, int],
-        num_classes: int,
-        image_shape: Sequence[int],
-        seed: int,
+        sizes: Mapping[str, Whole],
+        num_classes: Count,
+        image_shape: Shape,
+        seed: Seed,
         normalization: Normalization,
         augmentation: CropAndFlip | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.data.augmentation import AugmentedCopies, CropAndFlip
 from mlotool.data.in_memory import ImageFiles, InMemoryDataset, Normalization
-from mlotool.data.label_noise import check_label_noise, corrupt_labels
+from mlotool.data.label_noise import LabelNoise, corrupt_labels
 from mlotool.data.splits import AbstractData, long_tail_indices, split_indices
 
 # n: samples, c: channels, h, w: height and width
@@ -50,7 +50,7 @@ class SplitOptions:
     image_shape: Sequence[int]
     seed: int
     imbalance_factor: float | None
-    label_noise: Mapping[str, Any] | None
+    label_noise: LabelNoise | None
 
 
 class AbstractImageData(AbstractData[InMemoryDataset]):
@@ -79,7 +79,6 @@ class AbstractImageData(AbstractData[InMemoryDataset]):
         normalization: Normalization,
         augmentation: CropAndFlip | AugmentedCopies | None = None,
     ) -> None:
-        check_label_noise(options.label_noise)
         self.num_classes = checked_num_classes(train.target, options.num_classes)
         self.image_shape = checked_image_shape(train, options.image_shape)
         datasets = {

@@ -2,19 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import torch
+from annotated_types import MinLen
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
+from mlotool.core.settings import Count, Finite, NonNegative, Positive, Seed, Shape, Threads, Whole, target
 from mlotool.data.augmentation import AugmentedCopies, CropAndFlip
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, load_images
 from mlotool.data.in_memory import ImageFiles, Normalization
+from mlotool.data.label_noise import LabelNoise
+from mlotool.data.splits import ImbalanceFactor
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
+@target("data")
 class ImageFolder(AbstractImageData):
     """Images in `root/train/<class>/*.jpg|jpeg|png`, and in `root/test/<class>/` where there is a test part.
 
@@ -43,17 +48,17 @@ class ImageFolder(AbstractImageData):
     def __init__(
         self,
         root: str,
-        sizes: Mapping[str, int],
-        num_classes: int,
-        image_shape: Sequence[int],
-        seed: int = 0,
-        imbalance_factor: float | None = None,
-        label_noise: Mapping[str, Any] | None = None,
-        augment: bool | int = False,
-        mean: Sequence[float] = (0.485, 0.456, 0.406),
-        std: Sequence[float] = (0.229, 0.224, 0.225),
-        max_memory_gb: float = 4.0,
-        num_threads: int = 8,
+        sizes: Mapping[str, Whole],
+        num_classes: Count,
+        image_shape: Shape,
+        seed: Seed = 0,
+        imbalance_factor: ImbalanceFactor | None = None,
+        label_noise: LabelNoise | None = None,
+        augment: bool | Whole = False,
+        mean: Annotated[Sequence[Finite], MinLen(1)] = (0.485, 0.456, 0.406),
+        std: Annotated[Sequence[Positive], MinLen(1)] = (0.229, 0.224, 0.225),
+        max_memory_gb: NonNegative = 4.0,
+        num_threads: Threads = 8,
     ) -> None:
         check_rgb(image_shape)
         folder = at_home(root)

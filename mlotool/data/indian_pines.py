@@ -1,6 +1,6 @@
 """Indian Pines: an airborne spectrometer's image of fields in Indiana, from the published .mat files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
+from mlotool.core.settings import Count, Seed, Shape, Whole, target
 from mlotool.data.spectra import AbstractSpectra
 
 # h, w: height and width in pixels, d: bands
@@ -20,6 +21,7 @@ NUMBERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "single", "dou
 MAX_NUMBERS = 50_000_000
 
 
+@target("data")
 class IndianPines(AbstractSpectra):
     """10,249 labelled pixels with 220 spectral bands and 16 kinds of land cover, of an image of 145 x 145.
 
@@ -44,10 +46,10 @@ class IndianPines(AbstractSpectra):
     def __init__(
         self,
         root: str,
-        sizes: Mapping[str, int],
-        num_classes: int = 16,
-        image_shape: Sequence[int] = (220,),
-        seed: int = 0,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 16,
+        image_shape: Shape = (220,),
+        seed: Seed = 0,
     ) -> None:
         folder = at_home(root)
         image = _read_image(folder, tuple(image_shape))

@@ -1,19 +1,25 @@
 """Wrong labels, put in on purpose."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
-
-KINDS = ("uniform", "flip")
+from mlotool.core.settings import Count, Seed, Share, checked
 
 
-def corrupt_labels(target: Tensor, num_classes: int, *, kind: str, rate: float, seed: int) -> Tensor:
+class LabelNoise(TypedDict):
+    """How labels are made wrong: see `corrupt_labels`."""
+
+    kind: Literal["uniform", "flip"]
+    rate: Share
+
+
+@checked
+def corrupt_labels(
+    target: Tensor, num_classes: Count, *, kind: Literal["uniform", "flip"], rate: Share, seed: Seed
+) -> Tensor:
     """Return labels of which some are replaced, each independently with probability `rate`.
 
     - `uniform`: by a label drawn uniformly from ALL classes, its own included, as in Meta-Weight-Net; the share of
@@ -38,7 +44,6 @@ def corrupt_labels(target: Tensor, num_classes: int, *, kind: str, rate: float, 
         >>> corrupt_labels(torch.zeros(4, dtype=torch.int64), 2, kind="flip", rate=1.0, seed=0)
         tensor([1, 1, 1, 1])
     """
-    _check(kind, rate)
     # [seed, 1]: a stream of its own, independent of the split's [seed, 0].
     generator = np.random.default_rng([seed, 1])
     is_replaced = torch.from_numpy(generator.random(len(target)) < rate)
@@ -49,28 +54,3 @@ def corrupt_labels(target: Tensor, num_classes: int, *, kind: str, rate: float, 
         shifts = torch.from_numpy(generator.integers(1, num_classes, num_classes))
         replacement = (target + shifts[target]) % num_classes
     return torch.where(is_replaced, replacement, target)
-
-
-def check_label_noise(label_noise: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError unless `label_noise` is None or `{kind: .., rate: ..}`."""
-    if label_noise is None:
-        return
-    if set(label_noise) != {"kind", "rate"}:
-        unknown = next((key for key in label_noise if key not in ("kind", "rate")), "")
-        raise ConfigError(
-            f"data.label_noise has the keys {sorted(label_noise)}; expected 'kind' and 'rate'."
-            f"{did_you_mean(unknown, ['kind', 'rate'])} Write data.label_noise='{{kind: uniform, rate: 0.4}}'."
-        )
-    _check(label_noise["kind"], label_noise["rate"])
-
-
-def _check(kind: str, rate: float) -> None:
-    if kind not in KINDS:
-        raise ConfigError(
-            f"data.label_noise.kind={kind!r}; expected one of {', '.join(KINDS)}.{did_you_mean(kind, KINDS)} "
-            "Set data.label_noise.kind=uniform."
-        )
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ConfigError(
-            f"data.label_noise.rate={rate}; expected a probability from 0 to 1. Set data.label_noise.rate=0.4."
-        )

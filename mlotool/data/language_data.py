@@ -216,12 +216,6 @@ def check_domains(found: Sequence[str], known: Sequence[str]) -> None:
         )
 
 
-def check_length(length: int) -> None:
-    """Raise ConfigError unless a window has a token to predict from."""
-    if length < 1:
-        raise ConfigError(f"data.length={length}; expected at least 1, the tokens of a window. Set data.length=64.")
-
-
 def _shares_of(split: str, shares: Shares, domains: Sequence[str]) -> list[float]:
     own = shares.get(split) or dict.fromkeys(domains, 1.0)
     for name, share in own.items():

@@ -1,13 +1,16 @@
 """MNIST, from the files that it was published in."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
+from mlotool.core.settings import Count, Seed, Shape, Whole, target
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, read_with_torchvision
 from mlotool.data.in_memory import Normalization
+from mlotool.data.label_noise import LabelNoise
+from mlotool.data.splits import ImbalanceFactor
 
 
+@target("data")
 class MNIST(AbstractImageData):
     """60,000 + 10,000 handwritten digits of 28 x 28 pixels, read from `root/MNIST/raw`.
 
@@ -31,12 +34,12 @@ class MNIST(AbstractImageData):
     def __init__(
         self,
         root: str,
-        sizes: Mapping[str, int],
-        num_classes: int = 10,
-        image_shape: Sequence[int] = (1, 28, 28),
-        seed: int = 0,
-        imbalance_factor: float | None = None,
-        label_noise: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 10,
+        image_shape: Shape = (1, 28, 28),
+        seed: Seed = 0,
+        imbalance_factor: ImbalanceFactor | None = None,
+        label_noise: LabelNoise | None = None,
         download: bool = False,
         augment: bool = False,
     ) -> None:

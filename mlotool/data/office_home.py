@@ -1,21 +1,23 @@
 """OfficeHome: the same 65 kinds of things as paintings, cliparts, product pictures and photographs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
+from mlotool.core.settings import Count, NonNegative, Seed, Shape, Threads, Whole, target
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.domains import AbstractTwoDomains
 from mlotool.data.image_data import load_images
 from mlotool.data.image_folder import check_rgb, find_images
 from mlotool.data.in_memory import Normalization
-from mlotool.data.splits import check_choice
 
 # As most read them; the published folder of the last is "Real World".
-DOMAINS = ("Art", "Clipart", "Product", "RealWorld")
+Domain = Literal["Art", "Clipart", "Product", "RealWorld"]
 
 
+@target("data")
 class OfficeHome(AbstractTwoDomains):
     """15,588 images in 65 classes and 4 domains, read from `root/<domain>/<class>/*.jpg`.
 
@@ -40,18 +42,18 @@ class OfficeHome(AbstractTwoDomains):
     def __init__(
         self,
         root: str,
-        sizes: Mapping[str, int],
-        source: str = "Art",
-        target: str = "Clipart",
-        num_classes: int = 65,
-        image_shape: Sequence[int] = (3, 224, 224),
-        seed: int = 0,
+        sizes: Mapping[str, Whole],
+        source: Domain = "Art",
+        target: Domain = "Clipart",
+        num_classes: Count = 65,
+        image_shape: Shape = (3, 224, 224),
+        seed: Seed = 0,
         augment: bool = True,
-        max_memory_gb: float = 4.0,
-        num_threads: int = 8,
+        max_memory_gb: NonNegative = 4.0,
+        num_threads: Threads = 8,
     ) -> None:
         check_rgb(image_shape)
-        folders = {domain: _find_domain(root, key, domain) for key, domain in (("source", source), ("target", target))}
+        folders = {domain: _find_domain(root, domain) for domain in (source, target)}
         classes = {
             domain: sorted(path.name for path in folders[domain].iterdir() if path.is_dir()) for domain in folders
         }
@@ -72,8 +74,7 @@ class OfficeHome(AbstractTwoDomains):
         load_images(self, max_memory_gb)
 
 
-def _find_domain(root: str, key: str, domain: str) -> Path:
-    check_choice(key, domain, DOMAINS)
+def _find_domain(root: str, domain: str) -> Path:
     names = ["Real World", "Real_World", "RealWorld"] if domain == "RealWorld" else [domain]
     folders = [at_home(root) / name for name in names]
     for folder in folders:

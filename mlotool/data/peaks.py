@@ -1,10 +1,11 @@
 """Points of the plane in five classes: the level sets of a smooth function with hills and valleys."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
+from mlotool.core.settings import Count, Seed, Shape, Whole, target
 from mlotool.data.in_memory_tensors import InMemoryTensors
 from mlotool.data.splits import AbstractData, check_literal
 
@@ -16,6 +17,7 @@ NUM_CLASSES = 5
 BOUND = 3.0
 
 
+@target("data")
 class Peaks(AbstractData[InMemoryTensors]):
     """Points y of [-3, 3]^2 with the class of `peaks(y)`: five bins of equal width from its lowest to its top value.
 
@@ -41,11 +43,11 @@ class Peaks(AbstractData[InMemoryTensors]):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        num_classes: int = NUM_CLASSES,
-        image_shape: Sequence[int] = (2,),
+        sizes: Mapping[str, Whole],
+        num_classes: Count = NUM_CLASSES,
+        image_shape: Shape = (2,),
         balanced: bool = True,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
         check_literal("num_classes", num_classes, NUM_CLASSES, "the number of bins")
         check_literal("image_shape", list(image_shape), [2], "as a point has two coordinates")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, Rounds, Seed, Whole, target
 from mlotool.data.in_memory_tensors import InMemoryTensors
 from mlotool.data.language_data import (
     BYTES,
@@ -15,7 +16,6 @@ from mlotool.data.language_data import (
     as_tokens,
     check_domains,
     check_hash,
-    check_length,
     check_vocabulary,
     text_hash,
 )
@@ -28,6 +28,7 @@ SPLITS = ("train", "val", "test")
 SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
 
 
+@target("data")
 class PythonEpisodes(AbstractData[InMemoryTensors]):
     """Tasks out of Python's own text: some windows of a document to learn from, others of it to be judged by.
 
@@ -61,18 +62,17 @@ class PythonEpisodes(AbstractData[InMemoryTensors]):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
+        sizes: Mapping[str, Whole],
         domains: Sequence[str] = ("documentation", "code", "tables"),
         shares: Mapping[str, float] | None = None,
-        num_support: int = 4,
-        num_query: int = 4,
-        vocabulary_size: int = BYTES,
-        length: int = 64,
-        seed: int = 0,
+        num_support: Rounds = 4,
+        num_query: Rounds = 4,
+        vocabulary_size: Count = BYTES,
+        length: Rounds = 64,
+        seed: Seed = 0,
         sha256: str | None = None,
     ) -> None:
         check_vocabulary(vocabulary_size)
-        check_length(length)
         check_splits(sizes, SPLITS)
         check_domains(domains, tuple(PYTHON_DOMAINS))
         self.num_classes = self.vocabulary_size = BYTES

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from mlotool.core.settings import Count, Rounds, Seed, Whole, target
 from mlotool.data.language_data import (
     BYTES,
     AbstractLanguageData,
@@ -9,7 +10,6 @@ from mlotool.data.language_data import (
     Shares,
     as_tokens,
     check_domains,
-    check_length,
     check_vocabulary,
     joined,
 )
@@ -17,6 +17,7 @@ from mlotool.data.python_sources import PYTHON_DOMAINS, read_domain
 from mlotool.data.splits import check_literal
 
 
+@target("data")
 class PythonText(AbstractLanguageData):
     """Bytes of the text that comes with Python, in five domains.
 
@@ -52,17 +53,16 @@ class PythonText(AbstractLanguageData):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
+        sizes: Mapping[str, Whole],
         domains: Sequence[str] = ("documentation",),
         shares: Shares | None = None,
-        num_domains: int | None = None,
-        vocabulary_size: int = BYTES,
-        length: int = 64,
-        seed: int = 0,
+        num_domains: Count | None = None,
+        vocabulary_size: Count = BYTES,
+        length: Rounds = 64,
+        seed: Seed = 0,
         sha256: str | None = None,
     ) -> None:
         check_vocabulary(vocabulary_size)
-        check_length(length)
         check_domains(domains, tuple(PYTHON_DOMAINS))
         if num_domains is not None:
             check_literal("num_domains", num_domains, len(domains), "the length of data.domains")

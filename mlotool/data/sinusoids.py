@@ -1,18 +1,20 @@
 """Few-shot regression: each sample is a task of its own, a sine wave with another amplitude and phase."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import pi
 from typing import Any
 
 import numpy as np
 import torch
 
+from mlotool.core.settings import Count, Rounds, Seed, Shape, Whole, target
 from mlotool.data.in_memory_tensors import InMemoryTensors
 from mlotool.data.splits import AbstractData, check_literal
 
 # t: tasks, k: points
 
 
+@target("data")
 class SinusoidEpisodes(AbstractData[InMemoryTensors]):
     """Tasks `y = a sin(x - b)` with amplitude a ~ U(0.1, 5), phase b ~ U(0, pi) and points x ~ U(-5, 5).
 
@@ -37,12 +39,12 @@ class SinusoidEpisodes(AbstractData[InMemoryTensors]):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        num_classes: int = 1,
-        image_shape: Sequence[int] = (1,),
-        num_support: int = 10,
-        num_query: int = 10,
-        seed: int = 0,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 1,
+        image_shape: Shape = (1,),
+        num_support: Rounds = 10,
+        num_query: Rounds = 10,
+        seed: Seed = 0,
     ) -> None:
         check_literal("num_classes", num_classes, 1, "as a task's output is one number")
         check_literal("image_shape", list(image_shape), [1], "as a task's input is one number")

@@ -1,10 +1,11 @@
 """What the data sets of spectra share: pixels with many bands go in, normalised splits come out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from mlotool.core.settings import Count, Seed, Shape, Whole
 from mlotool.data.in_memory_tensors import InMemoryTensors
 from mlotool.data.splits import AbstractData, check_literal, check_splits, split_indices
 
@@ -35,10 +36,10 @@ class AbstractSpectra(AbstractData[InMemoryTensors]):
         self,
         pixels: Tensor,
         target: Tensor,
-        sizes: Mapping[str, int],
-        num_classes: int,
-        image_shape: Sequence[int],
-        seed: int,
+        sizes: Mapping[str, Whole],
+        num_classes: Count,
+        image_shape: Shape,
+        seed: Seed,
     ) -> None:
         check_splits(sizes, SPLITS)
         check_literal("num_classes", num_classes, int(target.max()) + 1, "the number of classes that the data has")

@@ -1,17 +1,21 @@
 """What every data object has, splits by name; and which samples belong to which, by the labels, sizes and a seed."""
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import checked
 
 D = TypeVar("D", bound=Dataset[dict[str, Any]])
+ImbalanceFactor = Annotated[float, Ge(1)]
+"""Samples of the most common class over those of the rarest."""
 
 
 class AbstractData(Generic[D]):
@@ -45,15 +49,6 @@ def check_literal(key: str, given: Any, found: Any, what: str) -> None:
     """Raise ConfigError unless a value that stands in the configuration, for models to refer to, is the data's own."""
     if given != found:
         raise ConfigError(f"data.{key}={given}; expected {found}, {what}. Set data.{key}={found}.")
-
-
-def check_choice(key: str, given: str, choices: tuple[str, ...]) -> None:
-    """Raise ConfigError unless the value of a setting is one of `choices`."""
-    if given not in choices:
-        raise ConfigError(
-            f"data.{key}={given!r}; expected one of {', '.join(choices)}.{did_you_mean(given, choices)} "
-            f"Set data.{key}={choices[0]}."
-        )
 
 
 def check_splits(sizes: Mapping[str, float], allowed: tuple[str, ...]) -> None:
@@ -99,7 +94,8 @@ def split_indices(target: Tensor, sizes: Mapping[str, int], seed: int) -> dict[s
     return splits
 
 
-def long_tail_counts(class_counts: Tensor, imbalance_factor: float) -> Tensor:
+@checked
+def long_tail_counts(class_counts: Tensor, imbalance_factor: ImbalanceFactor) -> Tensor:
     """Return how many samples each class keeps in a long tail.
 
         n_c = floor(n_max * IF^(-c / (C - 1))),   c = 0 .. C - 1
@@ -120,11 +116,6 @@ def long_tail_counts(class_counts: Tensor, imbalance_factor: float) -> Tensor:
         >>> long_tail_counts(torch.tensor([100, 100, 100]), 100.0)
         tensor([100,  10,   1])
     """
-    if imbalance_factor < 1:
-        raise ConfigError(
-            f"data.imbalance_factor={imbalance_factor}; expected null or a number >= 1 (the most common class over the "
-            f"rarest). Set data.imbalance_factor={1 / imbalance_factor if imbalance_factor > 0 else 100:g}."
-        )
     num_classes = len(class_counts)
     exponents = torch.arange(num_classes, dtype=torch.float64) / max(num_classes - 1, 1)
     factors = torch.tensor(imbalance_factor, dtype=torch.float64) ** exponents

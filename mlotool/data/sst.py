@@ -9,11 +9,14 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
+from mlotool.core.settings import Count, Rounds, Seed, Whole, target
+from mlotool.data.splits import ImbalanceFactor
 from mlotool.data.text_data import AbstractTextData, TextOptions, TextPart
 
 NEUTRAL = 2
 
 
+@target("data")
 class SST(AbstractTextData):
     """Sentences of film reviews with their sentiment.
 
@@ -42,13 +45,13 @@ class SST(AbstractTextData):
     def __init__(
         self,
         root: str,
-        sizes: Mapping[str, int],
-        num_classes: int = 2,
-        vocabulary_size: int = 10000,
-        length: int = 64,
-        imbalance_factor: float | None = None,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 2,
+        vocabulary_size: Count = 10000,
+        length: Rounds = 64,
+        imbalance_factor: ImbalanceFactor | None = None,
         tokenizer: str | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
         folder = at_home(root)
         if (folder / "train.tsv").is_file() and (folder / "dev.tsv").is_file():

@@ -1,19 +1,22 @@
 """Binary labels of random points, a plane between them: for hyperparameter optimization of logistic regression."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, NonNegative, Seed, Shape, Whole, target
 from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_choice, check_literal
+from mlotool.data.splits import AbstractData, check_literal
 
 # n: samples, d: features
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+@target("data")
 class SyntheticClassification(AbstractData[InMemoryTensors]):
     """Points with labels `y = 1[x w + noise e > 0]`, where w, x and e are standard normal.
 
@@ -41,16 +44,15 @@ class SyntheticClassification(AbstractData[InMemoryTensors]):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        num_classes: int = 2,
-        image_shape: Sequence[int] = (20,),
-        num_informative: int | None = None,
-        noise: float = 0.1,
-        dtype: str = "float32",
-        seed: int = 0,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 2,
+        image_shape: Shape = (20,),
+        num_informative: Count | None = None,
+        noise: NonNegative = 0.1,
+        dtype: Literal["float32", "float64"] = "float32",
+        seed: Seed = 0,
     ) -> None:
         check_literal("num_classes", num_classes, 2, "as there are two sides of a plane")
-        check_choice("dtype", dtype, tuple(DTYPES))
         _check_features(image_shape, num_informative)
         self.num_classes = 2
         self.image_shape = tuple(image_shape)
@@ -75,11 +77,11 @@ def _draw(size: int, weight: np.ndarray, noise: float, dtype: torch.dtype, seed:
 
 
 def _check_features(image_shape: Sequence[int], num_informative: int | None) -> None:
-    if len(image_shape) != 1 or image_shape[0] < 1:
+    if len(image_shape) != 1:
         raise ConfigError(
             f"data.image_shape={list(image_shape)}; expected [d], the number of features. Set data.image_shape=[20]."
         )
-    if num_informative is not None and not 1 <= num_informative <= image_shape[0]:
+    if num_informative is not None and num_informative > image_shape[0]:
         raise ConfigError(
             f"data.num_informative={num_informative}; expected null or a number from 1 to {image_shape[0]}, the number "
             "of features. Set data.num_informative=null."

@@ -1,11 +1,12 @@
 """Made-up spectra: one smooth curve a class, and noise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, NonNegative, Seed, Shape, Whole, target
 from mlotool.data.spectra import AbstractSpectra
 
 # n: pixels, d: bands, k: classes
@@ -14,6 +15,7 @@ NUM_BUMPS = 6
 BRIGHTNESS_STD = 0.1
 
 
+@target("data")
 class SyntheticSpectra(AbstractSpectra):
     """Pixels of the shape of Indian Pines, without a file: `x = a s_c + noise e`, standardised as `IndianPines`.
 
@@ -43,14 +45,14 @@ class SyntheticSpectra(AbstractSpectra):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        num_classes: int = 16,
-        image_shape: Sequence[int] = (220,),
-        noise: float = 0.2,
-        seed: int = 0,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 16,
+        image_shape: Shape = (220,),
+        noise: NonNegative = 0.2,
+        seed: Seed = 0,
     ) -> None:
         num_pixels = sum(int(size) for size in sizes.values())
-        if len(image_shape) != 1 or image_shape[0] < 1:
+        if len(image_shape) != 1:
             raise ConfigError(
                 f"data.image_shape={list(image_shape)}; expected [d], the number of bands. Set data.image_shape=[220]."
             )

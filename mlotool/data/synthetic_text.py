@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mlotool.data.text_data import ABSTAIN, AbstractTextData, TextOptions, TextPart
+from mlotool.core.settings import Count, Rounds, Seed, Whole, target
+from mlotool.data.text_data import ABSTAIN, AbstractTextData, Labels, TextOptions, TextPart
 from mlotool.data.vocabulary import split_words
 
 NEGATIVE, POSITIVE = 0, 1
@@ -48,6 +49,7 @@ RULES = (
 )
 
 
+@target("data")
 class SyntheticText(AbstractTextData):
     """Reviews of three judgements, of which most decide the label; nine keyword rules, blind to "not", vote on them.
 
@@ -71,12 +73,12 @@ class SyntheticText(AbstractTextData):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        num_classes: int = 2,
-        vocabulary_size: int = 100,
-        length: int = 40,
-        labels: str = "majority_vote",
-        seed: int = 0,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 2,
+        vocabulary_size: Count = 100,
+        length: Rounds = 40,
+        labels: Labels = "majority_vote",
+        seed: Seed = 0,
     ) -> None:
         super().__init__(
             {name: make_corpus(int(size), [seed, *name.encode()]) for name, size in sizes.items()},

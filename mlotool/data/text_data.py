@@ -6,6 +6,7 @@ them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.data.image_data import checked_num_classes
 from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_choice, check_splits, long_tail_indices, split_indices
+from mlotool.data.splits import AbstractData, check_splits, long_tail_indices, split_indices
 from mlotool.data.vocabulary import Encoder, LocalTokenizer, Vocabulary
 
 # n: samples, m: labelers, k: classes
@@ -175,7 +176,7 @@ def _votes(weak_labels: Tensor, num_classes: int, abstain: int) -> Tensor:
 
 # n: texts, m: labelers, t: length in tokens
 
-LABELS = ("clean", "majority_vote", "label_model")
+Labels = Literal["clean", "majority_vote", "label_model"]
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class TextOptions:
     vocabulary_size: int
     length: int
     seed: int = 0
-    labels: str = "clean"
+    labels: Labels = "clean"
     imbalance_factor: float | None = None
     tokenizer: str | None = None
 
@@ -237,7 +238,6 @@ class AbstractTextData(AbstractData[InMemoryTensors]):
 
     def __init__(self, parts: Mapping[str, TextPart], options: TextOptions) -> None:
         check_splits(options.sizes, tuple(parts))
-        check_choice("labels", options.labels, LABELS)
         self.num_classes = checked_num_classes(torch.cat([part.target for part in parts.values()]), options.num_classes)
         self.vocabulary_size, self.length = options.vocabulary_size, options.length
         drawn = _draw(parts, options)

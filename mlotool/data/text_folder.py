@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
+from mlotool.core.settings import Count, Rounds, Seed, Whole, target
 from mlotool.data.language_data import (
     BYTES,
     AbstractLanguageData,
@@ -16,7 +17,6 @@ from mlotool.data.language_data import (
     Shares,
     as_tokens,
     check_domains,
-    check_length,
     check_vocabulary,
     joined,
 )
@@ -24,6 +24,7 @@ from mlotool.data.splits import check_literal
 from mlotool.data.vocabulary import load_tokenizer
 
 
+@target("data")
 class TextFolder(AbstractLanguageData):
     """A text file, or all files of a folder that match a pattern; its subfolders are domains.
 
@@ -53,18 +54,17 @@ class TextFolder(AbstractLanguageData):
     def __init__(
         self,
         path: str,
-        sizes: Mapping[str, int],
+        sizes: Mapping[str, Whole],
         pattern: str = "**/*.txt",
         domains: Sequence[str] | None = None,
         shares: Shares | None = None,
-        num_domains: int | None = None,
-        vocabulary_size: int = BYTES,
-        length: int = 64,
+        num_domains: Count | None = None,
+        vocabulary_size: Count = BYTES,
+        length: Rounds = 64,
         tokenizer: str | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
         sha256: str | None = None,
     ) -> None:
-        check_length(length)
         documents = _read(at_home(path), pattern)
         if domains is not None:
             check_domains(domains, tuple(documents))

@@ -1,22 +1,24 @@
 """Digits, and digits that look otherwise: two domains without a network."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, Seed, Shape, Share, Whole, target
 from mlotool.data.digits import NORMALIZATION, read_digits
 from mlotool.data.domains import AbstractTwoDomains
 from mlotool.data.image_data import Part, draw
-from mlotool.data.splits import check_choice
 
-SHIFTS = ("turn", "invert", "noise")
+Shift = Literal["turn", "invert", "noise"]
 MAX_PIXEL = 16
 NOISE_STD = 5.0
 
 
+@target("data")
 class TwoDomains(AbstractTwoDomains):
     """scikit-learn's digits as the source domain, changed ones as the target domain; each image is used once.
 
@@ -40,15 +42,13 @@ class TwoDomains(AbstractTwoDomains):
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
-        num_classes: int = 10,
-        image_shape: Sequence[int] = (1, 8, 8),
-        shift: str = "turn",
-        target_share: float = 0.0,
-        seed: int = 0,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 10,
+        image_shape: Shape = (1, 8, 8),
+        shift: Shift = "turn",
+        target_share: Share = 0.0,
+        seed: Seed = 0,
     ) -> None:
-        check_choice("shift", shift, SHIFTS)
-        _check_share(target_share)
         digits = read_digits()
         num_source = int(sizes.get("pretrain", 0))
         if not 0 <= num_source < len(digits.target):
@@ -80,8 +80,3 @@ def _shifted(images: Tensor, shift: str, generator: np.random.Generator) -> Tens
         return MAX_PIXEL - images
     noise = torch.from_numpy(generator.normal(0.0, NOISE_STD, tuple(images.shape)))
     return (images + noise).round().clamp(0, MAX_PIXEL).to(torch.uint8)
-
-
-def _check_share(target_share: float) -> None:
-    if not 0 <= target_share <= 1:
-        raise ConfigError(f"data.target_share={target_share}; expected a share from 0 to 1. Set data.target_share=0.2.")

@@ -8,11 +8,13 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
-from mlotool.data.text_data import AbstractTextData, TextOptions, TextPart
+from mlotool.core.settings import Count, Rounds, Seed, Whole, target
+from mlotool.data.text_data import AbstractTextData, Labels, TextOptions, TextPart
 
 FILES = ("train.json", "valid.json", "test.json")
 
 
+@target("data")
 class Wrench(AbstractTextData):
     """One text classification set of WRENCH, read from `root/{train,valid,test}.json`.
 
@@ -39,13 +41,13 @@ class Wrench(AbstractTextData):
     def __init__(
         self,
         root: str,
-        sizes: Mapping[str, int],
-        num_classes: int,
-        vocabulary_size: int = 10000,
-        length: int = 128,
-        labels: str = "label_model",
+        sizes: Mapping[str, Whole],
+        num_classes: Count,
+        vocabulary_size: Count = 10000,
+        length: Rounds = 128,
+        labels: Labels = "label_model",
         tokenizer: str | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
         train, valid, test = (_read_part(root, name) for name in FILES)
         super().__init__(

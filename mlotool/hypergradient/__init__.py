@@ -1,5 +1,6 @@
 """How gradients pass through a solution: implicit differentiation, its solvers and products; plain torch."""
 
+from mlotool.core.settings import discover
 from mlotool.hypergradient.evolution import EvolutionStrategies
 from mlotool.hypergradient.first_order import FirstOrder
 from mlotool.hypergradient.implicit import Implicit
@@ -22,6 +23,8 @@ from mlotool.hypergradient.solvers import (
 from mlotool.hypergradient.unrolled import Unrolled
 from mlotool.problem.step_store import AbstractStepStore, Binomial, KeepAll, KeepEvery
 
+_targets = discover(__name__, "solvers")
+globals().update(_targets)
 __all__ = [
     "KFAC",
     "SABA",
@@ -46,3 +49,4 @@ __all__ = [
     "Status",
     "Unrolled",
 ]
+__all__ += [name for name in _targets if name not in __all__]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.replay import RandomState
+from mlotool.core.settings import target
 from mlotool.hypergradient.step_products import simulate, step_gradients
 from mlotool.hypergradient.vector import add, copies, leaves, unflatten
 from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
@@ -85,6 +86,7 @@ class EvolutionState(NamedTuple):
     ends: Mapping[tuple[str, str, int], End]
 
 
+@target("hypergradient")
 @dataclass(frozen=True)
 class EvolutionStrategies(AbstractZerothOrder):
     """The gradient of the upper loss smoothed by a Gaussian, from antithetic pairs of rollouts.

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mlotool.core.settings import target
 from mlotool.hypergradient.vector import zeros
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
+@target("hypergradient")
 @dataclass(frozen=True)
 class FirstOrder(AbstractHypergradient):
     """Takes `dtheta*_l = 0`: a solution is a constant, and only the direct gradient of the upper loss is left.

@@ -18,6 +18,7 @@ from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import twice_differentiable
 from mlotool.core.replay import RandomState
+from mlotool.core.settings import target
 from mlotool.core.tracing import is_tracing, report
 from mlotool.hypergradient.diagnostics.checks import (
     Quality,
@@ -57,6 +58,7 @@ class ImplicitState(NamedTuple):
     starts: Mapping[str, Vector] | None = None
 
 
+@target("hypergradient")
 @dataclass(frozen=True)
 class Implicit(AbstractHypergradient):
     """`dtheta*_l/dx = -H^-1 M`, from the implicit function theorem at the current parameters.

@@ -10,11 +10,13 @@ from torch import Tensor
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
+from mlotool.core.settings import target
 from mlotool.hypergradient.diagnostics.checks import warn_of_hidden_values
 from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
+@target("hypergradient")
 @dataclass(frozen=True)
 class Penalty(AbstractHypergradient):
     """The gradient of a penalised problem at a second lower iterate y, which is kept from pullback to pullback.

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import target
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import add, copies, is_finite, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
 
 
+@target("hypergradient")
 @dataclass(frozen=True)
 class SABA(AbstractHypergradient):
     """A step on `H q = v` a pullback, with the products of the last visit to each batch (SAGA).

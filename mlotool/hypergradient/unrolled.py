@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.bound_module import Slots
 from mlotool.core.gradient import pulled_back
+from mlotool.core.settings import target
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.forward import chosen_product, takes_forward
@@ -425,6 +426,7 @@ def _place(tensor: Tensor) -> tuple[torch.device, int]:
     return tensor.device, tensor.untyped_storage().data_ptr()
 
 
+@target("hypergradient")
 @dataclass(frozen=True)
 class Unrolled(AbstractHypergradient):
     """Differentiates the steps that led to the current parameters, in reverse (ITD, RMAD; truncated: T1-T2).

@@ -7,12 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule
+from mlotool.core.settings import target
 
 # n: samples of the whole split, b: batch
 
 Batch = Mapping[str, Tensor]
 
 
+@target("analysis")
 def weight_against_loss(batches: Iterable[Batch], *, model: BoundModule, weigher: BoundModule) -> dict[str, Tensor]:
     """Return each sample's loss and the weight that a weight net gives it.
 
@@ -28,6 +30,7 @@ def weight_against_loss(batches: Iterable[Batch], *, model: BoundModule, weigher
     return _analyse(batches, model, lambda batch, losses: weigher(losses[:, None]).squeeze(1))
 
 
+@target("analysis")
 def sample_weight_analysis(batches: Iterable[Batch], *, model: BoundModule, weights: BoundModule) -> dict[str, Tensor]:
     """Return each sample's loss and its own learned weight.
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
+from mlotool.core.settings import target
 from mlotool.losses.analyses import wrong_label_metrics
 from mlotool.losses.cross_entropy import accuracy
 
@@ -15,6 +16,7 @@ from mlotool.losses.cross_entropy import accuracy
 Batch = Mapping[str, Tensor]
 
 
+@target("loss")
 def corrected_cross_entropy(
     batch: Batch, *, model: BoundModule, corrector: BoundModule, weigher: BoundModule, normalize: bool = True
 ) -> LossOutput:
@@ -51,6 +53,7 @@ def corrected_cross_entropy(
     )
 
 
+@target("loss")
 def correction_loss(batch: Batch, *, model: BoundModule, corrector: BoundModule) -> LossOutput:
     """Cross-entropy of the classifier and of the corrector's own prediction, on clean samples: the upper problem.
 
@@ -74,6 +77,7 @@ def correction_loss(batch: Batch, *, model: BoundModule, corrector: BoundModule)
     )
 
 
+@target("analysis")
 def correction_analysis(
     batches: Iterable[Batch], *, model: BoundModule, corrector: BoundModule, weigher: BoundModule
 ) -> dict[str, Tensor]:

@@ -6,11 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
+from mlotool.core.settings import Share, target
 
 # b: batch, k: classes
 
 
-def cross_entropy(batch: Mapping[str, Tensor], *, model: BoundModule, label_smoothing: float = 0.0) -> LossOutput:
+@target("loss")
+def cross_entropy(batch: Mapping[str, Tensor], *, model: BoundModule, label_smoothing: Share = 0.0) -> LossOutput:
     """Mean cross-entropy of `model`'s logits.
 
         C = 1/b sum_i -log softmax(model(x_i))[y_i]

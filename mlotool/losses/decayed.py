@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
+from mlotool.core.settings import Count, target
 from mlotool.losses.cross_entropy import accuracy
 
 # b: batch, k: classes, p: parameters of the model
 
 
+@target("loss")
 def decayed_cross_entropy(batch: Mapping[str, Tensor], *, model: BoundModule, decay: BoundModule) -> LossOutput:
     """Mean cross-entropy with a weight decay of its own for each parameter.
 
@@ -33,8 +35,9 @@ def decayed_cross_entropy(batch: Mapping[str, Tensor], *, model: BoundModule, de
     return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target)})
 
 
+@target("analysis")
 def decay_analysis(
-    batches: Iterable[Mapping[str, Tensor]], *, decay: BoundModule, num_informative: int
+    batches: Iterable[Mapping[str, Tensor]], *, decay: BoundModule, num_informative: Count
 ) -> dict[str, Tensor]:
     """Return what decay a linear classifier's features have got, and whether it tells useless features from others.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import NonNegative, Positive, target
 from mlotool.losses.cross_entropy import accuracy
 
 # b: batch, k: classes, N: layers
@@ -17,13 +18,14 @@ from mlotool.losses.cross_entropy import accuracy
 _NUMBER = re.compile(r"(^|\.)(\d+)\.")
 
 
+@target("loss")
 def depth_regularized_cross_entropy(
     batch: Mapping[str, Tensor],
     *,
     model: BoundModule,
-    h: float,
-    tikhonov: float = 0.0,
-    smoothness: float = 0.0,
+    h: Positive,
+    tikhonov: NonNegative = 0.0,
+    smoothness: NonNegative = 0.0,
     part: str = "layers",
 ) -> LossOutput:
     """Mean cross-entropy, with large parameters and parameters that change much from layer to layer penalised.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.errors import RunError
+from mlotool.core.settings import NonNegative, target
 from mlotool.losses.cross_entropy import accuracy
 
 # n: samples of the whole split, b: batch, k: classes
@@ -16,13 +17,14 @@ from mlotool.losses.cross_entropy import accuracy
 Batch = Mapping[str, Tensor]
 
 
+@target("loss")
 def input_weighted_cross_entropy(
     batch: Batch,
     *,
     model: BoundModule,
     weigher: BoundModule | None = None,
     normalize: bool = True,
-    proximity: float = 0.0,
+    proximity: NonNegative = 0.0,
     free: Sequence[str] = (),
 ) -> LossOutput:
     """Cross-entropy with weights that a network gives the inputs, and the distance to the start: pretraining.
@@ -55,8 +57,9 @@ def input_weighted_cross_entropy(
     return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target), "mean_weight": weight.detach().mean()})
 
 
+@target("loss")
 def proximal_cross_entropy(
-    batch: Batch, *, model: BoundModule, center: BoundModule, proximity: float, free: Sequence[str] = ()
+    batch: Batch, *, model: BoundModule, center: BoundModule, proximity: NonNegative, free: Sequence[str] = ()
 ) -> LossOutput:
     """Mean cross-entropy near another problem's parameters: finetuning.
 
@@ -83,8 +86,9 @@ def proximal_cross_entropy(
     return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target), "distance": distance.detach().sqrt()})
 
 
+@target("loss")
 def joint_cross_entropy(
-    batch: Batch, *, model: BoundModule, source: BoundModule, source_weight: float = 1.0
+    batch: Batch, *, model: BoundModule, source: BoundModule, source_weight: NonNegative = 1.0
 ) -> LossOutput:
     """Mean cross-entropy of two models on the same samples: a finetuned one and what it was finetuned from.
 
@@ -106,6 +110,7 @@ def joint_cross_entropy(
     )
 
 
+@target("analysis")
 def domain_weight_analysis(batches: Iterable[Batch], *, weigher: BoundModule) -> dict[str, Tensor]:
     """Return the weight that a network gives each sample, and whether it prefers the target domain.
 

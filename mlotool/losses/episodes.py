@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
+from mlotool.core.settings import Count, NonNegative, target
 from mlotool.losses.cross_entropy import accuracy
 from mlotool.losses.next_token import token_losses
 
@@ -16,13 +17,14 @@ from mlotool.losses.next_token import token_losses
 Episode = Mapping[str, Mapping[str, Tensor]]
 
 
+@target("loss")
 def episode_cross_entropy(
     batch: Episode,
     *,
     model: BoundModule,
     start: BoundModule | None = None,
     part: Literal["support", "query"] = "support",
-    proximity: float = 0.0,
+    proximity: NonNegative = 0.0,
 ) -> LossOutput:
     """Mean cross-entropy on one part of a task, and the distance to a start.
 
@@ -45,13 +47,14 @@ def episode_cross_entropy(
     return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target)})
 
 
+@target("loss")
 def episode_mean_squared_error(
     batch: Episode,
     *,
     model: BoundModule,
     start: BoundModule | None = None,
     part: Literal["support", "query"] = "support",
-    proximity: float = 0.0,
+    proximity: NonNegative = 0.0,
 ) -> LossOutput:
     """Mean squared error on one part of a task, and the distance to a start.
 
@@ -73,14 +76,15 @@ def episode_mean_squared_error(
     return LossOutput(error + _distance(model, start, proximity), lambda: {"error": error.detach()})
 
 
+@target("loss")
 def episode_next_token(
     batch: Episode,
     *,
     model: BoundModule,
     start: BoundModule | None = None,
     part: Literal["support", "query"] = "support",
-    proximity: float = 0.0,
-    chunk: int | None = None,
+    proximity: NonNegative = 0.0,
+    chunk: Count | None = None,
 ) -> LossOutput:
     """Mean cross-entropy of the next token on one part of a task, and the distance to a start.
 

@@ -8,19 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule
+from mlotool.core.settings import NonNegative, Positive, Rounds, target
 from mlotool.losses.episodes import Episode
 
 # t: tasks, s: samples of a task, n: num_steps
 
 
+@target("analysis")
 def few_shot_adaptation(
     batches: Iterable[Episode],
     *,
     model: BoundModule,
     kind: Literal["cross_entropy", "mean_squared_error", "next_token"] = "cross_entropy",
-    num_steps: int = 5,
-    lr: float = 0.1,
-    proximity: float = 0.0,
+    num_steps: Rounds = 5,
+    lr: Positive = 0.1,
+    proximity: NonNegative = 0.0,
 ) -> Mapping[str, Tensor]:
     """Adapt to each task by gradient descent on its support, and judge each step on its query.
 

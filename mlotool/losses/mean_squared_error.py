@@ -6,8 +6,10 @@ from torch import Tensor
 
 from mlotool.core import BoundModule
 from mlotool.core.errors import RunError
+from mlotool.core.settings import target
 
 
+@target("loss")
 def mean_squared_error(batch: Mapping[str, Tensor], *, model: BoundModule) -> Tensor:
     """Mean of the squared errors over all samples and outputs.
 

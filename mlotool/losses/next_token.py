@@ -8,13 +8,15 @@ from torch.nn import functional as F
 
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, NonNegative, target
 
 # b: batch, t: tokens of a window, v: vocabulary, d: domains
 
 Batch = Mapping[str, Tensor]
 
 
-def next_token(batch: Batch, *, model: BoundModule, chunk: int | None = None) -> LossOutput:
+@target("loss")
+def next_token(batch: Batch, *, model: BoundModule, chunk: Count | None = None) -> LossOutput:
     """Mean cross-entropy of each token, given those before it, in nats.
 
         C = -1/(b t) sum_is log softmax(model(x_i)_s)[y_is]
@@ -31,8 +33,9 @@ def next_token(batch: Batch, *, model: BoundModule, chunk: int | None = None) ->
     return LossOutput(loss, lambda: {"bits_per_token": loss.detach() / math.log(2)})
 
 
+@target("loss")
 def next_token_of_both(
-    batch: Batch, *, model: BoundModule, weigher: BoundModule, scale: float = 0.03, chunk: int | None = None
+    batch: Batch, *, model: BoundModule, weigher: BoundModule, scale: NonNegative = 0.03, chunk: Count | None = None
 ) -> LossOutput:
     """Cross-entropy of the next token of a model, and of its weigher as a language model by itself, in nats.
 
@@ -64,8 +67,9 @@ def next_token_of_both(
     )
 
 
+@target("loss")
 def weighted_next_token(
-    batch: Batch, *, model: BoundModule, weigher: BoundModule, normalize: bool = True, chunk: int | None = None
+    batch: Batch, *, model: BoundModule, weigher: BoundModule, normalize: bool = True, chunk: Count | None = None
 ) -> LossOutput:
     """Cross-entropy of the next token with weights that `weigher` makes of the text: one a sequence, or one a token.
 
@@ -89,8 +93,9 @@ def weighted_next_token(
     return _weighted(losses, weight if weight.dim() > 1 else weight[:, None], normalize)
 
 
+@target("loss")
 def mixture_next_token(
-    batch: Batch, *, model: BoundModule, mixture: BoundModule, normalize: bool = True, chunk: int | None = None
+    batch: Batch, *, model: BoundModule, mixture: BoundModule, normalize: bool = True, chunk: Count | None = None
 ) -> LossOutput:
     """Cross-entropy of the next token with one weight for each domain: training on a learned mixture of texts.
 

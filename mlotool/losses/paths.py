@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import NonNegative, Rounds, target
 from mlotool.losses.cross_entropy import accuracy
 
 # b: batch, k: classes, s: paths
@@ -15,7 +16,10 @@ from mlotool.losses.cross_entropy import accuracy
 Batch = Mapping[str, Tensor]
 
 
-def path_cross_entropy(batch: Batch, *, model: BoundModule, paths: BoundModule, entropy: float = 0.0) -> LossOutput:
+@target("loss")
+def path_cross_entropy(
+    batch: Batch, *, model: BoundModule, paths: BoundModule, entropy: NonNegative = 0.0
+) -> LossOutput:
     """Mean cross-entropy of a shared space whose path, or mixture of paths, is another problem's.
 
         C = 1/b sum_i -log softmax(model(x_i, path))[y_i] - entropy * (entropy of a decision),   path = paths()
@@ -42,8 +46,9 @@ def path_cross_entropy(batch: Batch, *, model: BoundModule, paths: BoundModule, 
     return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target)})
 
 
+@target("loss")
 def expected_path_cross_entropy(
-    batch: Batch, *, model: BoundModule, paths: BoundModule, num_paths: int = 4, entropy: float = 0.0
+    batch: Batch, *, model: BoundModule, paths: BoundModule, num_paths: Rounds = 4, entropy: NonNegative = 0.0
 ) -> LossOutput:
     """Mean cross-entropy over the paths that a policy draws, with a gradient for the policy.
 
@@ -118,6 +123,7 @@ def score_function(losses: Tensor, log_probabilities: Tensor) -> Tensor:
     return (losses * magic + baseline * (1 - magic)).mean()
 
 
+@target("analysis")
 def path_analysis(batches: Iterable[Batch], *, paths: BoundModule) -> dict[str, Tensor | str]:
     """Return the path that a search has found; the batches are not looked at.
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
+from mlotool.core.settings import Whole, target
 from mlotool.losses.cross_entropy import accuracy
 
 # b: batch, k: classes
@@ -14,8 +15,9 @@ from mlotool.losses.cross_entropy import accuracy
 Batch = Mapping[str, Tensor]
 
 
+@target("loss")
 def poisoned_cross_entropy(
-    batch: Batch, *, model: BoundModule, perturbation: BoundModule, base_class: int | None = None
+    batch: Batch, *, model: BoundModule, perturbation: BoundModule, base_class: Whole | None = None
 ) -> LossOutput:
     """Mean cross-entropy over samples of which some are perturbed: the lower problem.
 
@@ -50,6 +52,7 @@ def poisoned_cross_entropy(
     )
 
 
+@target("loss")
 def negated_cross_entropy(batch: Batch, *, model: BoundModule) -> LossOutput:
     """Cross-entropy with its sign turned, for an upper problem that wants the lower one to fail.
 
@@ -68,7 +71,8 @@ def negated_cross_entropy(batch: Batch, *, model: BoundModule) -> LossOutput:
     return LossOutput(-F.cross_entropy(logits, target), lambda: {"accuracy": accuracy(logits, target)})
 
 
-def attack_cross_entropy(batch: Batch, *, model: BoundModule, victim_class: int, base_class: int) -> LossOutput:
+@target("loss")
+def attack_cross_entropy(batch: Batch, *, model: BoundModule, victim_class: Whole, base_class: Whole) -> LossOutput:
     """Cross-entropy of the victims with the class that they shall be taken for: an upper problem with a target.
 
         C = mean over i with y_i = victim_class of -log softmax(model(x_i))[base_class]
@@ -94,8 +98,9 @@ def attack_cross_entropy(batch: Batch, *, model: BoundModule, victim_class: int,
     )
 
 
+@target("analysis")
 def attack_analysis(
-    batches: Iterable[Batch], *, model: BoundModule, victim_class: int, base_class: int
+    batches: Iterable[Batch], *, model: BoundModule, victim_class: Whole, base_class: Whole
 ) -> dict[str, Tensor]:
     """Return how often the victims of a split are taken for the base class.
 

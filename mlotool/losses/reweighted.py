@@ -6,11 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
+from mlotool.core.settings import target
 from mlotool.losses.cross_entropy import accuracy
 
 # b: batch, k: classes
 
 
+@target("loss")
 def reweighted_cross_entropy(
     batch: Mapping[str, Tensor], *, model: BoundModule, weigher: BoundModule, normalize: bool = True
 ) -> LossOutput:
@@ -42,6 +44,7 @@ def reweighted_cross_entropy(
     return _weighted(losses, weight, normalize, lambda: accuracy(logits, target))
 
 
+@target("loss")
 def sample_weighted_cross_entropy(
     batch: Mapping[str, Tensor], *, model: BoundModule, weights: BoundModule, normalize: bool = True
 ) -> LossOutput:

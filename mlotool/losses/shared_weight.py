@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from mlotool.core import BoundModule
+from mlotool.core.settings import target
 from mlotool.losses.cross_entropy import accuracy
 
 # b: batch, k: classes
 
 
+@target("metric")
 def shared_weight_accuracy(
     model: BoundModule,
     batch: Mapping[str, Tensor],

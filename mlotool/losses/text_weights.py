@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from mlotool.core import BoundModule
+from mlotool.core.settings import target
 
 # n: sequences of the whole split, d: domains
 
 Batch = Mapping[str, Tensor]
 
 
+@target("analysis")
 def mixture_analysis(batches: Iterable[Batch], *, mixture: BoundModule) -> dict[str, Tensor]:
     """Return a learned mixture of domains, and how it differs from that of a split.
 
@@ -30,6 +32,7 @@ def mixture_analysis(batches: Iterable[Batch], *, mixture: BoundModule) -> dict[
     return found | {"perplexity": torch.special.entr(share).sum().exp()}
 
 
+@target("analysis")
 def text_weight_analysis(batches: Iterable[Batch], *, weigher: BoundModule) -> dict[str, Tensor]:
     """Return the weight that a weigher gives each text of a split, and its mean over each domain.
 

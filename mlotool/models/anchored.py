@@ -4,7 +4,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mlotool.core.settings import target
 
+
+@target("module")
 class Anchored(nn.Module):
     """A module and a copy of its first parameters, for losses that keep it near them.
 

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, target
 
 
+@target("module")
 class StrongestEdges:
     """Derives cells from the probabilities of the operations on their edges: each node keeps its strongest edges.
 
@@ -32,7 +34,7 @@ class StrongestEdges:
         ['skip', 'skip', 'pool', 'skip', 'none']
     """
 
-    def __init__(self, none: str = "none", num_kept: int = 2) -> None:
+    def __init__(self, none: str = "none", num_kept: Count = 2) -> None:
         self.none, self.num_kept = none, num_kept
 
     def __call__(

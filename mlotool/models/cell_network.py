@@ -1,12 +1,12 @@
 """A network of cells, on whose edges mutators of a space put operations."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.settings import Count, Layers, Shape, target
 from mlotool.models.cell_operations import HalvingConvolution, operation, pointwise
 
 # b: batch, c: channels, h, w: height and width, k: classes
@@ -15,6 +15,7 @@ KINDS = ("normal", "reduction")
 """The two kinds of cells."""
 
 
+@target("module")
 class CellNetwork(nn.Module):
     """A network of cells in which each node reads all nodes before it: the base of the DARTS space.
 
@@ -44,12 +45,12 @@ class CellNetwork(nn.Module):
 
     def __init__(
         self,
-        image_shape: Sequence[int],
-        num_classes: int,
-        width: int = 16,
-        num_cells: int = 8,
-        num_nodes: int = 4,
-        stem_multiplier: int = 3,
+        image_shape: Shape,
+        num_classes: Count,
+        width: Count = 16,
+        num_cells: Layers = 8,
+        num_nodes: Layers = 4,
+        stem_multiplier: Count = 3,
         affine: bool = True,
     ) -> None:
         super().__init__()

@@ -6,10 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mlotool.core.settings import Count, target
+
 # b: batch, c: channels, h, w: height and width
 
 
-def operation(name: str, width: int, stride: int, *, affine: bool) -> nn.Module:
+@target("module")
+def operation(name: str, width: Count, stride: Count, *, affine: bool) -> nn.Module:
     """Build one operation of a cell: (b, width, h, w) to (b, width, h / stride, w / stride).
 
     Args:
@@ -35,13 +38,15 @@ def operation(name: str, width: int, stride: int, *, affine: bool) -> nn.Module:
     return build[name]()
 
 
-def pointwise(num_inputs: int, num_outputs: int, *, affine: bool) -> nn.Sequential:
+@target("module")
+def pointwise(num_inputs: Count, num_outputs: Count, *, affine: bool) -> nn.Sequential:
     """Build ReLU, 1 x 1 convolution and BatchNorm: what brings a cell's inputs to its width."""
     convolution = nn.Conv2d(num_inputs, num_outputs, 1, bias=False)
     return nn.Sequential(nn.ReLU(), convolution, nn.BatchNorm2d(num_outputs, affine=affine))
 
 
-def crossed_convolution(width: int, stride: int, size: int = 3, *, affine: bool) -> nn.Sequential:
+@target("module")
+def crossed_convolution(width: Count, stride: Count, size: Count = 3, *, affine: bool) -> nn.Sequential:
     """Build ReLU, a convolution along the rows, one along the columns, and BatchNorm.
 
     Args:

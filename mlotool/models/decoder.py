@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import BelowOne, Count, Layers, target
 from mlotool.models.token_losses import token_losses
 
 # b: batch, t: tokens, w: width, h: heads, d: width of a head, f: width inside the feedforward
@@ -188,6 +189,7 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 # b: batch, t: tokens, w: width, v: vocabulary, L: blocks
 
 
+@target("module")
 class Decoder(nn.Module):
     """Embeddings, pre-norm blocks of causal attention and a feedforward, a norm, and a head.
 
@@ -229,21 +231,19 @@ class Decoder(nn.Module):
 
     def __init__(
         self,
-        vocabulary_size: int,
-        width: int = 64,
-        hidden: int = 256,
-        num_heads: int = 4,
-        kv_size: int | None = None,
-        num_layers: int = 2,
+        vocabulary_size: Count,
+        width: Count = 64,
+        hidden: Count = 256,
+        num_heads: Count = 4,
+        kv_size: Count | None = None,
+        num_layers: Layers = 2,
         feedforward: Literal["gelu", "swiglu"] = "gelu",
         tied: bool = True,
-        dropout: float = 0.0,
+        dropout: BelowOne = 0.0,
     ) -> None:
         super().__init__()
         self.width = width
         kv_size = _even_kv_size(kv_size, width, num_heads)
-        if feedforward not in ("gelu", "swiglu"):
-            raise ConfigError(f"Decoder: feedforward={feedforward}; expected gelu or swiglu. Set feedforward=gelu.")
         self.embedding = nn.Embedding(vocabulary_size, width)
         self.blocks = nn.ModuleList(
             DecoderBlock(width, hidden, num_heads, kv_size, feedforward, dropout) for _ in range(num_layers)
@@ -292,10 +292,10 @@ class Decoder(nn.Module):
 
 
 def _even_kv_size(kv_size: int | None, width: int, num_heads: int) -> int:
-    if kv_size is None and (num_heads < 1 or width % num_heads):
+    if kv_size is None and width % num_heads:
         raise ConfigError(
             f"Decoder: width={width} and num_heads={num_heads}; expected heads that share the width evenly where "
-            f"kv_size is null. Set kv_size={2 * max(1, width // max(1, num_heads) // 2)}."
+            f"kv_size is null. Set kv_size={2 * max(1, width // num_heads // 2)}."
         )
     size = width // num_heads if kv_size is None else kv_size
     if size < 2 or size % 2:

@@ -1,15 +1,17 @@
 """A ResNet-18 whose states have the shapes of a ResNet-50's: a small network that can stand in for its beginning."""
 
-from collections.abc import Sequence
+from typing import Annotated
 
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, Shape, target
 from mlotool.models.torchvision_model import torchvision_model
 
 # b: batch, k: classes
 
 
+@target("module")
 class ExpandedResNet18(nn.Module):
     """The first stages of torchvision's ResNet-18, a 1 x 1 convolution to four times the channels, and a classifier.
 
@@ -34,10 +36,10 @@ class ExpandedResNet18(nn.Module):
         torch.Size([1, 512, 8, 8])
     """
 
-    def __init__(self, num_classes: int, image_shape: Sequence[int] = (3, 224, 224), num_stages: int = 3) -> None:
+    def __init__(
+        self, num_classes: Count, image_shape: Shape = (3, 224, 224), num_stages: Annotated[int, Ge(1), Le(4)] = 3
+    ) -> None:
         super().__init__()
-        if not 1 <= num_stages <= 4:
-            raise ConfigError(f"ExpandedResNet18: num_stages={num_stages}; expected 1, 2, 3 or 4. Set num_stages=3.")
         resnet = torchvision_model("resnet18", num_classes, image_shape)
         stem = [resnet.get_submodule(name) for name in ("conv1", "bn1", "relu", "maxpool")]
         width = 64 * 2 ** (num_stages - 1)

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.settings import Count, NonNegative, Positive, Shape, target
+
 # b: batch, c: channels, h, w: height and width, k: classes
 
 
+@target("module")
 class SqueezeExcitation(nn.Module):
     """Scales each channel by what all channels are on average.
 
@@ -24,7 +27,7 @@ class SqueezeExcitation(nn.Module):
         torch.Size([2, 8, 4, 4])
     """
 
-    def __init__(self, num_channels: int, ratio: float = 0.25) -> None:
+    def __init__(self, num_channels: Count, ratio: Positive = 0.25) -> None:
         super().__init__()
         num_hidden = max(1, round(ratio * num_channels))
         self.squeeze = nn.Linear(num_channels, num_hidden)
@@ -36,6 +39,7 @@ class SqueezeExcitation(nn.Module):
         return images * scale[:, :, None, None]
 
 
+@target("module")
 class InvertedResidual(nn.Module):
     """A block that widens, filters each channel alone, and narrows: `expand`, `depthwise`, `squeeze`, `project`.
 
@@ -59,12 +63,12 @@ class InvertedResidual(nn.Module):
 
     def __init__(
         self,
-        num_inputs: int,
-        num_outputs: int,
-        stride: int = 1,
-        expansion: int = 3,
-        kernel_size: int = 3,
-        squeeze: float = 0.0,
+        num_inputs: Count,
+        num_outputs: Count,
+        stride: Count = 1,
+        expansion: Count = 3,
+        kernel_size: Count = 3,
+        squeeze: NonNegative = 0.0,
     ) -> None:
         super().__init__()
         width = expansion * num_inputs
@@ -80,6 +84,7 @@ class InvertedResidual(nn.Module):
         return images + features if self.is_residual else features
 
 
+@target("module")
 class InvertedResidualNetwork(nn.Module):
     """A stem, stages of inverted residual blocks, the mean over pixels, a linear layer.
 
@@ -103,13 +108,13 @@ class InvertedResidualNetwork(nn.Module):
 
     def __init__(
         self,
-        image_shape: Sequence[int],
-        num_classes: int,
-        widths: Sequence[int] = (8, 16, 24),
-        strides: Sequence[int] = (1, 2, 2),
-        depths: Sequence[int] = (2, 2, 2),
-        expansion: int = 3,
-        kernel_size: int = 3,
+        image_shape: Shape,
+        num_classes: Count,
+        widths: Sequence[Count] = (8, 16, 24),
+        strides: Sequence[Count] = (1, 2, 2),
+        depths: Sequence[Count] = (2, 2, 2),
+        expansion: Count = 3,
+        kernel_size: Count = 3,
     ) -> None:
         super().__init__()
         self.stem = _convolution(image_shape[0], widths[0], 3)

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Between0And1, Count, target
 
 # b: batch, d: features, k: classes
 
 
+@target("module")
 class LabelCorrector(nn.Module):
     """A prediction of its own, mixed with the given label as far as that is trusted.
 
@@ -34,12 +35,10 @@ class LabelCorrector(nn.Module):
         (torch.Size([5, 3]), True)
     """
 
-    def __init__(self, num_features: int, num_classes: int, hidden: int = 100, initial_trust: float = 0.5) -> None:
+    def __init__(
+        self, num_features: Count, num_classes: Count, hidden: Count = 100, initial_trust: Between0And1 = 0.5
+    ) -> None:
         super().__init__()
-        if not 0 < initial_trust < 1:
-            raise ConfigError(
-                f"LabelCorrector: initial_trust={initial_trust}; expected 0 < initial_trust < 1. Set initial_trust=0.5."
-            )
         self.num_classes = num_classes
         self.label = nn.Linear(num_features, num_classes)
         self.trust_hidden = nn.Linear(num_features + num_classes, hidden)

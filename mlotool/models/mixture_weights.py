@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, target
 
 # d: parts of the mixture
 
 
+@target("module")
 class MixtureWeights(nn.Module):
     """Positive numbers that add up to 1: the shares of the domains that a model is trained on.
 
@@ -23,10 +24,8 @@ class MixtureWeights(nn.Module):
         tensor([0.2500, 0.2500, 0.2500, 0.2500], grad_fn=<SoftmaxBackward0>)
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: Count) -> None:
         super().__init__()
-        if size < 1:
-            raise ConfigError(f"MixtureWeights: size={size}; expected at least 1, the number of parts. Set size=2.")
         self.logits = nn.Parameter(torch.zeros(size))
 
     def forward(self) -> Tensor:

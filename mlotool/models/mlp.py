@@ -6,9 +6,12 @@ from math import prod
 
 from torch import Tensor, nn
 
+from mlotool.core.settings import Count, Shape, target
+
 # b: batch, k: classes
 
 
+@target("module")
 class MLP(nn.Module):
     """Linear layers with ReLU between them.
 
@@ -29,7 +32,7 @@ class MLP(nn.Module):
         )
     """
 
-    def __init__(self, image_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (128, 128)) -> None:
+    def __init__(self, image_shape: Shape, num_classes: Count, hidden: Sequence[Count] = (128, 128)) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Flatten()]
         for num_inputs, num_outputs in pairwise([prod(image_shape), *hidden]):
@@ -47,6 +50,7 @@ class MLP(nn.Module):
         return features, self.layers[-1](features)
 
 
+@target("module")
 class Linear(nn.Module):
     """Softmax regression: one linear layer from pixels to logits, a convex problem.
 
@@ -56,7 +60,7 @@ class Linear(nn.Module):
         bias: whether each class has a constant of its own.
     """
 
-    def __init__(self, image_shape: Sequence[int], num_classes: int, bias: bool = True) -> None:
+    def __init__(self, image_shape: Shape, num_classes: Count, bias: bool = True) -> None:
         super().__init__()
         self.linear = nn.Linear(prod(image_shape), num_classes, bias=bias)
 

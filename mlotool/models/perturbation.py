@@ -1,18 +1,16 @@
 """Learned perturbations of samples, within a bound."""
 
-from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import Count, NonNegative, Shape, target
 
 # b: batch, n: samples that have a perturbation
 
-STARTS = ("zero", "random")
 
-
+@target("module")
 class BoundedPerturbation(nn.Module):
     """One additive perturbation for each of the first samples of a split, none of whose entries leaves +-radius.
 
@@ -34,15 +32,10 @@ class BoundedPerturbation(nn.Module):
         torch.Size([2, 1, 2, 2])
     """
 
-    def __init__(self, image_shape: Sequence[int], num_samples: int, radius: float, start: str = "zero") -> None:
+    def __init__(
+        self, image_shape: Shape, num_samples: Count, radius: NonNegative, start: Literal["zero", "random"] = "zero"
+    ) -> None:
         super().__init__()
-        if radius < 0:
-            raise ConfigError(f"BoundedPerturbation: radius={radius}; expected 0 or more. Set radius=0.5.")
-        if start not in STARTS:
-            raise ConfigError(
-                f"BoundedPerturbation: start={start!r}; expected one of {', '.join(STARTS)}."
-                f"{did_you_mean(str(start), STARTS)} Set start=zero."
-            )
         self.radius = radius
         shape = (num_samples, *image_shape)
         # tanh(3) = 0.995

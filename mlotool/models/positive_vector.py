@@ -5,9 +5,10 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, Positive, target
 
 
+@target("module")
 class PositiveVector(nn.Module):
     """Numbers that stay positive: learning rates (one, or one a parameter of a problem) or weight decays.
 
@@ -22,13 +23,8 @@ class PositiveVector(nn.Module):
         tensor([0.5000, 0.5000], grad_fn=<ExpBackward0>)
     """
 
-    def __init__(self, size: int = 1, initial: float = 0.1) -> None:
+    def __init__(self, size: Count = 1, initial: Positive = 0.1) -> None:
         super().__init__()
-        if size < 1 or not initial > 0:
-            raise ConfigError(
-                f"PositiveVector: found size={size}, initial={initial}; expected size >= 1 and initial > 0. "
-                "Set size=1 and initial=0.1."
-            )
         self.logarithm = nn.Parameter(torch.full((size,), log(initial)))
 
     def forward(self) -> Tensor:

@@ -5,12 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.settings import Count, target
 from mlotool.models.pretrained_text import check_fits, read_pretrained
 from mlotool.models.token_losses import losses_of_logits, token_losses
 
 # b: batch, t: tokens, w: width, v: vocabulary
 
 
+@target("module")
 class PretrainedCausalLM(nn.Module):
     """A Hugging Face language model that predicts each token from those before it.
 
@@ -29,7 +31,7 @@ class PretrainedCausalLM(nn.Module):
     Source: Radford et al. 2019, Language Models are Unsupervised Multitask Learners (GPT-2).
     """
 
-    def __init__(self, folder: str, vocabulary_size: int, length: int) -> None:
+    def __init__(self, folder: str, vocabulary_size: Count, length: Count) -> None:
         super().__init__()
         self.model = read_pretrained(folder, "AutoModelForCausalLM", "language model", "gpt2", "GPT-2 or Llama")
         check_fits(folder, "model", "vocabulary_size", vocabulary_size, self.model.config.vocab_size)

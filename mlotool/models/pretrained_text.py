@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
+from mlotool.core.settings import BelowOne, Count, target
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -88,6 +89,7 @@ def _with_article(kind: str) -> str:
 PADDING = 0
 
 
+@target("module")
 class PretrainedText(nn.Module):
     """A Hugging Face encoder and a linear layer on its first token.
 
@@ -110,7 +112,7 @@ class PretrainedText(nn.Module):
     """
 
     def __init__(
-        self, folder: str, num_classes: int, vocabulary_size: int, length: int, dropout: float | None = None
+        self, folder: str, num_classes: Count, vocabulary_size: Count, length: Count, dropout: BelowOne | None = None
     ) -> None:
         super().__init__()
         # The first token goes to the new layer as it is; a pooler's parameters would never get a gradient.

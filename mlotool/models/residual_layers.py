@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from math import prod, sqrt
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import Count, Layers, NonNegative, Positive, target
 
 # N: layers, m: some of them, b: batch, d: width, c: channels, k: kernel size, h, w: height and width of an image
 
@@ -28,6 +29,7 @@ def smooth_relu(x: Tensor) -> Tensor:
     return 2.5 * (x.clamp(-0.1, 0.1) + 0.1) ** 2 + F.relu(x - 0.1)
 
 
+Activation = Literal["smooth_relu", "tanh", "relu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "smooth_relu": smooth_relu,
     "tanh": torch.tanh,
@@ -35,6 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@target("module")
 class ResidualLayers(nn.Module):
     """N residual layers that keep the shape, `u^{n+1} = u^n + h sigma(K^n u^n + b^n)` with `h = T / N`.
 
@@ -64,12 +67,12 @@ class ResidualLayers(nn.Module):
 
     def __init__(
         self,
-        num_layers: int,
-        width: int,
-        final_time: float = 5.0,
-        kernel_size: int | None = None,
-        activation: str = "smooth_relu",
-        initial_scale: float = 1.0,
+        num_layers: Layers,
+        width: Count,
+        final_time: Positive = 5.0,
+        kernel_size: Count | None = None,
+        activation: Activation = "smooth_relu",
+        initial_scale: NonNegative = 1.0,
         equal_start: bool = False,
     ) -> None:
         super().__init__()
@@ -136,10 +139,4 @@ def _check(kernel_size: int | None, activation: str) -> None:
         raise ConfigError(
             f"ResidualLayers: kernel_size={kernel_size}; expected an odd number, which keeps the image's size. "
             f"Set kernel_size={kernel_size + 1}."
-        )
-    if activation not in ACTIVATIONS:
-        options = tuple(ACTIVATIONS)
-        raise ConfigError(
-            f"ResidualLayers: activation={activation}; expected one of {', '.join(options)}."
-            f"{did_you_mean(activation, options)} Set activation={options[0]}."
         )

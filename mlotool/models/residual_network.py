@@ -1,16 +1,18 @@
 """The networks of the layer-parallel experiments: an opening, many equal residual layers, a classifier."""
 
-from collections.abc import Sequence
 from math import prod
+from typing import Literal
 
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.models.residual_layers import ACTIVATIONS, ResidualLayers
+from mlotool.core.settings import Count, Layers, NonNegative, Positive, Shape, target
+from mlotool.models.residual_layers import ACTIVATIONS, Activation, ResidualLayers
 
 # N: layers, b: batch, d: width, c: channels, h, w: height and width of an image, k: classes
 
 
+@target("module")
 class DenseResidualNetwork(nn.Module):
     """A network of N dense residual layers between an opening and a linear classifier.
 
@@ -42,14 +44,14 @@ class DenseResidualNetwork(nn.Module):
 
     def __init__(
         self,
-        image_shape: Sequence[int],
-        num_classes: int,
-        num_layers: int = 64,
-        width: int = 8,
-        final_time: float = 5.0,
-        activation: str = "smooth_relu",
-        opening: str = "dense",
-        initial_scale: float = 1.0,
+        image_shape: Shape,
+        num_classes: Count,
+        num_layers: Layers = 64,
+        width: Count = 8,
+        final_time: Positive = 5.0,
+        activation: Activation = "smooth_relu",
+        opening: Literal["dense", "identity"] = "dense",
+        initial_scale: NonNegative = 1.0,
         equal_start: bool = False,
     ) -> None:
         super().__init__()
@@ -69,6 +71,7 @@ class DenseResidualNetwork(nn.Module):
         return features, self.classifier(features)
 
 
+@target("module")
 class ConvolutionalResidualNetwork(nn.Module):
     """A network of N convolutional residual layers; the image is copied to all channels at the start.
 
@@ -98,14 +101,14 @@ class ConvolutionalResidualNetwork(nn.Module):
 
     def __init__(
         self,
-        image_shape: Sequence[int],
-        num_classes: int,
-        num_layers: int = 32,
-        channels: int = 8,
-        final_time: float = 5.0,
-        kernel_size: int = 3,
-        activation: str = "tanh",
-        initial_scale: float = 1.0,
+        image_shape: Shape,
+        num_classes: Count,
+        num_layers: Layers = 32,
+        channels: Count = 8,
+        final_time: Positive = 5.0,
+        kernel_size: Count = 3,
+        activation: Activation = "tanh",
+        initial_scale: NonNegative = 1.0,
         equal_start: bool = False,
     ) -> None:
         super().__init__()
@@ -156,8 +159,6 @@ class _Copies(nn.Module):
 def _opening(kind: str, num_inputs: int, width: int, activation: str) -> nn.Module:
     if kind == "dense":
         return nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, width, bias=False), _Activation(activation))
-    if kind != "identity":
-        raise ConfigError(f"DenseResidualNetwork: opening={kind}; expected dense or identity. Set opening=dense.")
     if num_inputs != width:
         raise ConfigError(
             f"DenseResidualNetwork: opening=identity with width={width}; expected width={num_inputs}, the numbers of "

@@ -1,15 +1,15 @@
 """The residual networks of the CIFAR experiments, for small images."""
 
-from collections.abc import Sequence
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, Layers, Shape, target
 
 # b: batch, c: channels, h, w: height and width, k: classes
 
 
+@target("module")
 class ResNet(nn.Module):
     """A residual network of depth 6n + 2: three stages of n blocks, with width, 2 width and 4 width channels.
 
@@ -36,7 +36,7 @@ class ResNet(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, depth: int, num_classes: int, image_shape: Sequence[int], width: int = 16) -> None:
+    def __init__(self, depth: Layers, num_classes: Count, image_shape: Shape, width: Count = 16) -> None:
         super().__init__()
         num_blocks = _num_blocks(depth)
         self.convolution = _convolution(image_shape[0], width, stride=1)

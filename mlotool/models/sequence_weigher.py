@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import BelowOne, Between0And1, target
 
 # b: batch, t: tokens, w: width of the decoder
 
 
+@target("module")
 class SequenceWeigher(nn.Module):
     """A language model's features and a linear layer: one weight in (0, 1) a text, or a token.
 
@@ -47,19 +49,15 @@ class SequenceWeigher(nn.Module):
         self,
         decoder: nn.Module,
         per: Literal["sequence", "token"] = "sequence",
-        initial: float = 0.5,
-        smallest: float = 0.0,
+        initial: Between0And1 = 0.5,
+        smallest: BelowOne = 0.0,
     ) -> None:
         super().__init__()
-        if not 0 <= smallest < 1:
-            raise ConfigError(f"SequenceWeigher: smallest={smallest}; expected 0 <= smallest < 1. Set smallest=0.")
-        if not smallest < initial < 1:
+        if initial <= smallest:
             raise ConfigError(
                 f"SequenceWeigher: initial={initial}; expected {smallest:g} < initial < 1, above `smallest`. "
                 f"Set initial={(1 + smallest) / 2:g}."
             )
-        if per not in ("sequence", "token"):
-            raise ConfigError(f"SequenceWeigher: per={per}; expected sequence or token. Set per=sequence.")
         self.decoder = decoder
         self.per, self.smallest = per, smallest
         width = decoder.width

@@ -1,17 +1,19 @@
 """A network all of whose connections have one weight: what it computes is its connections alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import Count, Finite, Shape, target
 
 # b: batch, n: inputs, k: classes
 
-ACTIVATIONS = {
+Activation = Literal["linear", "tanh", "relu", "sigmoid", "gaussian", "sine", "cosine", "absolute", "inverse", "step"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -26,6 +28,7 @@ ACTIVATIONS = {
 """Those of the paper."""
 
 
+@target("module")
 class SharedWeightUnit(nn.Module):
     """A unit that reads any number of signals: `a(w (x_1 + .. + x_n))`.
 
@@ -43,13 +46,8 @@ class SharedWeightUnit(nn.Module):
         tensor([[-15.,   3.]])
     """
 
-    def __init__(self, activation: str = "linear") -> None:
+    def __init__(self, activation: Activation = "linear") -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"SharedWeightUnit: found activation={activation!r}; expected one of {', '.join(ACTIVATIONS)}."
-                f"{did_you_mean(str(activation), list(ACTIVATIONS))} Correct it."
-            )
         self.activation = activation
 
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
@@ -64,6 +62,7 @@ class SharedWeightUnit(nn.Module):
         return self.activation
 
 
+@target("module")
 class SharedWeightNetwork(nn.Module):
     """Units that share one weight; some of them read the inputs, and one for each class reads some of those.
 
@@ -88,7 +87,7 @@ class SharedWeightNetwork(nn.Module):
         tensor([[4., 6.]], grad_fn=<CatBackward0>)
     """
 
-    def __init__(self, image_shape: Sequence[int], num_classes: int, num_hidden: int = 2, weight: float = 1.0) -> None:
+    def __init__(self, image_shape: Shape, num_classes: Count, num_hidden: Count = 2, weight: Finite = 1.0) -> None:
         super().__init__()
         self.num_inputs = prod(image_shape)
         if not num_classes <= num_hidden <= self.num_inputs:

@@ -1,14 +1,17 @@
 """A network for texts of token ids: layers one after the other, each of which keeps the shape."""
 
 from math import sqrt
+from typing import Literal
 
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Count, Layers, target
 
 # b: batch, t: tokens, w: width, h: heads
 
 
+@target("module")
 class TextConvolution(nn.Module):
     """A convolution along the tokens, (b, t, w) to (b, t, w).
 
@@ -19,7 +22,7 @@ class TextConvolution(nn.Module):
     Source: Wang et al. 2020, TextNAS (arXiv 1912.10729), section 3.1, as all operations here.
     """
 
-    def __init__(self, embed_dim: int, kernel_size: int = 3) -> None:
+    def __init__(self, embed_dim: Count, kernel_size: Count = 3) -> None:
         super().__init__()
         self.convolution = nn.Conv1d(embed_dim, embed_dim, kernel_size, padding=kernel_size // 2)
 
@@ -28,6 +31,7 @@ class TextConvolution(nn.Module):
         return self.convolution(x.transpose(1, 2)).transpose(1, 2)
 
 
+@target("module")
 class TextRecurrence(nn.Module):
     """Recurrent layers in both directions, the sum of both: (b, t, w) to (b, t, w).
 
@@ -35,7 +39,7 @@ class TextRecurrence(nn.Module):
         embed_dim: w.
     """
 
-    def __init__(self, embed_dim: int) -> None:
+    def __init__(self, embed_dim: Count) -> None:
         super().__init__()
         self.recurrence = nn.GRU(embed_dim, embed_dim, batch_first=True, bidirectional=True)
 
@@ -44,6 +48,7 @@ class TextRecurrence(nn.Module):
         return self.recurrence(x)[0].unflatten(2, (2, -1)).sum(dim=2)
 
 
+@target("module")
 class TextAttention(nn.Module):
     """Attention of all tokens to all tokens, (b, t, w) to (b, t, w).
 
@@ -55,9 +60,9 @@ class TextAttention(nn.Module):
         ConfigError: the heads cannot share the width.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int = 4) -> None:
+    def __init__(self, embed_dim: Count, num_heads: Count = 4) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
+        if embed_dim % num_heads:
             raise ConfigError(
                 f"TextAttention: found embed_dim={embed_dim} and num_heads={num_heads}; expected a width that the "
                 "heads share evenly. Set num_heads=1, or another width."
@@ -74,6 +79,7 @@ class TextAttention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))
 
 
+@target("module")
 class TextPooling(nn.Module):
     """The largest or the mean of the tokens around each, (b, t, w) to (b, t, w).
 
@@ -90,10 +96,8 @@ class TextPooling(nn.Module):
         tensor([3., 3., 3.])
     """
 
-    def __init__(self, kind: str = "max", size: int = 3) -> None:
+    def __init__(self, kind: Literal["max", "mean"] = "max", size: Count = 3) -> None:
         super().__init__()
-        if kind not in ("max", "mean"):
-            raise ConfigError(f"TextPooling: found kind={kind!r}; expected max or mean. Set kind: max.")
         pool = nn.MaxPool1d if kind == "max" else nn.AvgPool1d
         self.pool: nn.Module = pool(size, stride=1, padding=size // 2)
 
@@ -107,6 +111,7 @@ class TextPooling(nn.Module):
 PADDING = 0
 
 
+@target("module")
 class TextNetwork(nn.Module):
     """Embeddings, layers of an operation each, the mean over tokens, a linear layer.
 
@@ -130,7 +135,12 @@ class TextNetwork(nn.Module):
     """
 
     def __init__(
-        self, vocabulary_size: int, num_classes: int, width: int = 16, num_layers: int = 3, kernel_size: int = 3
+        self,
+        vocabulary_size: Count,
+        num_classes: Count,
+        width: Count = 16,
+        num_layers: Layers = 3,
+        kernel_size: Count = 3,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, width, padding_idx=PADDING)

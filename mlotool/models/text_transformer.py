@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import BelowOne, Count, Layers, target
 
 # b: batch, t: tokens, w: width, h: heads, k: classes
 
 PADDING = 0
 
 
+@target("module")
 class TextTransformer(nn.Module):
     """Embeddings and positions, pre-norm encoder blocks, the mean over tokens or the first one, a linear layer.
 
@@ -46,21 +48,21 @@ class TextTransformer(nn.Module):
 
     def __init__(
         self,
-        vocabulary_size: int,
-        length: int,
-        num_classes: int,
-        width: int = 32,
-        num_heads: int = 4,
-        num_layers: int = 2,
-        hidden: int = 64,
-        dropout: float = 0.0,
+        vocabulary_size: Count,
+        length: Count,
+        num_classes: Count,
+        width: Count = 32,
+        num_heads: Count = 4,
+        num_layers: Layers = 2,
+        hidden: Count = 64,
+        dropout: BelowOne = 0.0,
         pooling: Literal["mean", "first"] = "mean",
     ) -> None:
         super().__init__()
-        if num_heads < 1 or width % num_heads:
+        if width % num_heads:
             raise ConfigError(
                 f"TextTransformer: width={width} and num_heads={num_heads}; expected a width that the heads share "
-                f"evenly. Set width={max(1, width // max(num_heads, 1)) * max(num_heads, 1)}."
+                f"evenly. Set width={max(1, width // num_heads) * num_heads}."
             )
         self.embedding = nn.Embedding(vocabulary_size, width)
         self.position = nn.Parameter(torch.empty(length, width))

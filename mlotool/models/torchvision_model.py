@@ -1,6 +1,5 @@
 """Any classifier of torchvision, untrained or with parameters of a file."""
 
-from collections.abc import Sequence
 from pickle import UnpicklingError
 
 import torch
@@ -9,15 +8,17 @@ from torch import nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import Count, Shape, target
 
 # These two return more than logits while they train.
 _UNSUITABLE = ("googlenet", "inception_v3")
 
 
+@target("module")
 def torchvision_model(
     name: str,
-    num_classes: int,
-    image_shape: Sequence[int] = (3, 224, 224),
+    num_classes: Count,
+    image_shape: Shape = (3, 224, 224),
     weights: str | None = None,
     parameters_file: str | None = None,
 ) -> nn.Module:

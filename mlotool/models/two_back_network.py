@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from mlotool.core.settings import Count, Shape, target
 from mlotool.models.cell_operations import HalvingConvolution, operation, pointwise
 
 # b: batch, c: channels, h, w: height and width, k: classes
 
 
+@target("module")
 class TwoBackNetwork(nn.Module):
     """A stem, blocks that read the two results before them, the mean over pixels, a linear layer.
 
@@ -34,9 +36,9 @@ class TwoBackNetwork(nn.Module):
 
     def __init__(
         self,
-        image_shape: Sequence[int],
-        num_classes: int,
-        width: int = 8,
+        image_shape: Shape,
+        num_classes: Count,
+        width: Count = 8,
         halves: Sequence[bool] = (False, True, False),
     ) -> None:
         super().__init__()

@@ -5,11 +5,12 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.settings import Between0And1, Count, target
 
 # b: batch
 
 
+@target("module")
 class WeightNet(nn.Module):
     """The Meta-Weight-Net: loss -> weight in (0, 1), a 1-hidden-1 network.
 
@@ -25,7 +26,7 @@ class WeightNet(nn.Module):
         torch.Size([5, 1])
     """
 
-    def __init__(self, hidden: int = 100) -> None:
+    def __init__(self, hidden: Count = 100) -> None:
         super().__init__()
         self.hidden = nn.Linear(1, hidden)
         self.output = nn.Linear(hidden, 1)
@@ -35,6 +36,7 @@ class WeightNet(nn.Module):
         return torch.sigmoid(self.output(torch.relu(self.hidden(losses))))
 
 
+@target("module")
 class SampleWeights(nn.Module):
     """One weight in (0, 1) for each sample of a split.
 
@@ -51,10 +53,8 @@ class SampleWeights(nn.Module):
         tensor([0.5000, 0.5000], grad_fn=<SigmoidBackward0>)
     """
 
-    def __init__(self, num_samples: int, initial: float = 0.5) -> None:
+    def __init__(self, num_samples: Count, initial: Between0And1 = 0.5) -> None:
         super().__init__()
-        if not 0 < initial < 1:
-            raise ConfigError(f"SampleWeights: initial={initial}; expected 0 < initial < 1. Set initial=0.5.")
         self.logits = nn.Parameter(torch.full((num_samples,), log(initial / (1 - initial))))
 
     def forward(self, index: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
 """Wide residual networks: few layers with many channels, pre-activation blocks."""
 
-from collections.abc import Sequence
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import BelowOne, Count, Layers, Shape, target
 
 # b: batch, c: channels, h, w: height and width, k: classes
 
 
+@target("module")
 class WideResNet(nn.Module):
     """A wide residual network of depth 6n + 4: three stages of n blocks with 16 f, 32 f and 64 f channels.
 
@@ -40,12 +40,12 @@ class WideResNet(nn.Module):
 
     def __init__(
         self,
-        depth: int,
-        widen_factor: int,
-        num_classes: int,
-        image_shape: Sequence[int],
-        width: int = 16,
-        dropout: float = 0.0,
+        depth: Layers,
+        widen_factor: Layers,
+        num_classes: Count,
+        image_shape: Shape,
+        width: Count = 16,
+        dropout: BelowOne = 0.0,
     ) -> None:
         super().__init__()
         num_blocks = _num_blocks(depth)

@@ -1,13 +1,14 @@
 """The settings of a problem: plain values that say how it steps and computes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, TypedDict, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypedDict
 
-from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require_all
+from annotated_types import MinLen
+
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.core.precision import DTYPES
+from mlotool.core.settings import Count, Positive, Precision, Rounds, Whole, parameters, setting_fault
 
 
 class SettingsKeywords(TypedDict, total=False):
@@ -26,36 +27,6 @@ class SettingsKeywords(TypedDict, total=False):
     compile: bool
     shard: bool | Sequence[str]
     remat: str | Sequence[str] | None
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(each, str) for item in value.items() for each in item)
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
-
-
-_CLIP = Rule(lambda value: value is None or (is_number(value) and value > 0), "a positive norm or null")
-_INTERVAL = Rule(lambda value: value in ("step", "evaluation"), "'step' or 'evaluation'")
-_ROLES = Rule(
-    lambda value: value is None or _is_names(value),
-    "problems' names by hyperparameter",
-    "Write optimizer_roles={'lr': 'rate'}, if the module of the problem 'rate' gives it.",
-)
-_START = Rule(lambda value: isinstance(value, str | None), "'initial', a problem's name or null")
-_TASKS = Rule(lambda value: value is None or is_whole(value, 1), "a whole number of at least 1 or null")
-_PRECISION = Rule(lambda value: isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}")
-_SHARD = Rule(
-    lambda value: isinstance(value, bool) or (_are_texts(value) and len(value) > 0),
-    "true, false, or a list of patterns of parameters' names",
-    "Write shard=['head.*'], for all parameters whose names begin with 'head.'.",
-)
-_REMAT = Rule(
-    lambda value: isinstance(value, str | None) or _are_texts(value),
-    "paths of blocks of the module, auto or null",
-    "Write remat=['blocks.*'] or remat='auto'.",
-)
 
 
 @dataclass(frozen=True)
@@ -93,19 +64,19 @@ class ProblemSettings:
         2
     """
 
-    unroll_steps: Annotated[int, at_least(1)] = 1
-    warmup_steps: Annotated[int, at_least(0)] = 0
-    roll_back: Annotated[bool, FLAG] = False
-    accumulate_batches: Annotated[int, at_least(1)] = 1
-    gradient_clip_norm: Annotated[float | None, _CLIP] = None
-    scheduler_interval: Annotated[str, _INTERVAL] = "step"
-    optimizer_roles: Annotated[Mapping[str, str], _ROLES] = field(default_factory=dict)
-    reset_to: Annotated[str | None, _START] = None
-    tasks: Annotated[int | None, _TASKS] = None
-    precision: Annotated[str, _PRECISION] = "fp32"
-    compile: Annotated[bool, FLAG] = False
-    shard: Annotated[bool | tuple[str, ...], _SHARD] = False
-    remat: Annotated[str | tuple[str, ...] | None, _REMAT] = None
+    unroll_steps: Count = 1
+    warmup_steps: Whole = 0
+    roll_back: bool = False
+    accumulate_batches: Rounds = 1
+    gradient_clip_norm: Positive | None = None
+    scheduler_interval: Literal["step", "evaluation"] = "step"
+    optimizer_roles: Mapping[str, str] = field(default_factory=dict)
+    reset_to: str | None = None
+    tasks: Rounds | None = None
+    precision: Precision = "fp32"
+    compile: bool = False
+    shard: bool | Annotated[Sequence[str], MinLen(1)] = False
+    remat: str | Sequence[str] | None = None
 
     @classmethod
     def of(cls, problem: str, given: Mapping[str, Any]) -> "ProblemSettings":
@@ -118,21 +89,24 @@ class ProblemSettings:
         Raises:
             ConfigError: one of them is unknown, of a wrong kind or out of range.
         """
-        known = {each.name: get_args(each.type)[1] for each in fields(cls)}
-        for name in given:
+        known = {name: parameter.annotation for name, parameter in parameters(cls).items()}
+        given = {name: value for name, value in given.items() if name != "optimizer_roles" or value is not None}
+        for name, value in given.items():
             if name not in known:
                 raise ConfigError(
                     f"problems.{problem}: found the setting '{name}'; expected one of {', '.join(known)}."
                     f"{did_you_mean(name, known)} Correct the name."
                 )
-        require_all(f"problems.{problem}", given, {name: known[name] for name in given})
+            fault = setting_fault(f"problems.{problem}.{name}", value, known[name])
+            if fault is not None:
+                raise ConfigError(fault)
         remat = given.get("remat")
         shard = given.get("shard", False)
         own = {
             "remat": remat if isinstance(remat, str) else tuple(remat or ()) or None,
             "shard": shard if isinstance(shard, bool) else tuple(shard),
         }
-        return cls(**{**given, **own, "optimizer_roles": dict(given.get("optimizer_roles") or {})})
+        return cls(**{**given, **own, "optimizer_roles": dict(given.get("optimizer_roles", {}))})
 
     @property
     def starts_from(self) -> str | None:

@@ -6,6 +6,7 @@ from math import comb
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import target
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class AbstractStepStore(ABC):
         return num_steps
 
 
+@target("trajectory", home="mlotool.hypergradient")
 @dataclass(frozen=True)
 class KeepAll(AbstractStepStore):
     """Every step is a checkpoint: nothing is taken again.
@@ -84,6 +86,7 @@ class KeepAll(AbstractStepStore):
         return True
 
 
+@target("trajectory", home="mlotool.hypergradient")
 @dataclass(frozen=True)
 class KeepEvery(AbstractStepStore):
     """Every k-th step is a checkpoint. The gradients of all steps are kept: the rest is the update alone, to the bit.
@@ -114,6 +117,7 @@ class KeepEvery(AbstractStepStore):
         return number % self.steps == 0
 
 
+@target("trajectory", home="mlotool.hypergradient")
 @dataclass(frozen=True)
 class Binomial(AbstractStepStore):
     """A few checkpoints, whatever the length of the unroll; the gradients of the steps between are computed again.

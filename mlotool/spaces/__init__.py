@@ -1,6 +1,7 @@
 """Spaces of models: a base, what may be changed in it, and decisions that make one model of it."""
 
 from mlotool.core.errors import InfeasibleModelError
+from mlotool.core.settings import discover
 from mlotool.spaces.decisions import Decision, Decisions, choose, deciding
 from mlotool.spaces.model_graph import Change, ModelGraph
 from mlotool.spaces.mutators.branch import Branch
@@ -21,6 +22,8 @@ from mlotool.spaces.shared.super_graph import Mixture
 from mlotool.spaces.space import Space
 from mlotool.spaces.summary import NodeSummary
 
+_targets = discover(__name__, "mutators")
+globals().update(_targets)
 __all__ = [
     "AbstractArchitecture",
     "AbstractMutator",
@@ -57,3 +60,4 @@ __all__ = [
     "deciding",
     "path_of",
 ]
+__all__ += [name for name in _targets if name not in __all__]

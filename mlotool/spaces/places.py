@@ -9,6 +9,7 @@ from torch import Size, fx, nn
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import did_you_mean, shown
 from mlotool.core.messages import kind_of as kind_of_result
+from mlotool.core.settings import target
 from mlotool.core.user_code import Call, WrongResultError, explained, note
 from mlotool.spaces.shapes import shape_of
 from mlotool.spaces.tracing import BLOCKS, CALLS, OWNER, forward_of, kind_of, matches, node_id
@@ -170,6 +171,7 @@ def _wrong(key: str, value: Any, expected: str, example: str) -> ConfigError:
     return ConfigError(f"{key}: found {shown(value)}; expected {expected}. Write at: {example}.")
 
 
+@target("predicate")
 class KeepsShape:
     """Places that return the shape that they read.
 
@@ -185,6 +187,7 @@ class KeepsShape:
         return place.input_shape is not None and place.input_shape == place.output_shape
 
 
+@target("predicate")
 class HasSetting:
     """Places whose module has a setting of a value, such as a stride of 1.
 

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.settings import target
 from mlotool.spaces.bases import (
     LostMethodError,
     as_object_of,
@@ -34,6 +35,7 @@ from mlotool.spaces.tracing import AS_LEAF, WHOLE, traced, whole
 _PLAIN = bool | int | float | str | tuple
 
 
+@target("module")
 class Space(nn.Module):
     """A model of a space of models: the base, changed as decisions say.
 

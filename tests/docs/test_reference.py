@@ -34,7 +34,7 @@ def test_each_key_stands_once() -> None:
     found = re.findall(r"^### `([^`]+)`", keys.page(), re.MULTILINE)
     assert sorted(found) == sorted(schema_paths())
     assert max(Counter(found).values()) == 1
-    assert set(KEYS) == set(keys.MEANINGS)
+    assert set(KEYS) == set(keys.EXAMPLES)
     assert {"seed", "problems.<name>.stream.repeat", "sweep.pruner"} <= set(found)
     assert Config().name == "unnamed"
 
@@ -43,10 +43,10 @@ def test_each_key_stands_once() -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the finished run that the example of `decisions_from` names."""
     place = tmp_path_factory.mktemp("keys")
-    [word] = keys.overrides(keys.MEANINGS["decisions_from"]["example"])
+    [word] = keys.overrides(keys.EXAMPLES["decisions_from"]["example"])
     run = place / word.partition("=")[2]
     run.mkdir(parents=True)
-    found = mlotool.compose(keys.MEANINGS["decisions_from"]["recipe"], ["decisions.depth_0=2"])
+    found = mlotool.compose(keys.EXAMPLES["decisions_from"]["recipe"], ["decisions.depth_0=2"])
     OmegaConf.save(found, run / "config.yaml", resolve=True)
     (run / "summary.json").write_text('{"status": "finished"}')
     return place
@@ -75,7 +75,7 @@ def test_its_example_is_valid_and_sets_it_to_another_value(
     path: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    recipe, words = keys.MEANINGS[path].get("recipe", "mwn"), keys.overrides(keys.MEANINGS[path]["example"])
+    recipe, words = keys.EXAMPLES[path].get("recipe", "mwn"), keys.overrides(keys.EXAMPLES[path]["example"])
     before, composed = recipe_values(recipe), mlotool.compose(recipe, words)
     own = {path.replace(keys.NAME, name) for name in before["problems"]}
     named = {each for each in own if any(f"{named_key(word)}.".startswith(f"{each}.") for word in words)}

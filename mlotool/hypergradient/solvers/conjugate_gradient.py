@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy
 
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
 from mlotool.hypergradient.solvers.systems import begin_system, count_if, larger, may_hold, where
 from mlotool.hypergradient.vector import add, choose, scaled
@@ -17,6 +18,7 @@ _ITSELF = _RETURNED.format(else_="v itself (as by Identity)")
 _ALONG = _RETURNED.format(else_="v over the size of its own curvature")
 
 
+@target("solver")
 @dataclass(frozen=True)
 class ConjugateGradient(AbstractSolver):
     """Solves `(H + damping I) q = v` by conjugate gradient (Hestenes & Stiefel 1952; iMAML, arXiv 1909.04630).

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     AbstractSolver,
@@ -23,6 +24,7 @@ from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
 
+@target("solver")
 @dataclass(frozen=True)
 class Exact(AbstractSolver):
     """Builds `H + damping I` column by column and solves by LU.

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy
 from torch import Tensor
 
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     OVERFLOW,
@@ -26,6 +27,7 @@ from mlotool.problem.interface import LowerView, Vector
 _LOST = 1e3
 
 
+@target("solver")
 @dataclass(frozen=True)
 class FixedPoint(AbstractSolver):
     """Repeats `q <- q - a (H q - v)`, with `a = step_size` (Richardson's iteration).

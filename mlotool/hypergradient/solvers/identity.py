@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, require_settings, tasks_of
 from mlotool.hypergradient.vector import scaled
 from mlotool.problem.interface import LowerView, Vector
 
 
+@target("solver")
 @dataclass(frozen=True)
 class Identity(AbstractSolver):
     """`q = step_size * v`: H is taken for the identity over `step_size`.

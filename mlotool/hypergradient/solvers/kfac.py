@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.solvers.systems import Progress, norms
@@ -22,6 +23,7 @@ from mlotool.spaces.shared.shared_space import SharedSpace
 _LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mean_squared_error": nn.MSELoss}
 
 
+@target("solver")
 @dataclass(frozen=True)
 class KFAC(AbstractSolver):
     """`q = (G + damping I)^-1 v` for the generalized Gauss-Newton matrix G of a network, or its Kronecker factors.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     OVERFLOW,
@@ -19,6 +20,7 @@ from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 
+@target("solver")
 @dataclass(frozen=True)
 class Neumann(AbstractSolver):
     """`q = a * sum over k < num_terms of (I - a H)^k v`, with `a = step_size`.

@@ -6,12 +6,14 @@ from typing import ClassVar
 
 import numpy
 
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
 from mlotool.hypergradient.solvers.systems import begin_system, larger, where
 from mlotool.hypergradient.vector import add, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 
+@target("solver")
 @dataclass(frozen=True)
 class NormalEquationConjugateGradient(AbstractSolver):
     """Minimises `norm(A q - v)` for `A = H + damping I` by conjugate gradient on `A^2 q = A v` (CGLS, CGNR).

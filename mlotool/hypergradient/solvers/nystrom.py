@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.process import memory_of
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     AbstractSolver,
@@ -31,6 +32,7 @@ _WRONG = 0.5
 _RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."
 
 
+@target("solver")
 @dataclass(frozen=True)
 class Nystrom(AbstractSolver):
     """`q = (H_r + rho I)^-1 v`, with `H_r = C W^+ C^T` from r random columns C of H and the rows W of C at these.

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.systems import Progress, norms
 from mlotool.problem.interface import LowerView, Vector
@@ -17,6 +18,7 @@ _NO_STEP = (
 )
 
 
+@target("solver")
 @dataclass(frozen=True)
 class OptimizerPreconditioner(AbstractSolver):
     """`q = (du/dg)^T v` for the optimizer's next update `theta <- theta - u(g)` at the current gradient g (SAMA).

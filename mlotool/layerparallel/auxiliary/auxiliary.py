@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.settings import target
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
@@ -38,6 +39,7 @@ class _LastStageElsewhere(BaseException):
     """
 
 
+@target("parallel")
 @dataclass(eq=False, repr=False)
 class Auxiliary(AuxiliarySettings, AbstractParallel):
     """Cuts the module into K stages that run at the same time, each from an auxiliary variable lambda_k.

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import target
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.multigrid.choice import Choice
 from mlotool.layerparallel.multigrid.layers import CallArguments, Layers, WholeLayers
@@ -25,6 +26,7 @@ from mlotool.layerparallel.multigrid.settings import MultigridSettings
 from mlotool.problem.parallel import AbstractParallel
 
 
+@target("parallel")
 @dataclass(eq=False, repr=False)
 class Multigrid(MultigridSettings, AbstractParallel):
     """Training steps whose residual layers are solved by multigrid, forward and backward.

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from mlotool.core.settings import target
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates, check_join, joined
 from mlotool.spaces.places import Place
 
 
+@target("mutator")
 class Branch(AbstractMutator):
     """Puts one of several modules beside each place, and joins what both return.
 

@@ -9,6 +9,7 @@ from torch import fx
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.settings import target
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates, check_join, joined
@@ -17,6 +18,7 @@ from mlotool.spaces.places import Place
 ENDS = ("unread", "all")
 
 
+@target("mutator")
 class Cell(AbstractMutator):
     """Puts a cell in each place: nodes, each of which reads some earlier ones through an operation each.
 

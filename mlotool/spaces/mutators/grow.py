@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.settings import target
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.places import Place
@@ -14,6 +15,7 @@ MAX_STEPS = 1000
 _MUTATOR = "expected what makes a mutator of a name and a place, such as mlotool.spaces.Insert. Correct it."
 
 
+@target("mutator")
 class Grow(AbstractMutator):
     """Applies one of several mutators to one of the places, and again to one of the places that there are then.
 

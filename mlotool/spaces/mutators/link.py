@@ -4,10 +4,12 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.settings import target
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 
 
+@target("mutator")
 class Link(AbstractMutator):
     """Lets each place read one earlier node more, beside those that it reads.
 

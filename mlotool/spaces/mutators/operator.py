@@ -5,12 +5,14 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.settings import target
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 from mlotool.spaces.tracing import matches
 
 
+@target("mutator")
 class Operator(AbstractMutator):
     """Puts one of several modules in each place.
 

@@ -5,10 +5,12 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.settings import target
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 
 
+@target("mutator")
 class Repeat(AbstractMutator):
     """Puts each place as often behind itself as is decided; 0 leaves it out.
 

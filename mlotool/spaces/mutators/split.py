@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mlotool.core.settings import target
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 
 
+@target("mutator")
 class Split(AbstractMutator):
     """Puts one of several modules on one of the edges into each place.
 

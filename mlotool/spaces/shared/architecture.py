@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import target
 from mlotool.spaces.decisions import Value, deciding
 from mlotool.spaces.shared.paths import SharedDecision, number_drawn, path_of
 from mlotool.spaces.shared.shared_space import SharedSpace
@@ -73,6 +74,7 @@ class AbstractArchitecture(nn.Module):
         return bool(torch.stack([each.softmax(0).max() for each in several]).min() >= sure)
 
 
+@target("module")
 class PathWeights(AbstractArchitecture):
     """Weights of all candidates: a space as a mixture, which gradients of the logits pass through.
 
@@ -97,6 +99,7 @@ class PathWeights(AbstractArchitecture):
         return {name: each.softmax(0) for name, each in self.logits.items()}
 
 
+@target("module")
 class BinaryPaths(AbstractArchitecture):
     """One candidate a decision, drawn from two that are drawn, with a gradient for the logits of both.
 
@@ -141,6 +144,7 @@ class BinaryPaths(AbstractArchitecture):
         return Mixture(both, gate + probability - probability.detach(), both[number])
 
 
+@target("module")
 class PathPolicy(AbstractArchitecture):
     """Draws a path, and says how probable it was.
 

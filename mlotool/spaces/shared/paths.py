@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.settings import target
 from mlotool.spaces.decisions import Value, check_number
 
 Condition = tuple[tuple[str, Value], ...]
@@ -150,6 +151,7 @@ def number_drawn(drawn: Tensor) -> int:
     return int(drawn)
 
 
+@target("module")
 class UniformPaths(AbstractPaths):
     """Draws each decision from its candidates, all with the same probability.
 
@@ -166,6 +168,7 @@ class UniformPaths(AbstractPaths):
         return path_of(decisions, lambda each: each.candidates[number_drawn(torch.randint(len(each.candidates), ()))])
 
 
+@target("module")
 class FairPaths(AbstractPaths):
     """Draws each decision's candidates in turn, in an order that is drawn anew when all have had theirs.
 
