@@ -40,15 +40,15 @@ def name_faults(values: Values) -> Iterator[str]:
                 f"problems.{problem}: found the name {problem!r}; expected letters, digits and '_', not beginning with "
                 "a digit. Rename the problem."
             )
-    for key, names, kind, others in (
-        ("problems", problems, "split in evaluate.splits", splits),
-        ("analyses", analyses, "problem", problems),
-        ("analyses", analyses, "split", splits),
+    for key, names, suffix, kind, others in (
+        ("problems", problems, "problem", "split in evaluate.splits", splits),
+        ("analyses", analyses, "analysis", "problem", problems),
+        ("analyses", analyses, "analysis", "split", splits),
     ):
         for name in [name for name in names if name in others]:
             yield (
                 f"{key}.{name}: found the name of a {kind}; expected a name of its own, since metrics are logged as "
-                f"<name>/<metric>. Rename it to {name}_{key.removesuffix('s')}."
+                f"<name>/<metric>. Rename it to {name}_{suffix}."
             )
 
 

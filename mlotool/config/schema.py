@@ -449,14 +449,15 @@ def annotation_at(path: str) -> Any:
     """
     parent, _, key = path.rpartition(".")
     kind = dataclass_at(parent)
-    return _annotations[kind].get(key, Any) if kind is not None else Any
+    return _kind_at(path) if kind is None else _annotations[kind].get(key, Any)
 
 
 def describe_type(path: str) -> str:
     """Return in words what the schema expects at a dotted path."""
     kind = dataclass_at(path)
     if kind is not None:
-        return f"keys out of {', '.join(key.name for key in fields(kind))}"
+        null = " or null" if NoneType in _members(_kind_at(path)) else ""
+        return f"keys out of {', '.join(key.name for key in fields(kind))}{null}"
     annotation = annotation_at(path)
     return "a value" if annotation is Any else words(annotation)
 

@@ -5,15 +5,11 @@ The checks stand where objects are made and functions are entered, never where a
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from numbers import Integral, Real
-from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean, shown
-
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}
+from mlotool.core.messages import shown
 
 
 class Rule(NamedTuple):
@@ -67,26 +63,6 @@ def at_least(least: int) -> Rule:
     return Rule(lambda value: is_whole(value, least), f"a whole number of at least {least}")
 
 
-def require_fields(key: str, instance: Any, *, names_class: bool = False) -> None:
-    """Refuse an argument of a dataclass that is of another kind than its annotation says.
-
-    Args:
-        key: where the object stands.
-        instance: of the dataclass, whose arguments are annotated with bool, int, float, str, Literal, classes, None.
-        names_class: begin the message with the class, where several may stand at that key.
-
-    Raises:
-        ConfigError: with the first of them.
-    """
-    for each in fields(instance):
-        value = getattr(instance, each.name)
-        if each.init and not _fits(value, each.type):
-            place, found = f"{key}.{each.name}", shown(value)
-            head = f"{type(instance).__name__}: found {each.name}={found}" if names_class else f"{place}: found {found}"
-            hint = did_you_mean(value, _choices(each.type)) if isinstance(value, str) else ""
-            raise ConfigError(f"{head}; expected {_words(each.type)}.{hint} Correct {place}.")
-
-
 def is_whole(value: Any, least: int | None = None) -> bool:
     """Say whether a value is a whole number, of at least `least`; True and False are none."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
@@ -137,36 +113,3 @@ def require_texts(key: str, value: Any, example: str) -> None:
     is_right = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
     name, written = key.rpartition(".")[2], value if isinstance(value, str) else example
     require(is_right, key, value, "a list of texts", f"Write {name}=['{written}'].")
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    # `bool | Literal[...]` is none of the new unions.
-    is_union = isinstance(annotation, UnionType) or get_origin(annotation) is Union
-    return get_args(annotation) if is_union else (annotation,)
-
-
-def _choices(annotation: Any) -> tuple[str, ...]:
-    return tuple(each for kind in _kinds(annotation) if get_origin(kind) is Literal for each in get_args(kind))
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    for kind in _kinds(annotation):
-        if get_origin(kind) is Literal:
-            fits = isinstance(value, str) and value in get_args(kind)
-        elif kind in (int, float):
-            fits = is_whole(value) if kind is int else is_number(value)
-        else:
-            fits = isinstance(value, kind)
-        if fits:
-            return True
-    return False
-
-
-def _words(annotation: Any) -> str:
-    def word(kind: Any) -> str:
-        if get_origin(kind) is not Literal:
-            return _WORDS.get(kind, f"a {kind}")
-        choices = get_args(kind)
-        return f"one of {', '.join(choices)}" if len(choices) > 1 else str(choices[0])
-
-    return " or ".join(map(word, _kinds(annotation)))

@@ -6,6 +6,7 @@ annotations such as `Annotated[int, Ge(1)]`. No torch.
 
 import inspect
 import math
+import operator
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,13 +37,15 @@ Between0And1 = Annotated[float, Gt(0), Lt(1)]
 Shape = Annotated[Sequence[Count], MinLen(1)]
 Precision = Literal["fp32", "bf16", "fp16"]
 
-_BOUNDS = (Ge, Gt, Le, Lt)
+_COMPARISONS = {Ge: operator.ge, Gt: operator.gt, Le: operator.le, Lt: operator.lt}
+_BOUND_WORDS = {Ge: "of at least", Gt: "greater than", Le: "of at most", Lt: "less than"}
+_JSON_BOUNDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum"}
 _PLAIN = (NoneType, bool, int, float, str, list, dict)
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
 _PLURALS = {"a whole number": "whole numbers", "a number": "numbers", "a text": "texts", "true or false": "booleans"}
 _JSON = {int: "integer", float: "number", bool: "boolean", str: "string", NoneType: "null"}
 _REFERENCE = {"type": "string", "pattern": r"^\$\{.*\}$"}
-T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 def fits(value: Any, annotation: Any, *, nodes: bool = False) -> bool:
@@ -107,21 +110,18 @@ def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return an annotation's type and its bounds."""
     if get_origin(annotation) is Annotated:
         kind, *extras = get_args(annotation)
-        return kind, tuple(extra for extra in extras if isinstance(extra, (*_BOUNDS, MinLen)))
+        return kind, tuple(extra for extra in extras if isinstance(extra, (*_COMPARISONS, MinLen)))
     return annotation, ()
 
 
 def _holds(value: Any, bound: Any) -> bool:
-    match bound:
-        case MinLen(least):
-            return len(value) >= least
-        case Ge(limit):
-            return math.isfinite(value) and value >= limit
-        case Gt(limit):
-            return math.isfinite(value) and value > limit
-        case Le(limit):
-            return math.isfinite(value) and value <= limit
-    return math.isfinite(value) and value < bound.lt
+    if isinstance(bound, MinLen):
+        return len(value) >= bound.min_length
+    return math.isfinite(value) and _COMPARISONS[type(bound)](value, _limit(bound))
+
+
+def _limit(bound: Any) -> Any:
+    return getattr(bound, type(bound).__name__.lower())
 
 
 def words(annotation: Any) -> str:
@@ -166,17 +166,10 @@ def _class_words(kind: Any) -> str:
 def _bound_words(bounds: Iterable[Any]) -> str:
     said = []
     for bound in bounds:
-        match bound:
-            case Ge(limit):
-                said.append(f"of at least {limit:,}" if limit > -math.inf else "that is finite")
-            case Gt(limit):
-                said.append(f"greater than {limit:,}")
-            case Le(limit):
-                said.append(f"of at most {limit:,}")
-            case Lt(limit):
-                said.append(f"less than {limit:,}")
-            case MinLen():
-                said.append("that is not empty")
+        if isinstance(bound, MinLen) or _limit(bound) == -math.inf:
+            said.append("that is not empty" if isinstance(bound, MinLen) else "that is finite")
+        else:
+            said.append(f"{_BOUND_WORDS[type(bound)]} {_limit(bound):,}")
     return "".join(f" {word}" if index == 0 else f" and {word.removeprefix('of ')}" for index, word in enumerate(said))
 
 
@@ -185,8 +178,7 @@ def choices(annotation: Any) -> tuple[str, ...]:
     kind, _ = _parts(annotation)
     if get_origin(kind) is Literal:
         return tuple(map(str, get_args(kind)))
-    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
-    return tuple(choice for member in members for choice in choices(member))
+    return () if len(_members(kind)) == 1 else tuple(choice for member in _members(kind) for choice in choices(member))
 
 
 def setting_fault(key: str, value: Any, annotation: Any, *, nodes: bool = False) -> str | None:
@@ -198,8 +190,26 @@ def setting_fault(key: str, value: Any, annotation: Any, *, nodes: bool = False)
     """
     if fits(value, annotation, nodes=nodes):
         return None
+    for name, annotation_of_item in _item_hints(value, annotation).items():
+        if fault := setting_fault(f"{key}.{name}", value[name], annotation_of_item, nodes=nodes):
+            return fault
     hint = did_you_mean(value, choices(annotation)) if isinstance(value, str) else ""
     return f"{key}: found {shown(value)}; expected {words(annotation)}.{hint} Correct {key}."
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _item_hints(value: Any, annotation: Any) -> dict[str, Any]:
+    """Return what a mapping's annotation asks for its values, by key; nothing where its keys are wrong already."""
+    for member in _members(annotation) if isinstance(value, Mapping) else ():
+        if is_typeddict(member):
+            hints = get_type_hints(member, include_extras=True)
+            return {name: hints[name] for name in value} if member.__required_keys__ <= set(value) <= set(hints) else {}
+        if isinstance(origin := get_origin(member), type) and issubclass(origin, Mapping):
+            return dict.fromkeys(value, get_args(member)[1])
+    return {}
 
 
 def json_schema(annotation: Any) -> dict[str, Any]:
@@ -234,10 +244,7 @@ def _json_members(annotation: Any) -> Iterator[dict[str, Any]]:
 
 
 def _json_bounds(bounds: Iterable[Any]) -> dict[str, Any]:
-    names = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum"}
-    limits = {
-        names[type(bound)]: getattr(bound, type(bound).__name__.lower()) for bound in bounds if type(bound) in names
-    }
+    limits = {_JSON_BOUNDS[type(bound)]: _limit(bound) for bound in bounds if type(bound) in _JSON_BOUNDS}
     return {name: limit for name, limit in limits.items() if math.isfinite(limit)}
 
 
@@ -313,7 +320,7 @@ def check_arguments(name: str, function: Callable[..., Any], given: Mapping[str,
 _targets: dict[str, dict[str, Any]] = {}
 
 
-def target(*kinds: str, home: str | None = None) -> Callable[[T], T]:
+def target(*kinds: str, home: str | None = None) -> Callable[[C], C]:
     """Let recipes name a class or function as `_target_`, and check a class's arguments by their annotations.
 
     Args:
@@ -327,16 +334,16 @@ def target(*kinds: str, home: str | None = None) -> Callable[[T], T]:
             def __init__(self, hidden: Count = 100) -> None: ...
     """
 
-    def register(made: T) -> T:
+    def register(made: C) -> C:
         package = home or ".".join(made.__module__.split(".")[:2])
         for kind in kinds:
-            _targets.setdefault(kind, {})[f"{package}.{made.__name__}"] = made  # type: ignore[attr-defined]
+            _targets.setdefault(kind, {})[f"{package}.{made.__name__}"] = made
         return checked(made) if isinstance(made, type) else made
 
     return register
 
 
-def checked(made: T) -> T:
+def checked(made: C) -> C:
     """Let a function, or the constructor of a class, check its arguments by their annotations."""
     function: Any = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
     names = list(inspect.signature(function).parameters)

@@ -54,7 +54,7 @@ class OfficeHome(AbstractTwoDomains):
     ) -> None:
         check_rgb(image_shape)
         folders = {domain: _find_domain(root, domain) for domain in (source, target)}
-        classes = {
+        classes: dict[str, list[str]] = {
             domain: sorted(path.name for path in folders[domain].iterdir() if path.is_dir()) for domain in folders
         }
         _check_classes(root, source, target, classes)

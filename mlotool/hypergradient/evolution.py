@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require, require_fields
+from mlotool.core.arguments import require
 from mlotool.core.replay import RandomState
-from mlotool.core.settings import target
+from mlotool.core.settings import Count, Positive, Rounds, Seed, target
 from mlotool.hypergradient.step_products import simulate, step_gradients
 from mlotool.hypergradient.vector import add, copies, leaves, unflatten
 from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
@@ -139,28 +139,20 @@ class EvolutionStrategies(AbstractZerothOrder):
         'gaussian'
     """
 
-    num_pairs: int = 8
-    sigma: float = 0.1
+    num_pairs: Rounds = 8
+    sigma: Positive = 0.1
     directions: Literal["gaussian", "orthogonal"] = "gaussian"
     shaping: Literal["none", "rank"] = "none"
     persistent: bool = False
-    restart_every: int | None = None
-    seed: int = 0
+    restart_every: Count | None = None
+    seed: Seed = 0
     sees_steps = True
     needs_full_precision = True
     is_zeroth_order = True
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient", self)
-        every = self.restart_every
-        good_restart = every is None or (self.persistent and every >= 1)
-        for key, is_right, expected in (
-            ("num_pairs", self.num_pairs >= 1, "a whole number of at least 1"),
-            ("sigma", self.sigma > 0, "a positive number"),
-            ("restart_every", good_restart, "null, or a whole number of at least 1 with persistent: true"),
-            ("seed", 0 <= self.seed < 2**63, "a whole number of at least 0 and below 2^63"),
-        ):
-            require(is_right, f"hypergradient.{key}", getattr(self, key), expected)
+        is_right = self.restart_every is None or self.persistent
+        require(is_right, "hypergradient.restart_every", self.restart_every, "null without persistent: true")
 
     @property
     def is_persistent(self) -> bool:  # type: ignore[override]

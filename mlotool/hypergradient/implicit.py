@@ -14,11 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import twice_differentiable
 from mlotool.core.replay import RandomState
-from mlotool.core.settings import target
+from mlotool.core.settings import Positive, Whole, target
 from mlotool.core.tracing import is_tracing, report
 from mlotool.hypergradient.diagnostics.checks import (
     Quality,
@@ -103,19 +102,12 @@ class Implicit(AbstractHypergradient):
     product: Literal["reverse", "forward", "finite_difference", "auto"] = "reverse"
     curvature: Literal["total", "partial"] = "total"
     batch: Literal["last", "fresh"] = "last"
-    radius: float | None = None
+    radius: Positive | None = None
     warm_start: bool = False
-    report_every: int = 0
+    report_every: Whole = 0
     can_push = True
 
     def __post_init__(self) -> None:
-        advice = "Write Implicit(ConjugateGradient()), or another solver."
-        is_solver, expected = isinstance(self.solver, AbstractSolver), "a solver that is built"
-        require(is_solver, "hypergradient.solver", self.solver, expected, advice)
-        require_fields("hypergradient", self)
-        radius, every = self.radius, self.report_every
-        require(radius is None or radius > 0, "hypergradient.radius", radius, "a positive norm or null")
-        require(every >= 0, "hypergradient.report_every", every, "a whole number of pullbacks, or 0 for never")
         if self.warm_start and not self.solver.uses_start:
             warnings.warn(
                 f"hypergradient.warm_start: found true with {type(self.solver).__name__}, which has no use for a "

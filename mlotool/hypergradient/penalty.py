@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require, require_fields
+from mlotool.core.arguments import require
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
-from mlotool.core.settings import target
+from mlotool.core.settings import NonNegative, Positive, Rounds, target
 from mlotool.hypergradient.diagnostics.checks import warn_of_hidden_values
 from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
@@ -89,28 +89,23 @@ class Penalty(AbstractHypergradient):
         True
     """
 
-    multiplier: float | None = None
-    growth: float = 0.0
-    num_steps: int = 1
-    step_size: float = 0.1
+    multiplier: Positive | None = None
+    growth: NonNegative = 0.0
+    num_steps: Rounds = 1
+    step_size: Positive = 0.1
     rule: Literal["fixed", "barrier"] = "fixed"
-    barrier: float | None = None
+    barrier: Positive | None = None
     warm_start: bool = True
     batch: Literal["last", "fresh"] = "last"
     needs_full_precision = True
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient", self)
         is_fixed = self.rule == "fixed"
         own, other = ("multiplier", "barrier") if is_fixed else ("barrier", "multiplier")
-        value = getattr(self, own)
-        growth = "a number of at least 0, and 0 with rule: barrier, which sets its own multiplier"
         for key, is_right, expected in (
-            (own, value is not None and value > 0, f"a positive number with rule: {self.rule}"),
+            (own, getattr(self, own) is not None, f"a positive number with rule: {self.rule}"),
             (other, getattr(self, other) is None, f"null with rule: {self.rule}, which does not use it"),
-            ("growth", self.growth >= 0 and (is_fixed or not self.growth), growth),
-            ("num_steps", self.num_steps >= 1, "a whole number of at least 1"),
-            ("step_size", self.step_size > 0, "a positive number"),
+            ("growth", is_fixed or not self.growth, "0 with rule: barrier, which sets its own multiplier"),
         ):
             require(is_right, f"hypergradient.{key}", getattr(self, key), expected)
 

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
-from mlotool.core.settings import target
+from mlotool.core.settings import Positive, target
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import add, copies, is_finite, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
@@ -65,13 +64,9 @@ class SABA(AbstractHypergradient):
         True
     """
 
-    step_size: float
+    step_size: Positive
     key: str | None = None
     average_gradient: bool = True
-
-    def __post_init__(self) -> None:
-        require_fields("hypergradient", self)
-        require(self.step_size > 0, "hypergradient.step_size", self.step_size, "a positive number")
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_AveragedPullback":
         """Return the averaged pullback."""

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mlotool.core.arguments import require, require_fields
+from mlotool.core.arguments import require
 from mlotool.core.bound_module import Slots
 from mlotool.core.gradient import pulled_back
-from mlotool.core.settings import target
+from mlotool.core.settings import Count, Whole, target
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.forward import chosen_product, takes_forward
@@ -481,23 +481,18 @@ class Unrolled(AbstractHypergradient):
         2
     """
 
-    horizon: int | None = None
+    horizon: Count | None = None
     remat: bool | Literal["auto"] = True
-    graph_budget: int = 2**30
+    graph_budget: Whole = 2**30
     second_order: bool = True
     product: Literal["reverse", "forward", "auto"] = "reverse"
     trajectory: AbstractStepStore = field(default_factory=KeepAll)
     sees_steps = True
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient", self)
-        horizon, remat, budget = self.horizon, self.remat, self.graph_budget
-        expected = "a whole number of at least 1, or null for all steps"
-        require(horizon is None or horizon >= 1, "hypergradient.horizon", horizon, expected)
-        require(budget >= 0, "hypergradient.graph_budget", budget, "a number of bytes of at least 0")
         keeps_none = self.product == "forward" or not self.trajectory.is_whole
         expected = "true with product: forward, or a trajectory that does not keep all steps: no graph is kept then"
-        require(remat is True or not keeps_none, "hypergradient.remat", remat, expected)
+        require(self.remat is True or not keeps_none, "hypergradient.remat", self.remat, expected)
 
     @property
     def keeps_graphs(self) -> bool:  # type: ignore[override]

@@ -89,7 +89,7 @@ class ProblemSettings:
         Raises:
             ConfigError: one of them is unknown, of a wrong kind or out of range.
         """
-        known = {name: parameter.annotation for name, parameter in parameters(cls).items()}
+        known = {name: parameter.annotation for name, parameter in parameters(cls).items()}  # type: ignore[arg-type]
         given = {name: value for name, value in given.items() if name != "optimizer_roles" or value is not None}
         for name, value in given.items():
             if name not in known:

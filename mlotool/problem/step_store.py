@@ -4,9 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import comb
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
-from mlotool.core.settings import target
+from mlotool.core.settings import Count, target
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,6 @@ class AbstractStepStore(ABC):
     """
 
     offload: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        require_fields("hypergradient.trajectory", self)
 
     @property
     def saves_gradients(self) -> bool:
@@ -106,11 +101,7 @@ class KeepEvery(AbstractStepStore):
         [True, False, False, True, False]
     """
 
-    steps: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_positive("steps", self.steps)
+    steps: Count = 4
 
     def keeps(self, number: int, num_steps: int) -> bool:
         """Return whether it is a k-th one."""
@@ -140,11 +131,7 @@ class Binomial(AbstractStepStore):
         [0, 4, 7]
     """
 
-    checkpoints: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_positive("checkpoints", self.checkpoints)
+    checkpoints: Count = 3
 
     @property
     def saves_gradients(self) -> bool:
@@ -182,11 +169,3 @@ def middle(num_steps: int, num_free: int) -> int:
     # The second part has one checkpoint less, the first one repetition less; no part is shorter than it can well be.
     least = max(num_steps - comb(held - 1 + repeats, held - 1), comb(held + repeats - 2, held) if repeats > 1 else 1)
     return min(max(least, 1), num_steps - 1)
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(
-            f"hypergradient.trajectory.{name}: found {value}; expected a whole number of at least 1. Correct "
-            f"hypergradient.trajectory.{name}."
-        )

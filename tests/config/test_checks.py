@@ -44,8 +44,8 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "analysis role": ({"analyses.weights.roles.model": "clasifier"}, ["Did you mean 'classifier'?"]),
     "analysis split": ({"analyses.weights.split": "trian"}, ["analyses.weights.split", "Did you mean 'train'?"]),
     "analysis batch": ({"analyses.weights.batch_size": 0}, ["analyses.weights.batch_size: found 0"]),
-    "remat as a flag": ({f"{CLASSIFIER}.remat": True}, [f"{CLASSIFIER}.remat: found True; expected paths of blocks"]),
-    "remat as numbers": ({f"{CLASSIFIER}.remat": [3]}, [f"{CLASSIFIER}.remat: found [3]", "auto or null. Write"]),
+    "remat as a flag": ({f"{CLASSIFIER}.remat": True}, [f"{CLASSIFIER}.remat: found True"]),
+    "remat as numbers": ({f"{CLASSIFIER}.remat": [3]}, [f"{CLASSIFIER}.remat: found [3]"]),
     "stream split": ({f"{CLASSIFIER}.stream.split": "trian"}, [f"{CLASSIFIER}.stream.split", "'train'?"]),
     "evaluate split": ({"evaluate.splits": {"vall": 100}}, ["evaluate.splits.vall", "Did you mean 'val'?"]),
     "evaluate interval": ({"evaluate.splits.val": "often"}, ["evaluate.splits.val: found 'often'", "end"]),
@@ -77,7 +77,7 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "name": ({"name": "../x"}, ["name: found '../x'"]),
     "problem name": ({"problems.2nd": ProblemConfig()}, ["problems.2nd", "Rename"]),
     "problem like a split": ({"problems.val": ProblemConfig()}, ["problems.val", "evaluate.splits"]),
-    "devices": ({"runner.devices": 0}, ["runner.devices: found 0", "at least 1, or auto"]),
+    "devices": ({"runner.devices": 0}, ["runner.devices: found 0", "or auto"]),
     "trace": ({"runner.trace": "induktor"}, ["runner.trace: found 'induktor'", "Did you mean 'inductor'?"]),
     "precision": ({"runner.precision": "bf61"}, ["found 'bf61'", "Did you mean 'bf16'?"]),
     "accelerator": ({"runner.accelerator": "cuda"}, ["runner.accelerator: found 'cuda'"]),
@@ -133,10 +133,9 @@ TORCH_FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", TORCH_FAULTS)
-def test_third_party_targets_are_compared_on_demand(name: str, changed: Change) -> None:
+def test_third_party_targets_are_compared(name: str, changed: Change) -> None:
     changes, parts = TORCH_FAULTS[name]
-    check(changed(changes))
-    message = message_of(check, changed(changes), targets=True)
+    message = message_of(check, changed(changes))
     assert all(part in message for part in parts), message
 
 
@@ -243,13 +242,13 @@ def test_metric_names_are_those_of_the_runner() -> None:
     assert tuple(CLASSIFICATION_METRICS) == CLASSIFICATION_METRIC_NAMES
 
 
-def test_composing_and_checking_need_no_torch() -> None:
+def test_composing_needs_no_torch() -> None:
     code = """
 import sys, time
 start = time.perf_counter()
-from mlotool.config import check, compose, list_recipes
+from mlotool.config import compose, list_recipes
 for recipe in list_recipes():
-    check(compose(recipe.name))
+    compose(recipe.name)
 heavy = {"torch", "torchvision", "sklearn", "pytorch_lightning", "wandb", "numpy"} & set(sys.modules)
 print(f"{time.perf_counter() - start:.2f} s for all recipes; imported: {sorted(heavy)}")
 sys.exit(len(heavy))

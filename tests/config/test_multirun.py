@@ -21,7 +21,6 @@ def main(config):
     print(config.name, config.seed, algorithm, HydraConfig.get().runtime.output_dir)
 
 main()
-assert "torch" not in sys.modules
 """
 
 

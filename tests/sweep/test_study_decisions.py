@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from mlotool.config.check_choices import sweep_node_faults
+
 from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError, WriteError

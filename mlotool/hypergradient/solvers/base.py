@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
 from mlotool.problem.interface import LowerView, Vector
 
 # `u -> H u`.
@@ -172,28 +170,6 @@ class AbstractSolver(ABC):
     def load_state(self, saved: dict[str, Any]) -> Any:
         """Return the state that `state_dict` has saved."""
         return self.initial_state()
-
-
-def require_settings(solver: AbstractSolver, is_right: Callable[[], bool], expected: str) -> None:
-    """Refuse settings of a solver that are of a wrong kind, or out of range.
-
-    Args:
-        solver: a dataclass of settings.
-        is_right: whether they are in range, asked where their kinds are right.
-        expected: in words.
-
-    Raises:
-        ConfigError: they are.
-
-    Example:
-        >>> from mlotool.hypergradient.solvers import Identity
-        >>> require_settings(Identity(), lambda: True, "")  # nothing to refuse
-    """
-    require_fields("hypergradient.solver", solver, names_class=True)
-    if not is_right():
-        found = ", ".join(f"{name}={value}" for name, value in vars(solver).items())
-        name = type(solver).__name__
-        raise ConfigError(f"{name}: found {found}; expected {expected}. Correct hypergradient.solver.")
 
 
 def tasks_of(view: LowerView | None) -> int | None:

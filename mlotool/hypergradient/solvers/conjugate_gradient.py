@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy
 
-from mlotool.core.settings import target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
+from mlotool.core.settings import Count, NonNegative, target
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.systems import begin_system, count_if, larger, may_hold, where
 from mlotool.hypergradient.vector import add, choose, scaled
 from mlotool.problem.interface import LowerView, Vector
@@ -47,9 +47,9 @@ class ConjugateGradient(AbstractSolver):
         [tensor([0.5000, 0.2500])]
     """
 
-    max_iterations: int = 10
-    tolerance: float = 1e-6
-    damping: float = 0.0
+    max_iterations: Count = 10
+    tolerance: NonNegative = 1e-6
+    damping: NonNegative = 0.0
     is_traceable: ClassVar[bool] = True
     uses_start: ClassVar[bool] = True
     failures: ClassVar[Mapping[Status, str]] = {
@@ -57,13 +57,6 @@ class ConjugateGradient(AbstractSolver):
         Status.SINGULAR: f"{_ITSELF} Raise damping, or lower max_iterations.",
         **NOT_FINITE,
     }
-
-    def __post_init__(self) -> None:
-        require_settings(
-            self,
-            lambda: self.max_iterations >= 1 and self.tolerance >= 0 and self.damping >= 0,
-            "a whole max_iterations >= 1, tolerance >= 0 and damping >= 0",
-        )
 
     @numpy.errstate(all="ignore")
     def solve(

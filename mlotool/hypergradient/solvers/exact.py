@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.settings import target
+from mlotool.core.settings import Count, NonNegative, target
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     AbstractSolver,
     Matvec,
     SolveResult,
     Status,
-    require_settings,
     tasks_of,
 )
 from mlotool.hypergradient.solvers.systems import Progress
@@ -43,8 +42,8 @@ class Exact(AbstractSolver):
         [tensor([0.5000, 0.5000])]
     """
 
-    damping: float = 0.0
-    max_parameters: int = 5000
+    damping: NonNegative = 0.0
+    max_parameters: Count = 5000
 
     failures: ClassVar[Mapping[Status, str]] = {
         Status.SINGULAR: (
@@ -53,11 +52,6 @@ class Exact(AbstractSolver):
         ),
         **NOT_FINITE,
     }
-
-    def __post_init__(self) -> None:
-        require_settings(
-            self, lambda: self.damping >= 0 and self.max_parameters >= 1, "damping >= 0 and max_parameters >= 1"
-        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy
 from torch import Tensor
 
-from mlotool.core.settings import target
+from mlotool.core.settings import NonNegative, Positive, Rounds, target
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     OVERFLOW,
@@ -16,7 +16,6 @@ from mlotool.hypergradient.solvers.base import (
     Matvec,
     SolveResult,
     Status,
-    require_settings,
     tasks_of,
 )
 from mlotool.hypergradient.solvers.systems import Number, Progress, growth, measured, norms, relative, where
@@ -55,9 +54,9 @@ class FixedPoint(AbstractSolver):
         [tensor([0.5000])]
     """
 
-    num_iterations: int = 10
-    step_size: float = 0.1
-    tolerance: float = 0.0
+    num_iterations: Rounds = 10
+    step_size: Positive = 0.1
+    tolerance: NonNegative = 0.0
     is_traceable: ClassVar[bool] = True
     is_polynomial: ClassVar[bool] = True
     uses_start: ClassVar[bool] = True
@@ -70,13 +69,6 @@ class FixedPoint(AbstractSolver):
         **NOT_FINITE,
         Status.NON_FINITE: f"NaN is returned. Lower step_size. {OVERFLOW}",
     }
-
-    def __post_init__(self) -> None:
-        require_settings(
-            self,
-            lambda: self.num_iterations >= 1 and self.step_size > 0 and self.tolerance >= 0,
-            "a whole num_iterations >= 1, step_size > 0 and tolerance >= 0",
-        )
 
     @numpy.errstate(all="ignore")
     def solve(

@@ -1,11 +1,10 @@
 """The inverse of a multiple of the identity."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.core.settings import target
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, require_settings, tasks_of
+from mlotool.core.settings import Positive, target
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.vector import scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -29,13 +28,10 @@ class Identity(AbstractSolver):
         [tensor([0.5000, 0.5000])]
     """
 
-    step_size: float = 1.0
+    step_size: Positive = 1.0
     is_traceable: ClassVar[bool] = True
     is_polynomial: ClassVar[bool] = True
     needs_products: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require_settings(self, lambda: 0 < self.step_size < math.inf, "a finite step_size > 0")
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

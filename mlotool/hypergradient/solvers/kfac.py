@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.settings import target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
+from mlotool.core.settings import Count, NonNegative, Positive, target
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.solvers.systems import Progress, norms
 from mlotool.hypergradient.vector import scaled, vector_jacobian
@@ -51,13 +51,13 @@ class KFAC(AbstractSolver):
         'cross_entropy'
     """
 
-    damping: float = 0.001
+    damping: Positive = 0.001
     kind: Literal["kfac", "ekfac", "ggn"] = "kfac"
     loss: Literal["cross_entropy", "mean_squared_error"] = "cross_entropy"
     input_key: str = "input"
     target_key: str = "target"
-    max_iterations: int = 20
-    tolerance: float = 1e-6
+    max_iterations: Count = 20
+    tolerance: NonNegative = 1e-6
     needs_products: ClassVar[bool] = False
     is_differentiable: ClassVar[bool] = False
     failures: ClassVar[Mapping[Status, str]] = {
@@ -66,9 +66,6 @@ class KFAC(AbstractSolver):
         Status.SINGULAR: "An iterate before, or a step along v, is used. Raise damping.",
         **NOT_FINITE,
     }
-
-    def __post_init__(self) -> None:
-        require_settings(self, lambda: self.damping > 0, "damping > 0, since G may be singular")
 
     def check(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a task axis, and kinds whose extra is missing."""

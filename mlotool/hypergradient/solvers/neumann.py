@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.core.settings import target
+from mlotool.core.settings import Positive, Rounds, target
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     OVERFLOW,
@@ -12,7 +12,6 @@ from mlotool.hypergradient.solvers.base import (
     Matvec,
     SolveResult,
     Status,
-    require_settings,
     tasks_of,
 )
 from mlotool.hypergradient.solvers.systems import Progress, growth, measured, norms
@@ -44,8 +43,8 @@ class Neumann(AbstractSolver):
         [tensor([0.5000])]
     """
 
-    num_terms: int = 5
-    step_size: float = 0.1
+    num_terms: Rounds = 5
+    step_size: Positive = 0.1
     is_traceable: ClassVar[bool] = True
     is_polynomial: ClassVar[bool] = True
     failures: ClassVar[Mapping[Status, str]] = {
@@ -57,11 +56,6 @@ class Neumann(AbstractSolver):
         **NOT_FINITE,
         Status.NON_FINITE: f"NaN is returned. Lower step_size. {OVERFLOW}",
     }
-
-    def __post_init__(self) -> None:
-        require_settings(
-            self, lambda: self.num_terms >= 1 and self.step_size > 0, "a whole num_terms >= 1 and step_size > 0"
-        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy
 
-from mlotool.core.settings import target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
+from mlotool.core.settings import Count, NonNegative, target
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.systems import begin_system, larger, where
 from mlotool.hypergradient.vector import add, scaled
 from mlotool.problem.interface import LowerView, Vector
@@ -38,9 +38,9 @@ class NormalEquationConjugateGradient(AbstractSolver):
         [tensor([ 0.5000, -0.2500])]
     """
 
-    max_iterations: int = 10
-    tolerance: float = 1e-6
-    damping: float = 0.0
+    max_iterations: Count = 10
+    tolerance: NonNegative = 1e-6
+    damping: NonNegative = 0.0
     is_traceable: ClassVar[bool] = True
     uses_start: ClassVar[bool] = True
     failures: ClassVar[Mapping[Status, str]] = {
@@ -50,13 +50,6 @@ class NormalEquationConjugateGradient(AbstractSolver):
         ),
         **NOT_FINITE,
     }
-
-    def __post_init__(self) -> None:
-        require_settings(
-            self,
-            lambda: self.max_iterations >= 1 and self.tolerance >= 0 and self.damping >= 0,
-            "a whole max_iterations >= 1, tolerance >= 0 and damping >= 0",
-        )
 
     @numpy.errstate(all="ignore")
     def solve(

@@ -3,22 +3,22 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.process import memory_of
-from mlotool.core.settings import target
+from mlotool.core.settings import Positive, Seed, target
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     AbstractSolver,
     Matvec,
     SolveResult,
     Status,
-    require_settings,
     tasks_of,
 )
 from mlotool.hypergradient.solvers.systems import Progress, norms, relative
@@ -65,22 +65,15 @@ class Nystrom(AbstractSolver):
         [tensor([0.5000, 0.2500])]
     """
 
-    rank: int = 10
-    rho: float = 0.01
-    seed: int = 0
+    rank: Annotated[int, Ge(1), Le(MAX_RANK)] = 10
+    rho: Positive = 0.01
+    seed: Seed = 0
     is_differentiable: ClassVar[bool] = False
     failures: ClassVar[Mapping[Status, str]] = {
         Status.NEGATIVE_CURVATURE: f"{_RETURNED} Raise rho above the most negative eigenvalue's size.",
         Status.INACCURATE: f"{_RETURNED} Raise rank or rho.",
         **NOT_FINITE,
     }
-
-    def __post_init__(self) -> None:
-        require_settings(
-            self,
-            lambda: 1 <= self.rank <= MAX_RANK and self.rho > 0 and self.seed >= 0,
-            f"a whole rank from 1 to {MAX_RANK}, rho > 0 and a whole seed >= 0",
-        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
