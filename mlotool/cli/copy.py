@@ -101,8 +101,6 @@ def _from_web(url: str, target: str, trusted: Sequence[str]) -> Found:
     """Fetch a recipe, and check all of it where nothing else lies: what it inherits has to be here already."""
     from mlotool import config
 
-    # MERGED-IMPORT
-
     check_url(url)
     file_name = unquote(urlsplit(url).path).rpartition("/")[2]
     if not file_name.endswith(".yaml") or not is_plain_name(file_name):

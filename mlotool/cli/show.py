@@ -42,8 +42,6 @@ def main(words: Sequence[str]) -> int:
         show_nodes(config, arguments.nodes, arguments.words)
         return 0
     if arguments.parallel:
-        # MERGED-IMPORT
-
         show_parallel(config)
         return 0
     graph = mermaid(config)

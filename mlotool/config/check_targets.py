@@ -136,6 +136,11 @@ _INSIDE_AT = {
 }
 
 
+def kind_inside(kind: str, setting: str) -> str:
+    """Return of what kind a node is that stands under a setting of a node of a kind."""
+    return _INSIDE_AT.get((kind, setting), _INSIDE.get(kind, "nothing"))
+
+
 @dataclass(frozen=True)
 class Place:
     """A node that is built from a target.
@@ -330,7 +335,7 @@ def _inner_faults(place: Place, problems: Values, referred: Values) -> Iterator[
     ours = _OURS.get(place.kind, ())
     for key, node in _inner(place.key, {k: v for k, v in place.node.items() if k not in ours}):
         setting = key.removeprefix(f"{place.key}.").partition(".")[0].partition("[")[0]
-        kind = _INSIDE_AT.get((place.kind, setting), _INSIDE.get(place.kind, "nothing"))
+        kind = kind_inside(place.kind, setting)
         is_filled = place.is_filled or (place.kind == "mutator" and kind in ("module", "mutator"))
         yield from _place_faults(Place(key, node, kind, given, is_filled), problems, referred)
 

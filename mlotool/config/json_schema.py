@@ -1,12 +1,13 @@
 """The JSON schema of a recipe file, by which editors complete and check it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from inspect import Parameter
 from typing import Any
 
+from mlotool.config.check_targets import kind_inside
 from mlotool.config.schema import annotation_at, dataclass_at, is_container
-from mlotool.config.trusted import resolve, trusted_names
+from mlotool.config.trusted import KINDS, resolve, trusted_names
 from mlotool.core.settings import documentation, json_schema, parameters
 from mlotool.problem.settings import ProblemSettings
 
@@ -37,14 +38,13 @@ def recipe_schema() -> dict[str, Any]:
         >>> recipe_schema()["properties"]["runner"]["properties"]["log_every"]["anyOf"][0]
         {'type': 'integer', 'minimum': 1}
     """
-    kinds = dict.fromkeys([*_NODES.values(), *_LISTS.values(), "analysis"])
     own = _class_schema("")
     own["properties"] |= {"defaults": {"type": "array"}, "hydra": {"type": "object"}}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A recipe of mlotool",
         **own,
-        "definitions": {kind: _node_schema(kind) for kind in kinds},
+        "definitions": {kind: _node_schema(kind) for kind in KINDS},
     }
 
 
@@ -79,26 +79,34 @@ def _node_schema(kind: str) -> dict[str, Any]:
     arguments = [
         {"if": {"properties": {"_target_": {"const": name}}, "required": ["_target_"]}, "then": properties}
         for name in names
-        if (properties := _arguments(name, _OURS.get(kind, {}))) is not None
+        if (properties := _arguments(name, kind)) is not None
     ]
     # One of a package of the user's is any other name.
     own = {"type": "string", "pattern": r"^(?!(mlotool|torch|pytorch_lightning)\.)"}
     return {"type": "object", "properties": {"_target_": {"anyOf": [{"enum": list(names)}, own]}}, "allOf": arguments}
 
 
-def _arguments(name: str, ours: Mapping[str, Any]) -> dict[str, Any] | None:
+def _arguments(name: str, kind: str) -> dict[str, Any] | None:
     target: Callable[..., Any] = resolve("schema", name)
     try:
         found = parameters(target)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # compiled code has no signature
         return None
     meanings = documentation(target)
     properties = {
-        key: {
-            **({"description": meanings[key]} if key in meanings else {}),
-            **({} if parameter.annotation is Parameter.empty else json_schema(parameter.annotation)),
-        }
+        key: {**({"description": meanings[key]} if key in meanings else {}), **_argument(kind, parameter)}
         for key, parameter in found.items()
     }
     is_open = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in found.values())
-    return {"properties": {"_target_": {}, "_args_": {}, **ours, **properties}, "additionalProperties": is_open}
+    ours = {"_target_": {}, "_args_": {}, **_OURS.get(kind, {})}
+    return {"properties": {**ours, **properties}, "additionalProperties": is_open}
+
+
+def _argument(kind: str, parameter: Parameter) -> dict[str, Any]:
+    found = {} if parameter.annotation is Parameter.empty else json_schema(parameter.annotation)
+    if {} not in found.get("anyOf", [{}]):
+        return found
+    # What no text can be is built from a node of its own.
+    node = {"$ref": f"#/definitions/{inside}"} if (inside := kind_inside(kind, parameter.name)) in KINDS else {}
+    plain = {"type": ["string", "number", "boolean", "null"]}
+    return {"anyOf": [node, plain, {"type": "array", "items": {"anyOf": [node, plain]}}]}

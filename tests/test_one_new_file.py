@@ -1,0 +1,161 @@
+"""A new data set, model, loss, solver, hypergradient, mutator or sampler is one new file, and all else knows it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "mlotool"
+FILES = {
+    "data/stripes.py": '''
+"""Stripes."""
+from collections.abc import Mapping
+import torch
+from mlotool.core.settings import Count, Whole, target
+from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.data.splits import AbstractData
+
+@target("data")
+class Stripes(AbstractData[InMemoryTensors]):
+    """Stripes that are thin or thick.
+
+    Args:
+        sizes: samples by split.
+        num_stripes: of an image.
+    """
+    def __init__(self, sizes: Mapping[str, Whole], num_stripes: Count = 3) -> None:
+        self.num_classes = 2
+        make = lambda size: InMemoryTensors({"input": torch.randn(size, 4), "target": torch.arange(size) % 2})
+        super().__init__({name: make(size) for name, size in sizes.items()})
+''',
+    "models/gate.py": '''
+"""A gate."""
+from torch import nn
+from mlotool.core.settings import Count, target
+
+@target("module")
+class Gate(nn.Linear):
+    """A linear gate.
+
+    Args:
+        width: of the input.
+    """
+    def __init__(self, width: Count) -> None:
+        super().__init__(width, 2)
+''',
+    "losses/margin.py": '''
+"""A margin."""
+from mlotool.core import BoundModule
+from mlotool.core.settings import NonNegative, target
+
+@target("loss")
+def margin(batch, *, model: BoundModule, width: NonNegative = 1.0):
+    """Return the hinge of the margin."""
+    return (width - model(batch["input"]).diff(dim=1)).relu().mean()
+''',
+    "hypergradient/solvers/one_step.py": '''
+"""One step."""
+from dataclasses import dataclass
+from mlotool.core.settings import Positive, target
+from mlotool.hypergradient.solvers.base import AbstractSolver, SolveResult, Status
+
+@target("solver")
+@dataclass(frozen=True)
+class OneStep(AbstractSolver):
+    """One step from zero.
+
+    Args:
+        rate: of the step.
+    """
+    rate: Positive = 0.1
+    def solve(self, matvec, vector, *, start=None, view=None):
+        return SolveResult([self.rate * part for part in vector], Status.FIXED, 0, None)
+''',
+    "hypergradient/nothing.py": '''
+"""No gradient passes."""
+from mlotool.core.settings import target
+from mlotool.hypergradient.first_order import FirstOrder
+
+@target("hypergradient")
+class NoGradient(FirstOrder):
+    """No gradient passes."""
+''',
+    "spaces/mutators/twice.py": '''
+"""A module, once or twice."""
+from mlotool.core.settings import target
+from mlotool.spaces.mutators.repeat import Repeat
+
+@target("mutator")
+class Twice(Repeat):
+    """A module, once or twice."""
+    def __init__(self, name: str, at) -> None:
+        super().__init__(name, at, [1, 2])
+''',
+    "sweep/samplers/coin.py": '''
+"""A coin."""
+from optuna.samplers import RandomSampler
+
+class CoinSampler(RandomSampler):
+    """A coin."""
+''',
+}
+RECIPE = """# @package _global_
+name: stripes
+data: {_target_: mlotool.data.Stripes, sizes: {train: 20, val: 20}}
+objective: val/accuracy
+problems:
+  gate:
+    module: {_target_: mlotool.models.Gate, width: 4}
+    loss: {_target_: mlotool.losses.margin, roles: {model: gate}}
+    stream: {split: train, batch_size: 5}
+    optimizer: {_target_: torch.optim.SGD, lr: 0.1}
+    hypergradient: {_target_: mlotool.hypergradient.Implicit, solver: {_target_: mlotool.hypergradient.OneStep}}
+evaluate: {problem: gate, splits: {val: end}}
+sweep: {method: optuna, sampler: coin, params: {seed: "0,1"}}
+runner: {max_ticks: 3}
+"""
+SCRIPT = """
+import sys
+from mlotool.cli.main import main
+from mlotool.config.trusted import trusted_names
+assert main(["validate", "stripes", "--targets"]) == 0
+none = "problems.gate.hypergradient._target_=mlotool.hypergradient.NoGradient"
+assert main(["validate", "stripes", none, "~problems.gate.hypergradient.solver"]) == 0
+assert main(["validate", "stripes", "+problems.gate.loss.width=-1"]) == 2
+assert main(["list"]) == main(["show", "stripes"]) == main(["run", "+recipe=stripes", "debug=fast"]) == 0
+assert "mlotool.spaces.Twice" in trusted_names("mutator")
+print("SCHEMA")
+assert main(["schema"]) == 0
+from docs.generated import api
+print("REFERENCE", *(name for names in api.homes().values() for name in names))
+"""
+
+
+def test_all_know_a_new_file(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    root = tmp_path / "checkout"
+    for folder in ("mlotool", "conf", "docs"):
+        shutil.copytree(PACKAGE.parent / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+    (root / "recipes").mkdir()
+    (root / "recipes" / "stripes.yaml").write_text(RECIPE)
+    for name, text in FILES.items():
+        (root / "mlotool" / name).write_text(text.lstrip())
+    environment = {**os.environ, "PYTHONPATH": str(root), "WANDB_MODE": "offline"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "problems.gate.loss.width: found -1; expected a number of at least 0" in done.stderr
+    before, _, after = done.stdout.partition("SCHEMA\n")
+    assert "stripes" in before
+    schema, _, reference = after.partition("REFERENCE ")
+    definitions = json.loads(schema)["definitions"]
+    targets = {name for kind in definitions.values() for name in kind["properties"]["_target_"]["anyOf"][0]["enum"]}
+    names = {"Stripes", "Gate", "margin", "OneStep", "NoGradient", "Twice"}
+    assert names <= {name.rpartition(".")[2] for name in targets}
+    assert names <= set(reference.split())
+    assert "coin" in json.loads(schema)["properties"]["sweep"]["anyOf"][0]["properties"]["sampler"]["anyOf"][0]["enum"]
