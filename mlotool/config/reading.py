@@ -5,7 +5,7 @@ The limits are checked on the parser's events, before anything is built: no tag 
 
 import pickle
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def parse_document(path: Path, text: str, *, is_fast: bool = False, max_nodes: i
 def _parsed(path: Path, text: str, loader: Any, max_nodes: int) -> tuple[int, bytes]:
     """Return the number of a text's values and its content, pickled: whoever asks gets values of his own."""
     try:
-        num_nodes = _check_events(path, text, loader, max_nodes)
+        num_nodes = _num_nodes(path, text, loader, max_nodes)
         data = yaml.load(text, loader)
         _check_keys(path, data)
     except yaml.YAMLError as error:
@@ -145,100 +145,91 @@ def is_printable(text: str) -> bool:
     return text.replace("\n", "").replace("\t", "").isprintable()
 
 
-@dataclass
-class _Open:
-    """A list or mapping that has begun: its anchor, and the values in it so far, with the depth that they have."""
-
-    anchor: str | None
-    is_mapping: bool
-    num_nodes: int = 1
-    height: int = 1
-    num_children: int = 0
-    keys: set[str] = field(default_factory=set)
-
-    def add(self, num_nodes: int, height: int) -> None:
-        self.num_nodes += num_nodes
-        self.height = max(self.height, height + 1)
-        self.num_children += 1
-
-
-def _check_events(path: Path, text: str, loader: Any, max_nodes: int) -> int:
-    """Refuse tags, unprintable and long texts, depth, and aliases that blow a small file up; count the values."""
-    anchors: dict[str, tuple[int, int] | None] = {}
-    above = [_Open(None, is_mapping=False)]
-
-    def close(anchor: str | None, num_nodes: int, height: int) -> None:
-        if anchor is not None:
-            anchors[anchor] = (num_nodes, height)
-        above[-1].add(num_nodes, height)
-        if len(above) - 1 + height > MAX_DEPTH:
-            raise ConfigError(
-                f"{path}: found more than {MAX_DEPTH} levels{_line(event)}; expected at most {MAX_DEPTH} lists and "
-                "mappings inside each other. Write less deeply."
-            )
-        # What is still open above counts as well: a deep list would add up only at its end.
-        if sum(each.num_nodes for each in above) > max_nodes + len(above):
-            raise ConfigError(
-                f"{path}: its aliases and lists expand to more than {max_nodes} values; expected at most {max_nodes}. "
-                "Write less, or keep data in files of its own."
-            )
-
+def _num_nodes(path: Path, text: str, loader: Any, max_nodes: int) -> int:
+    """Return the number of values with aliases expanded; refuse tags, depth, odd texts, and too many values."""
+    depth = 0
+    # Before a tree is made of them, for which each level is a call.
     for event in yaml.parse(text, loader):
-        _check_tag(path, event)
-        if isinstance(event, yaml.CollectionStartEvent):
-            if event.anchor is not None:
-                anchors[event.anchor] = None
-            above.append(_Open(event.anchor, isinstance(event, yaml.MappingStartEvent)))
-            if len(above) > MAX_DEPTH + 1:
-                close(None, 0, 1)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            done = above.pop()
-            close(done.anchor, done.num_nodes, done.height)
-        elif isinstance(event, yaml.ScalarEvent):
-            is_key = above[-1].is_mapping and above[-1].num_children % 2 == 0
-            _check_scalar(path, event, is_key=is_key)
-            if is_key and event.value in above[-1].keys and event.value != "<<":
+        if getattr(event, "tag", None) is not None:
+            raise ConfigError(
+                f"{path}: found the YAML tag '{_shown(event.tag)}'{_line(event)}; expected plain values. Remove the "
+                "tag."
+            )
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise _too_deep(path, event)
+    root = yaml.compose(text, loader)
+    num_nodes, height = (0, 0) if root is None else _Size(path).of(root)
+    if height > MAX_DEPTH:
+        raise _too_deep(path, root)
+    if num_nodes > max_nodes + 1:
+        raise ConfigError(
+            f"{path}: its aliases and lists expand to more than {max_nodes} values; expected at most {max_nodes}. "
+            "Write less, or keep data in files of its own."
+        )
+    return num_nodes
+
+
+class _Size:
+    """Counts the values and levels of nodes, each node once, however many aliases it has."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sizes: dict[int, tuple[int, int] | None] = {}
+
+    def of(self, node: yaml.Node, *, is_key: bool = False) -> tuple[int, int]:
+        if isinstance(node, yaml.ScalarNode):
+            _check_scalar(self._path, node, is_key=is_key)
+            return 1 + len(node.value) // _CHARACTERS_A_NODE, 0
+        if id(node) not in self._sizes:
+            self._sizes[id(node)] = None
+            is_mapping = isinstance(node, yaml.MappingNode)
+            if is_mapping:
+                self._check_twice(node)
+            pairs = node.value if is_mapping else [(None, item) for item in node.value]
+            parts = [self.of(item) for _, item in pairs] + [self.of(key, is_key=True) for key, _ in pairs if key]
+            heights = [height for _, height in parts]
+            self._sizes[id(node)] = 1 + sum(count for count, _ in parts), 1 + max(heights, default=0)
+        size = self._sizes[id(node)]
+        if size is None:
+            raise ConfigError(
+                f"{self._path}: an alias contains itself{_line(node)}; expected a tree. Write the value out."
+            )
+        return size
+
+    def _check_twice(self, node: yaml.MappingNode) -> None:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
                 raise ConfigError(
-                    f"{path}: found the key '{_shown(event.value)}' twice, again{_line(event)}; expected it once. "
+                    f"{self._path}: found the key '{_shown(key.value)}' twice, again{_line(key)}; expected it once. "
                     "Remove one."
                 )
-            if is_key:
-                above[-1].keys.add(event.value)
-            close(event.anchor, 1 + len(event.value) // _CHARACTERS_A_NODE, 0)
-        elif isinstance(event, yaml.AliasEvent):
-            size = anchors.get(event.anchor, (1, 0))
-            if size is None:
-                raise ConfigError(
-                    f"{path}: the alias '{_shown(event.anchor)}' contains itself{_line(event)}; expected a tree. Write "
-                    "the value out."
-                )
-            close(None, *size)
-    return above[0].num_nodes
+            seen.add(str(key.value))
 
 
-def _check_tag(path: Path, event: yaml.Event) -> None:
-    tag = getattr(event, "tag", None)
-    if tag is not None:
-        raise ConfigError(
-            f"{path}: found the YAML tag '{_shown(tag)}'{_line(event)}; expected plain values. Remove the tag."
-        )
+def _too_deep(path: Path, where: Any) -> ConfigError:
+    return ConfigError(
+        f"{path}: found more than {MAX_DEPTH} levels{_line(where)}; expected at most {MAX_DEPTH} lists and mappings "
+        "inside each other. Write less deeply."
+    )
 
 
-def _check_scalar(path: Path, event: yaml.ScalarEvent, *, is_key: bool) -> None:
+def _check_scalar(path: Path, node: yaml.ScalarNode, *, is_key: bool) -> None:
     what, limit = ("key", MAX_KEY) if is_key else ("text", MAX_TEXT)
-    if len(event.value) > limit:
+    if len(node.value) > limit:
         raise ConfigError(
-            f"{path}: found the {what} '{_shown(event.value)}' of {len(event.value)} characters{_line(event)}; "
+            f"{path}: found the {what} '{_shown(node.value)}' of {len(node.value)} characters{_line(node)}; "
             f"expected at most {limit}. Shorten it."
         )
-    if not is_printable(event.value):
+    if not is_printable(node.value):
         raise ConfigError(
-            f"{path}: found the {what} '{_shown(event.value)}' with characters that do not print{_line(event)}; "
+            f"{path}: found the {what} '{_shown(node.value)}' with characters that do not print{_line(node)}; "
             "expected letters, digits and signs. Remove them."
         )
-    if not is_key and event.implicit[0] and (read := _misread(event.value)):
+    if not is_key and node.style is None and (read := _misread(node.value)):
         raise ConfigError(
-            f"{path}: found {event.value}{_line(event)}, which YAML reads as {read}; expected a number without a zero "
+            f"{path}: found {node.value}{_line(node)}, which YAML reads as {read}; expected a number without a zero "
             "or a colon before it. Write the number that you mean, or put quotes around a text."
         )
 
@@ -272,8 +263,8 @@ def _place(error: yaml.YAMLError) -> str:
     return problem if mark is None else f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _line(event: yaml.Event) -> str:
-    return f" in line {event.start_mark.line + 1}"
+def _line(where: Any) -> str:
+    return f" in line {where.start_mark.line + 1}"
 
 
 def _shown(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -224,7 +223,7 @@ def place_faults(key: str, value: str) -> Iterator[str]:
 
 PACKAGE_HEADER = "# @package _global_"
 # Each costs Hydra and OmegaConf milliseconds, several times over.
-MAX_FILES, MAX_PROBLEMS, MAX_EDGES, MAX_CHOICES = 50, 100, 1_000, 100
+MAX_FILES = 150
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*", re.ASCII)
 _ARGUMENT = re.compile(r"(data|hypergradient|problems\.[^.]+\.[^.]+|analyses\.[^.]+)\.(?P<path>.+)")
 _ROLES = re.compile(r"(problems\.[^.]+\.loss|analyses\.[^.]+)\.roles\.[^.]+")
@@ -237,7 +236,7 @@ def check_recipe_file(path: Path | str) -> None:
         ConfigError: with every fault of the first file that has any.
     """
     seen: set[Path] = set()
-    size = _Size(str(path))
+    num_nodes = num_files = 0
     waiting = [Path(path).absolute()]
     while waiting:
         file = waiting.pop()
@@ -249,60 +248,17 @@ def check_recipe_file(path: Path | str) -> None:
             )
         seen.add(file)
         document = check_recipe(file)
-        size.add(document)
+        num_nodes += document.num_nodes
+        num_files += 1 + len(leaves(document.data.get("defaults") or []))
+        if num_nodes > MAX_RECIPE_NODES or num_files > MAX_FILES:
+            raise ConfigError(
+                f"{path}: found {num_nodes} values and {num_files} recipes and options, with the recipes that it "
+                f"inherits from; expected at most {MAX_RECIPE_NODES} and {MAX_FILES}. Write a smaller recipe."
+            )
         for name in recipe_entries(document.data.get("defaults") or []):
             found = inherited_file(name, file)
             if found is not None:
                 waiting.append(found)
-
-
-@dataclass
-class _Size:
-    """What a recipe and those that it inherits from add up to."""
-
-    path: str
-    num_files: int = 0
-    num_nodes: int = 0
-    num_edges: int = 0
-    num_choices: int = 0
-    problems: set[str] = field(default_factory=set)
-
-    def add(self, document: Document) -> None:
-        """Count one more file.
-
-        Raises:
-            ConfigError: together they are too large.
-        """
-        data = document.data
-        self.num_files += 1
-        self.num_nodes += document.num_nodes
-        defaults = data.get("defaults")
-        for entry in defaults if isinstance(defaults, list) else []:
-            self.num_choices += sum(map(len, _listed(entry)))
-        self.problems.update(map(str, _mapping(data.get("problems"))))
-        for edges in _mapping(data.get("graph")).values():
-            self.num_edges += sum(len(ends) for ends in _mapping(edges).values() if isinstance(ends, list))
-        for found, what, limit in (
-            (self.num_files, "files", MAX_FILES),
-            (self.num_nodes, "values", MAX_RECIPE_NODES),
-            (self.num_choices, "entries in defaults lists", MAX_CHOICES),
-            (len(self.problems), "problems", MAX_PROBLEMS),
-            (self.num_edges, "edges in graph", MAX_EDGES),
-        ):
-            if found > limit:
-                raise ConfigError(
-                    f"{self.path}: found {found} {what}, with the recipes that it inherits from; expected at most "
-                    f"{limit}. Write a smaller recipe."
-                )
-
-
-def _listed(entry: Any) -> list[list[Any]]:
-    """Return the options of each choice of an entry in a defaults list."""
-    return [value if isinstance(value, list) else [value] for value in _mapping(entry).values()] or [[entry]]
-
-
-def _mapping(node: Any) -> dict[Any, Any]:
-    return node if isinstance(node, dict) else {}
 
 
 def check_recipe(path: Path) -> Document:
