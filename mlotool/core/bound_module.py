@@ -4,7 +4,6 @@
 that look-up costs as much as a layer.
 """
 
-import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import is_same
 
 # Below this a copy costs nothing, and the addresses of small buffers stay as they are.
-_LEAST_BYTES = 1 << 14
+LARGE_BYTES = 1 << 14
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -42,7 +41,7 @@ def lazy_copy(tensor: Tensor) -> Tensor:
         >>> share_memory(copy, large), bool(copy.add_(1.0).any()), bool(large.any()), share_memory(copy, large)
         (True, True, False, False)
     """
-    if tensor.layout != torch.strided or tensor.nbytes < _LEAST_BYTES:
+    if tensor.layout != torch.strided or tensor.nbytes < LARGE_BYTES:
         return tensor.clone()
     is_plain = (
         type(tensor) in _PLAIN_TENSORS and tensor.device.type == "cpu" and not is_functorch_wrapped_tensor(tensor)
@@ -204,9 +203,6 @@ def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dic
             if id(tensor) in names:
                 slots[names[id(tensor)]].append((holder, attribute))
     return slots
-
-
-_ASSIGNED = re.compile(r"'(?:BoundModule|Live|LiveParts)' object has no attribute '(\w+)'")
 
 
 class AbstractEvaluation(ABC):
@@ -378,20 +374,6 @@ class BoundModule:
 
 # For `BoundModule.in_slots`: the module's own buffers stay in their places, and move.
 MOVING_BUFFERS: list[Tensor] = []
-
-
-def tell_of_attribute(error: BaseException) -> None:
-    """Say in the error of code that has set an attribute of a role what it may do in its place.
-
-    Not by `__setattr__`: that would cost each role of each evaluation some microseconds.
-    """
-    found = _ASSIGNED.match(str(error)) if isinstance(error, AttributeError) else None
-    if found is not None:
-        error.args = (
-            f"found the attribute '{found[1]}' set on a role, which takes none: a loss leaves modules as they "
-            "are. Keep the value in a variable or a setting of the loss; write {problem: <name>, mode: eval} as the "
-            "role for eval mode",
-        )
 
 
 def compile_module(module: nn.Module) -> Callable[..., Any]:

@@ -146,7 +146,6 @@ class EvolutionStrategies(AbstractZerothOrder):
     seed: int = 0
     sees_steps = True
     needs_full_precision = True
-    is_zeroth_order = True
 
     def __post_init__(self) -> None:
         require_fields("hypergradient", self)

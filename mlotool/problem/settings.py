@@ -1,31 +1,13 @@
 """The settings of a problem: plain values that say how it steps and computes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, TypedDict, get_args
+from typing import Annotated, Any, get_args
 
 from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require_all
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.precision import DTYPES
-
-
-class SettingsKeywords(TypedDict, total=False):
-    """The fields of `ProblemSettings` as keywords of `Problem`."""
-
-    unroll_steps: int
-    warmup_steps: int
-    roll_back: bool
-    accumulate_batches: int
-    gradient_clip_norm: float | None
-    scheduler_interval: str
-    optimizer_roles: Mapping[str, str] | None
-    reset_to: str | None
-    tasks: int | None
-    precision: str
-    compile: bool
-    shard: bool | Sequence[str]
-    remat: str | Sequence[str] | None
 
 
 def _is_names(value: Any) -> bool:

@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import comb
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require, require_fields
+
+_EXPECTED = "a whole number of at least 1"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class KeepEvery(AbstractStepStore):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_positive("steps", self.steps)
+        require(self.steps >= 1, "hypergradient.trajectory.steps", self.steps, _EXPECTED)
 
     def keeps(self, number: int, num_steps: int) -> bool:
         """Return whether it is a k-th one."""
@@ -140,7 +141,7 @@ class Binomial(AbstractStepStore):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_positive("checkpoints", self.checkpoints)
+        require(self.checkpoints >= 1, "hypergradient.trajectory.checkpoints", self.checkpoints, _EXPECTED)
 
     @property
     def saves_gradients(self) -> bool:
@@ -178,11 +179,3 @@ def middle(num_steps: int, num_free: int) -> int:
     # The second part has one checkpoint less, the first one repetition less; no part is shorter than it can well be.
     least = max(num_steps - comb(held - 1 + repeats, held - 1), comb(held + repeats - 2, held) if repeats > 1 else 1)
     return min(max(least, 1), num_steps - 1)
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(
-            f"hypergradient.trajectory.{name}: found {value}; expected a whole number of at least 1. Correct "
-            f"hypergradient.trajectory.{name}."
-        )

@@ -98,24 +98,6 @@ class LoadAhead:
             self.close()
 
 
-def loading_error(error: Exception, dataset: SizedDataset, batch_size: int) -> RunError | None:
-    """Return what to raise where a batch could not be loaded for want of memory; None if `error` is something else."""
-    reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-    if isinstance(error, MemoryError):
-        return RunError(
-            f"Loading a batch of {batch_size} samples of {type(dataset).__name__} needs more memory than "
-            f"there is ({reason}); expected room for it. Lower the stream's batch_size or num_workers, "
-            "or data.sizes."
-        )
-    if isinstance(error, LostWorkerError):
-        return RunError(
-            f"A process that loads {type(whole(dataset)).__name__} was ended from outside, and so was the one that "
-            f"took its place ({reason}); expected it to last as long as the run. It often had no memory left: lower "
-            "the stream's num_workers, or set it to 0; then go on with resume=auto."
-        )
-    return None
-
-
 @dataclass(frozen=True)
 class _Failure:
     """What a worker sends in the place of a batch that it could not read."""
@@ -420,30 +402,31 @@ class Stream:
         return self._epoch, self._batches_consumed
 
     def _loaded(self, place: Place) -> Any:
-        try:
-            return self.moved(self._read(place))
-        except Exception as error:
-            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
-            # five seconds each for a word from a queue that is gone.
-            self._end_loader()
-            found = loading_error(error, self.dataset, self.batch_size)
-            if found is None:
-                raise
-            raise found from error
-
-    def _read(self, place: Place) -> Any:
         if self._num_workers == 0:
-            return self._fetcher[self._key(*place)]
+            return self.moved(self._fetcher[self._key(*place)])
         try:
-            return self._loaded_ahead(place)
+            return self.moved(self._loaded_ahead(place))
         except LostWorkerError as error:
             warnings.warn(
                 f"A process that loads data was ended from outside ({error}); another one loads the same samples. If "
-                "this comes again, it had no memory left: lower the stream's num_workers, or set it to 0.",
+                "this comes again, lower the stream's num_workers: it had no memory left.",
                 stacklevel=2,
             )
-        self._end_loader()
-        return self._loaded_ahead(place)
+            self._end_loader()
+        except Exception:
+            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
+            # five seconds each for a word from a queue that is gone.
+            self._end_loader()
+            raise
+        try:
+            return self.moved(self._loaded_ahead(place))
+        except LostWorkerError as error:
+            self._end_loader()
+            raise RunError(
+                f"A process that loads {type(whole(self.dataset)).__name__} was ended from outside, and so was the one "
+                f"that took its place ({error}); expected it to last as long as the run. Lower the stream's "
+                "num_workers, and go on with resume=auto."
+            ) from error
 
     def _end_loader(self) -> None:
         if self._loader is not None:

@@ -75,7 +75,6 @@ CHANGES: dict[str, tuple[Change, str]] = {
         "betas: found (0.9); expected a list of 2 values",
     ),
     "scheduler": (lambda s: s["scheduler"].update(last_epoch="x"), "scheduler.last_epoch: found 'x'"),
-    "its function": (lambda s: s["scheduler"].update(step=3), "nothing by the name 'step'"),
     "steps": (lambda s: s.update(num_steps=-1), "num_steps: found -1; expected a whole number from 0 on"),
     "epoch": (lambda s: s["stream"].update(epoch=10**18), "Stream.state: found"),
     "buffer": (lambda s: s["module"].update({"1.num_batches_tracked": torch.tensor(math.nan)}), "num_batches_tracked"),

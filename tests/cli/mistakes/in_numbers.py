@@ -116,12 +116,10 @@ MISTAKES = {
     "a batch moved to CUDA": _loss(
         'return model(batch["input"].to("meta")).sum()',
         "is not on the expected device",
-        "Leave devices to mlotool: make tensors where others are",
     ),
     "a role through functional_call": _loss(
         'return torch.func.functional_call(model, dict(model.named_parameters()), (batch["input"],)).sum()',
         "unexpected keyword argument 'remove_duplicate'",
-        "A role takes other parameters by role.at(parameters)(x), in place of functional_call",
     ),
     "autograd.grad without create_graph": _loss(
         f"loss = {CROSS_ENTROPY}\n    torch.autograd.grad(loss, list(model.parameters()))\n    return loss",
@@ -241,7 +239,7 @@ MISTAKES = {
     ),
     "a module that saves nothing": _module(
         "def state_dict(self, *args, **settings):\n        return {}",
-        "problems.classifier.module: the state_dict() of slip.Mine (slip/__init__.py, line 7) lacks the parameter 'layer.weig",
+        "expected all parameters in the state_dict() of slip.Mine (slip/__init__.py, line 7)",
     ),
     "a module that does not load": _module(
         "def load_state_dict(self, *args, **settings):\n        raise OSError('no file')",
@@ -272,13 +270,12 @@ MISTAKES = {
     ),
     "samples with a gradient in a loading process": _item(
         'return {"input": self.inputs[index].requires_grad_() * 2, "target": 0}',
-        "without a gradient (.detach())",
+        "without gradients",
         words=(f"{P}stream.num_workers=1",),
     ),
     "samples that are tensors alone": _item(
         "return self.inputs[index]",
         "It was given batch = float32 (8, 1, 8, 8)",
-        "Let the data set return dicts {input, t",
     ),
     "one infinite sample": _code(
         "class Items(Dicts):\n    def __getitem__(self, index):\n        sample = super().__getitem__(index)\n"
@@ -358,7 +355,7 @@ MISTAKES = {
     ),
     "an optimizer for sparse gradients": _optimizer(
         "def Mine(params, lr):\n    return torch.optim.SparseAdam(params, lr=lr)",
-        "problems.classifier.optimizer: found SparseAdam with a dense gradient",
+        "SparseAdam does not support dense gradients",
         "Write optimizer: adam",
         code=1,
         has_run=True,

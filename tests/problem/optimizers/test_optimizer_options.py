@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Unrolled
-from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.errors import ConfigError
 from tests.programs import Point
 
 START = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
@@ -48,16 +48,6 @@ def test_steps_are_those_of_torch(optimizer: Any, options: dict[str, Any], trace
 def test_differentiable_is_refused_when_the_problem_is_made(optimizer: Any, algorithm: Any) -> None:
     with pytest.raises(ConfigError, match=r"w.optimizer.differentiable: found true; expected false.* unrolled"):
         problem(partial(optimizer, lr=0.1, differentiable=True), hypergradient=algorithm)
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Rprop],
-)
-def test_capturable_is_refused_on_a_cpu(optimizer: Any) -> None:
-    program = Program([problem(partial(optimizer, lr=0.1, capturable=True))], Graph())
-    with pytest.raises(RunError, match=r"w.optimizer.capturable: found true for \w+ with parameters on the CPU"):
-        Schedule(program).tick()
 
 
 def test_an_error_of_a_step_that_is_none_of_these_stays() -> None:
