@@ -10,7 +10,6 @@ second, the fourth and so on (some blocks change later) it is all entries, the s
 tensors in any object that the block keeps.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -269,16 +268,10 @@ def holds_tensors(value: Any) -> bool:
         >>> holds_tensors(SimpleNamespace(x=[torch.ones(1)])), holds_tensors("text")
         (True, False)
     """
-    if value is None or isinstance(value, str | bytes | int | float | complex | type | nn.Module):
+    try:
+        return any(isinstance(leaf, Tensor) for leaf in leaves_of([value], into_modules=False))
+    except IteratorFoundError:
         return False
-    if isinstance(value, Mapping):
-        items: Any = list(value.values())
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        items = list(value)
-    else:
-        slots = [name for each in type(value).__mro__ for name in each.__dict__.get("__slots__", ())]
-        items = [*getattr(value, "__dict__", {}).values(), *[getattr(value, name, None) for name in slots]]
-    return any(isinstance(each, Tensor) for each in tree_leaves(items))
 
 
 _ARGUMENT = (
