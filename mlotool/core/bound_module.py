@@ -73,12 +73,11 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
         # A sparse tensor has several pieces of memory.
         return a is b
     # `data_ptr()` would copy: its caller might write there.
-    addresses = [torch._C._data_address(each) for each in (a, b)]  # type: ignore[attr-defined]
-    return addresses[0] == addresses[1] and _place(a) == _place(b)
-
-
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    one, other = (
+        (torch._C._data_address(x), x.storage_offset(), x.shape, x.stride(), x.dtype)  # type: ignore[attr-defined]
+        for x in (a, b)
+    )
+    return one == other
 
 
 # A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it.
@@ -315,7 +314,7 @@ class BoundModule:
 
     def _is_counted(self, buffer: str) -> bool:
         owner = self._module.get_submodule(buffer.rpartition(".")[0])
-        return any(each.__module__.startswith("mlotool.") for each in type(owner).__mro__)
+        return any(kind.__module__.startswith("mlotool.") for kind in type(owner).__mro__)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""

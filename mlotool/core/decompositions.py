@@ -9,9 +9,11 @@ there, and the tangents of gradients are wrong by as much as they are long; noth
 
 # ruff: noqa: N803, N806 (arguments have the names that torch gives them)
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -34,6 +36,7 @@ _SHORT = (torch.float16, torch.bfloat16)
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 # Above this, torch takes matrix products for Euclidean distances.
 _MOST_ROWS = 25
+_EMBEDDING_BAG = inspect.signature(F.embedding_bag)
 
 # What torch says of an operator without forward mode.
 _LACKING = "Trying to use forward AD with {} that does not support it"
@@ -331,46 +334,36 @@ def embedding_by_name(weight: Tensor, indices: Tensor, padding_idx: int = -1, *a
     return rows if padding_idx < 0 else torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
-def embedding_bag(
-    input: Tensor,
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Tensor:
+def embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
     """Return the sum, mean or maximum of the rows of each bag; zeros of an empty one."""
-    if max_norm is not None or scale_grad_by_freq or sparse:
+    bound = _EMBEDDING_BAG.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)
+    if given.max_norm is not None or given.scale_grad_by_freq or given.sparse:
         operator = "_embedding_bag with max_norm, scale_grad_by_freq or sparse"
         raise NotImplementedError(f"the derivative for '{operator}' is not implemented")
+    input, weight, offsets, padding = given.input, given.weight, given.offsets, given.padding_idx
     indices, device = input.reshape(-1), input.device
     if offsets is None:
         bags, count = torch.arange(len(input), device=device).repeat_interleave(input.shape[1]), len(input)
     else:
-        starts = offsets[:-1] if include_last_offset else offsets
+        starts = offsets[:-1] if given.include_last_offset else offsets
         bags = torch.bucketize(torch.arange(len(indices), device=device), starts, right=True) - 1
         count = len(starts)
     if not len(indices):
         return weight[:0].sum(0).expand(count, -1)
-    rows = F.embedding(indices, weight, padding_idx)
-    is_counted = torch.ones_like(bags, dtype=torch.bool)
-    if padding_idx is not None:
-        is_counted = indices != padding_idx % len(weight)
-    if mode == "max":
+    rows = F.embedding(indices, weight, padding)
+    is_counted = torch.ones_like(bags, dtype=torch.bool) if padding is None else indices != padding % len(weight)
+    if given.mode == "max":
         # The largest entry of each column among the rows of a bag; the first one where several are.
         belongs = (bags == torch.arange(count, device=device)[:, None]) & is_counted
         known = torch.where(belongs[:, :, None], rows.detach(), -torch.inf)
         return torch.where(belongs.any(1)[:, None], rows.gather(0, known.argmax(1)), 0.0)
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.reshape(-1, 1)
+    if given.per_sample_weights is not None:
+        rows = rows * given.per_sample_weights.reshape(-1, 1)
     sums = torch.zeros(count, rows.shape[1], dtype=rows.dtype, device=device)
     sums = sums.index_add(0, bags, rows * is_counted[:, None])
-    if mode == "sum":
+    if given.mode == "sum":
         return sums
     sizes = torch.zeros(count, dtype=torch.long, device=device).index_add(0, bags, is_counted.long())
     return sums / sizes.clamp_min(1)[:, None]
@@ -404,8 +397,13 @@ def _norm(difference: Tensor, p: float) -> Tensor:
     """Return norms along the last axis, of derivative zero at zero."""
     if p == 2.0:
         return _power(difference.square().sum(-1), 0.5)
-    if p == float("inf") and difference.shape[-1] == 0:
-        return difference.sum(-1)
+    if p == float("inf"):
+        if difference.shape[-1] == 0:
+            return difference.sum(-1)
+        # Where several are the largest, each has the whole slope, as torch has it.
+        sizes = difference.abs()
+        largest = sizes.detach().amax(-1, keepdim=True)
+        return torch.where(sizes == largest, sizes - largest, 0.0).sum(-1) + largest.squeeze(-1)
     if p < 2.0 and p not in (0.0, 1.0):
         return _power(_power(difference.abs(), p).sum(-1), 1.0 / p)
     return torch.linalg.vector_norm(difference, p, dim=-1)

@@ -120,7 +120,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
     Example:
         >>> tolerance(torch.float64)
-        1e-09
+        1e-07
     """
     is_real = dtype.is_floating_point or dtype.is_complex
     return _TOLERANCES.get(dtype, _TOLERANCE_IN_SHORT) if is_real else 1e-9

@@ -1,6 +1,7 @@
 """Messages from one process to another."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class Messages:
                 work.wait()
         self._leaving.clear()
 
-    def _naming(self, other: int) -> naming_the_lost:
+    def _naming(self, other: int) -> AbstractContextManager[None]:
         return naming_the_lost(self._ranks.word, self._ranks.rank, other)
 
 

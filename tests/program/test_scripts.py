@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "metric": (
         lambda: tick(loss=lambda batch, *, model: LossOutput(loss(batch, model=model), {"v": torch.ones(3)})),
-        "a tensor of shape (3,) as the metric 'v'; expected 0-D",
+        "a tensor of shape (3,) as the metric 'v'; expected dense real 0-D",
     ),
     "metrics": (
         lambda: tick(loss=lambda batch, *, model: LossOutput(loss(batch, model=model), [1])),  # type: ignore[arg-type]

@@ -166,17 +166,17 @@ MISTAKES = {
     ),
     "a complex metric of a loss": _loss(
         f'return LossOutput({CROSS_ENTROPY}, {{"a": torch.tensor(1j)}})',
-        "returned a tensor that is complex as the metric 'a'; expected one real number",
+        "as the metric 'a'; expected dense real 0-D tensors",
         before=OUTPUT,
     ),
     "a metric of a loss without values": _loss(
         f'return LossOutput({CROSS_ENTROPY}, {{"a": torch.ones((), device="meta")}})',
-        "returned a tensor that is on the device 'meta' as the metric 'a'",
+        "as the metric 'a'; expected dense real 0-D tensors",
         before=OUTPUT,
     ),
     "a sparse metric of a loss": _loss(
         f'return LossOutput({CROSS_ENTROPY}, {{"a": torch.ones(1).to_sparse()}})',
-        "returned a tensor that is sparse as the metric 'a'",
+        "as the metric 'a'; expected dense real 0-D tensors",
         before=OUTPUT,
     ),
     "metrics by a function of an argument": _loss(
@@ -186,9 +186,9 @@ MISTAKES = {
     ),
     "metrics that become a list": _later("LossOutput(loss, [1])", "a list as metrics; expected a dict"),
     "a metric that becomes a vector": _later(
-        "LossOutput(loss, {'a': torch.ones(3)})", "a tensor of shape (3,) as the metric 'a'; expected 0-D tensors"
+        "LossOutput(loss, {'a': torch.ones(3)})", "a tensor of shape (3,) as the metric 'a'; expected dense real 0-D"
     ),
-    "a metric that becomes a text": _later("LossOutput(loss, {'a': 'b'})", "a str as the metric 'a'; expected 0-D"),
+    "a metric that becomes a text": _later("LossOutput(loss, {'a': 'b'})", "a str as the metric 'a'; expected dense real 0-D"),
     "a loss that becomes complex": _later("loss * 1j", "a complex number; expected a real one"),
     "a lower loss that draws from numpy": _two(
         f"import numpy\n\n{BILEVEL}".replace("return (up", "return numpy.random.rand() * (up"),

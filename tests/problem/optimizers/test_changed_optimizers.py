@@ -130,8 +130,8 @@ def by_hand(make: Any, change: Change) -> list[Tensor]:
     model = network()
     optimizer = make(model.parameters())
     kept = contextlib.ExitStack()
-    for tick in range(20):
-        if tick == 6:
+    for tick in range(12):
+        if tick == 5:
             kept.enter_context(change_of(change, model, optimizer))
         pairs = samples()[4 * (tick % 2) : 4 * (tick % 2) + 4]
         batch = tuple(torch.stack(each) for each in zip(*pairs, strict=True))
@@ -156,8 +156,8 @@ def test_a_change_counts_in_the_next_step(name: str, trace: str | None) -> None:
     make, change = CHANGES[name]
     problem, schedule = scheduled(make, trace)
     kept = contextlib.ExitStack()
-    for tick in range(20):
-        if tick == 6:
+    for tick in range(12):
+        if tick == 5:
             kept.enter_context(change_of(change, problem.module, problem.optimizer))
         schedule.tick()
     kept.close()
