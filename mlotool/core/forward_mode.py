@@ -109,9 +109,9 @@ def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:
         >>> refuse_scripted([nn.Linear(1, 1)], "w")  # nothing to refuse
     """
     for module in modules:
-        for name, each in module.named_modules():
-            if isinstance(each, torch.jit.ScriptModule):
-                raise ConfigError(_SCRIPTED.format(problem=problem, name=name or type(each).__name__))
+        for name, value in module.named_modules():
+            if isinstance(value, torch.jit.ScriptModule):
+                raise ConfigError(_SCRIPTED.format(problem=problem, name=name or type(value).__name__))
 
 
 # Modules whose switching of gradients says nothing about tangents.
@@ -355,7 +355,7 @@ def _found(tensors: Sequence[Tensor], look: Callable[[Any], str | None]) -> str 
 
     The tensors are held meanwhile: without them torch 2.9 gives up what the nodes of functions have saved.
     """
-    seen, waiting = set(), [each.grad_fn for each in tensors]
+    seen, waiting = set(), [tensor.grad_fn for tensor in tensors]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

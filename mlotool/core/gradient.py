@@ -31,7 +31,7 @@ class Recording:
 
 def dense(gradient: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Return a gradient whose sparse tensors, as `nn.Embedding(sparse=True)` makes them, are dense."""
-    return tuple([each.to_dense() if each is not None and each.is_sparse else each for each in gradient])
+    return tuple([slope.to_dense() if slope is not None and slope.is_sparse else slope for slope in gradient])
 
 
 def values_of(gradient: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def slopes_of(loss: Tensor, sources: Sequence[Tensor], *, create_graph: bool = F
     if not loss.requires_grad or not sources:
         return [torch.zeros_like(source) for source in sources]
     found = gradient_of(loss, sources, create_graph=create_graph)
-    return [torch.zeros_like(x) if each is None else each for x, each in zip(sources, found, strict=True)]
+    return [torch.zeros_like(x) if value is None else value for x, value in zip(sources, found, strict=True)]
 
 
 def gradient_of_difference(

@@ -101,7 +101,7 @@ def escape(text: str) -> str:
         >>> print(escape("\x1b[2Jdone"))
         \x1b[2Jdone
     """
-    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+    return "".join(value if value.isprintable() or value in "\n\t" else ascii(value)[1:-1] for value in text)
 
 
 _is_command_line = False

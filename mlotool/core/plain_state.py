@@ -121,7 +121,7 @@ def _unsaveable(tensor: Tensor) -> str:
 
 
 def _joined(path: tuple[Hashable, ...]) -> str:
-    return ".".join(str(each)[:100] for each in path[:MAX_DEPTH]) or "all of it"
+    return ".".join(str(value)[:100] for value in path[:MAX_DEPTH]) or "all of it"
 
 
 MAX_COUNT = 10**15

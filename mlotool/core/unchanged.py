@@ -31,8 +31,8 @@ def deep_copy(value: Any) -> Any:
         >>> deep_copy({"row": torch.zeros(100, 2)[0]})["row"].untyped_storage().nbytes()
         8
     """
-    tensors = [each for each in tree_flatten(value)[0] if isinstance(each, Tensor)]
-    return copy.deepcopy(value, {id(each): each.detach().clone() for each in tensors})
+    tensors = [entry for entry in tree_flatten(value)[0] if isinstance(entry, Tensor)]
+    return copy.deepcopy(value, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
 def is_unchanged(before: Any, now: Any) -> bool:
@@ -212,7 +212,7 @@ class ObjectState:
 
     def __init__(self, values: Iterable[Any]) -> None:
         self._leaves = list(leaves_of(values))
-        self._versions = [_version(each) for each in self._leaves]
+        self._versions = [_version(leaf) for leaf in self._leaves]
 
     def is_same(self, other: "ObjectState") -> bool:
         """Return whether the objects hold the same."""

@@ -49,7 +49,7 @@ def advice_for(error: BaseException, batch: Any = None) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Say whether an exception means that there is no memory left, on the CPU or on a GPU."""
     # torch raises a RuntimeError with its allocator's words.
-    return isinstance(error, MemoryError) or any(each in str(error) for each in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or any(value in str(error) for value in _OUT_OF_MEMORY)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -204,7 +204,7 @@ def is_users(file: str, module: str = "") -> bool:
     # What Cython has compiled names its source by a path within its library.
     if file.endswith((".pyx", ".pxd")):
         return False
-    return not file.startswith("<frozen") and not any(each in file for each in _LIBRARIES)
+    return not file.startswith("<frozen") and not any(value in file for value in _LIBRARIES)
 
 
 def add_user_package(package: str) -> None:
@@ -214,12 +214,14 @@ def add_user_package(package: str) -> None:
 
 def is_of_user(*targets: Any) -> bool:
     """Say whether a function, a class or an object's class, out of several, is the user's."""
-    return any(is_users(_file_of(each), each.__module__ or "") for each in map(_definition, targets))
+    return any(is_users(_file_of(value), value.__module__ or "") for value in map(_definition, targets))
 
 
 def is_ours(*targets: Any) -> bool:
     """Say whether functions, classes and objects' classes are all mlotool's or torch's."""
-    return all((each.__module__ or "").partition(".")[0] in ("mlotool", "torch") for each in map(_definition, targets))
+    return all(
+        (value.__module__ or "").partition(".")[0] in ("mlotool", "torch") for value in map(_definition, targets)
+    )
 
 
 def named(target: Any) -> str:

@@ -269,8 +269,8 @@ class Ranks:
             with naming_the_lost(self.word, self.rank, source):
                 found = finish()
             if source != self.rank:
-                for each, value in zip(tensors[source], found, strict=True):
-                    each.detach().copy_(value)
+                for tensor, value in zip(tensors[source], found, strict=True):
+                    tensor.detach().copy_(value)
 
     def broadcast_one(self, tensor: Tensor, source: int) -> Tensor:
         """Return the tensor of one rank on all ranks; it has no gradient.
@@ -329,8 +329,8 @@ def stages_and_parts(rank: int, num_ranks: int, num_stages: int) -> tuple[Ranks,
     if num_parts == 1:
         return Ranks(stage, num_stages, word="stage"), Ranks()
     # All processes have to make all groups, in one order.
-    of_parts = [dist.new_group(list(range(each * num_stages, (each + 1) * num_stages))) for each in range(num_parts)]
-    of_stages = [dist.new_group(list(range(each, num_ranks, num_stages))) for each in range(num_stages)]
+    of_parts = [dist.new_group(list(range(value * num_stages, (value + 1) * num_stages))) for value in range(num_parts)]
+    of_stages = [dist.new_group(list(range(value, num_ranks, num_stages))) for value in range(num_stages)]
     return Ranks(stage, num_stages, of_parts[part], "stage"), Ranks(part, num_parts, of_stages[stage])
 
 

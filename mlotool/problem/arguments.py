@@ -16,34 +16,27 @@ from mlotool.core.user_code import is_of_user, named
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.parallel import AbstractParallel
 
+
+def _is_stream(value: Any) -> bool:
+    return value is None or (not isinstance(value, type) and hasattr(value, "next") and hasattr(value, "last"))
+
+
+def _is_optimizer(value: Any) -> bool:
+    return value is None or callable(value) or isinstance(value, Optimizer)
+
+
+def _is_scheduler(value: Any) -> bool:
+    return value is None or callable(value)
+
+
+_BUILT_ALGORITHM = "a hypergradient that is built, or null"
+_BUILT_PARALLEL = "layer-parallel training that is built, or null"
 _PROBLEM: Mapping[str, Rule] = {
-    "stream": Rule(
-        lambda value: (
-            value is None or (not isinstance(value, type) and hasattr(value, "next") and hasattr(value, "last"))
-        ),
-        "a mlotool.Stream or null",
-        "Write stream=mlotool.Stream(dataset, batch_size=32).",
-    ),
-    "optimizer": Rule(
-        lambda value: value is None or callable(value) or isinstance(value, Optimizer),
-        "a torch optimizer, or a callable that builds one from the parameters",
-        "Write optimizer=functools.partial(torch.optim.SGD, lr=0.1).",
-    ),
-    "scheduler": Rule(
-        lambda value: value is None or callable(value),
-        "a callable that builds a scheduler from the optimizer, or null",
-        "Write scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9).",
-    ),
-    "hypergradient": Rule(
-        lambda value: isinstance(value, AbstractHypergradient | None),
-        "a hypergradient that is built, or null",
-        "Write hypergradient=mlotool.Implicit(mlotool.ConjugateGradient()).",
-    ),
-    "parallel": Rule(
-        lambda value: isinstance(value, AbstractParallel | None),
-        "layer-parallel training that is built, or null",
-        "Write parallel=mlotool.layerparallel.Multigrid().",
-    ),
+    "stream": Rule(_is_stream, "a mlotool.Stream or null"),
+    "optimizer": Rule(_is_optimizer, "a torch optimizer, or a callable that builds one from the parameters"),
+    "scheduler": Rule(_is_scheduler, "a callable that builds a scheduler from the optimizer, or null"),
+    "hypergradient": Rule(lambda value: isinstance(value, AbstractHypergradient | None), _BUILT_ALGORITHM),
+    "parallel": Rule(lambda value: isinstance(value, AbstractParallel | None), _BUILT_PARALLEL),
 }
 _EXAMPLE = "def loss(batch, *, model): return mse_loss(model(batch['input']), batch['target'])"
 

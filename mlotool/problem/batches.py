@@ -267,11 +267,6 @@ def _read_batch(dataset: Any, indices: Any, **seed: int) -> Any:
 
 def _collated(dataset: Any, samples: Sequence[Any]) -> Any:
     """Return samples as one batch."""
-    if not samples:
-        raise ConfigError(
-            f"data: {named(whole(dataset))} gave no samples for a batch, where it had some before; expected a length "
-            "that stays. Correct __len__."
-        )
     try:
         return default_collate(list(samples))
     except Exception as error:

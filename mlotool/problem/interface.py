@@ -58,7 +58,7 @@ class Connected:
         """Return the cotangents of the wanted inputs, by autograd. Arguments as for `Pullback`."""
         points = [tensor for tensor, flag in zip(inputs, wanted, strict=True) if flag]
         found = torch.autograd.grad(self.outputs, points, list(cotangent), allow_unused=True)
-        return [torch.zeros_like(x) if each is None else each for x, each in zip(points, found, strict=True)]
+        return [torch.zeros_like(x) if value is None else value for x, value in zip(points, found, strict=True)]
 
 
 Step = Callable[

@@ -298,7 +298,7 @@ class Problem:
         self._load_learned_state(copy.deepcopy(state))
         if self.stream is not None:
             self.stream.load_state_dict(state["stream"])
-        count = sum(len(each["random"]) for each in state["trajectory"]["steps"])
+        count = sum(len(step["random"]) for step in state["trajectory"]["steps"])
         batches = [None] * count if self.stream is None or not count else self.stream.recent(count)
         device = next(iter(self.theta.values())).device
         self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches, streams or {}, device)

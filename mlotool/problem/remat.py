@@ -99,18 +99,18 @@ def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]
     In a list, which is there for repetition, one is enough: a network of one layer needs no other setting. Sequences of
     blocks one after the other, such as the stages of a ResNet, are no blocks themselves.
     """
-    children = {name: each for name, each in module._modules.items() if each is not None}
-    counts = Counter(type(each) for each in children.values() if _is_block(each))
-    for name, each in children.items():
+    children = {name: value for name, value in module._modules.items() if value is not None}
+    counts = Counter(type(value) for value in children.values() if _is_block(value))
+    for name, value in children.items():
         is_repeated = isinstance(module, nn.ModuleList) or (
-            isinstance(module, nn.Sequential) and counts[type(each)] > 1
+            isinstance(module, nn.Sequential) and counts[type(value)] > 1
         )
-        is_block = is_repeated and _is_block(each)
-        if is_block and type(each) is not nn.Sequential:
-            yield f"{prefix}{name}", each
+        is_block = is_repeated and _is_block(value)
+        if is_block and type(value) is not nn.Sequential:
+            yield f"{prefix}{name}", value
             continue
-        inside = list(_repeated(each, f"{prefix}{name}."))
-        yield from inside or ([(f"{prefix}{name}", each)] if is_block else [])
+        inside = list(_repeated(value, f"{prefix}{name}."))
+        yield from inside or ([(f"{prefix}{name}", value)] if is_block else [])
 
 
 def _is_block(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from mlotool.core.precision import DTYPES
 
 
 def _is_names(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(each, str) for item in value.items() for each in item)
+    return isinstance(value, Mapping) and all(isinstance(entry, str) for item in value.items() for entry in item)
 
 
 def _are_texts(value: Any) -> bool:

@@ -106,7 +106,7 @@ class TaskLosses:
     def _one_by_one(self, one: _OfTask, stacked: Stacked, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
         leaves, structure = tree_flatten((stacked, batch))
         # Not by index: its backward would fill zeros for all other tasks.
-        parts = zip(*[each.unbind() if isinstance(each, Tensor) else [each] * self._num_tasks for each in leaves])  # noqa: B905
+        parts = zip(*[leaf.unbind() if isinstance(leaf, Tensor) else [leaf] * self._num_tasks for leaf in leaves])  # noqa: B905
         found = [one(*tree_unflatten(list(part), structure)) for part in parts]
         names = found[0][1]
         return torch.stack([loss for loss, _ in found]), {

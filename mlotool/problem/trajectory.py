@@ -189,9 +189,9 @@ class TakenGradient:
 
 def _numbers(gradient: Sequence[Tensor | None]) -> Tensor:
     """Return the fingerprints as rows; zeros of what is unused."""
-    device = next((each.device for each in gradient if each is not None), None)
+    device = next((slope.device for slope in gradient if slope is not None), None)
     nothing = torch.zeros(2, dtype=torch.float64, device=device)
-    rows = [nothing if each is None else fingerprint(each) for each in dense(gradient)]
+    rows = [nothing if slope is None else fingerprint(slope) for slope in dense(gradient)]
     return torch.stack(rows)
 
 
@@ -251,7 +251,7 @@ class LowerSnapshot:
         count = sum(len(step["random"]) for step in state["steps"])
         batches = iter([None] * count if there is None else there.recent(count))
         steps = tuple(StepRecord.from_state_dict(step, batches, streams, device) for step in state["steps"])
-        theta = tuple(each.to(device) for each in state["theta"])
+        theta = tuple(tensor.to(device) for tensor in state["theta"])
         return cls(theta, there, steps, state["has_all"])
 
 
@@ -297,8 +297,8 @@ class StepRecord:
             module: of the problem.
         """
         buffers: Sequence[Buffers] = self.buffers or [{} for _ in self.draws]
-        for (batch, random), each in zip(self.draws, buffers, strict=True):
-            yield batch, _as_then(random, module, each)
+        for (batch, random), buffer in zip(self.draws, buffers, strict=True):
+            yield batch, _as_then(random, module, buffer)
 
     def on(self, device: torch.device, *, pinned: bool = False) -> "StepRecord":
         """Return it with its own tensors (no batches, no graph) on a device.
@@ -315,8 +315,10 @@ class StepRecord:
 
         return replace(
             self,
-            theta=tuple(put(each) for each in self.theta),
-            state=tuple({key: each if key == "step" else put(each) for key, each in one.items()} for one in self.state),
+            theta=tuple(put(value) for value in self.theta),
+            state=tuple(
+                {key: value if key == "step" else put(value) for key, value in one.items()} for one in self.state
+            ),
             gradient=None if self.gradient is None else tuple(None if x is None else put(x) for x in self.gradient),
         )
 
@@ -324,12 +326,12 @@ class StepRecord:
         """Return all but the batches and the graph."""
         return {
             "theta": list(self.theta),
-            "state": [dict(each) for each in self.state],
-            "settings": [dict(each) for each in self.hyperparameters],
+            "state": [dict(entry) for entry in self.state],
+            "settings": [dict(rates) for rates in self.hyperparameters],
             "random": [random.state_dict() for _, random in self.draws],
             "readings": {name: snapshot.state_dict() for name, snapshot in self.lower_snapshots.items()},
             "gradient": None if self.gradient is None else list(self.gradient),
-            "buffers": [dict(each) for each in self.buffers],
+            "buffers": [dict(buffer) for buffer in self.buffers],
         }
 
     @classmethod
@@ -339,13 +341,14 @@ class StepRecord:
         """Return the record that was saved, on a device; its batches are the next ones of `batches`."""
         draws = tuple((next(batches), RandomState.from_state_dict(random)) for random in state["random"])
         lower_snapshots = {
-            name: LowerSnapshot.from_state_dict(name, each, streams, device) for name, each in state["readings"].items()
+            name: LowerSnapshot.from_state_dict(name, entry, streams, device)
+            for name, entry in state["readings"].items()
         }
-        theta = tuple(each.to(device) for each in state["theta"])
+        theta = tuple(tensor.to(device) for tensor in state["theta"])
         saved = state["gradient"]
-        gradient = None if saved is None else tuple(None if each is None else each.to(device) for each in saved)
+        gradient = None if saved is None else tuple(None if value is None else value.to(device) for value in saved)
         buffers = tuple(
-            {name: None if x is None else x.to(device) for name, x in each.items()} for each in state["buffers"]
+            {name: None if x is None else x.to(device) for name, x in buffer.items()} for buffer in state["buffers"]
         )
         states, settings = on_device(state["state"], device), tuple(state["settings"])
         return cls(theta, states, settings, draws, lower_snapshots, gradient=gradient, buffers=buffers)
@@ -426,8 +429,8 @@ class Trajectory:
         """
         self.clear()
         waiting = iter(batches)
-        for each in state["steps"]:
-            self.append(StepRecord.from_state_dict(each, waiting, streams, device))
+        for step in state["steps"]:
+            self.append(StepRecord.from_state_dict(step, waiting, streams, device))
         self.num_taken = state["num_taken"]
         self.largest_norm.value = state["largest_norm"]
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,22 +66,3 @@ def test_one_that_ends_again_at_the_same_batch_is_an_error(tmp_path: Path) -> No
         pytest.raises(RunError, match=r"loads Data was ended from outside, and so was .*resume=auto"),
     ):
         stream.next()
-
-
-def _stay() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(1000)
-
-
-def test_a_worker_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
-    stream = Stream(Data(_stay, tmp_path, at=11), 3, shuffle=False, num_workers=2)
-    stream.next()
-    assert stream._loader is not None
-    workers = stream._loader._workers
-    while not list(tmp_path.iterdir()):
-        time.sleep(0.01)
-    stream.load_state_dict(stream.state_dict())
-    for each in workers:
-        each.join(10)
-    assert not any(each.is_alive() for each in workers)

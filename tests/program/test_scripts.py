@@ -156,7 +156,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Stream(SAMPLES, 4).load_state_dict({"epoch": 0, "batches_consumed": 9}),
         "Stream.state: found {epoch: 0, batches_consumed: 9}; expected a position: an epoch from 0 on, and batches_c",
     ),
-    "device": (lambda: Stream(SAMPLES, 4).to("gpu"), "Stream.to.device: found 'gpu'; expected 'cpu', 'cuda' or"),
     "dtype": (lambda: Stream(SAMPLES, 4).to("cpu", torch.long), "Stream.to.dtype: found a dtype; expected"),
     "rank": (lambda: Stream(SAMPLES, 4).divide(2, 2), "Stream.divide: found (2, 2); expected a rank from 0 on, and"),
     "columns": (

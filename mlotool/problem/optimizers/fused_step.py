@@ -136,7 +136,7 @@ class FusedStep:
             self._groups = None if has_step_hooks(self.optimizer) else self._find(self._rule)
             # Finding may put what is kept into its parameter's layout.
             self._same = SameObjects(self._parts)
-            kept = [each for group in self._groups or () for each in group.vectors.values()]
+            kept = [value for group in self._groups or () for value in group.vectors.values()]
             self._tensors = [*self._parameters, *chain(*kept)]
             self._same_forms = SameForms(self._tensors)
         return self._groups
@@ -159,7 +159,7 @@ class FusedStep:
         for group in self.optimizer.param_groups:
             if not group.get("fused"):
                 continue
-            states = [self.optimizer.state.get(each, {}) for each in group["params"]]
+            states = [self.optimizer.state.get(entry, {}) for entry in group["params"]]
             for parameter, state in zip(group["params"], states, strict=True):
                 for name, value in state.items():
                     if name != COUNTER and isinstance(value, Tensor) and value.shape == parameter.shape:

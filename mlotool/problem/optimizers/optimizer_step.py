@@ -142,7 +142,7 @@ class OptimizerStep:
         if not any(map(_HOOKS, self._parameters)):
             return gradient
         # A hook may write into the tensor, which others have kept.
-        self._set_gradient([None if each is None else each.clone() for each in gradient])
+        self._set_gradient([None if slope is None else slope.clone() for slope in gradient])
         for parameter in self._parameters:
             for hook in [*(parameter._post_accumulate_grad_hooks or {}).values()]:
                 if parameter.grad is not None:
@@ -207,8 +207,8 @@ class OptimizerStep:
         """
         update = find_rule(self._name, self._optimizer).update
         new_theta, new_state = [], []
-        for point, slope, old, each in zip(theta, self.clip(gradient)[0], state, hyperparameters, strict=True):
-            moved, kept = (point, old) if slope is None else update(point, slope, old, each)
+        for point, slope, old, rates in zip(theta, self.clip(gradient)[0], state, hyperparameters, strict=True):
+            moved, kept = (point, old) if slope is None else update(point, slope, old, rates)
             new_theta.append(moved)
             new_state.append(kept)
         return new_theta, new_state
@@ -266,7 +266,9 @@ class OptimizerStep:
         # Both in one copy, so that the copied scheduler sets the copied optimizer.
         twin = copy.copy(self)
         assert self._optimizer is not None
-        kept = [each for state in self._optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+        kept = [
+            entry for state in self._optimizer.state.values() for entry in state.values() if isinstance(entry, Tensor)
+        ]
         memo: dict[int, Any] = {id(tensor): tensor for tensor in (*self._parameters, *kept)}
         twin._optimizer, twin.scheduler = copy.deepcopy((self._optimizer, self.scheduler), memo)
         found: list[tuple[Hyperparameters, ...]] = []
@@ -274,7 +276,7 @@ class OptimizerStep:
             # torch warns of a scheduler that steps without its optimizer.
             warnings.simplefilter("ignore")
             for _ in range(count):
-                found.append(tuple(dict(each) for each in twin.hyperparameters()))
+                found.append(tuple(dict(rates) for rates in twin.hyperparameters()))
                 twin.scheduler.step()
         return found
 
@@ -324,9 +326,9 @@ class OptimizerStep:
         assert optimizer is not None
         update = find_rule(self._name, optimizer).update
         with torch.no_grad():
-            for parameter, slope, each in zip(self._parameters, gradient, hyperparameters, strict=True):
+            for parameter, slope, rates in zip(self._parameters, gradient, hyperparameters, strict=True):
                 if slope is not None:
-                    moved, state = update(parameter, slope, copied(optimizer.state.get(parameter, {})), each)
+                    moved, state = update(parameter, slope, copied(optimizer.state.get(parameter, {})), rates)
                     parameter.copy_(moved)
                     optimizer.state[parameter] = dict(state)
 
@@ -470,7 +472,7 @@ def replayed_step(
         [tensor([2.5000])]
     """
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
-    copies = [nn.Parameter(each.detach().clone()) for each in theta]
+    copies = [nn.Parameter(tensor.detach().clone()) for tensor in theta]
     for parameter, slope in zip(copies, gradient, strict=True):
         parameter.grad = None if slope is None else aligned(slope, parameter)
     twin: Any = copy.copy(optimizer)
@@ -482,13 +484,13 @@ def replayed_step(
             values = {**group, **hyperparameters[members[0]]}
             twin.param_groups.append({**values, "params": [copies[place] for place in members]})
     twin.state = defaultdict(dict)
-    for place, each in enumerate(state):
-        if each:
+    for place, entry in enumerate(state):
+        if entry:
             twin.state[copies[place]] = {
-                name: value.clone() if isinstance(value, Tensor) else value for name, value in each.items()
+                name: value.clone() if isinstance(value, Tensor) else value for name, value in entry.items()
             }
     type(optimizer).step(twin)
-    return [each.detach() for each in copies], [dict(twin.state.get(each, {})) for each in copies]
+    return [entry.detach() for entry in copies], [dict(twin.state.get(entry, {})) for entry in copies]
 
 
 def _squares(tensor: Tensor) -> Tensor:
