@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from mlotool import Graph, LossOutput, Problem, Program, Schedule, Stream, stop_gradient
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import WrongResultError
 from mlotool.layerparallel import Auxiliary
 
@@ -157,7 +157,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "Stream.state: found {epoch: 0, batches_consumed: 9}; expected a position: an epoch from 0 on, and batches_c",
     ),
     "dtype": (lambda: Stream(SAMPLES, 4).to("cpu", torch.long), "Stream.to.dtype: found a dtype; expected"),
-    "rank": (lambda: Stream(SAMPLES, 4).divide(2, 2), "Stream.divide: found (2, 2); expected a rank from 0 on, and"),
     "columns": (
         lambda: Stream((torch.zeros(4, 2), torch.zeros(4)), 2),  # type: ignore[arg-type]
         "stream.dataset: found (a tensor of shape (4, 2), a tensor of shape (4,)); expected a map-style data set",
@@ -171,7 +170,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told(name: str) -> None:
     make, said = MISTAKES[name]
-    with pytest.raises((ConfigError, WrongResultError)) as refused:
+    with pytest.raises((ConfigError, RunError, WrongResultError)) as refused:
         make()
     assert said in str(refused.value)
 
