@@ -102,7 +102,8 @@ def _check_optimizer(key: str, saved: Any, optimizer: Optimizer) -> None:
         if _is_torchs(optimizer) or is_whole(number):
             is_right, place = is_whole(number, 0) and number < len(groups), f"{key}.state.{number}"
             require(is_right, place, number, f"the number of a parameter, below {len(groups)}", ADVICE)
-            _check_kept(place, kept, *groups[number], optimizer)
+            parameter, group = groups[number]
+            _check_kept(place, kept, parameter, group, optimizer)
 
 
 def _check_kept(key: str, kept: Any, parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> None:
