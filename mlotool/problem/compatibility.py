@@ -144,7 +144,7 @@ FEATURES: Mapping[str, Callable[[Case], bool]] = {
 class Row(NamedTuple):
     """Two features that do not go together.
 
-    The texts may name `{name}`, `{solution}`, `{reader}`, `{read}` and `{algorithm}` of the case.
+    The texts may name `{name}`, `{solution}`, `{reader}`, `{read}`, `{algorithm}` and `{optimizer}` of the case.
 
     Args:
         first: a key of FEATURES.
@@ -219,8 +219,8 @@ REFUSED: tuple[Row, ...] = (
     Row("complex parameters", "hypergradient", "{algorithm} computes with real numbers", "module", _REAL),
     Row("complex parameters", "optimizer_roles", "such steps are of real numbers", "module", _REAL),
     Row("tasks", "sparse gradients", "torch.vmap has none", "module", "layers without sparse=True, and no SparseAdam"),
-    Row("another optimizer", "simulated steps", "{algorithm} takes its steps as functions", "optimizer", _PURE),
-    Row("another optimizer", "optimizer_roles", "its steps have to be functions of them", "optimizer", _PURE),
+    Row("another optimizer", "simulated steps", "{algorithm} needs {optimizer} as a function", "optimizer", _PURE),
+    Row("another optimizer", "optimizer_roles", "{optimizer} has to be a function of them", "optimizer", _PURE),
     Row("optimizer_roles", "scheduler", "a problem sets hyperparameters", "scheduler", "null"),
     Row("reset_to", "roll_back", "reset_to begins each unroll anew", "roll_back", "false"),
     Row("persistent: true", "roll_back", _PERSISTENT, "roll_back", "false"),
@@ -299,8 +299,14 @@ def message(row: Row, case: Case) -> str:
 
 
 def _filled(text: str, case: Case) -> str:
-    solution, algorithm = case.solution or case.name, type(case.algorithm).__name__
-    names = {"name": case.name, "solution": solution, "reader": case.reader, "read": case.read, "algorithm": algorithm}
+    names = {
+        "name": case.name,
+        "solution": case.solution or case.name,
+        "reader": case.reader,
+        "read": case.read,
+        "algorithm": type(case.algorithm).__name__,
+        "optimizer": type(case.optimizer).__name__,
+    }
     return re.sub(r"\{(\w+)\}", lambda match: names[match[1]], text)
 
 
@@ -328,7 +334,12 @@ the run goes on without it.
 |---|---|---|---|
 {left}"""
 
-_WORDS = {"name": "the problem", "solution": "the problem", "reader": "another problem", "read": "another problem"}
+_WORDS = {
+    **dict.fromkeys(("name", "solution"), "the problem"),
+    **dict.fromkeys(("reader", "read"), "another problem"),
+    "algorithm": "the hypergradient",
+    "optimizer": "the optimizer",
+}
 
 
 def page() -> str:
@@ -337,7 +348,7 @@ def page() -> str:
     left = [(first, *("x" if use in uses else "" for use in (TRACE, FUSE)), why) for first, uses, why in _LEFT_OUT]
     refused_lines, left_lines = ("".join(f"| {' | '.join(cells)} |\n" for cells in rows) for rows in (refused, left))
     text = _PAGE.format(uses=f"{TRACE} | {FUSE}", refused=refused_lines, left=left_lines)
-    return re.sub(r"'?\{(\w+)\}'?", lambda match: _WORDS.get(match[1], "the hypergradient"), text)
+    return re.sub(r"'?\{(\w+)\}'?", lambda match: _WORDS[match[1]], text)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def test_each_row_holds_for_its_two_features_and_not_for_one() -> None:
         if row.key:
             with pytest.raises(ConfigError, match=r"^problems\.p\.\S+: found .* with .*; expected .*, since .*\.$"):
                 check(case)
-            assert not re.search(r"\{(name|solution|reader|read|algorithm)\}", message(row, case))
+            assert not re.search(r"\{(name|solution|reader|read|algorithm|optimizer)\}", message(row, case))
 
 
 def test_every_feature_is_in_a_row() -> None:
