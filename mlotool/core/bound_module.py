@@ -4,7 +4,6 @@
 that look-up costs as much as a layer.
 """
 
-import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import is_same
 
 # Below this a copy costs nothing, and the addresses of small buffers stay as they are.
-_LEAST_BYTES = 1 << 14
+LARGE_BYTES = 1 << 14
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -42,7 +41,7 @@ def lazy_copy(tensor: Tensor) -> Tensor:
         >>> share_memory(copy, large), bool(copy.add_(1.0).any()), bool(large.any()), share_memory(copy, large)
         (True, True, False, False)
     """
-    if tensor.layout != torch.strided or tensor.nbytes < _LEAST_BYTES:
+    if tensor.layout != torch.strided or tensor.nbytes < LARGE_BYTES:
         return tensor.clone()
     is_plain = (
         type(tensor) in _PLAIN_TENSORS and tensor.device.type == "cpu" and not is_functorch_wrapped_tensor(tensor)
@@ -74,12 +73,11 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
         # A sparse tensor has several pieces of memory.
         return a is b
     # `data_ptr()` would copy: its caller might write there.
-    addresses = [torch._C._data_address(each) for each in (a, b)]  # type: ignore[attr-defined]
-    return addresses[0] == addresses[1] and _place(a) == _place(b)
-
-
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    one, other = (
+        (torch._C._data_address(x), x.storage_offset(), x.shape, x.stride(), x.dtype)  # type: ignore[attr-defined]
+        for x in (a, b)
+    )
+    return one == other
 
 
 # A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it.
@@ -206,9 +204,6 @@ def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dic
     return slots
 
 
-_ASSIGNED = re.compile(r"'(?:BoundModule|Live|LiveParts)' object has no attribute '(\w+)'")
-
-
 class AbstractEvaluation(ABC):
     """A module that is evaluated in another way than by its own code alone."""
 
@@ -319,7 +314,7 @@ class BoundModule:
 
     def _is_counted(self, buffer: str) -> bool:
         owner = self._module.get_submodule(buffer.rpartition(".")[0])
-        return any(each.__module__.startswith("mlotool.") for each in type(owner).__mro__)
+        return any(kind.__module__.startswith("mlotool.") for kind in type(owner).__mro__)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""
@@ -378,20 +373,6 @@ class BoundModule:
 
 # For `BoundModule.in_slots`: the module's own buffers stay in their places, and move.
 MOVING_BUFFERS: list[Tensor] = []
-
-
-def tell_of_attribute(error: BaseException) -> None:
-    """Say in the error of code that has set an attribute of a role what it may do in its place.
-
-    Not by `__setattr__`: that would cost each role of each evaluation some microseconds.
-    """
-    found = _ASSIGNED.match(str(error)) if isinstance(error, AttributeError) else None
-    if found is not None:
-        error.args = (
-            f"found the attribute '{found[1]}' set on a role, which takes none: a loss leaves modules as they "
-            "are. Keep the value in a variable or a setting of the loss; write {problem: <name>, mode: eval} as the "
-            "role for eval mode",
-        )
 
 
 def compile_module(module: nn.Module) -> Callable[..., Any]:

@@ -9,10 +9,11 @@ there, and the tangents of gradients are wrong by as much as they are long; noth
 
 # ruff: noqa: N803, N806 (arguments have the names that torch gives them)
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wr
 from torch._decomp import decompositions
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional as F
+from torch.nn._reduction import get_enum
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mlotool.core.errors import ConfigError
@@ -34,6 +36,10 @@ _SHORT = (torch.float16, torch.bfloat16)
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 # Above this, torch takes matrix products for Euclidean distances.
 _MOST_ROWS = 25
+_EMBEDDING_BAG = inspect.signature(F.embedding_bag)
+
+# What torch says of an operator without forward mode.
+_LACKING = "Trying to use forward AD with {} that does not support it"
 
 _RANDOM = (
     "scaled_dot_product_attention: found dropout_p: {dropout} on a GPU; expected 0, since its kernel draws other "
@@ -84,11 +90,6 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return x.copy_(function(x.clone(), *args, **kwargs))
 
     return changed
-
-
-def _lacking(operator: str) -> NotImplementedError:
-    """Return the error that torch raises of an operator without forward mode."""
-    return NotImplementedError(f"Trying to use forward AD with {operator} that does not support it")
 
 
 def _is_batched(tensor: Tensor) -> bool:
@@ -305,34 +306,13 @@ def multi_margin_loss(
     **named: Any,
 ) -> Tensor:
     """Return the mean over samples of `sum over j != y of w_y max(0, margin - x_y + x_j)^p / C`."""
-    scores, labels = torch.atleast_2d(input), torch.atleast_1d(target)
-    own = scores.gather(1, labels[:, None])
-    excess = (margin - own + scores).clamp_min(0.0) ** p
-    if weight is not None:
-        excess = excess * weight[labels][:, None]
-    is_other = torch.arange(scores.shape[1], device=scores.device) != labels[:, None]
-    losses = (excess * is_other).mean(1)
-    return _reduced(losses if input.dim() > 1 else losses[0], _how(*how, **named))
+    return decompositions.multi_margin_loss(input, target, p, margin, weight, get_enum(_how(*how, **named)))
 
 
 @_in_float32("cpu", "cuda")
 def multilabel_margin_loss(input: Tensor, target: Tensor, *how: Any, **named: Any) -> Tensor:
-    """Return the mean over samples of `sum over labels y, j no label, of max(0, 1 - x_y + x_j) / C`.
-
-    Args:
-        input: scores.
-        target: the labels of each sample, up to the first -1.
-        how: as torch takes it.
-        named: likewise.
-    """
-    scores, labels = torch.atleast_2d(input), torch.atleast_2d(target)
-    is_label = (labels >= 0).cumprod(1).bool()
-    labels = labels.clamp_min(0)
-    is_other = torch.zeros_like(scores, dtype=torch.long).scatter_add(1, labels, is_label.long()) == 0
-    margins = 1.0 - scores.gather(1, labels)[:, :, None] + scores[:, None, :]
-    counted = is_label[:, :, None] & is_other[:, None, :]
-    losses = (margins.clamp_min(0.0) * counted).sum((1, 2)) / scores.shape[1]
-    return _reduced(losses if input.dim() > 1 else losses[0], _how(*how, **named))
+    """Return the mean over samples of `sum over labels y, j no label, of max(0, 1 - x_y + x_j) / C`."""
+    return decompositions.multilabel_margin_loss_forward(input, target, get_enum(_how(*how, **named)))[0]
 
 
 def linear_cross_entropy(*args: Tensor, options: object = None, **kwargs: Any) -> Tensor:
@@ -356,59 +336,37 @@ def embedding_by_name(weight: Tensor, indices: Tensor, padding_idx: int = -1, *a
 
 def embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
     """Return the sum, mean or maximum of the rows of each bag; zeros of an empty one."""
-    return _Bags(*args, **kwargs).reduced()
-
-
-@dataclass
-class _Bags:
-    """The arguments of `torch.nn.functional.embedding_bag`."""
-
-    input: Tensor
-    weight: Tensor
-    offsets: Tensor | None = None
-    max_norm: float | None = None
-    norm_type: float = 2.0
-    scale_grad_by_freq: bool = False
-    mode: str = "mean"
-    sparse: bool = False
-    per_sample_weights: Tensor | None = None
-    include_last_offset: bool = False
-    padding_idx: int | None = None
-
-    def reduced(self) -> Tensor:
-        if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
-            operator = "_embedding_bag with max_norm, scale_grad_by_freq or sparse"
-            raise NotImplementedError(f"the derivative for '{operator}' is not implemented")
-        indices, (bags, count) = self.input.reshape(-1), self._bags()
-        if not len(indices):
-            return self.weight[:0].sum(0).expand(count, -1)
-        rows = F.embedding(indices, self.weight, self.padding_idx)
-        is_counted = torch.ones_like(bags, dtype=torch.bool)
-        if self.padding_idx is not None:
-            is_counted = indices != self.padding_idx % len(self.weight)
-        if self.mode == "max":
-            # The largest entry of each column among the rows of a bag; the first one where several are.
-            belongs = (bags == torch.arange(count, device=bags.device)[:, None]) & is_counted
-            known = torch.where(belongs[:, :, None], rows.detach(), -torch.inf)
-            return torch.where(belongs.any(1)[:, None], rows.gather(0, known.argmax(1)), 0.0)
-        if self.per_sample_weights is not None:
-            rows = rows * self.per_sample_weights.reshape(-1, 1)
-        zeros = torch.zeros(count, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        sums = zeros.index_add(0, bags, rows * is_counted[:, None])
-        if self.mode == "sum":
-            return sums
-        sizes = torch.zeros(count, dtype=torch.long, device=rows.device).index_add(0, bags, is_counted.long())
-        return sums / sizes.clamp_min(1)[:, None]
-
-    def _bags(self) -> tuple[Tensor, int]:
-        """Return the bag of each index, and how many bags there are."""
-        device = self.input.device
-        if self.input.dim() == 2:
-            count, size = self.input.shape
-            return torch.arange(count, device=device).repeat_interleave(size), count
-        assert self.offsets is not None
-        starts = self.offsets[:-1] if self.include_last_offset else self.offsets
-        return torch.bucketize(torch.arange(len(self.input), device=device), starts, right=True) - 1, len(starts)
+    bound = _EMBEDDING_BAG.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)
+    if given.max_norm is not None or given.scale_grad_by_freq or given.sparse:
+        operator = "_embedding_bag with max_norm, scale_grad_by_freq or sparse"
+        raise NotImplementedError(f"the derivative for '{operator}' is not implemented")
+    input, weight, offsets, padding = given.input, given.weight, given.offsets, given.padding_idx
+    indices, device = input.reshape(-1), input.device
+    if offsets is None:
+        bags, count = torch.arange(len(input), device=device).repeat_interleave(input.shape[1]), len(input)
+    else:
+        starts = offsets[:-1] if given.include_last_offset else offsets
+        bags = torch.bucketize(torch.arange(len(indices), device=device), starts, right=True) - 1
+        count = len(starts)
+    if not len(indices):
+        return weight[:0].sum(0).expand(count, -1)
+    rows = F.embedding(indices, weight, padding)
+    is_counted = torch.ones_like(bags, dtype=torch.bool) if padding is None else indices != padding % len(weight)
+    if given.mode == "max":
+        # The largest entry of each column among the rows of a bag; the first one where several are.
+        belongs = (bags == torch.arange(count, device=device)[:, None]) & is_counted
+        known = torch.where(belongs[:, :, None], rows.detach(), -torch.inf)
+        return torch.where(belongs.any(1)[:, None], rows.gather(0, known.argmax(1)), 0.0)
+    if given.per_sample_weights is not None:
+        rows = rows * given.per_sample_weights.reshape(-1, 1)
+    sums = torch.zeros(count, rows.shape[1], dtype=rows.dtype, device=device)
+    sums = sums.index_add(0, bags, rows * is_counted[:, None])
+    if given.mode == "sum":
+        return sums
+    sizes = torch.zeros(count, dtype=torch.long, device=device).index_add(0, bags, is_counted.long())
+    return sums / sizes.clamp_min(1)[:, None]
 
 
 @_in_float32("cpu", "cuda")
@@ -462,7 +420,7 @@ def scatter_reduce(
 ) -> Tensor:
     """Return what torch returns, but of products, of which torch's tangent of the gradient is wrong."""
     if reduce == "prod":
-        raise _lacking("scatter_reduce of products")
+        raise NotImplementedError(_LACKING.format("scatter_reduce of products"))
     return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
 
 
@@ -483,7 +441,7 @@ def grid_sample(
 ) -> Tensor:
     """Return pictures at the points of a grid, by the weights of the pixels around each."""
     if input.dim() != 4:
-        raise _lacking("grid_sampler_3d")
+        raise NotImplementedError(_LACKING.format("grid_sampler_3d"))
     pair = (input.float(), grid.float()) if input.dtype in _SHORT else (input, grid)
     how = _MODES.index(mode), _PADDINGS.index(padding_mode), bool(align_corners)
     return decompositions.grid_sampler_2d(*pair, *how).to(input.dtype)

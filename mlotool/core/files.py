@@ -13,18 +13,11 @@ from mlotool.core.errors import WriteError
 from mlotool.core.messages import escape
 
 _SUFFIX = ".tmp"
-_FULL = (
-    "room for it",
-    "Free some space there, then go on with resume=auto where it was a run; or choose another disk.",
-)
-_CLOSED = ("a place that may be written to", "Change its permissions, or choose another folder.")
-_TAKEN = "Rename what stands there, or remove it."
+_FULL = ("room for it", "Free some space, or choose another disk.")
+_TAKEN = ("a place for it", "Rename what stands there, or remove it.")
 _EXPECTED = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CLOSED),
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), ("a folder there, or a place for one", _TAKEN)),
-    errno.EISDIR: ("a file there, or a place for one", _TAKEN),
-    errno.ENAMETOOLONG: ("a name that the disk takes", "Shorten it."),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.EISDIR), _TAKEN),
     errno.ENOENT: ("the folder that was there before", "Put it back, or begin anew in another folder."),
 }
 
@@ -37,12 +30,14 @@ def at_home(path: Path | str) -> Path:
 
 def cannot_write(path: Path | str, error: OSError) -> WriteError:
     """Return what to raise where the disk does not take a file or folder: what was found, expected, and what to do."""
-    expected, advice = _EXPECTED.get(error.errno or 0, ("a place that can be written to", "Choose another folder."))
+    expected, advice = _EXPECTED.get(error.errno or 0, ("a place that can be written to", "Change it."))
     is_named = isinstance(error.filename, str) and not error.filename.endswith(_SUFFIX)
     found = Path(str(error.filename) if is_named else path)
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         # The system names the last one, which may be far below the file that stands in the way.
-        found = next((each for each in (*reversed(found.parents), found) if each.exists() and not each.is_dir()), found)
+        found = next(
+            (value for value in (*reversed(found.parents), found) if value.exists() and not value.is_dir()), found
+        )
     return WriteError(
         f"{escape(str(found))}: cannot be written ({error.strerror or error}); expected {expected}. {advice}"
     )

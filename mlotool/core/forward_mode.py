@@ -26,17 +26,14 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.rematerialization import graph_inside
 from mlotool.core.replay import LossTraits, RandomState
 
-_REVERSE = "product: reverse in the hypergradient of '{problem}'"
-
 _SCRIPTED = (
     "problems.{problem}.loss: found '{name}', a module of torch.jit, under product: forward; expected modules of "
-    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or write " + _REVERSE + "."
+    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or write product: reverse."
 )
 
 _ONCE = (
     "problems.{problem}.loss: found {name}, an autograd.Function whose backward is marked once_differentiable; "
-    "expected functions that are differentiable twice. Write hypergradient: finite_difference (product: "
-    "finite_difference, report_every: 0) for '{problem}', or remove the mark."
+    "expected functions that are differentiable twice. Write hypergradient: finite_difference, or remove the mark."
 )
 
 # Words of torch's where it cannot differentiate: in any way of taking a product, and in forward mode.
@@ -45,8 +42,6 @@ _FORWARD = re.compile(
     r"forward AD|forward gradient|forward mode AD|ZeroTensors|saved tensor hooks|setup_context|the jvp function"
     r"|functorch transform|Tensor\.requires_grad_\(\)|mutate a captured|Cannot access (?:data pointer|storage)"
 )
-# Words of operators that double backward does not have either.
-_NOT_TWICE = re.compile("_ctc_loss|segment_reduce|_cudnn_rnn|derivative for")
 
 
 def explain(error: BaseException, problem: str, product: str = "forward") -> ConfigError | None:
@@ -66,14 +61,12 @@ def explain(error: BaseException, problem: str, product: str = "forward") -> Con
     is_forward = product == "forward" and _FORWARD.search(text)
     if not isinstance(error, RuntimeError) or not (is_forward or _ANYHOW.search(text)):
         return None
-    remedy = "Write hypergradient: finite_difference for '{problem}'"
+    remedy = "product: reverse or hypergradient: finite_difference" if is_forward else "hypergradient: finite_difference"
     if "checkpoint" in text or "saved tensor hooks" in text:
-        remedy = "Write mlotool.remat(block, x) in place of torch.utils.checkpoint, or " + _REVERSE
-    elif is_forward and not _NOT_TWICE.search(text):
-        remedy = f"Write {_REVERSE}, or what has tangents (mlotool.stop_gradient, a staticmethod jvp)"
+        remedy = "mlotool.remat(block, x) in place of torch.utils.checkpoint"
     return ConfigError(
         f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product: {product}; "
-        f"expected operators that are differentiable twice. {remedy.format(problem=problem)}."
+        f"expected operators that are differentiable twice. Write {remedy}."
     )
 
 
@@ -116,9 +109,9 @@ def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:
         >>> refuse_scripted([nn.Linear(1, 1)], "w")  # nothing to refuse
     """
     for module in modules:
-        for name, each in module.named_modules():
-            if isinstance(each, torch.jit.ScriptModule):
-                raise ConfigError(_SCRIPTED.format(problem=problem, name=name or type(each).__name__))
+        for name, value in module.named_modules():
+            if isinstance(value, torch.jit.ScriptModule):
+                raise ConfigError(_SCRIPTED.format(problem=problem, name=name or type(value).__name__))
 
 
 # Modules whose switching of gradients says nothing about tangents.
@@ -362,7 +355,7 @@ def _found(tensors: Sequence[Tensor], look: Callable[[Any], str | None]) -> str 
 
     The tensors are held meanwhile: without them torch 2.9 gives up what the nodes of functions have saved.
     """
-    seen, waiting = set(), [each.grad_fn for each in tensors]
+    seen, waiting = set(), [tensor.grad_fn for tensor in tensors]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

@@ -50,17 +50,12 @@ class LossOutput:
         if callable(self._metrics):
             self._metrics = self._metrics()
         if not isinstance(self._metrics, Mapping):
-            raise WrongResultError(
-                f"{kind_of(self._metrics)} as metrics", "a dict of 0-D tensors", "Name each of them."
-            )
+            raise WrongResultError(f"{kind_of(self._metrics)} as metrics", "a dict of 0-D tensors", "Name them.")
         for name, value in self._metrics.items():
-            if not isinstance(value, Tensor) or value.numel() != 1:
+            is_number = isinstance(value, Tensor) and value.numel() == 1 and not (value.is_complex() or value.is_sparse)
+            if not is_number or value.is_meta:
                 found = f"{kind_of(value)} as the metric '{name}'"
-                raise WrongResultError(found, "0-D tensors as metrics", "Take the mean over the batch.")
-            if value.is_complex() or value.is_sparse or value.is_meta:
-                found = "complex" if value.is_complex() else "sparse" if value.is_sparse else "on the device 'meta'"
-                advice = "Take .real or .abs() of it, or .to_dense(), or make it where the loss is."
-                raise WrongResultError(f"a tensor that is {found} as the metric '{name}'", "one real number", advice)
+                raise WrongResultError(found, "dense real 0-D tensors as metrics", "Take the mean over the batch.")
         return self._metrics
 
     @classmethod
@@ -73,12 +68,9 @@ class LossOutput:
         names = list(outputs[0].metrics)
         for output in outputs:
             if set(output.metrics) != set(names):
-                raise WrongResultError(
-                    f"metrics with the names {', '.join(output.metrics) or 'none'} for one batch of a step and "
-                    f"{', '.join(names) or 'none'} for another",
-                    "the same names for every batch",
-                    "Return a value for each name every time.",
-                )
+                found = f"metrics with the names {', '.join(output.metrics) or 'none'} for one batch of a step and"
+                found = f"{found} {', '.join(names) or 'none'} for another"
+                raise WrongResultError(found, "the same names for every batch", "Return each name every time.")
         return cls(
             torch.stack([output.loss.detach() for output in outputs]).mean(),
             {name: torch.stack([output.metrics[name].detach() for output in outputs]).mean() for name in names},

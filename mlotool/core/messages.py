@@ -70,31 +70,28 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     """Return `` Did you mean 'mwn'?`` for the closest of `options`, or an empty string where none is close."""
     # difflib is quadratic in the length of a name.
     options = [option for option in map(str, options) if len(option) <= _MAX_NAME][:_MAX_NAMES]
-    if len(str(name)) > _MAX_NAME:
-        return ""
-    plain = {option.casefold(): option for option in reversed(options)}
-    matches = get_close_matches(str(name), options, n=1, cutoff=0.6) or [
-        plain[match] for match in get_close_matches(str(name).casefold(), plain, n=1, cutoff=0.6)
-    ]
-    return f" Did you mean '{matches[0]}'?" if matches and matches[0] != name else ""
+    known = {option.casefold(): option for option in reversed(options)}
+    matches = get_close_matches(str(name)[:_MAX_NAME].casefold(), known, n=1, cutoff=0.6)
+    return f" Did you mean '{known[matches[0]]}'?" if matches and known[matches[0]] != name else ""
 
 
-def fault_list(faults: Sequence[str]) -> str:
+def fault_list(faults: Sequence[str], most: int = MAX_FAULTS) -> str:
     """Return the first faults, one a line, and how many more there are: a small file can have very many.
 
     Example:
-        >>> print(fault_list([f"fault {index}" for index in range(22)]).splitlines()[-1])
-        ... and 2 more
+        >>> fault_list([f"fault {index}" for index in range(22)]).splitlines()[-1]
+        '... and 2 more'
     """
-    more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-    return "\n".join([*map(_without_middle, faults[:MAX_FAULTS]), *more])
+    more = [f"... and {len(faults) - most} more"] if len(faults) > most else []
+    # The beginning of a line says what was found, its end what to do.
+    ends = ((line[: _MAX_LINE - _TAIL], line[-_TAIL:]) for line in faults[:most])
+    lines = [line if len(line) <= _MAX_LINE else " [...] ".join(cut) for line, cut in zip(faults, ends, strict=False)]
+    return "\n".join([*lines, *more])
 
 
 def bounded(message: str) -> str:
     """Return a message of any origin, with its long lines and its number of lines cut down."""
-    lines = message.split("\n")
-    more = [f"... and {len(lines) - _MAX_LINES} lines more"] if len(lines) > _MAX_LINES else []
-    return "\n".join([*map(_without_middle, lines[:_MAX_LINES]), *more])
+    return fault_list(message.split("\n"), _MAX_LINES)
 
 
 def escape(text: str) -> str:
@@ -104,7 +101,7 @@ def escape(text: str) -> str:
         >>> print(escape("\x1b[2Jdone"))
         \x1b[2Jdone
     """
-    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+    return "".join(value if value.isprintable() or value in "\n\t" else ascii(value)[1:-1] for value in text)
 
 
 _is_command_line = False
@@ -130,11 +127,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
 
 
-def _without_middle(line: str) -> str:
-    # Its beginning says what was found, its end what to do.
-    return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - _TAIL]} [...] {line[-_TAIL:]}"
-
-
 def _listed(texts: Iterable[str], count: int) -> str:
     return ", ".join([*islice(texts, _MAX_ITEMS), *(["..."] if count > _MAX_ITEMS else [])])
 
@@ -155,5 +147,5 @@ def _range(value: Any) -> str:
         if value.is_floating_point():
             return "" if bool(value.isfinite().all()) else ", not all finite"
         return f" from {int(value.min())} to {int(value.max())}"
-    except (RuntimeError, NotImplementedError, ValueError):
+    except (RuntimeError, ValueError):
         return ""

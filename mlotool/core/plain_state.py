@@ -1,13 +1,12 @@
 """What a checkpoint can hold, and whether a saved value has the form of what stands in its place now.
 
-Reading a checkpoint must not call anything, and a few bytes of it must not ask for hours or for all memory. So it holds
-plain values alone, as many as its size allows.
+Reading a checkpoint must not call anything, so it holds plain values alone.
 """
 
 import math
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,17 +17,10 @@ from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import MlotoolError, RunError
 from mlotool.core.messages import shown
 
-# Values and keys that are no tensors: in all, and more for each tensor; one that stands there again counts as some.
-MAX_PLAIN, PLAIN_A_TENSOR, WEIGHT_OF_TENSOR = 100_000, 40, 8
-
 MAX_DEPTH = 50
-MAX_LETTERS = 1_000_000
-# Of whole numbers. Keys with more may all have the same hash, so that a dict of them takes hours.
-MAX_BITS, MAX_KEY_BITS = 512, 63
 
-_NUMBERS = (bool, int, float)
-_PLAIN = (type(None), *_NUMBERS, str, torch.device, torch.dtype)
-_KEYS = (type(None), *_NUMBERS, str)
+_KEYS = (type(None), bool, int, float, str)
+_PLAIN = (*_KEYS, torch.device, torch.dtype)
 _CONTAINERS = (dict, OrderedDict, Counter, list, tuple, torch.Size)
 _EXPECTED = "tensors, numbers, texts, and dicts and lists of them, which alone a checkpoint can hold"
 
@@ -47,91 +39,53 @@ class Fault(NamedTuple):
     advice: str
 
 
-class Plain:
-    """Looks through values that go into one checkpoint, or come out of it, and counts them.
+def find_fault(value: Any, *, before_run: bool = False, path: tuple[Hashable, ...] = ()) -> Fault | None:
+    """Return the first value of a tree that a checkpoint cannot hold; None where there is none.
 
     Args:
+        value: the tree.
         before_run: take tensors that have no values yet, on the device `meta` or of a lazy module.
+        path: of the tree.
 
     Example:
-        >>> Plain().fault({"a": [1, {2.5}]}).path
+        >>> find_fault({"a": [1, {2.5}]}).path
         'a.1'
     """
-
-    def __init__(self, *, before_run: bool = False) -> None:
-        self._before_run = before_run
-        self._num_plain = self._num_letters = 0
-        self._tensors: set[int] = set()
-
-    def fault(self, value: Any) -> Fault | None:
-        """Return the first fault of a tree; None where there is none, in what came before as well."""
-        return next(self._faults(value, ()), None)
-
-    def _faults(self, value: Any, path: tuple[Any, ...]) -> Iterator[Fault]:
-        # Not isinstance: numpy's float64 is a float, and is saved as a call of numpy.
-        kind = type(value)
-        self._num_plain += 1
-        if isinstance(value, Tensor):
-            yield from self._of_tensor(value, path)
-        elif kind in _CONTAINERS:
-            yield from self._of_container(value, path)
-        elif kind not in _PLAIN:
-            advice = "Make it a list or a tensor, or a number as in float(x), or leave it out of what is saved."
-            yield Fault(_joined(path), f"{shown(value)}, of class {kind.__module__}.{kind.__qualname__}", advice)
-        elif kind is int and value.bit_length() > MAX_BITS:
-            yield Fault(_joined(path), f"a number of more than {MAX_BITS} bits", "Make it a text.")
-        elif kind is str:
-            self._num_letters += len(value)
-        if self._num_plain > MAX_PLAIN + PLAIN_A_TENSOR * len(self._tensors):
-            yield Fault(_joined(path), f"more than {MAX_PLAIN} values beside its tensors", "Make long lists tensors.")
-        if self._num_letters > MAX_LETTERS:
-            yield Fault(_joined(path), f"texts of more than {MAX_LETTERS} letters", "Keep them in a file of your own.")
-
-    def _of_container(self, value: Any, path: tuple[Any, ...]) -> Iterator[Fault]:
-        if len(path) > MAX_DEPTH:
-            yield Fault(_joined(path), f"more than {MAX_DEPTH} levels of dicts and lists", "Make it flat.")
-            return
-        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-            if isinstance(value, Mapping):
-                self._num_plain += 1
-                self._num_letters += len(key) if type(key) is str else 0
-                if type(key) not in _KEYS or (type(key) is int and key.bit_length() > MAX_KEY_BITS):
-                    advice = "Make the key a text, as in str(key)."
-                    yield Fault(_joined(path), f"the key {shown(key)} in a dict", advice)
-            yield from self._faults(each, (*path, key))
-
-    def _of_tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> Iterator[Fault]:
-        if self._before_run and (is_lazy(tensor) or tensor.is_meta):
-            return
-        found = _kind(tensor)
-        if found:
-            advice = (
-                "Save a plain tensor in its place (x.to_dense(), x.dequantize(), x.detach()), or none: "
-                "register_buffer(.., persistent=False)."
-            )
-            yield Fault(_joined(path), found, advice)
-        else:
-            self._num_plain += WEIGHT_OF_TENSOR
-            self._tensors.add(tensor.untyped_storage()._cdata)
+    # Not isinstance: numpy's float64 is a float, and is saved as a call of numpy.
+    kind = type(value)
+    if isinstance(value, Tensor):
+        found = "" if before_run and (is_lazy(value) or value.is_meta) else _unsaveable(value)
+        return Fault(_joined(path), found, "Save a plain tensor, such as x.to_dense().detach().") if found else None
+    if kind in _PLAIN:
+        return None
+    if kind not in _CONTAINERS:
+        found = f"{shown(value)}, of class {kind.__module__}.{kind.__qualname__}"
+        return Fault(_joined(path), found, "Make it a list, a tensor or a number as in float(x), or leave it out.")
+    if len(path) > MAX_DEPTH:
+        return Fault(_joined(path), f"more than {MAX_DEPTH} levels of dicts and lists", "Make it flat.")
+    for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+        if type(key) not in _KEYS:
+            return Fault(_joined(path), f"the key {shown(key)} in a dict", "Make the key a text, as in str(key).")
+        fault = find_fault(part, before_run=before_run, path=(*path, key))
+        if fault is not None:
+            return fault
+    return None
 
 
-def check_plain(
-    program: Mapping[str, Any], raises: type[MlotoolError] = RunError, *, plain: Plain | None = None
-) -> None:
+def check_plain(program: Mapping[str, Any], raises: type[MlotoolError] = RunError, *, before_run: bool = False) -> None:
     """Refuse a state of a program that a checkpoint cannot hold.
 
     Args:
         program: by problem, the parts of its state.
         raises: the class of the error.
-        plain: has seen what goes into the same checkpoint.
+        before_run: as for `find_fault`.
 
     Raises:
         MlotoolError: a module, an optimizer, a scheduler or an algorithm keeps something else than plain values.
     """
-    plain = plain or Plain()
     for name, state in program.items():
         for part, value in state.items():
-            fault = plain.fault(value)
+            fault = find_fault(value, before_run=before_run)
             if fault is not None:
                 raise raises(
                     f"problems.{name}.{part}: its state_dict() holds {fault.found}, at '{fault.path}'; expected "
@@ -149,7 +103,7 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.stride() == torch.empty_like(tensor, device="meta").stride()
 
 
-def _kind(tensor: Tensor) -> str:
+def _unsaveable(tensor: Tensor) -> str:
     """Return in words what a tensor is that no checkpoint holds; empty for others."""
     if type(tensor) not in (Tensor, nn.Parameter):
         return f"a tensor of class {type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -167,7 +121,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _joined(path: tuple[Hashable, ...]) -> str:
-    return ".".join(str(each)[:100] for each in path[:MAX_DEPTH]) or "all of it"
+    return ".".join(str(value)[:100] for value in path[:MAX_DEPTH]) or "all of it"
 
 
 MAX_COUNT = 10**15
@@ -218,13 +172,6 @@ def check_tensor(key: str, found: Any, own: Tensor) -> None:
 def is_like(found: Any, own: Tensor) -> bool:
     """Say whether something is a tensor of the same shape and kind of numbers; precisions are converted."""
     return isinstance(found, Tensor) and found.shape == own.shape and _number_kind(found) == _number_kind(own)
-
-
-def check_tensors(key: str, found: Any, own: Sequence[Tensor]) -> None:
-    """Refuse what is no list of tensors like these. Arguments as for `check_form`."""
-    check_list(key, found, len(own))
-    for number, value in enumerate(own):
-        check_tensor(f"{key}.{number}", found[number], value)
 
 
 def check_list(key: str, found: Any, length: int | None = None) -> None:

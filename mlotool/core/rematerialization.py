@@ -76,24 +76,24 @@ class BlockCall:
         the class.
         """
         call = cls(block, inputs, options)
-        given = [each for each in tree_leaves((inputs, options)) if isinstance(each, Tensor)]
+        given = [leaf for leaf in tree_leaves((inputs, options)) if isinstance(leaf, Tensor)]
         parameters = call._slots[: len(call._slots) - len(call._buffers)]
         tensors = [*given, *[holder[name] for holder, name in parameters]]
         tensors += [lazy_copy(holder[name].detach()) for holder, name in call._buffers]
-        call._devices = tuple({each.device for each in tensors if each.is_cuda})
-        call._autocasts = [_autocast_on(kind) for kind in sorted({each.device.type for each in tensors})]
+        call._devices = tuple({tensor.device for tensor in tensors if tensor.is_cuda})
+        call._autocasts = [_autocast_on(kind) for kind in sorted({tensor.device.type for tensor in tensors})]
         return call, tensors
 
     def __init__(self, block: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
         leaves, self._structure = tree_flatten((inputs, options))
         self._block = block
-        self._is_tensor = [isinstance(each, Tensor) for each in leaves]
-        self._constants = [None if isinstance(each, Tensor) else each for each in leaves]
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         modules = list(block.modules()) if isinstance(block, nn.Module) else []
-        parameters = [slot for each in modules for slot in _filled(each._parameters)]
-        self._buffers = [slot for each in modules for slot in _filled(each._buffers)]
+        parameters = [slot for module in modules for slot in _filled(module._parameters)]
+        self._buffers = [slot for module in modules for slot in _filled(module._buffers)]
         self._slots = [*parameters, *self._buffers]
-        self._modes = [(each, each.training) for each in modules]
+        self._modes = [(module, module.training) for module in modules]
         self._function_modes = _get_current_function_mode_stack()
         self._devices: tuple[torch.device, ...] = ()
         self._autocasts: list[dict[str, Any]] = []
@@ -148,12 +148,12 @@ class BlockCall:
                 with torch.no_grad():
                     holder[name].copy_(value)
         leaves, structure = self._returned
-        return tree_unflatten([found[each.place] if isinstance(each, _Result) else each for each in leaves], structure)
+        return tree_unflatten([found[leaf.place] if isinstance(leaf, _Result) else leaf for leaf in leaves], structure)
 
     def _first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         random, self._hidden = RandomState(self._devices), ConstantsOfPart()
         evaluation = self._evaluation = FirstEvaluation(self._block)
-        before = [each._version for each in tensors]
+        before = [tensor._version for tensor in tensors]
         # None of the tensors requires a gradient here: a result that does has it from somewhere else.
         with (
             torch.enable_grad(),
@@ -168,21 +168,21 @@ class BlockCall:
             with self._handed.left_alone(inputs, options):
                 leaves, structure = tree_flatten(self._called(inputs, options))
             after = [holder[name] for holder, name in self._buffers]
-        if before != [each._version for each in tensors]:
+        if before != [tensor._version for tensor in tensors]:
             raise ConfigError(_CHANGED_INPUT)
         if not random.equals(RandomState(self._devices)):
             self._random = random
         outputs = _returned_tensors(leaves, tensors)
-        if any(each.requires_grad for each in outputs):
+        if any(output.requires_grad for output in outputs):
             raise ConfigError(_CAPTURED)
-        opaque = next((each for each in leaves if not isinstance(each, Tensor) and holds_tensors(each)), None)
+        opaque = next((leaf for leaf in leaves if not isinstance(leaf, Tensor) and holds_tensors(leaf)), None)
         if opaque is not None:
             raise ConfigError(_OPAQUE.format(kind=kind_of(opaque)))
         evaluation.keep(shapes, outputs)
         self._num_outputs = len(outputs)
         places = {key: place for place, key in enumerate(_once(leaves))}
         self._returned = (
-            [_Result(places[id(each)]) if isinstance(each, Tensor) else each for each in leaves],
+            [_Result(places[id(leaf)]) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
             structure,
         )
         self._moved, values = [], list[Tensor]()
@@ -198,8 +198,8 @@ class BlockCall:
     def _given(self, arguments: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tensors = iter(arguments)
         leaves = [
-            next(tensors) if is_tensor else each
-            for each, is_tensor in zip(self._constants, self._is_tensor, strict=True)
+            next(tensors) if is_tensor else value
+            for value, is_tensor in zip(self._constants, self._is_tensor, strict=True)
         ]
         inputs, options = tree_unflatten(leaves, self._structure)
         return inputs, options
@@ -208,7 +208,7 @@ class BlockCall:
         with ExitStack() as stack:
             # A mode that handles the autograd function of this call is off meanwhile.
             now = _get_current_function_mode_stack()
-            for mode in [each for each in self._function_modes if each not in now]:
+            for mode in [value for value in self._function_modes if value not in now]:
                 stack.enter_context(mode)
             return self._block(*inputs, **options)
 
@@ -217,7 +217,7 @@ class BlockCall:
         """Put parameters, and buffers that may move, into their slots for a while; return the arguments."""
         count, last = len(tensors) - len(self._slots), len(tensors) - len(self._buffers)
         own = [holder[name] for holder, name in self._slots]
-        given = [*tensors[count:last], *[lazy_copy(each) for each in tensors[last:]]]
+        given = [*tensors[count:last], *[lazy_copy(value) for value in tensors[last:]]]
         try:
             for (holder, name), tensor in zip(self._slots, given, strict=True):
                 holder[name] = tensor
@@ -258,17 +258,17 @@ class _Result(NamedTuple):
 
 def _once(leaves: Sequence[Any]) -> dict[int, Tensor]:
     """Return the tensors that a block has returned, by identity, each once: what changes one in place changes both."""
-    return {id(each): each for each in leaves if isinstance(each, Tensor)}
+    return {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
 
 
 def _returned_tensors(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors that a block has returned; of what it was given and returns as it is, an alias."""
-    given = {id(each) for each in tensors}
-    return [each.view_as(each) if key in given else each for key, each in _once(leaves).items()]
+    given = {id(tensor) for tensor in tensors}
+    return [leaf.view_as(leaf) if key in given else leaf for key, leaf in _once(leaves).items()]
 
 
 def _filled(holder: dict[str, Any]) -> list[Slot]:
-    return [(holder, name) for name, each in holder.items() if each is not None]
+    return [(holder, name) for name, value in holder.items() if value is not None]
 
 
 def _has_moved(buffer: Tensor, original: Tensor) -> bool:
@@ -342,7 +342,7 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         return block(*inputs, **options)
     with unwatched():
         call, tensors = BlockCall.of(block, inputs, options)
-        is_recorded = torch.is_grad_enabled() and (_in_transform() or any(each.requires_grad for each in tensors))
+        is_recorded = torch.is_grad_enabled() and (_in_transform() or any(tensor.requires_grad for tensor in tensors))
         if is_recorded or any_has_tangent(tensors):
             return call.finish(_evaluate(call, tensors))
     return block(*inputs, **options)
@@ -369,7 +369,7 @@ def graph_inside(node: Any) -> list[Tensor]:
     points, wanted = node.saved_tensors[: node.count], node.needs_input_grad[2 : 2 + node.count]
     with torch.enable_grad():
         found = node.function(*[x.detach().requires_grad_(flag) for x, flag in zip(points, wanted, strict=True)])
-    return [each for each in found if each is not None and each.requires_grad]
+    return [value for value in found if value is not None and value.requires_grad]
 
 
 def _evaluate(function: _Evaluation, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -385,7 +385,7 @@ def _evaluate(function: _Evaluation, tensors: Sequence[Tensor]) -> Sequence[Tens
         found = _Remat.apply(function, count, *tensors, *[None] * count)
         return found[: len(found) // 2]
     values, tangents = apart(tensors)
-    if not (torch.is_grad_enabled() and any(each.requires_grad for each in values)):
+    if not (torch.is_grad_enabled() and any(value.requires_grad for value in values)):
         with Recording(False):
             return function(*tensors)
     found = _Remat.apply(function, count, *values, *tangents)
@@ -402,7 +402,7 @@ class _Remat(Function):
     @classmethod
     def apply(cls, function: _Evaluation, count: int, *both: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the values, then their tangents; where the arguments are not taken apart, neither are the values."""
-        points = [each for each in both[:count] if each is not None]
+        points = [value for value in both[:count] if value is not None]
         if not _in_transform() and any_has_tangent(points):
             found = _evaluate(function, points)
             return (*found, *[None] * len(found))
@@ -420,8 +420,8 @@ class _Remat(Function):
         """
         # Forward mode is switched off within a custom function.
         with forward_ad._set_fwd_grad_enabled(True):
-            given = [None if each is None else each.detach() for each in both]
-            points = [each for each in given[:count] if each is not None]
+            given = [None if value is None else value.detach() for value in both]
+            points = [value for value in given[:count] if value is not None]
             found, tangents = apart(function(*joined(points, given[count:])))
         return (*_own(found, points), *tangents)
 
@@ -438,12 +438,12 @@ class _Remat(Function):
         """Return the cotangents of the arguments, which have tangents where the arguments have."""
         count, both = ctx.count, ctx.saved_tensors
         given, of_tangents = cotangents[: len(cotangents) // 2], cotangents[len(cotangents) // 2 :]
-        if any(each is not None for each in of_tangents):
+        if any(tangent is not None for tangent in of_tangents):
             raise RuntimeError(_REVERSE_OVER_FORWARD)
         wanted = _wanted(ctx, both[:count])
-        pullback = _Pullback(ctx.function, count, wanted, [each is not None for each in given])
+        pullback = _Pullback(ctx.function, count, wanted, [value is not None for value in given])
         points = joined(both[:count], both[count:])
-        found = iter(_evaluate(pullback, [*points, *[each for each in given if each is not None]]))
+        found = iter(_evaluate(pullback, [*points, *[value for value in given if value is not None]]))
         return (None, None, *[next(found) if flag else None for flag in wanted], *[None] * count)
 
     @staticmethod
@@ -464,9 +464,9 @@ class _Remat(Function):
         def batched(*tensors: Tensor) -> Sequence[Tensor | None]:
             return list(torch.vmap(function, in_dims=axes, randomness=info.randomness)(*tensors))
 
-        found = _evaluate(batched, [each for each in both[:count] if each is not None])
+        found = _evaluate(batched, [value for value in both[:count] if value is not None])
         nothing = [None] * len(found)
-        return (*found, *nothing), (*[None if each is None else 0 for each in found], *nothing)
+        return (*found, *nothing), (*[None if value is None else 0 for value in found], *nothing)
 
 
 def _own(found: Sequence[Tensor | None], given: Sequence[Tensor]) -> list[Tensor | None]:
@@ -475,14 +475,14 @@ def _own(found: Sequence[Tensor | None], given: Sequence[Tensor]) -> list[Tensor
     A view is a tensor of its own where nothing else is on its memory. Other ones stay views, of which torch refuses
     changes: they would have to reach an input, or another result.
     """
-    views = [each is not None and not is_functorch_wrapped_tensor(each) and each._is_view() for each in found]
+    views = [value is not None and not is_functorch_wrapped_tensor(value) and value._is_view() for value in found]
     if not any(views):
         return list(found)
-    others = [each for each in (*given, *found) if each is not None and not is_functorch_wrapped_tensor(each)]
-    counts = Counter(each.untyped_storage()._cdata for each in others if each.layout == torch.strided)
+    others = [value for value in (*given, *found) if value is not None and not is_functorch_wrapped_tensor(value)]
+    counts = Counter(value.untyped_storage()._cdata for value in others if value.layout == torch.strided)
     return [
-        each.data if each is not None and is_view and counts[each.untyped_storage()._cdata] == 1 else each
-        for each, is_view in zip(found, views, strict=True)
+        value.data if value is not None and is_view and counts[value.untyped_storage()._cdata] == 1 else value
+        for value, is_view in zip(found, views, strict=True)
     ]
 
 
@@ -563,8 +563,8 @@ def _wanted(node: Any, arguments: Sequence[Tensor | None]) -> list[bool]:
     if _in_transform():
         return list(flags)
     edges = iter(node.next_functions)
-    before = [None if each is None else next(edges)[0] for each in arguments]
-    return [flag and _is_asked_for(each) for flag, each in zip(flags, before, strict=True)]
+    before = [None if value is None else next(edges)[0] for value in arguments]
+    return [flag and _is_asked_for(value) for flag, value in zip(flags, before, strict=True)]
 
 
 def _is_asked_for(node: Any) -> bool:
@@ -578,7 +578,9 @@ def _is_asked_for(node: Any) -> bool:
 
 def _constants(tensors: Sequence[Tensor]) -> list[Tensor]:
     values, tangents = apart(tensors)
-    return joined([each.detach() for each in values], [None if each is None else each.detach() for each in tangents])
+    return joined(
+        [value.detach() for value in values], [None if tangent is None else tangent.detach() for tangent in tangents]
+    )
 
 
 class RematerializedModule(AbstractEvaluation):
@@ -603,8 +605,8 @@ class RematerializedModule(AbstractEvaluation):
         self._module = module
         self._forwards = [_Forward(block) for block in blocks]
         for outer in self._forwards:
-            inside = {id(each) for each in outer.block.modules()} - {id(outer.block)}
-            outer.inside.inner = [each for each in self._forwards if id(each.block) in inside]
+            inside = {id(value) for value in outer.block.modules()} - {id(outer.block)}
+            outer.inside.inner = [forward for forward in self._forwards if id(forward.block) in inside]
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Evaluate the module."""
@@ -666,14 +668,14 @@ def _run(
     forwards: Sequence[_Forward], call: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
     """Return `call(*inputs, **options)` with other forwards in the places of the blocks'."""
-    before = [each.block.__dict__.get("forward") for each in forwards]
+    before = [forward.block.__dict__.get("forward") for forward in forwards]
     try:
-        for each in forwards:
-            each.block.__dict__["forward"] = each
+        for forward in forwards:
+            forward.block.__dict__["forward"] = forward
         return call(*inputs, **options)
     finally:
-        for each, own in zip(forwards, before, strict=True):
+        for forward, own in zip(forwards, before, strict=True):
             if own is None:
-                del each.block.__dict__["forward"]
+                del forward.block.__dict__["forward"]
             else:
-                each.block.__dict__["forward"] = own
+                forward.block.__dict__["forward"] = own

@@ -10,7 +10,6 @@ second, the fourth and so on (some blocks change later) it is all entries, the s
 tensors in any object that the block keeps.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -119,7 +118,7 @@ class FirstEvaluation:
                 self._refuse("returned something else")
 
     def _numbers_of(self, results: Sequence[Tensor]) -> list[Tensor | None]:
-        return [_numbers(each, self.is_whole) for each in results]
+        return [_numbers(result, self.is_whole) for result in results]
 
     def _is_same(self, before: Tensor, now: Tensor, result: Tensor) -> bool:
         if before.shape != now.shape or not now.numel():
@@ -167,9 +166,9 @@ class _Shapes(TorchFunctionMode):
         found = func(*args, **(kwargs or {}))
         if _SHAPES.get() is not self:
             return found
-        for each in found if isinstance(found, tuple | list) else (found,):
-            if isinstance(each, Tensor):
-                self.shapes.add(each.shape)
+        for value in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(value, Tensor):
+                self.shapes.add(value.shape)
         return found
 
 
@@ -190,7 +189,7 @@ class Kept:
         self._block = block
         self._modules = modules
         self._is_whole = is_whole
-        self._before = {id(each): each for _, _, each in self._tensors()}
+        self._before = {id(tensor): tensor for _, _, tensor in self._tensors()}
 
     def compare(self) -> None:
         """Raise ConfigError where the evaluation has left one that depends on something."""
@@ -204,17 +203,17 @@ class Kept:
                 value = module.__dict__[name]
                 is_looked_at = self._is_whole or isinstance(value, Tensor | list | tuple | dict)
                 if is_looked_at and not _is_of_torch(module, name):
-                    for each in self._inside(value):
-                        yield type(module).__name__, f"its attribute '{name}'", each
+                    for entry in self._inside(value):
+                        yield type(module).__name__, f"its attribute '{name}'", entry
         if self._is_whole and isinstance(self._block, FunctionType | MethodType | partial):
-            for each in self._inside(self._block):
-                yield "function", "what it is bound with", each
+            for entry in self._inside(self._block):
+                yield "function", "what it is bound with", entry
 
     def _inside(self, value: Any) -> list[Tensor]:
         if not self._is_whole:
-            return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+            return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
         try:
-            return [each for each in leaves_of([value], into_modules=False) if isinstance(each, Tensor)]
+            return [leaf for leaf in leaves_of([value], into_modules=False) if isinstance(leaf, Tensor)]
         except IteratorFoundError:
             return []
 
@@ -227,11 +226,11 @@ def _is_of_torch(module: nn.Module, name: str) -> bool:
 
     The hooks are those of `torch.nn.utils.weight_norm` and `spectral_norm`.
     """
-    return name in _OF_MODULES or any(f"{name}_{each}" in module._parameters for each in ("orig", "v"))
+    return name in _OF_MODULES or any(f"{name}_{value}" in module._parameters for value in ("orig", "v"))
 
 
 def _forms(results: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(each.shape, each.dtype) for each in results]
+    return [(result.shape, result.dtype) for result in results]
 
 
 def _described(form: Any) -> str:
@@ -269,16 +268,10 @@ def holds_tensors(value: Any) -> bool:
         >>> holds_tensors(SimpleNamespace(x=[torch.ones(1)])), holds_tensors("text")
         (True, False)
     """
-    if value is None or isinstance(value, str | bytes | int | float | complex | type | nn.Module):
+    try:
+        return any(isinstance(leaf, Tensor) for leaf in leaves_of([value], into_modules=False))
+    except IteratorFoundError:
         return False
-    if isinstance(value, Mapping):
-        items: Any = list(value.values())
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        items = list(value)
-    else:
-        slots = [name for each in type(value).__mro__ for name in each.__dict__.get("__slots__", ())]
-        items = [*getattr(value, "__dict__", {}).values(), *[getattr(value, name, None) for name in slots]]
-    return any(isinstance(each, Tensor) for each in tree_leaves(items))
 
 
 _ARGUMENT = (
@@ -312,7 +305,7 @@ class Handed:
     def __init__(self, block: Callable[..., Any], inputs: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         self._block = block
         found = {
-            place: [each for each in tree_leaves(value) if not isinstance(each, _STAYS)]
+            place: [leaf for leaf in tree_leaves(value) if not isinstance(leaf, _STAYS)]
             for place, value in _places(inputs, options)
         }
         self._objects = {place: objects for place, objects in found.items() if objects}

@@ -210,7 +210,7 @@ class RandomState:
         """Return the states that were saved."""
         found = cls()
         found._cpu = state["cpu"].cpu()
-        found._cuda = [(torch.device(device), each.cpu()) for device, each in state["cuda"]]
+        found._cuda = [(torch.device(device), entry.cpu()) for device, entry in state["cuda"]]
         return found
 
 

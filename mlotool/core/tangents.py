@@ -29,8 +29,8 @@ def apart(tensors: Sequence[T]) -> tuple[list[T], list[Tensor | None]]:
     if not in_dual_level():
         return list(tensors), [None] * len(tensors)
     values, tangents = list[T](), list[Tensor | None]()
-    for each in tensors:
-        value, tangent = (each, None) if each is None else forward_ad.unpack_dual(each)
+    for tensor in tensors:
+        value, tangent = (tensor, None) if tensor is None else forward_ad.unpack_dual(tensor)
         values.append(value)
         tangents.append(tangent)
     return values, tangents
@@ -91,4 +91,4 @@ def any_has_tangent(tensors: Sequence[Tensor]) -> bool:
         >>> any_has_tangent([torch.ones(1)])
         False
     """
-    return in_dual_level() and any(forward_ad.unpack_dual(each).tangent is not None for each in tensors)
+    return in_dual_level() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)

@@ -129,9 +129,9 @@ class TraceableFunctions(TorchFunctionMode):
 
     Example:
         >>> with TraceableFunctions():
-        ...     functional.one_hot(torch.tensor([1, 0]), 3)
-        tensor([[0, 1, 0],
-                [1, 0, 0]])
+        ...     found = functional.one_hot(torch.tensor([1, 0]), 3)
+        >>> found.tolist()
+        [[0, 1, 0], [1, 0, 0]]
     """
 
     def __torch_function__(

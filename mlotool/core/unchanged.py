@@ -31,8 +31,8 @@ def deep_copy(value: Any) -> Any:
         >>> deep_copy({"row": torch.zeros(100, 2)[0]})["row"].untyped_storage().nbytes()
         8
     """
-    tensors = [each for each in tree_flatten(value)[0] if isinstance(each, Tensor)]
-    return copy.deepcopy(value, {id(each): each.detach().clone() for each in tensors})
+    tensors = [entry for entry in tree_flatten(value)[0] if isinstance(entry, Tensor)]
+    return copy.deepcopy(value, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
 def is_unchanged(before: Any, now: Any) -> bool:
@@ -55,25 +55,24 @@ def is_same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
+_SETTINGS: dict[str, Callable[[], Any]] = {
+    "set_grad_enabled": torch.is_grad_enabled,
+    "set_default_dtype": torch.get_default_dtype,
+    # None is another state than the CPU by name, for which each call passes through a mode of torch's.
+    "set_default_device": lambda: _device.CURRENT_DEVICE,
+}
+
+
 def torch_settings() -> dict[str, Any]:
     """Return what torch keeps for a whole process, by the function that changes it."""
-    return {
-        "torch.set_grad_enabled": torch.is_grad_enabled(),
-        "torch.set_default_dtype": torch.get_default_dtype(),
-        # None is another state than the CPU by name, for which each call passes through a mode of torch's.
-        "torch.set_default_device": _device.CURRENT_DEVICE,
-    }
+    return {f"torch.{name}": read() for name, read in _SETTINGS.items()}
 
 
 def restore_torch_settings(settings: dict[str, Any]) -> list[str]:
     """Put back what `torch_settings` returned; return the functions that had changed some of it."""
     changed = [name for name, value in torch_settings().items() if value != settings[name]]
-    if "torch.set_grad_enabled" in changed:
-        torch.set_grad_enabled(settings["torch.set_grad_enabled"])
-    if "torch.set_default_dtype" in changed:
-        torch.set_default_dtype(settings["torch.set_default_dtype"])
-    if "torch.set_default_device" in changed:
-        torch.set_default_device(settings["torch.set_default_device"])
+    for name in changed:
+        getattr(torch, name.removeprefix("torch."))(settings[name])
     return changed
 
 
@@ -103,8 +102,8 @@ def fingerprint(tensor: Tensor) -> Tensor:
         flat = torch.view_as_real(there.resolve_conj()) if there.is_complex() else there
         found = torch.zeros(2, dtype=torch.float64, device=flat.device)
         begin, count = 0, max(flat.numel(), 1)
-        for part in _parts(flat):
-            values = part.reshape(-1).double().nan_to_num(0.0, 0.0, 0.0)
+        for part in flat.reshape(-1).split(_CHUNK):
+            values = part.double().nan_to_num(0.0, 0.0, 0.0)
             end = begin + values.numel()
             ramp = torch.arange(begin, end, dtype=values.dtype, device=values.device).div_(count).add_(0.5)
             found += torch.stack([values @ ramp, values @ values])
@@ -121,22 +120,10 @@ def tolerance(dtype: torch.dtype) -> float:
 
     Example:
         >>> tolerance(torch.float64)
-        1e-09
+        1e-07
     """
     is_real = dtype.is_floating_point or dtype.is_complex
     return _TOLERANCES.get(dtype, _TOLERANCE_IN_SHORT) if is_real else 1e-9
-
-
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor in parts of few entries, in the order of its entries; a whole copy is made of none."""
-    if tensor.numel() <= _CHUNK:
-        yield tensor
-    elif len(tensor) == 1:
-        yield from _parts(tensor[0])
-    else:
-        num_rows = max(1, _CHUNK * len(tensor) // tensor.numel())
-        for part in tensor.split(num_rows):
-            yield from [part] if part.numel() <= _CHUNK else _parts(part)
 
 
 class SameObjects:
@@ -225,7 +212,7 @@ class ObjectState:
 
     def __init__(self, values: Iterable[Any]) -> None:
         self._leaves = list(leaves_of(values))
-        self._versions = [_version(each) for each in self._leaves]
+        self._versions = [_version(leaf) for leaf in self._leaves]
 
     def is_same(self, other: "ObjectState") -> bool:
         """Return whether the objects hold the same."""

@@ -26,25 +26,6 @@ from mlotool.core.messages import described
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")
 MORE_MEMORY = "Expected room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
 NO_EXIT = "Expected that the code there returns; nothing has finished. Raise an error there that says why."
-# What to do, by words of an error of torch's; the first that fits counts.
-_ADVICE = {
-    "shapes cannot be multiplied": "Set the layer's first number to the last one of the first shape.",
-    "modified by an inplace operation": "Write x = x + y in place of x.add_(y), in the loss and in the modules.",
-    "backward through the graph a second time": "A loss returns a tensor and leaves backward() to mlotool.",
-    "torch.utils.checkpoint: ": "Leave checkpoint(block, x) out, and name the blocks in remat.",
-    "has no attribute 'losses'": "Write it as mlotool.models.Decoder has it, or set chunk of the loss to null.",
-    "class probabilities": "Classes are numbers, not one column each: give the targets as .argmax(1), of torch.long.",
-    "must have the same dtype|not implemented for 'Long'": "Give the module and the data one dtype: .float() on both.",
-    "more than 1 value per channel": "BatchNorm needs two samples: raise batch_size, or normalize otherwise.",
-    "remove_duplicate": "A role takes other parameters by role.at(parameters)(x), in place of functional_call.",
-    "sparse gradients": "Write sparse=False where the module makes its Embedding, or choose torch.optim.SparseAdam.",
-    "NVIDIA driver|not compiled with CUDA|on the (expected|same) device": (
-        "Leave devices to mlotool: make tensors where others are, as in torch.zeros_like(x)."
-    ),
-    "^$|missing the required": "Write the method that is missing.",
-    "Target .* out of bounds": "A target counts from 0: let the module give one output for each class.",
-    "target.*(dtype|Float)|(dtype|Float).*target": "Classes are whole numbers: give the targets as torch.long.",
-}
 
 
 def advice_for(error: BaseException, batch: Any = None) -> str:
@@ -54,19 +35,12 @@ def advice_for(error: BaseException, batch: Any = None) -> str:
         error: that code of the user's has raised.
         batch: what that code was given as a batch.
     """
-    text = str(error)
     if is_out_of_memory(error):
         return MORE_MEMORY
     if isinstance(error, SystemExit):
         return NO_EXIT
-    for words, advice in _ADVICE.items():
-        # An empty one is raised by the methods of base classes.
-        if re.search(words, text, re.DOTALL) and (text or isinstance(error, NotImplementedError)):
-            return advice
-    if isinstance(batch, list | tuple) or (hasattr(batch, "shape") and isinstance(error, IndexError)):
-        return "Let the data set return dicts {input, target, ...}."
     is_numbered = isinstance(error, KeyError) and error.args and isinstance(error.args[0], int)
-    is_taken_apart = is_numbered or re.search("values to unpack|'(dict|str)' object", text)
+    is_taken_apart = is_numbered or re.search("values to unpack|'(dict|str)' object", str(error))
     if isinstance(batch, Mapping) and batch and is_taken_apart:
         return f"A batch is a dict: take {' and '.join(f'batch[{key!r}]' for key in list(batch)[:2])}."
     return ""
@@ -75,7 +49,7 @@ def advice_for(error: BaseException, batch: Any = None) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Say whether an exception means that there is no memory left, on the CPU or on a GPU."""
     # torch raises a RuntimeError with its allocator's words.
-    return isinstance(error, MemoryError) or any(each in str(error) for each in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or any(value in str(error) for value in _OUT_OF_MEMORY)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -230,7 +204,7 @@ def is_users(file: str, module: str = "") -> bool:
     # What Cython has compiled names its source by a path within its library.
     if file.endswith((".pyx", ".pxd")):
         return False
-    return not file.startswith("<frozen") and not any(each in file for each in _LIBRARIES)
+    return not file.startswith("<frozen") and not any(value in file for value in _LIBRARIES)
 
 
 def add_user_package(package: str) -> None:
@@ -240,12 +214,14 @@ def add_user_package(package: str) -> None:
 
 def is_of_user(*targets: Any) -> bool:
     """Say whether a function, a class or an object's class, out of several, is the user's."""
-    return any(is_users(_file_of(each), each.__module__ or "") for each in map(_definition, targets))
+    return any(is_users(_file_of(value), value.__module__ or "") for value in map(_definition, targets))
 
 
 def is_ours(*targets: Any) -> bool:
     """Say whether functions, classes and objects' classes are all mlotool's or torch's."""
-    return all((each.__module__ or "").partition(".")[0] in ("mlotool", "torch") for each in map(_definition, targets))
+    return all(
+        (value.__module__ or "").partition(".")[0] in ("mlotool", "torch") for value in map(_definition, targets)
+    )
 
 
 def named(target: Any) -> str:

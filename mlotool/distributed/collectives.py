@@ -1,7 +1,8 @@
 """What all processes of a group do together: means, sums, broadcasts, gathers, agreement."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -18,8 +19,9 @@ _SIGNS = re.compile(r"connect|peer|socket|broken pipe|remote process|timed? ?out
 """What gloo, NCCL and the store of torch.distributed say of a process that no longer answers."""
 
 
-class naming_the_lost:  # noqa: N801 - a context; one of `contextlib` costs more than what it watches
-    """Turns what torch says of a process that is gone into what a user can do.
+@contextmanager
+def naming_the_lost(word: str, own: int, other: int | None = None) -> Iterator[None]:
+    """Turn what torch says of a process that is gone into what a user can do.
 
     Args:
         word: what the processes have: "rank" or "stage".
@@ -34,22 +36,15 @@ class naming_the_lost:  # noqa: N801 - a context; one of `contextlib` costs more
             ...
         mlotool.core.errors.RunError: Stage 0 has lost the process of stage 1 (Connection closed by peer); expected ...
     """
-
-    def __init__(self, word: str, own: int, other: int | None = None) -> None:
-        self._word, self._own, self._other = word, own, other
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, RuntimeError) or isinstance(error, MlotoolError):
-            return
-        if self._other is None and not _SIGNS.search(str(error)):
-            return
-        other = f"another {self._word}" if self._other is None else f"{self._word} {self._other}"
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, MlotoolError) or (other is None and not _SIGNS.search(str(error))):
+            raise
+        lost = f"another {word}" if other is None else f"{word} {other}"
         raise RunError(
-            f"{self._word.capitalize()} {self._own} has lost the process of {other} "
-            f"({str(error).split('. ')[0]}); expected it to stay until the run ends. Look at what that process "
-            "has said, and go on with resume=auto."
+            f"{word.capitalize()} {own} has lost the process of {lost} ({str(error).split('. ')[0]}); expected it to "
+            "stay until the run ends. Look at what that process has said, and go on with resume=auto."
         ) from error
 
 
@@ -274,8 +269,8 @@ class Ranks:
             with naming_the_lost(self.word, self.rank, source):
                 found = finish()
             if source != self.rank:
-                for each, value in zip(tensors[source], found, strict=True):
-                    each.detach().copy_(value)
+                for tensor, value in zip(tensors[source], found, strict=True):
+                    tensor.detach().copy_(value)
 
     def broadcast_one(self, tensor: Tensor, source: int) -> Tensor:
         """Return the tensor of one rank on all ranks; it has no gradient.
@@ -297,7 +292,7 @@ class Ranks:
 
         return begin
 
-    def _naming_the_lost(self) -> naming_the_lost:
+    def _naming_the_lost(self) -> AbstractContextManager[None]:
         return naming_the_lost(self.word, self.rank)
 
 
@@ -334,8 +329,8 @@ def stages_and_parts(rank: int, num_ranks: int, num_stages: int) -> tuple[Ranks,
     if num_parts == 1:
         return Ranks(stage, num_stages, word="stage"), Ranks()
     # All processes have to make all groups, in one order.
-    of_parts = [dist.new_group(list(range(each * num_stages, (each + 1) * num_stages))) for each in range(num_parts)]
-    of_stages = [dist.new_group(list(range(each, num_ranks, num_stages))) for each in range(num_stages)]
+    of_parts = [dist.new_group(list(range(value * num_stages, (value + 1) * num_stages))) for value in range(num_parts)]
+    of_stages = [dist.new_group(list(range(value, num_ranks, num_stages))) for value in range(num_stages)]
     return Ranks(stage, num_stages, of_parts[part], "stage"), Ranks(part, num_parts, of_stages[stage])
 
 

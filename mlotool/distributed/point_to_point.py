@@ -1,6 +1,7 @@
 """Messages from one process to another."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class Messages:
         self._tags = {kind: tag for tag, kind in enumerate(kinds)}
         # Of point-to-point exchanges all use the connections of the whole run, whatever the group.
         group = ranks.group
-        self._numbers = [each if group is None else dist.get_global_rank(group, each) for each in range(ranks.size)]
+        self._numbers = [value if group is None else dist.get_global_rank(group, value) for value in range(ranks.size)]
         # A message that is under way needs its tensor.
         self._leaving: list[tuple[Any, Tensor, int]] = []
         self._coming: dict[tuple[str, int], tuple[Any, Tensor]] = {}
@@ -84,7 +85,7 @@ class Messages:
                 work.wait()
         self._leaving.clear()
 
-    def _naming(self, other: int) -> naming_the_lost:
+    def _naming(self, other: int) -> AbstractContextManager[None]:
         return naming_the_lost(self._ranks.word, self._ranks.rank, other)
 
 

@@ -181,8 +181,7 @@ class StackedSteps:
             # A kernel takes one count a tensor.
             sizes = [1 if is_whole else len(self._problems) for is_whole in are_whole]
             vectors[COUNTER] = [count[one] for count, size in zip(counts, sizes, strict=True) for _ in range(size)]
-        ones = [torch.ones_like(count) for count in counts]
-        return replace(first, parameters=_parts(parameters, are_whole), vectors=vectors, counts=counts, ones=ones)
+        return replace(first, parameters=_parts(parameters, are_whole), vectors=vectors, counts=counts)
 
     def _are_whole(self, group: KernelGroup) -> list[bool]:
         """Return by parameter whether rows fill vector registers, so that no bit depends on their neighbours.

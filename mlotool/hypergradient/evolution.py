@@ -148,7 +148,6 @@ class EvolutionStrategies(AbstractZerothOrder):
     seed: Seed = 0
     sees_steps = True
     needs_full_precision = True
-    is_zeroth_order = True
 
     def __post_init__(self) -> None:
         is_right = self.restart_every is None or self.persistent

@@ -11,12 +11,12 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Positive, target
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import add, copies, is_finite, scaled
-from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
+from mlotool.problem.interface import AbstractDirector, LowerView, Memory, Vector
 
 
 @target("hypergradient")
 @dataclass(frozen=True)
-class SABA(AbstractHypergradient):
+class SABA(AbstractDirector):
     """A step on `H q = v` a pullback, with the products of the last visit to each batch (SAGA).
 
         i the batch, q kept from pullback to pullback, mean_j over the batches that have been met:

@@ -12,39 +12,31 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.arguments import Rule, is_number, require, require_all, shown
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.plain_state import is_like
 from mlotool.core.user_code import is_of_user, named
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.parallel import AbstractParallel
 
+
+def _is_stream(value: Any) -> bool:
+    return value is None or (not isinstance(value, type) and hasattr(value, "next") and hasattr(value, "last"))
+
+
+def _is_optimizer(value: Any) -> bool:
+    return value is None or callable(value) or isinstance(value, Optimizer)
+
+
+def _is_scheduler(value: Any) -> bool:
+    return value is None or callable(value)
+
+
+_BUILT_ALGORITHM = "a hypergradient that is built, or null"
+_BUILT_PARALLEL = "layer-parallel training that is built, or null"
 _PROBLEM: Mapping[str, Rule] = {
-    "stream": Rule(
-        lambda value: (
-            value is None or (not isinstance(value, type) and hasattr(value, "next") and hasattr(value, "last"))
-        ),
-        "a mlotool.Stream or null",
-        "Write stream=mlotool.Stream(dataset, batch_size=32).",
-    ),
-    "optimizer": Rule(
-        lambda value: value is None or callable(value) or isinstance(value, Optimizer),
-        "a torch optimizer, or a callable that builds one from the parameters",
-        "Write optimizer=functools.partial(torch.optim.SGD, lr=0.1).",
-    ),
-    "scheduler": Rule(
-        lambda value: value is None or callable(value),
-        "a callable that builds a scheduler from the optimizer, or null",
-        "Write scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9).",
-    ),
-    "hypergradient": Rule(
-        lambda value: isinstance(value, AbstractHypergradient | None),
-        "a hypergradient that is built, or null",
-        "Write hypergradient=mlotool.Implicit(mlotool.ConjugateGradient()).",
-    ),
-    "parallel": Rule(
-        lambda value: isinstance(value, AbstractParallel | None),
-        "layer-parallel training that is built, or null",
-        "Write parallel=mlotool.layerparallel.Multigrid().",
-    ),
+    "stream": Rule(_is_stream, "a mlotool.Stream or null"),
+    "optimizer": Rule(_is_optimizer, "a torch optimizer, or a callable that builds one from the parameters"),
+    "scheduler": Rule(_is_scheduler, "a callable that builds a scheduler from the optimizer, or null"),
+    "hypergradient": Rule(lambda value: isinstance(value, AbstractHypergradient | None), _BUILT_ALGORITHM),
+    "parallel": Rule(lambda value: isinstance(value, AbstractParallel | None), _BUILT_PARALLEL),
 }
 _EXAMPLE = "def loss(batch, *, model): return mse_loss(model(batch['input']), batch['target'])"
 
@@ -64,13 +56,16 @@ def check_problem(given: Mapping[str, Any]) -> None:
     is_right = roles is None or (isinstance(roles, Mapping) and all(isinstance(role, str) for role in roles))
     require(is_right, key, roles, "problems' names by argument of the loss", advice)
     for role, value in (roles or {}).items():
-        is_right = isinstance(value, str)
-        if isinstance(value, Mapping):
-            is_named = isinstance(value.get("problem"), str) and set(value) <= {"problem", "mode"}
-            is_right = is_named and value.get("mode") in ("train", "eval", None)
-        require(is_right, f"{key}.{role}", value, "a problem's name, or {problem: <name>, mode: train | eval}")
+        expected = "a problem's name, or {problem: <name>, mode: train | eval}"
+        require(isinstance(value, str) or _is_role(value), f"{key}.{role}", value, expected)
     _check_loss(f"problems.{name}.loss", given["loss"], roles or {})
     require_all(f"problems.{name}", given, _PROBLEM)
+
+
+def _is_role(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not set(value) <= {"problem", "mode"}:
+        return False
+    return isinstance(value.get("problem"), str) and value.get("mode") in ("train", "eval", None)
 
 
 def _check_loss(key: str, loss: Any, roles: Mapping[str, Any]) -> None:
@@ -85,10 +80,7 @@ def _check_loss(key: str, loss: Any, roles: Mapping[str, Any]) -> None:
     try:
         signature.bind(None, **dict.fromkeys(roles))
     except TypeError as error:
-        raise ConfigError(
-            f"{key}: {named(loss)} does not fit ({error}); expected {expected}. Take the batch first, and each role "
-            f"by its name: {_EXAMPLE}."
-        ) from None
+        raise ConfigError(f"{key}: {named(loss)} does not fit ({error}); expected {expected}: {_EXAMPLE}.") from None
 
 
 def made(key: str, maker: Callable[..., Any], argument: Any, is_right: Callable[[Any], bool], expected: str) -> Any:
@@ -119,19 +111,18 @@ def check_scheduler(problem: str, scheduler: Any, optimizer: Optimizer | None, i
     key, name = f"problems.{problem}.scheduler", named(scheduler)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError(
-            f"{key}: {name} sets the rates of another optimizer; expected the one that it was given. Build it from "
-            "that one: lambda optimizer: StepLR(optimizer, 10)."
+            f"{key}: {name} sets the rates of another optimizer; expected the one that it was given. Write "
+            "lambda optimizer: StepLR(optimizer, 10)."
         )
     if isinstance(scheduler, ReduceLROnPlateau) and interval == "step":
         raise ConfigError(
             f"{key}: found ReduceLROnPlateau with scheduler_interval=step; expected scheduler_interval=evaluation, as "
-            "it needs an objective. Set it, and give evaluate.splits a number of ticks for the objective's split."
+            "it needs an objective. Set it."
         )
     for group in optimizer.param_groups if optimizer is not None else ():
         rate = group.get("lr")
         is_right = rate is None or is_number(rate) or (isinstance(rate, Tensor) and not rate.is_complex())
-        advice = f"Let {name} return numbers." if scheduler is not None else ""
-        require(is_right, f"problems.{problem}.optimizer.lr", rate, "a number", advice)
+        require(is_right, f"problems.{problem}.optimizer.lr", rate, "a number")
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -146,8 +137,7 @@ def needs_batch(name: str, error: Exception) -> ConfigError | None:
         return None
     return ConfigError(
         f"problems.{name}.stream: found None, so that the loss was called with batch=None, and failed: {error}; "
-        "expected a stream. Write stream: {split: train, batch_size: 32} in a recipe, stream=mlotool.Stream(dataset, "
-        "batch_size=32) in Python."
+        "expected a stream. Write stream: {split: train, batch_size: 32}, or stream=mlotool.Stream(...) in Python."
     )
 
 
@@ -156,12 +146,11 @@ def without_gradient(problem: str) -> ConfigError:
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return ConfigError(
             f"problems.{problem}.loss: its gradient is wanted where gradients are switched off; expected that they are "
-            "on. Leave the block of torch.no_grad() or torch.inference_mode(), or call torch.set_grad_enabled(True)."
+            "on. Leave the block of torch.no_grad() or torch.inference_mode()."
         )
     return ConfigError(
         f"problems.{problem}.loss: the loss does not depend on any parameter of '{problem}'; expected that it does. "
-        f"Give it a role that plays '{problem}', or an edge through which '{problem}' shapes what it reads; nothing "
-        "passes through first_order, or through what a module has kept of its last call."
+        f"Give it a role that plays '{problem}', or an edge through which '{problem}' shapes what it reads."
     )
 
 
@@ -173,33 +162,16 @@ def check_module(problem: str, module: Any) -> None:
         module: of the problem.
 
     Raises:
-        ConfigError: it is no nn.Module, holds itself, or has a parameter that is sparse, without values, or whose
-            elements share memory.
+        ConfigError: it is no nn.Module, or has a parameter that is sparse, without values, or whose elements share
+            memory.
     """
     key = f"problems.{problem}.module"
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{key}: found {module!r}; expected an nn.Module, built. Give one, such as nn.Linear(3, 1).")
-    name, inside = type(module).__name__, _holds_itself(module, [])
-    if inside is not None:
-        raise ConfigError(
-            f"{key}: {name} holds itself, as '{inside}'; expected modules that hold others. Remove that attribute, or "
-            "keep it where nn.Module does not look: in a list of one."
-        )
     for path, parameter in module.named_parameters():
         fault = _fault(parameter)
         if fault is not None:
-            raise ConfigError(f"{key}: the parameter '{path}' of {name} {fault}.")
-
-
-def _holds_itself(module: nn.Module, above: list[nn.Module]) -> str | None:
-    """Return the path at which a module stands below itself."""
-    if any(module is holder for holder in above):
-        return ""
-    for name, child in module.named_children():
-        path = _holds_itself(child, [*above, module])
-        if path is not None:
-            return f"{name}.{path}".rstrip(".")
-    return None
+            raise ConfigError(f"{key}: the parameter '{path}' of {type(module).__name__} {fault}.")
 
 
 def _fault(parameter: Tensor) -> str | None:
@@ -240,8 +212,8 @@ def check_owners(modules: Mapping[str, nn.Module]) -> None:
                     if owner != problem:
                         raise ConfigError(
                             f"problems.{problem}.module: its parameter '{path}' is the parameter '{other}' of "
-                            f"problems.{owner}.module; expected that one problem trains it. Give one of them a copy "
-                            "(copy.deepcopy), or let its loss have a role for the other problem."
+                            f"problems.{owner}.module; expected that one problem trains it. Give one of them a copy, "
+                            "or a role for the other problem."
                         )
 
 
@@ -263,21 +235,6 @@ def check_shared(argument: str, objects: Mapping[str, Any]) -> None:
                 f"problems.{problem}.{argument}: found the {type(value).__name__} of problems.{owner}.{argument}; "
                 "expected one of its own, since it keeps what it has seen. Make one for each problem."
             )
-
-
-def check_kept(problem: str, module: nn.Module, theta: Mapping[str, Tensor]) -> None:
-    """Refuse a module whose parameters are others than when its problem was made.
-
-    Raises:
-        ConfigError: a layer was replaced, added or frozen since then.
-    """
-    now = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-    changed = [name for name in {**theta, **now} if theta.get(name) is not now.get(name)]
-    if changed:
-        raise ConfigError(
-            f"problems.{problem}.module: its parameter '{changed[0]}' was replaced, added, removed or frozen after "
-            "the problem was made; expected the same ones, which its optimizer steps. Change it before Problem(...)."
-        )
 
 
 def check_used(problem: str, module: nn.Module) -> None:
@@ -305,37 +262,14 @@ def check_saving(problem: str, module: nn.Module) -> None:
     key, name = f"problems.{problem}.module", named(module)
     try:
         state = module.state_dict()
-        missing = [path for path, _ in module.named_parameters() if path not in state]
-        if not missing:
-            module.load_state_dict(state)
+        missing = next((path for path, _ in module.named_parameters() if path not in state), None)
+        require(missing is None, key, missing, f"all parameters in the state_dict() of {name}")
+        module.load_state_dict(state)
+    except ConfigError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise ConfigError(
             f"{key}: {name} does not save and load its state ({type(error).__name__}: {reason}); expected that it "
             "loads what it has saved, which checkpoints need. Correct its state_dict and load_state_dict."
         ) from error
-    if missing:
-        raise ConfigError(
-            f"{key}: the state_dict() of {name} lacks the parameter '{missing[0]}'; expected all of them. Add to what "
-            "super().state_dict() returns."
-        )
-
-
-def check_module_state(key: str, saved: Mapping[str, Any], module: nn.Module) -> None:
-    """Refuse a saved state of another module.
-
-    Args:
-        key: of the problem's state.
-        saved: what the module's `state_dict` should have returned.
-        module: of the problem.
-
-    Raises:
-        ConfigError: a tensor has another shape, or other kinds of numbers.
-    """
-    for name, tensor in module.state_dict().items():
-        # A lazy parameter takes the shape of what it loads.
-        if isinstance(tensor, Tensor) and not is_lazy(tensor) and not is_like(saved.get(name), tensor):
-            raise ConfigError(
-                f"{key}: found {shown(saved.get(name))} for '{name}' of its module; expected {shown(tensor)}. Load it "
-                "into the same module."
-            )

@@ -267,11 +267,6 @@ def _read_batch(dataset: Any, indices: Any, **seed: int) -> Any:
 
 def _collated(dataset: Any, samples: Sequence[Any]) -> Any:
     """Return samples as one batch."""
-    if not samples:
-        raise ConfigError(
-            f"data: {named(whole(dataset))} gave no samples for a batch, where it had some before; expected a length "
-            "that stays. Correct __len__."
-        )
     try:
         return default_collate(list(samples))
     except Exception as error:
@@ -284,15 +279,8 @@ def _collation(dataset: Any, samples: Sequence[Any]) -> Call:
     other = next((sample for sample in samples if _form(sample) != _form(samples[0])), None)
     given = {"a sample": samples[0]} if other is None else {"a sample": samples[0], "another one": other}
     what = f"making a batch of {len(samples)} samples of {named(whole(dataset))}"
-    num_none = sum(sample is None for sample in samples)
-    if num_none:
-        what, given = f"{what}, {num_none} of which {'are' if num_none > 1 else 'is'} None,", {}
     expected = "a sample at every index, with tensors of one shape, numbers or texts, in dicts or tuples of one form"
-    advice = (
-        "Let __getitem__ return the same keys at each index, and dense tensors of one size (crop or pad them), without "
-        "a gradient (.detach())."
-    )
-    return Call("data", what, given, expected, advice)
+    return Call("data", what, given, expected, "Let __getitem__ return the same form at each index, without gradients.")
 
 
 def _form(value: Any) -> Any:

@@ -5,16 +5,15 @@ A row names two features of a `Case`, which is one problem with what it is combi
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch.optim import SparseAdam
 
-from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
 from mlotool.problem.arguments import needs_closure
-from mlotool.problem.interface import AbstractHypergradient
+from mlotool.problem.interface import AbstractDirector, AbstractHypergradient
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.settings import ProblemSettings
@@ -63,13 +62,21 @@ class Case:
     module: Any = None
 
 
-def _algorithm_has(attribute: str) -> Callable[[Case], bool]:
-    return lambda case: case.algorithm is not None and bool(getattr(case.algorithm, attribute))
+def _setting(name: str) -> Callable[[Case], bool]:
+    return lambda case: bool(getattr(case.settings, name))
 
 
-def _algorithm_is(name: str) -> Callable[[Case], bool]:
+def _algorithm(attribute: str) -> Callable[[Case], bool]:
+    return lambda case: bool(getattr(case.algorithm, attribute, False))
+
+
+def _is(name: str) -> Callable[[Case], bool]:
     # By name: they stand in packages above this one.
     return lambda case: any(kind.__name__ == name for kind in type(case.algorithm).__mro__)
+
+
+def _module(attribute: str) -> Callable[[Case], bool]:
+    return lambda case: getattr(case.module, attribute, False) is True
 
 
 def _approximates(case: Case) -> bool:
@@ -83,96 +90,61 @@ def _remembers(case: Case) -> bool:
     return algorithm is not None and not (algorithm.is_traceable and (case.is_fused or not algorithm.sees_steps))
 
 
-def _draws_paths(case: Case) -> bool:
-    from mlotool.spaces.shared.architecture import BinaryPaths, PathPolicy
-    from mlotool.spaces.shared.shared_space import SharedSpace
-
-    module = case.module
-    return isinstance(module, BinaryPaths | PathPolicy) or (isinstance(module, SharedSpace) and module.has_paths)
-
-
-def _has_path_statistics(case: Case) -> bool:
-    from mlotool.spaces.shared.shared_space import SharedSpace
-
-    return isinstance(case.module, SharedSpace) and case.module.has_path_statistics
-
-
 def _has_complex(case: Case) -> bool:
     parameters = () if case.module is None else case.module.parameters()
-    return any(each.requires_grad and each.dtype.is_complex for each in parameters)
+    return any(parameter.requires_grad and parameter.is_complex() for parameter in parameters)
 
 
 def _steps_sparsely(case: Case) -> bool:
     layers = () if case.module is None else case.module.modules()
-    return isinstance(case.optimizer, SparseAdam) or any(getattr(each, "sparse", None) is True for each in layers)
+    return isinstance(case.optimizer, SparseAdam) or any(getattr(layer, "sparse", None) is True for layer in layers)
 
 
-FEATURES: Mapping[str, tuple[str, Callable[[Case], bool]]] = {
-    "tasks": ("`tasks`", lambda case: case.settings.tasks is not None),
-    "compile": ("`compile`", lambda case: case.settings.compile),
-    "shard": ("`shard`", lambda case: bool(case.settings.shard)),
-    "shard_all": ("`shard: true`", lambda case: case.settings.shard is True),
-    "blocks": ("`remat` of a problem", lambda case: case.settings.remat is not None),
-    "draws": ("a module that draws paths (`paths` of a shared space, BinaryPaths, PathPolicy)", _draws_paths),
-    "complex": ("complex parameters", _has_complex),
-    "sparse_layers": ("layers with `sparse=True`, SparseAdam", _steps_sparsely),
-    "parallel": ("`parallel`", lambda case: case.parallel is not None),
-    "auxiliary": ("`parallel`: Auxiliary", lambda case: case.parallel is not None and not case.parallel.is_repeatable),
-    "processes": ("`parallel.processes`", lambda case: case.parallel is not None and case.parallel.is_divided),
-    "fp16": ("`precision: fp16`", lambda case: case.settings.precision == "fp16"),
-    "line_search": (
-        "an optimizer with a line search",
-        lambda case: case.optimizer is not None and needs_closure(case.optimizer),
-    ),
-    "impure": (
-        "another optimizer than SGD, Adam and AdamW",
-        lambda case: case.optimizer is not None and type(case.optimizer) not in RULES,
-    ),
-    "optimizer_roles": ("hyperparameters that a problem gives", lambda case: bool(case.settings.optimizer_roles)),
-    "scheduler": ("`scheduler`", lambda case: case.scheduler is not None),
-    "reset_to": ("`reset_to`", lambda case: case.settings.reset_to is not None),
-    "roll_back": ("`roll_back`", lambda case: case.settings.roll_back),
-    "warmup": ("`warmup_steps`", lambda case: case.settings.warmup_steps > 0),
-    "clip": ("`gradient_clip_norm`", lambda case: case.settings.gradient_clip_norm is not None),
-    "same_batch": ("`same_batch_as`", lambda case: type(case.stream).__name__ == "SameBatch"),
-    "reads": ("a gradient that passes through solutions of other problems", lambda case: case.read != ""),
-    "hypergradient": (
-        "a solution that is differentiated",
-        lambda case: case.algorithm is not None and not case.algorithm.is_constant,
-    ),
-    "differences": ("`product: finite_difference`", _algorithm_has("moves_solutions")),
-    "forward": ("`product: forward`", lambda case: getattr(case.algorithm, "product", None) == "forward"),
-    "approximate": ("a solver whose derivative is not known", _approximates),
-    "unrolled": ("Unrolled, EvolutionStrategies", _algorithm_has("sees_steps")),
-    "persistent": ("`persistent: true`", _algorithm_has("is_persistent")),
-    "penalty": ("Penalty", _algorithm_is("Penalty")),
-    "saba": ("SABA", _algorithm_is("SABA")),
-    "directing": ("a hypergradient that makes the problem's steps (SABA)", _algorithm_has("directs_steps")),
-    "evolution": ("EvolutionStrategies", _algorithm_is("EvolutionStrategies")),
-    "nested": ("a problem that shapes and reads a lower one", lambda case: case.is_nested),
-    "differentiated": (
-        "a problem whose pullback is differentiated, by one above that both shapes and reads it",
-        lambda case: case.is_differentiated,
-    ),
-    "ranks": ("several ranks", lambda case: case.num_ranks > 1),
-    "parts": ("a shared space on several ranks", lambda case: case.runs_in_part),
-    "path_statistics": ("`statistics: path` of a shared space", _has_path_statistics),
-    "trace": ("`runner.trace`", lambda case: case.is_traced),
-    "fuse": ("`sweep.fuse`", lambda case: case.is_fused),
-    "graphs": ("`remat: false`", _algorithm_has("keeps_graphs")),
-    "sparse": (
-        "`trajectory` without all steps",
-        lambda case: case.algorithm is not None and not case.algorithm.trajectory.is_whole,
-    ),
-    "remembering": ("a hypergradient that keeps something from pullback to pullback", _remembers),
+SETTINGS = ("tasks", "compile", "shard", "remat", "optimizer_roles", "reset_to", "roll_back", "warmup_steps")
+
+FEATURES: Mapping[str, Callable[[Case], bool]] = {
+    **{name: _setting(name) for name in (*SETTINGS, "gradient_clip_norm")},
+    "shard: true": lambda case: case.settings.shard is True,
+    "precision: fp16": lambda case: case.settings.precision == "fp16",
+    "scheduler": lambda case: case.scheduler is not None,
+    "same_batch_as": lambda case: type(case.stream).__name__ == "SameBatch",
+    "parallel": lambda case: case.parallel is not None,
+    "parallel: Auxiliary": lambda case: case.parallel is not None and not case.parallel.is_repeatable,
+    "parallel.processes": lambda case: case.parallel is not None and case.parallel.is_divided,
+    "drawn paths": _module("has_paths"),
+    "statistics: path": _module("has_path_statistics"),
+    "complex parameters": _has_complex,
+    "sparse gradients": _steps_sparsely,
+    "line search": lambda case: case.optimizer is not None and needs_closure(case.optimizer),
+    "another optimizer": lambda case: case.optimizer is not None and type(case.optimizer) not in RULES,
+    "solutions in its gradient": lambda case: case.read != "",
+    "hypergradient": lambda case: case.algorithm is not None and not case.algorithm.is_constant,
+    "product: finite_difference": _algorithm("moves_solutions"),
+    "product: forward": lambda case: getattr(case.algorithm, "product", None) == "forward",
+    "approximate solver": _approximates,
+    "simulated steps": _algorithm("sees_steps"),
+    "persistent: true": _algorithm("is_persistent"),
+    "remat: false": _algorithm("keeps_graphs"),
+    "trajectory": lambda case: case.algorithm is not None and not case.algorithm.trajectory.is_whole,
+    "state between pullbacks": _remembers,
+    "directed steps": lambda case: isinstance(case.algorithm, AbstractDirector),
+    "Penalty": _is("Penalty"),
+    "SABA": _is("SABA"),
+    "EvolutionStrategies": _is("EvolutionStrategies"),
+    "nested": lambda case: case.is_nested,
+    "nested above": lambda case: case.is_differentiated,
+    "several ranks": lambda case: case.num_ranks > 1,
+    "shared space on ranks": lambda case: case.runs_in_part,
+    "runner.trace": lambda case: case.is_traced,
+    "sweep.fuse": lambda case: case.is_fused,
 }
-"""By name, what a row may speak of: its label in the page, and whether a case has it."""
+"""By name, what a row may speak of: whether a case has it. Settings of a problem have the names of their keys."""
 
 
 class Row(NamedTuple):
     """Two features that do not go together.
 
-    The texts may name `{name}`, `{solution}`, `{reader}`, `{read}` and `{algorithm}` of the case.
+    The texts may name `{name}`, `{solution}`, `{reader}`, `{read}`, `{algorithm}` and `{optimizer}` of the case.
 
     Args:
         first: a key of FEATURES.
@@ -197,140 +169,101 @@ _PERSISTENT = "persistent rollouts go on where the last ones ended, while the pr
 _PART_STEPS = "ranks that used a parameter average its gradient, and {algorithm} knows only means over all ranks"
 _ABOVE = "a problem above both shapes and reads '{name}', so its pullback is differentiated"
 _NESTED = "'{name}' both shapes and reads a lower problem, whose solution it does not know at each of its points"
+_UNDERFLOW = "its pullback is part of another one, where no loss scale keeps from underflow"
+_TASK_AXIS = "the tasks are the batch's first axis, which ranks would divide (runner.devices=1 does not)"
+_SECOND_ORDER = (
+    "the gradient of '{reader}' passes through that solution by {algorithm}, and sharded parameters have no second "
+    "derivatives (FSDP2 frees what they need)"
+)
 _CG = "Write +hypergradient@problems.{name}.hypergradient=cg, or set curvature: partial on the problem above."
-_KNOWN = "ConjugateGradient, NormalEquationConjugateGradient, Exact, Neumann, FixedPoint or Identity"
-_PURE = "SGD, Adam or AdamW of torch.optim"
+_KNOWN = "one whose derivative is known (ConjugateGradient, NormalEquationConjugateGradient, Exact, Neumann, ...)"
+_REAL = "real parameters, such as torch.view_as_real(z)"
+_OTHER_STEPS = "{algorithm} needs the gradients of '{name}', and layer-parallel steps follow others"
+_ONE_PROCESS = "its gradient passes through the solution of '{read}' on one process alone"
+_PURE = "SGD, Adam or AdamW of torch.optim, or an implicit hypergradient"
 
-# By setting to change, what it should be and what to do: the pairs of features, each with the reason.
-_REFUSED: Mapping[tuple[str, str, str], Mapping[str, str]] = {
-    ("compile", "false", ""): {
-        "tasks compile": "tasks run through torch.vmap",
-        "compile draws": "its module draws a path for each batch, and each path is another program",
-        "parallel compile": _STAGES,
-    },
-    ("shard", "false", ""): {
-        "tasks shard": "tasks divide the batch by themselves",
-        "shard compile": "torch.compile cannot trace what gathers the shards",
-        "shard fp16": "the loss scale of fp16 needs whole gradients; bf16 needs none",
-        "shard reset_to": "reset_to copies whole parameters",
-        "shard optimizer_roles": "other problems give its optimizer's settings",
-        "shard parallel": _STAGES,
-        "shard line_search": "a line search compares values at parameters that are divided",
-    },
-    ("shard", "false, or first_order as the hypergradient of '{solution}'", ""): {
-        "shard hypergradient": "the gradient of '{reader}' passes through that solution by {algorithm}, and sharded "
-        "parameters have no second derivatives (FSDP2 frees what they need)",
-    },
-    ("shard", "false, or patterns of names such as ['head.*']", ""): {
-        "parts shard_all": "ranks that run different paths would wait for each other's shards",
-    },
-    ("tasks", "null", ""): {
-        "tasks parallel": _STAGES,
-        "tasks ranks": "the tasks are the batch's first axis, which ranks would divide (runner.devices=1 does not)",
-        "tasks draws": "its module draws a path by values, which torch.vmap cannot (mlotool.spaces.PathWeights mixes)",
-    },
-    ("hypergradient", "an implicit one (cg), or first_order", ""): {
-        "parts unrolled": _PART_STEPS,
-        "parts directing": _PART_STEPS,
-    },
-    ("module.statistics", "shared", "Set evaluate.recalibrate=20 with it, or runner.devices=1."): {
-        "ranks path_statistics": "ranks average running statistics, those of paths that they have not run included",
-    },
-    ("remat", "null", ""): {
-        "blocks compile": "torch.compile decides by itself what a backward pass computes again",
-        "blocks shard": "a block that is evaluated again would have to gather its shards again",
-        "blocks parallel": _STAGES,
-    },
-    ("precision", "fp32 or bf16", ""): {
-        "parallel fp16": _STAGES,
-        "line_search fp16": "a line search compares losses, and fp16 scales them",
-        "fp16 unrolled": "{algorithm} differentiates its steps, of which an overflow skips some",
-        "fp16 nested": "its pullback contains another one, where no loss scale keeps from underflow",
-        "fp16 differentiated": "its pullback is differentiated, where no loss scale keeps from underflow",
-    },
-    ("hypergradient", "an implicit one", "Write hypergradient: finite_difference, or remove parallel."): {
-        "parallel directing": "it steps '{name}' along gradients that it keeps, and layer-parallel steps follow others",
-        "parallel unrolled": "it takes the steps of '{name}' again, and layer-parallel steps follow other gradients",
-    },
-    ("optimizer", "one that steps along one gradient", "Write optimizer: adam."): {
-        "auxiliary line_search": "each evaluation moves auxiliary variables",
-        "line_search reads": "it compares values of the loss, whose gradient passes through the solution of '{read}'",
-    },
-    ("gradient_clip_norm", "null", "Set it to null, or parallel.processes=false."): {
-        "processes clip": "no process has the whole gradient, whose norm it is",
-    },
-    ("same_batch_as", "null", "Give it a stream, or set parallel.processes=false."): {
-        "processes same_batch": "all stages need the same samples, which are divided otherwise",
-    },
-    ("parallel.processes", "false", ""): {
-        "processes reads": "its gradient passes through the solution of '{read}' in its loss, on one process alone",
-    },
-    ("module", "real parameters", "Give it torch.view_as_real(z), and call torch.view_as_complex in forward."): {
-        "complex hypergradient": "{algorithm} computes with real numbers",
-        "complex optimizer_roles": "steps with hyperparameters that a problem gives are of real numbers",
-    },
-    ("module", "layers with dense gradients", "Leave out sparse=True, and SparseAdam."): {
-        "tasks sparse_layers": "torch.vmap has no sparse ones",
-    },
-    ("optimizer", _PURE, "Choose one of them, or an implicit hypergradient for '{name}' (hypergradient=cg)."): {
-        "impure unrolled": "{algorithm} takes its steps again, as pure functions",
-    },
-    ("optimizer", _PURE, ""): {
-        "impure optimizer_roles": "a problem gives its hyperparameters, through which gradients pass",
-    },
-    ("scheduler", "null", ""): {"optimizer_roles scheduler": "a problem sets hyperparameters"},
-    ("roll_back", "false", ""): {
-        "reset_to roll_back": "reset_to begins each unroll anew",
-        "persistent roll_back": _PERSISTENT,
-    },
-    ("warmup_steps", "0", ""): {"reset_to warmup": "reset_to undoes them"},
-    ("reset_to", "null", ""): {"persistent reset_to": _PERSISTENT},
-    ("hypergradient.product", "reverse", _CG): {"differences differentiated": _ABOVE},
-    ("hypergradient.solver", f"a solver whose derivative is known: {_KNOWN}", _CG): {
-        "approximate differentiated": _ABOVE
-    },
-    ("hypergradient", "an implicit one", _CG): {
-        "penalty nested": _NESTED,
-        "penalty differentiated": _ABOVE,
-        "saba differentiated": _ABOVE,
-        "evolution nested": _NESTED,
-        "evolution differentiated": _ABOVE,
-    },
-}
+REFUSED: tuple[Row, ...] = (
+    Row("tasks", "compile", "tasks run through torch.vmap", "compile", "false"),
+    Row("compile", "drawn paths", "each batch draws a path, which is another program", "compile", "false"),
+    Row("parallel", "compile", _STAGES, "compile", "false"),
+    Row("tasks", "shard", "tasks divide the batch by themselves", "shard", "false"),
+    Row("shard", "compile", "torch.compile cannot trace what gathers the shards", "shard", "false"),
+    Row("shard", "precision: fp16", "the loss scale needs whole gradients; bf16 needs none", "shard", "false"),
+    Row("shard", "reset_to", "reset_to copies whole parameters", "shard", "false"),
+    Row("shard", "optimizer_roles", "other problems give its optimizer's settings", "shard", "false"),
+    Row("shard", "parallel", _STAGES, "shard", "false"),
+    Row("shard", "line search", "a line search compares values at parameters that are divided", "shard", "false"),
+    Row("shard", "hypergradient", _SECOND_ORDER, "shard", "false, or hypergradient: first_order at '{solution}'"),
+    Row("shared space on ranks", "shard: true", "ranks on other paths wait for them", "shard", "false, or ['head.*']"),
+    Row("tasks", "parallel", _STAGES, "tasks", "null"),
+    Row("tasks", "several ranks", _TASK_AXIS, "tasks", "null"),
+    Row("tasks", "drawn paths", "torch.vmap cannot draw by values (spaces.PathWeights mixes)", "tasks", "null"),
+    Row("shared space on ranks", "simulated steps", _PART_STEPS, "hypergradient", "an implicit one, or first_order"),
+    Row("shared space on ranks", "directed steps", _PART_STEPS, "hypergradient", "an implicit one, or first_order"),
+    Row("several ranks", "statistics: path", "ranks average statistics of all paths", "module.statistics", "shared"),
+    Row("remat", "compile", "torch.compile decides itself what a backward pass computes again", "remat", "null"),
+    Row("remat", "shard", "a block that is evaluated again would gather its shards again", "remat", "null"),
+    Row("remat", "parallel", _STAGES, "remat", "null"),
+    Row("parallel", "precision: fp16", _STAGES, "precision", "fp32 or bf16"),
+    Row("line search", "precision: fp16", "it compares losses, which fp16 scales", "precision", "fp32 or bf16"),
+    Row("precision: fp16", "simulated steps", "an overflow skips some of its steps", "precision", "fp32 or bf16"),
+    Row("precision: fp16", "nested", _UNDERFLOW, "precision", "fp32 or bf16"),
+    Row("precision: fp16", "nested above", _UNDERFLOW, "precision", "fp32 or bf16"),
+    Row("parallel", "directed steps", _OTHER_STEPS, "hypergradient", "an implicit one"),
+    Row("parallel", "simulated steps", _OTHER_STEPS, "hypergradient", "an implicit one"),
+    Row("parallel: Auxiliary", "line search", "each evaluation moves auxiliary variables", "optimizer", "adam"),
+    Row("line search", "solutions in its gradient", "it compares losses at '{read}' as it is", "optimizer", "adam"),
+    Row("parallel.processes", "gradient_clip_norm", "no process has the whole gradient", "gradient_clip_norm", "null"),
+    Row("parallel.processes", "same_batch_as", "all stages need the same samples", "same_batch_as", "null"),
+    Row("parallel.processes", "solutions in its gradient", _ONE_PROCESS, "parallel.processes", "false"),
+    Row("complex parameters", "hypergradient", "{algorithm} computes with real numbers", "module", _REAL),
+    Row("complex parameters", "optimizer_roles", "such steps are of real numbers", "module", _REAL),
+    Row("tasks", "sparse gradients", "torch.vmap has none", "module", "layers without sparse=True, and no SparseAdam"),
+    Row("another optimizer", "simulated steps", "{algorithm} needs {optimizer} as a function", "optimizer", _PURE),
+    Row("another optimizer", "optimizer_roles", "{optimizer} has to be a function of them", "optimizer", _PURE),
+    Row("optimizer_roles", "scheduler", "a problem sets hyperparameters", "scheduler", "null"),
+    Row("reset_to", "roll_back", "reset_to begins each unroll anew", "roll_back", "false"),
+    Row("persistent: true", "roll_back", _PERSISTENT, "roll_back", "false"),
+    Row("reset_to", "warmup_steps", "reset_to undoes them", "warmup_steps", "0"),
+    Row("persistent: true", "reset_to", _PERSISTENT, "reset_to", "null"),
+    Row("product: finite_difference", "nested above", _ABOVE, "hypergradient.product", "reverse", _CG),
+    Row("approximate solver", "nested above", _ABOVE, "hypergradient.solver", _KNOWN, _CG),
+    Row("Penalty", "nested", _NESTED, "hypergradient", "an implicit one", _CG),
+    Row("Penalty", "nested above", _ABOVE, "hypergradient", "an implicit one", _CG),
+    Row("SABA", "nested above", _ABOVE, "hypergradient", "an implicit one", _CG),
+    Row("EvolutionStrategies", "nested", _NESTED, "hypergradient", "an implicit one", _CG),
+    Row("EvolutionStrategies", "nested above", _ABOVE, "hypergradient", "an implicit one", _CG),
+)
+
+TRACE, FUSE = "runner.trace", "sweep.fuse"
 
 # Without which uses a problem runs that has a feature, and why.
-_LEFT_OUT: Mapping[str, tuple[str, str]] = {
-    "ranks": ("trace fuse", "its gradient is a mean over ranks"),
-    "parallel": ("trace fuse", "its training is layer-parallel"),
-    "fp16": ("trace fuse", "in fp16 a step decides by its gradient whether it is taken"),
-    "impure": ("trace", "its optimizer is none of SGD, Adam and AdamW"),
-    "line_search": ("fuse", "its optimizer evaluates the loss itself"),
-    "optimizer_roles": ("trace", "another problem gives hyperparameters of its optimizer"),
-    "reset_to": ("trace", "each of its unrolls begins anew (reset_to)"),
-    "roll_back": ("trace", "its steps are a look-ahead (roll_back)"),
-    "directing": ("trace fuse", "the hypergradient of '{solution}' makes the steps of '{solution}'"),
-    "graphs": ("trace fuse", "the hypergradient of '{solution}' keeps the graphs of the steps of '{solution}'"),
-    "compile": ("trace fuse", "the module of '{name}' is compiled by itself"),
-    "complex": ("trace fuse", "the parameters of '{name}' are complex"),
-    "sparse_layers": ("trace fuse", "the gradient of '{name}' is sparse"),
-    "shard": ("trace fuse", "the parameters of '{name}' are divided among ranks"),
-    "sparse": ("trace fuse", "the steps of '{solution}' are taken again from their gradients (trajectory)"),
-    "forward": ("trace fuse", "the hypergradient of '{solution}' takes tangents, which a trace does not record"),
-    "blocks": ("trace fuse", "a trace takes equal evaluations once, and would keep what remat of '{name}' drops"),
-    "remembering": (
-        "trace fuse",
-        "the hypergradient of '{solution}' keeps something from one use to the next, or decides by values",
+_LEFT_OUT: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("several ranks", (TRACE, FUSE), "its gradient is a mean over ranks"),
+    ("parallel", (TRACE, FUSE), "its training is layer-parallel"),
+    ("precision: fp16", (TRACE, FUSE), "in fp16 a step decides by its gradient whether it is taken"),
+    ("another optimizer", (TRACE,), "its optimizer is none of SGD, Adam and AdamW"),
+    ("line search", (FUSE,), "its optimizer evaluates the loss itself"),
+    ("optimizer_roles", (TRACE,), "another problem gives hyperparameters of its optimizer"),
+    ("reset_to", (TRACE,), "each of its unrolls begins anew (reset_to)"),
+    ("roll_back", (TRACE,), "its steps are a look-ahead (roll_back)"),
+    ("directed steps", (TRACE, FUSE), "the hypergradient of '{solution}' makes the steps of '{solution}'"),
+    ("remat: false", (TRACE, FUSE), "the hypergradient of '{solution}' keeps the graphs of the steps of '{solution}'"),
+    ("compile", (TRACE, FUSE), "the module of '{name}' is compiled by itself"),
+    ("complex parameters", (TRACE, FUSE), "the parameters of '{name}' are complex"),
+    ("sparse gradients", (TRACE, FUSE), "the gradient of '{name}' is sparse"),
+    ("shard", (TRACE, FUSE), "the parameters of '{name}' are divided among ranks"),
+    ("trajectory", (TRACE, FUSE), "the steps of '{solution}' are taken again from their gradients (trajectory)"),
+    ("product: forward", (TRACE, FUSE), "the hypergradient of '{solution}' takes tangents, which a trace does not see"),
+    ("remat", (TRACE, FUSE), "a trace takes equal evaluations once, and would keep what remat of '{name}' drops"),
+    (
+        "state between pullbacks",
+        (TRACE, FUSE),
+        "the hypergradient of '{solution}' keeps something, or decides by values",
     ),
-}
-
-ROWS: tuple[Row, ...] = (
-    *(
-        Row(pair.split()[0], pair.split()[1], reason, key, expected, advice)
-        for (key, expected, advice), pairs in _REFUSED.items()
-        for pair, reason in pairs.items()
-    ),
-    *(Row(first, use, reason) for first, (uses, reason) in _LEFT_OUT.items() for use in uses.split()),
 )
+
+ROWS = (*REFUSED, *(Row(first, use, reason) for first, uses, reason in _LEFT_OUT for use in uses))
 
 
 def check(case: Case) -> None:
@@ -349,7 +282,7 @@ def check(case: Case) -> None:
 
 def broken(case: Case) -> Iterator[Row]:
     """Yield the rows that hold for a case."""
-    held = {name: holds(case) for name, (_, holds) in FEATURES.items()}
+    held = {name: holds(case) for name, holds in FEATURES.items()}
     return (row for row in ROWS if held[row.first] and held[row.second])
 
 
@@ -361,33 +294,20 @@ def reason(row: Row, case: Case) -> str:
 def message(row: Row, case: Case) -> str:
     """Return what to tell of a row that holds: what was found, what was expected, what to do."""
     key = f"problems.{case.name}.{row.key}"
-    expected, why, advice = (_filled(text, case) for text in (row.expected, row.reason, row.advice))
-    return f"{key}: found {_found(row.key, case)}; expected {expected}, since {why}. {advice or f'Correct {key}.'}"
+    text = f"{key}: found {row.first} with {row.second}; expected {row.expected}, since {row.reason}. "
+    return _filled(text + (row.advice or f"Correct {key}."), case)
 
 
 def _filled(text: str, case: Case) -> str:
-    return text.format(
-        name=case.name,
-        solution=case.solution or case.name,
-        reader=case.reader,
-        read=case.read,
-        algorithm=type(case.algorithm).__name__,
-    )
-
-
-def _found(key: str, case: Case) -> str:
-    objects = {"hypergradient": case.algorithm, "hypergradient.solver": getattr(case.algorithm, "solver", None)}
-    objects |= {"optimizer": case.optimizer, "scheduler": case.scheduler, "module": case.module}
-    words = {
-        "hypergradient.product": "finite_difference",
-        "parallel.processes": "true",
-        "module.statistics": "path",
-        "same_batch_as": "a problem",
+    names = {
+        "name": case.name,
+        "solution": case.solution or case.name,
+        "reader": case.reader,
+        "read": case.read,
+        "algorithm": type(case.algorithm).__name__,
+        "optimizer": type(case.optimizer).__name__,
     }
-    if key in objects:
-        return type(objects[key]).__name__
-    value = getattr(case.settings, key, None)
-    return words.get(key) or ("true" if value is True else shown([*value] if isinstance(value, tuple) else value))
+    return re.sub(r"\{(\w+)\}", lambda match: names[match[1]], text)
 
 
 _PAGE = """# What goes together
@@ -396,6 +316,11 @@ Features that exclude each other. These tables are those that the program itself
 (`mlotool/problem/compatibility.py`): `mlotool validate --targets` and `mlotool run` refuse a pair with the
 setting that was found, what is expected and what to do. What is in no row goes together, within the ranges that each
 setting's own message tells. This page is made by `python -m mlotool.problem.compatibility`.
+
+- drawn paths: a module that draws paths (`paths` of a shared space, BinaryPaths, PathPolicy);
+- simulated steps: Unrolled and EvolutionStrategies; directed steps: SABA, which makes the problem's steps itself;
+- nested: a problem that both shapes and reads a lower one; nested above: such a problem reads this one;
+- remat: that of a problem; `remat: false` and `trajectory` (without all steps) are settings of Unrolled.
 
 ## Refused
 | this | with | change | to | because |
@@ -409,31 +334,21 @@ the run goes on without it.
 |---|---|---|---|
 {left}"""
 
-_WORDS = {"name": "the problem", "solution": "the problem", "reader": "another problem", "read": "another problem"}
+_WORDS = {
+    **dict.fromkeys(("name", "solution"), "the problem"),
+    **dict.fromkeys(("reader", "read"), "another problem"),
+    "algorithm": "the hypergradient",
+    "optimizer": "the optimizer",
+}
 
 
 def page() -> str:
     """Return the page docs/compatibility.md."""
-    label = {name: text for name, (text, _) in FEATURES.items()}
-    refused = [
-        (label[row.first], label[row.second], f"`{row.key}`", _plain(row.expected), _plain(row.reason))
-        for row in ROWS
-        if row.key
-    ]
-    left = [
-        (label[first], *("x" if use in uses else "" for use in ("trace", "fuse")), _plain(why))
-        for first, (uses, why) in _LEFT_OUT.items()
-    ]
-    return _PAGE.format(refused=_lines(refused), uses=f"{label['trace']} | {label['fuse']}", left=_lines(left))
-
-
-def _plain(text: str) -> str:
-    """Return a text of a row for any problem: `'{name}'` becomes "the problem"."""
-    return re.sub(r"'?\{(\w+)\}'?", lambda match: _WORDS.get(match[1], "the hypergradient"), text).replace("|", r"\|")
-
-
-def _lines(rows: Iterable[tuple[str, ...]]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+    refused = [(row.first, row.second, f"`{row.key}`", row.expected, row.reason) for row in REFUSED]
+    left = [(first, *("x" if use in uses else "" for use in (TRACE, FUSE)), why) for first, uses, why in _LEFT_OUT]
+    refused_lines, left_lines = ("".join(f"| {' | '.join(cells)} |\n" for cells in rows) for rows in (refused, left))
+    text = _PAGE.format(uses=f"{TRACE} | {FUSE}", refused=refused_lines, left=left_lines)
+    return re.sub(r"'?\{(\w+)\}'?", lambda match: _WORDS[match[1]], text)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Connected:
         """Return the cotangents of the wanted inputs, by autograd. Arguments as for `Pullback`."""
         points = [tensor for tensor, flag in zip(inputs, wanted, strict=True) if flag]
         found = torch.autograd.grad(self.outputs, points, list(cotangent), allow_unused=True)
-        return [torch.zeros_like(x) if each is None else each for x, each in zip(points, found, strict=True)]
+        return [torch.zeros_like(x) if value is None else value for x, value in zip(points, found, strict=True)]
 
 
 Step = Callable[
@@ -348,13 +348,11 @@ class AbstractHypergradient(ABC):
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept, whatever they take.
         trajectory: of which of the recorded steps the parameters are kept.
-        is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
         pushes_solutions: whether it needs to know how solutions inside the loss move (`push`).
         can_push: whether it can tell how the solution moves with its inputs (`push`).
         needs_full_precision: whether it compares losses or gradients at nearby points, which autocast would blur.
         is_constant: whether it takes the solution for a constant, so that no gradient passes through.
-        is_zeroth_order: whether it takes no gradient of the problem's loss with respect to what shapes it.
         is_traceable: whether a pullback keeps nothing beside recorded steps, so that a trace of one holds for the next.
     """
 
@@ -363,10 +361,8 @@ class AbstractHypergradient(ABC):
     sees_steps: bool = False
     keeps_graphs: bool = False
     trajectory: AbstractStepStore = KeepAll()
-    is_persistent: bool = False
     needs_full_precision: bool = False
     is_constant: bool = False
-    is_zeroth_order: bool = False
     is_traceable: bool = False
     horizon: int | None = None
     moves_solutions: bool = False
@@ -397,30 +393,6 @@ class AbstractHypergradient(ABC):
         Raises:
             ConfigError: it cannot.
         """
-
-    @property
-    def directs_steps(self) -> bool:
-        """Whether the problem's own steps follow another direction than its gradient (`step_direction`)."""
-        return type(self).step_direction is not AbstractHypergradient.step_direction
-
-    def step_direction(
-        self,
-        problem: str,
-        theta: Vector,
-        gradient: Sequence[Tensor | None],
-        batch: Any,
-        batch_number: int | None,
-        memory: Memory,
-    ) -> list[Tensor | None]:
-        """Return what the problem itself steps along in the place of its gradient on one batch.
-
-        Args:
-            theta: of the problem of this name, detached.
-            gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
-            batch: as in `LowerView`, which has its number as well.
-            memory: of the problem.
-        """
-        return list(gradient)
 
     def records_graphs(self, state: Any) -> bool:
         """Return whether the graph of the next recorded step is kept. Argument as for `state_dict`."""
@@ -462,12 +434,42 @@ class AbstractHypergradient(ABC):
         return self.initial_state()
 
 
+class AbstractDirector(AbstractHypergradient):
+    """One by which the problem's own steps follow another direction than its gradient."""
+
+    @abstractmethod
+    def step_direction(
+        self,
+        problem: str,
+        theta: Vector,
+        gradient: Sequence[Tensor | None],
+        batch: Any,
+        batch_number: int | None,
+        memory: Memory,
+    ) -> list[Tensor | None]:
+        """Return what the problem itself steps along in the place of its gradient on one batch.
+
+        Args:
+            problem: its name.
+            theta: its parameters, detached.
+            gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
+            batch: as in `LowerView`.
+            batch_number: likewise.
+            memory: of the problem.
+        """
+
+
 class AbstractZerothOrder(AbstractHypergradient):
     """One that estimates the whole gradient of a problem above from values of its loss.
 
     No node carries it: the program hands it the loss as a function of the upper parameters, in which each solution
     below is a `rollout`.
+
+    Attributes:
+        is_persistent: whether its rollouts go on from one gradient to the next.
     """
+
+    is_persistent: bool = False
 
     @abstractmethod
     def rollout(self, view: LowerView, inputs: Vector) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, methodcaller
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.remat import rematerialize
-from mlotool.problem.settings import ProblemSettings, SettingsKeywords
+from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import PartShards, Shards, gathered
 from mlotool.problem.stream import Stream
 from mlotool.problem.tasks import stack_parameters
@@ -40,12 +40,9 @@ LossFunction = Callable[..., Tensor | LossOutput]
 
 _NO_CONTEXT = nullcontext()
 _CHANGED = (
-    "problems.{problem}.module: the parameter '{key}' {change}; expected the parameters that required a gradient when "
-    "the problem was made, since its optimizer and what shapes it are made for these. {advice}"
+    "problems.{problem}.module: its parameter '{key}' was replaced, added, removed or frozen after the problem was "
+    "made; expected the same ones, which its optimizer steps. Change it before, or set the lr of its group to 0."
 )
-_FROZEN = "Give a parameter that is to be held still a group of the optimizer, and set that group's lr to 0."
-_ADDED = "Let it require a gradient from the start, in a group of the optimizer whose lr is 0 until then."
-_REPLACED = "Put the module together before the problem is made, or write values into the parameter (copy_)."
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _VALUES = methodcaller("values")  # Of a dict, or what torch.jit puts in its place.
@@ -104,7 +101,7 @@ class Problem:
         scheduler: Callable[[Optimizer], Any] | None = None,
         hypergradient: AbstractHypergradient | None = None,
         parallel: AbstractParallel | None = None,
-        **settings: Unpack[SettingsKeywords],
+        **settings: Any,
     ) -> None:
         # Here these are the arguments, and nothing else.
         check_problem(locals())
@@ -301,7 +298,7 @@ class Problem:
         self._load_learned_state(copy.deepcopy(state))
         if self.stream is not None:
             self.stream.load_state_dict(state["stream"])
-        count = sum(len(each["random"]) for each in state["trajectory"]["steps"])
+        count = sum(len(step["random"]) for step in state["trajectory"]["steps"])
         batches = [None] * count if self.stream is None or not count else self.stream.recent(count)
         device = next(iter(self.theta.values())).device
         self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches, streams or {}, device)
@@ -422,11 +419,9 @@ class _Trained:
 
     def __init__(self, name: str, module: nn.Module, theta: Mapping[str, Tensor]) -> None:
         self._name, self._module, self._theta = name, module, theta
-        places: list[dict[str, Any]] = [each for part in module.modules() for each in (part._parameters, part._modules)]
-        self._places = [each for each in places if each]
-        self._empty = [each for each in places if not each]
+        self._places = [holder for part in module.modules() for holder in (part._parameters, part._modules)]
         self._parameters = [*module.parameters()]
-        self._buffers = [each._buffers for each in module.modules() if each._buffers]
+        self._buffers = [part._buffers for part in module.modules() if part._buffers]
         self._same = SameObjects(self._look)
 
     def have_moved(self) -> bool:
@@ -437,23 +432,13 @@ class _Trained:
         """
         if self._same():
             return False
-        now = dict(self._module.named_parameters())
-        for key, tensor in self._theta.items():
-            if now.get(key) is not tensor:
-                change = "is another one" if key in now else "is not there any more"
-                raise self._refused(key, f"{change} in the module", _REPLACED)
-            if not tensor.requires_grad:
-                raise self._refused(key, "does not require a gradient any more", _FROZEN)
-        for key, tensor in now.items():
-            if tensor.requires_grad and key not in self._theta:
-                raise self._refused(key, "requires a gradient, which it did not before", _ADDED)
+        now = {key: tensor for key, tensor in self._module.named_parameters() if tensor.requires_grad}
+        for key in {**self._theta, **now}:
+            if now.get(key) is not self._theta.get(key):
+                raise RunError(_CHANGED.format(problem=self._name, key=key))
         return True
 
     def _look(self) -> Sequence[Any]:
         parts = chain.from_iterable(map(_VALUES, self._places))
-        buffers = [value is None for each in self._buffers for value in each.values()]
-        # Numbers of few are the same object.
-        return [*parts, *map(_REQUIRES_GRAD, self._parameters), *buffers, *map(len, self._empty)]
-
-    def _refused(self, key: str, change: str, advice: str) -> RunError:
-        return RunError(_CHANGED.format(problem=self._name, key=key, change=change, advice=advice))
+        buffers = [value is None for holder in self._buffers for value in holder.values()]
+        return [*parts, *map(_REQUIRES_GRAD, self._parameters), *buffers]

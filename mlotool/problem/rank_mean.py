@@ -83,9 +83,9 @@ class RankMean:
         if self.is_alone or not found:
             return list(found)
         # The flags are one tensor more in the same exchange, and are read only where something is unused here.
-        is_used = [each is not None for each in found]
+        is_used = [entry is not None for entry in found]
         flags = _flags(is_used, theta[0])
-        whole = [torch.zeros_like(x) if each is None else each for x, each in zip(theta, found, strict=True)]
+        whole = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(theta, found, strict=True)]
         *mean, used = self.mean([*whole, flags])
         if all(is_used):
             return [*mean]
@@ -113,11 +113,11 @@ class RankMean:
         if self.is_alone or not found:
             return list(found)
         # On the CPU, so that no device is waited for; the weights of all ranks have the mean 1.
-        weights = torch.tensor([0.0 if each is None else weight for each in found], dtype=torch.float64)
+        weights = torch.tensor([0.0 if value is None else weight for value in found], dtype=torch.float64)
         shares = self.reduce([weights])[0].tolist()
         own = [
-            torch.zeros_like(x) if each is None else each
-            for x, each, share in zip(theta, found, shares, strict=True)
+            torch.zeros_like(x) if value is None else value
+            for x, value, share in zip(theta, found, shares, strict=True)
             if share > 0
         ]
         means = iter(self.reduce(own) if own else ())
@@ -227,12 +227,12 @@ def mean_gradient(
         theta: the parameters.
         ranks: their mean.
     """
-    used = [any(each[index] is not None for each in slopes) for index in range(len(theta))]
+    used = [any(slope[index] is not None for slope in slopes) for index in range(len(theta))]
     total: list[Tensor] = []
     for batch in slopes:
-        found = [torch.zeros_like(x) if each is None else each for x, each in zip(theta, batch, strict=True)]
+        found = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(theta, batch, strict=True)]
         total = list(torch._foreach_add(total, found)) if total else found
-    mean = [each / len(slopes) for each in total] if len(slopes) > 1 else total
+    mean = [entry / len(slopes) for entry in total] if len(slopes) > 1 else total
     return ranks.gradient([value if flag else None for value, flag in zip(mean, used, strict=True)], theta)
 
 

@@ -69,38 +69,23 @@ def blocks_of(problem: str, module: nn.Module, setting: str | Sequence[str]) -> 
 
 def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the blocks that one pattern matches."""
-    if pattern in ("", "."):
+    submodules = {path: block for path, block in module.named_modules(remove_duplicate=False) if path}
+    found = {path: block for path, block in submodules.items() if _matches(path, pattern)}
+    listed = next((path for path, block in found.items() if not _has_forward(block)), None)
+    if listed is not None:
         raise ConfigError(
-            f"{key}: found {pattern!r}, which is the whole module; expected blocks of it. Write paths of submodules, "
-            f"such as {key}=['{_example(module)}']."
+            f"{key}: found {pattern!r}, which matches '{listed}', a {type(found[listed]).__name__} that is never "
+            f"called itself; expected modules that are. Write '{listed}.*' for those inside it."
         )
-    submodules = dict(module.named_modules(remove_duplicate=False))
-    found = {path: each for path, each in submodules.items() if path and _matches(path, pattern)}
     if not found:
-        raise ConfigError(_of_nothing(key, module, pattern, submodules))
-    for path, each in found.items():
-        if not _has_forward(each):
-            raise ConfigError(
-                f"{key}: found {pattern!r}, which matches '{path}', a {type(each).__name__} that is never "
-                f"called itself; expected modules that are. Write '{path}.*' for those inside it."
-            )
-        yield path, each
-
-
-def _of_nothing(key: str, module: nn.Module, pattern: str, submodules: Mapping[str, nn.Module]) -> str:
-    parameter = next((path for path, _ in module.named_parameters() if _matches(path, pattern)), None)
-    if parameter is not None:
-        advice = f"Write '{parameter.rpartition('.')[0]}', the module that has it."
-        return f"{key}: found {pattern!r}, which matches the parameter '{parameter}'; expected blocks. {advice}"
-    paths = [path for path in submodules if path]
-    numbered = [".".join("*" if part.isdigit() else part for part in path.split(".")) for path in paths]
-    hint = did_you_mean(pattern, dict.fromkeys([AUTO, *numbered, *paths]))
-    children = ", ".join([name for name, _ in module.named_children()][:12])
-    return (
-        f"{key}: found {pattern!r}, which matches no submodule of {type(module).__name__}; expected paths of "
-        f"submodules, in which * is any text within one name (its children: {children}).{hint} Correct the path, or "
-        "write auto."
-    )
+        numbered = [".".join("*" if part.isdigit() else part for part in path.split(".")) for path in submodules]
+        children = ", ".join([name for name, _ in module.named_children()][:12])
+        raise ConfigError(
+            f"{key}: found {pattern!r}, which matches no submodule of {type(module).__name__}; expected paths in which "
+            f"* is any text within one name (its children: {children})."
+            f"{did_you_mean(pattern, dict.fromkeys([AUTO, *numbered, *submodules]))} Correct the path, or write auto."
+        )
+    yield from found.items()
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -114,18 +99,18 @@ def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]
     In a list, which is there for repetition, one is enough: a network of one layer needs no other setting. Sequences of
     blocks one after the other, such as the stages of a ResNet, are no blocks themselves.
     """
-    children = {name: each for name, each in module._modules.items() if each is not None}
-    counts = Counter(type(each) for each in children.values() if _is_block(each))
-    for name, each in children.items():
+    children = {name: value for name, value in module._modules.items() if value is not None}
+    counts = Counter(type(value) for value in children.values() if _is_block(value))
+    for name, value in children.items():
         is_repeated = isinstance(module, nn.ModuleList) or (
-            isinstance(module, nn.Sequential) and counts[type(each)] > 1
+            isinstance(module, nn.Sequential) and counts[type(value)] > 1
         )
-        is_block = is_repeated and _is_block(each)
-        if is_block and type(each) is not nn.Sequential:
-            yield f"{prefix}{name}", each
+        is_block = is_repeated and _is_block(value)
+        if is_block and type(value) is not nn.Sequential:
+            yield f"{prefix}{name}", value
             continue
-        inside = list(_repeated(each, f"{prefix}{name}."))
-        yield from inside or ([(f"{prefix}{name}", each)] if is_block else [])
+        inside = list(_repeated(value, f"{prefix}{name}."))
+        yield from inside or ([(f"{prefix}{name}", value)] if is_block else [])
 
 
 def _is_block(module: nn.Module) -> bool:

@@ -2,31 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import Count, Positive, Precision, Rounds, Whole, parameters, setting_fault
-
-
-class SettingsKeywords(TypedDict, total=False):
-    """The fields of `ProblemSettings` as keywords of `Problem`."""
-
-    unroll_steps: int
-    warmup_steps: int
-    roll_back: bool
-    accumulate_batches: int
-    gradient_clip_norm: float | None
-    scheduler_interval: str
-    optimizer_roles: Mapping[str, str] | None
-    reset_to: str | None
-    tasks: int | None
-    precision: str
-    compile: bool
-    shard: bool | Sequence[str]
-    remat: str | Sequence[str] | None
 
 
 @dataclass(frozen=True)

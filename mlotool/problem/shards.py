@@ -39,7 +39,7 @@ def runs_in_part(module: nn.Module) -> bool:
         >>> runs_in_part(nn.Linear(2, 2))
         False
     """
-    return any(getattr(each, "runs_in_part", False) is True for each in module.modules())
+    return any(getattr(value, "runs_in_part", False) is True for value in module.modules())
 
 
 def part_of_call(module: nn.Module, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]] | None:
@@ -154,7 +154,7 @@ class Shards:
             squares: 0-D, of this rank's part of each tensor; None where there is none.
             like: the parameters of these tensors.
         """
-        return self._ranks.total(torch.stack([each for each in squares if each is not None]).sum(0))
+        return self._ranks.total(torch.stack([value for value in squares if value is not None]).sum(0))
 
     def divided(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> dict[str, Any]:
         """Return the state of a problem with this rank's shards of whole tensors.
@@ -173,8 +173,8 @@ class Shards:
         """Return an optimizer's state with this rank's shards; arguments as for `divided`."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         shards = {
-            number: {key: self._part(value, parameters[number]) for key, value in each.items()}
-            for number, each in state["state"].items()
+            number: {key: self._part(value, parameters[number]) for key, value in entry.items()}
+            for number, entry in state["state"].items()
         }
         return {**state, "state": shards}
 
@@ -217,13 +217,13 @@ class Shards:
     def _exchanged(self, named: Mapping[str, Any]) -> dict[str, Tensor]:
         size = self._mesh.size()
         # All parts are as long as the longest: of 5 rows two ranks have 3 and 2.
-        longest = {key: -(-len(each) // size) * (each.numel() // max(len(each), 1)) for key, each in named.items()}
-        parts = [each.to_local().reshape(-1) for each in named.values()]
+        longest = {key: -(-len(value) // size) * (value.numel() // max(len(value), 1)) for key, value in named.items()}
+        parts = [value.to_local().reshape(-1) for value in named.values()]
         mine = torch.cat([functional.pad(a, (0, n - len(a))) for a, n in zip(parts, longest.values(), strict=True)])
         columns = self._ranks.gather_flat(mine).split(list(longest.values()), dim=1)
         return {
-            key: column.reshape(-1)[: each.numel()].view(each.shape)
-            for (key, each), column in zip(named.items(), columns, strict=True)
+            key: column.reshape(-1)[: value.numel()].view(value.shape)
+            for (key, value), column in zip(named.items(), columns, strict=True)
         }
 
     def _part(self, value: Any, like: Any) -> Any:
@@ -281,7 +281,7 @@ def gathered(tree: Any, *, is_kept: bool) -> Any:
 
 
 def _added(*gradients: Any) -> Tensor | None:
-    parts = [each.to_local() for each in gradients if each is not None]
+    parts = [slope.to_local() for slope in gradients if slope is not None]
     return parts[0] + parts[1] if len(parts) == 2 else next(iter(parts), None)
 
 
@@ -308,8 +308,8 @@ def check_rows(key: str, found: str, named: Iterable[tuple[str, Tensor]]) -> Non
 def _twin(module: nn.Module) -> nn.Module:
     """Return a copy with the same buffers, and parameters without storage."""
     memo: dict[int, Any] = {
-        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
-        for each in module.parameters()
+        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        for parameter in module.parameters()
     }
     memo.update((id(buffer), buffer) for buffer in module.buffers())
     twin = copy.deepcopy(module, memo)
@@ -321,15 +321,15 @@ def _twin(module: nn.Module) -> nn.Module:
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
     """Return the layers of lists and sequences that travel by themselves, the inner ones first."""
-    places = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    places = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     found: list[nn.Module] = []
     taken: set[int] = set()
     for holder in reversed(list(module.modules())):
         layers = list(holder.children()) if isinstance(holder, nn.ModuleList | nn.Sequential) else []
         for layer in layers:
-            own = {id(each): each.numel() for each in layer.parameters() if id(each) not in taken}
+            own = {id(parameter): parameter.numel() for parameter in layer.parameters() if id(parameter) not in taken}
             # A tied tensor belongs to what is around all of its places; a list is never called itself.
-            is_tied = any(places[each] > 1 for each in own)
+            is_tied = any(places[value] > 1 for value in own)
             if sum(own.values()) >= MIN_BLOCK and not is_tied and not isinstance(layer, nn.ModuleList | nn.ModuleDict):
                 found.append(layer)
                 taken.update(own)
@@ -415,8 +415,8 @@ class PartShards(Shards):
         else:
             mean = self._mean.gradient(found, whole)
         return [
-            None if each is None else self._own_rows(each, like)
-            for each, like in zip(mean, theta.values(), strict=True)
+            None if value is None else self._own_rows(value, like)
+            for value, like in zip(mean, theta.values(), strict=True)
         ]
 
     def put_together(self, part: Tensor, like: Tensor) -> Tensor:
@@ -428,8 +428,8 @@ class PartShards(Shards):
         size = self._mesh.size()
         # What each rank has whole counts once.
         parts = [
-            each if each is None or _is_shard(parameter) else each / size
-            for each, parameter in zip(squares, like, strict=True)
+            value if value is None or _is_shard(parameter) else value / size
+            for value, parameter in zip(squares, like, strict=True)
         ]
         return super().total(parts, like)
 

@@ -87,33 +87,11 @@ class LoadAhead:
 
     def close(self) -> None:
         """End the workers."""
-        # Torch asks them to end, waits, and sends SIGTERM; for one that takes no notice Python would wait for ever.
         self._batches._shutdown_workers()
-        for worker in self._workers:
-            if worker.is_alive():
-                worker.kill()
 
     def __del__(self) -> None:
         if hasattr(self, "_workers"):
             self.close()
-
-
-def loading_error(error: Exception, dataset: SizedDataset, batch_size: int) -> RunError | None:
-    """Return what to raise where a batch could not be loaded for want of memory; None if `error` is something else."""
-    reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-    if isinstance(error, MemoryError):
-        return RunError(
-            f"Loading a batch of {batch_size} samples of {type(dataset).__name__} needs more memory than "
-            f"there is ({reason}); expected room for it. Lower the stream's batch_size or num_workers, "
-            "or data.sizes."
-        )
-    if isinstance(error, LostWorkerError):
-        return RunError(
-            f"A process that loads {type(whole(dataset)).__name__} was ended from outside, and so was the one that "
-            f"took its place ({reason}); expected it to last as long as the run. It often had no memory left: lower "
-            "the stream's num_workers, or set it to 0; then go on with resume=auto."
-        )
-    return None
 
 
 @dataclass(frozen=True)
@@ -271,17 +249,16 @@ class Stream:
 
     def recent(self, count: int) -> list[Any]:
         """Return the last `count` batches, the newest last; fewer where fewer were drawn."""
-        earlier, times_last = self._earlier(count)
-        batches = []
-        for epoch, number, times in earlier:
-            batches += [self.moved(self._fetcher[self._key(epoch, number)])] * times
-        return [*batches, *[self.last()] * times_last]
+        places = self._recent_places(count)
+        batches = {
+            place: self.last() if place == self.last_place else self.moved(self._fetcher[self._key(*place)])
+            for place in dict.fromkeys(places)
+        }
+        return [batches[place] for place in places]
 
     def recent_numbers(self, count: int) -> list[int | None]:
         """Return the positions of these batches in their epochs; None where each epoch has other batches."""
-        earlier, times_last = self._earlier(count)
-        numbers = [number for _, number, times in earlier for _ in range(times)]
-        return [*(None if self._shuffle else number for number in numbers), *[self.last_number] * times_last]
+        return [None if self._shuffle else number for _, number in self._recent_places(count)]
 
     def is_repeatable(self) -> bool:
         """Say whether the next sample, read twice with the same random numbers, is the same one.
@@ -309,21 +286,15 @@ class Stream:
             rank: which one this is.
             num_ranks: how many there are.
         """
-        is_right = is_whole(rank, 0) and is_whole(num_ranks, 1) and rank < num_ranks
-        require(is_right, "Stream.divide", (rank, num_ranks), "a rank from 0 on, and more ranks than that")
         self._fetcher.rank, self._fetcher.num_ranks = rank, num_ranks
         self._ahead = self._last = self._loader = None
         return self
 
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Stream":
         """Deliver batches on `device`, floating-point tensors as `dtype` (None leaves theirs)."""
-        is_right = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+        is_right = dtype is None or dtype.is_floating_point
         require(is_right, "Stream.to.dtype", dtype, "a floating-point dtype or null", "Write dtype=torch.float32.")
-        try:
-            self._device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            require(False, "Stream.to.device", device, "'cpu', 'cuda' or a torch.device", f"torch says: {error}")
-        self._dtype = dtype
+        self._device, self._dtype = torch.device(device), dtype
         self._ahead = self._last = self._loader = None
         return self
 
@@ -392,17 +363,12 @@ class Stream:
         self._times_given = state.get("times_given", self._repeat)
         self._order = self._loader = self._ahead = self._last = None
 
-    def _earlier(self, count: int) -> tuple[list[tuple[int, int, int]], int]:
-        """Return, of the last `count` draws, (epoch, number, times) of the batches before the last one; its times."""
-        found, missing, back = [], count - min(self._times_given, count), 2
-        while missing > 0:
-            epochs, number = divmod(self._batches_consumed - back, self.num_batches)
-            if self._epoch + epochs < 0:
-                break
-            times = min(self._repeat, missing)
-            found.append((self._epoch + epochs, number, times))
-            missing, back = missing - times, back + 1
-        return found[::-1], min(self._times_given, count)
+    def _recent_places(self, count: int) -> list[Place]:
+        num_loaded = self._epoch * self.num_batches + self._batches_consumed
+        # Before the first draw it is the batch that comes.
+        num_drawn = max((num_loaded - 1) * self._repeat + self._times_given, 1)
+        draws = range(max(num_drawn - count, 0), num_drawn)
+        return [divmod(draw // self._repeat, self.num_batches) for draw in draws]
 
     def _advance(self) -> None:
         self._epoch, number = self._position()
@@ -420,30 +386,31 @@ class Stream:
         return self._epoch, self._batches_consumed
 
     def _loaded(self, place: Place) -> Any:
-        try:
-            return self.moved(self._read(place))
-        except Exception as error:
-            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
-            # five seconds each for a word from a queue that is gone.
-            self._end_loader()
-            found = loading_error(error, self.dataset, self.batch_size)
-            if found is None:
-                raise
-            raise found from error
-
-    def _read(self, place: Place) -> Any:
         if self._num_workers == 0:
-            return self._fetcher[self._key(*place)]
+            return self.moved(self._fetcher[self._key(*place)])
         try:
-            return self._loaded_ahead(place)
+            return self.moved(self._loaded_ahead(place))
         except LostWorkerError as error:
             warnings.warn(
                 f"A process that loads data was ended from outside ({error}); another one loads the same samples. If "
-                "this comes again, it had no memory left: lower the stream's num_workers, or set it to 0.",
+                "this comes again, lower the stream's num_workers: it had no memory left.",
                 stacklevel=2,
             )
-        self._end_loader()
-        return self._loaded_ahead(place)
+            self._end_loader()
+        except Exception:
+            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
+            # five seconds each for a word from a queue that is gone.
+            self._end_loader()
+            raise
+        try:
+            return self.moved(self._loaded_ahead(place))
+        except LostWorkerError as error:
+            self._end_loader()
+            raise RunError(
+                f"A process that loads {type(whole(self.dataset)).__name__} was ended from outside, and so was the one "
+                f"that took its place ({error}); expected it to last as long as the run. Lower the stream's "
+                "num_workers, and go on with resume=auto."
+            ) from error
 
     def _end_loader(self) -> None:
         if self._loader is not None:

@@ -1,6 +1,5 @@
 """Parameters with a leading axis of tasks, and losses that are evaluated for each task by itself."""
 
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,8 +28,7 @@ def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
     if running:
         raise ConfigError(
             f"problems.{problem}.module: found the running statistics {running[0]} with tasks={num_tasks}; expected "
-            "none, since the tasks would share them. Build its BatchNorm with track_running_stats=false, or use "
-            "another normalization."
+            "none, since the tasks would share them. Use another normalization."
         )
     stacked: dict[int, nn.Parameter] = {}
     for child in module.modules():
@@ -99,8 +97,8 @@ class TaskLosses:
         found = self._one_by_one(one, stacked, batch)
         self._is_mapped = False
         warnings.warn(
-            f"problems.{self._problem}.tasks: torch.vmap cannot evaluate all tasks at once ({_said(refusal)}); they "
-            "are evaluated one after the other, which takes longer. Leave it so, or replace what it cannot.",
+            f"problems.{self._problem}.tasks: torch.vmap cannot evaluate all tasks at once "
+            f"({' '.join(str(refusal).split())[:200]}); they are evaluated one after the other, which takes longer.",
             stacklevel=2,
         )
         return found
@@ -108,7 +106,7 @@ class TaskLosses:
     def _one_by_one(self, one: _OfTask, stacked: Stacked, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
         leaves, structure = tree_flatten((stacked, batch))
         # Not by index: its backward would fill zeros for all other tasks.
-        parts = zip(*[each.unbind() if isinstance(each, Tensor) else [each] * self._num_tasks for each in leaves])  # noqa: B905
+        parts = zip(*[leaf.unbind() if isinstance(leaf, Tensor) else [leaf] * self._num_tasks for leaf in leaves])  # noqa: B905
         found = [one(*tree_unflatten(list(part), structure)) for part in parts]
         names = found[0][1]
         return torch.stack([loss for loss, _ in found]), {
@@ -120,8 +118,8 @@ class TaskLosses:
         if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != num_tasks):
             raise ConfigError(
                 f"problems.{self._problem}.loss: found a tensor of shape {tuple(value.shape)} in a batch for "
-                f"{num_tasks} tasks; expected the tasks along its first axis. Set stream.batch_size={num_tasks} with "
-                "data whose samples are tasks, such as data=sinusoid_episodes, or remove tasks."
+                f"{num_tasks} tasks; expected the tasks along its first axis. Set stream.batch_size={num_tasks}, with "
+                "data whose samples are tasks."
             )
         return value
 
@@ -141,14 +139,5 @@ def check_unmoved(problem: str, module: BoundModule) -> None:
         raise ConfigError(
             f"problems.{problem}.module: its forward has moved the buffer '{moved}' in a loss that is evaluated for "
             "each task by itself; expected buffers that stay, since the tasks would share them. Write {problem: "
-            f"{problem}, mode: eval}} as the role, leave out what moves it (spectral_norm, running statistics, a "
-            "counter), or set tasks: null."
+            f"{problem}, mode: eval}} as the role."
         )
-
-
-def _said(error: BaseException) -> str:
-    """Return what torch says of a module, or of the loss."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = [each for frame in frames if isinstance(each := frame.f_locals.get("self"), nn.Module)]
-    text = " ".join(str(error).split())[:200].rstrip(". ")
-    return f"{type(modules[-1]).__name__}: {text}" if modules else text

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from mlotool.core.bound_module import Slot, lazy_copy, share_memory
+from mlotool.core.bound_module import LARGE_BYTES, lazy_copy, share_memory
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import dense
 from mlotool.core.replay import RandomState
@@ -23,12 +22,9 @@ from mlotool.problem.stream import SameBatch, Stream
 Buffers = Mapping[str, Tensor | None]
 """Copies by name; None where there was none. Of what stays, the records of all evaluations have the same copy."""
 
-_LEAST_BYTES = 1 << 14
-"""A buffer on a CPU below this is compared with its copy, in less time than it takes to look for another way."""
-
 
 class MovingBuffers:
-    """Copies the buffers of a module before each evaluation: those that have moved since the last one are copied anew.
+    """Copies the buffers of a module before each evaluation; of a large one that has not moved there is one copy.
 
     Args:
         module: its structure must stay as it is.
@@ -44,57 +40,32 @@ class MovingBuffers:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._slots = _slots(module)
-        norms = {id(each._buffers) for each in module.modules() if isinstance(each, _NormBase)}
-        self._statistics: dict[int, list[str]] = {}
-        for name, (holder, _) in self._slots.items():
-            if id(holder) in norms:
-                self._statistics.setdefault(id(holder), []).append(name)
-        # The buffers too: another tensor may get the place of one that is gone.
-        self._marks: dict[str, tuple[Tensor | None, int | None]] = {}
+        self._places = [
+            (f"{path}.{key}" if path else key, part._buffers, key)
+            for path, part in module.named_modules()
+            # Of a module of torch.jit they are a dictionary that iterates otherwise.
+            for key in part._buffers.keys()  # noqa: SIM118
+        ]
         self._copies: dict[str, Tensor | None] = {}
-        # Copies that still share the memory of their buffers, and buffers that have moved on a GPU.
-        self._lazy: set[str] = set()
-        self._moving: set[str] = set()
 
     def now(self) -> Buffers:
         """Return the copies, which nobody may change."""
-        moved = {name for name in self._slots if name not in self._copies or self._has_moved(name)}
-        for holder in {id(self._slots[name][0]) for name in moved}:
-            # A kernel that moves statistics does not count a version, but BatchNorm counts its batches.
-            moved.update(self._statistics.get(holder, ()))
-        for name in moved:
-            now = self._current(name)
-            if name in self._copies and now is not None and now.device.type != "cpu":
-                self._moving.add(name)
-            copy = self._copies[name] = None if now is None else lazy_copy(now.detach())
-            self._marks[name] = (now, _version(now))
-            is_lazy = now is not None and copy is not None and share_memory(copy, now)
-            (self._lazy.add if is_lazy else self._lazy.discard)(name)
-        # In the order of the module: that of a set is another one in each process, and so would checkpoints be.
-        return {name: self._copies[name] for name in self._slots}
+        self._copies = {name: self._copy(name, holder[key]) for name, holder, key in self._places}
+        return self._copies
 
-    def _has_moved(self, name: str) -> bool:
-        now, copy, (before, version) = self._current(name), self._copies[name], self._marks[name]
-        # A recorded sequence of kernels on a GPU moves what it moves without counting versions.
-        if now is not before or _version(now) != version or name in self._moving:
-            return True
-        if now is None or copy is None or now.layout != torch.strided or id(self._slots[name][0]) in self._statistics:
-            return False
-        is_compared = now.is_inference() or (now.device.type == "cpu" and now.nbytes < _LEAST_BYTES)
-        if is_compared:
-            return not torch.equal(copy, now)
-        # What was lazily copied and is other memory now has been written to; of what was not, the version tells.
-        return name in self._lazy and not share_memory(copy, now)
-
-    def _current(self, name: str) -> Tensor | None:
-        holder, key = self._slots[name]
-        return holder[key]
+    def _copy(self, name: str, buffer: Tensor | None) -> Tensor | None:
+        # Not by versions, which kernels of BatchNorm and recorded sequences of kernels on a GPU do not count.
+        before = self._copies.get(name)
+        if buffer is None or (before is not None and _is_same_large(before, buffer)):
+            return None if buffer is None else before
+        return lazy_copy(buffer.detach())
 
 
-def _version(tensor: Tensor | None) -> int | None:
-    """Return how often a tensor was changed in place; None where torch does not count."""
-    return None if tensor is None or tensor.is_inference() else tensor._version
+def _is_same_large(copy: Tensor, buffer: Tensor) -> bool:
+    """Say whether a copy can serve again; a small tensor is copied sooner than compared."""
+    if buffer.layout != torch.strided or buffer.nbytes < LARGE_BYTES:
+        return False
+    return share_memory(copy, buffer) or (copy.shape == buffer.shape and torch.equal(copy, buffer))
 
 
 @contextmanager
@@ -130,23 +101,11 @@ def buffers_in_place(module: nn.Module | None, buffers: Buffers) -> Iterator[Non
             holder[key] = before
 
 
-def _slots(module: nn.Module) -> dict[str, Slot]:
-    """Return the places of all buffers by name, those that hold none yet included."""
-    return {
-        f"{path}.{key}" if path else key: (each._buffers, key)
-        for path, each in module.named_modules()
-        # Of a module of torch.jit they are a dictionary that iterates otherwise.
-        for key in each._buffers.keys()  # noqa: SIM118
-    }
-
-
 _CHANGED = (
     "problems.{problem}.loss: found another gradient, by {error:.2g} of its size, when a step was computed again; "
-    "expected the same function each time, since Unrolled takes steps again in its backward pass. Draw random numbers "
-    "from torch's default generators alone (no random, no numpy, no generator= of your own), and let the loss keep "
-    "nothing from call to call: what changes belongs into a buffer of the module, or into the batch. Buffers of other "
-    "problems' modules that the loss reads (a teacher with BatchNorm that trains beside) are today's, too: let such a "
-    "module be in train mode there, or have none that move. Or keep the graphs of the steps: hypergradient.remat=false."
+    "expected the same function each time, since Unrolled takes steps again in its backward pass. Draw from torch's "
+    "default generators alone, keep what changes in buffers of the module, and read no moving buffers of other "
+    "problems; or set hypergradient.remat=false."
 )
 
 
@@ -230,9 +189,9 @@ class TakenGradient:
 
 def _numbers(gradient: Sequence[Tensor | None]) -> Tensor:
     """Return the fingerprints as rows; zeros of what is unused."""
-    device = next((each.device for each in gradient if each is not None), None)
+    device = next((slope.device for slope in gradient if slope is not None), None)
     nothing = torch.zeros(2, dtype=torch.float64, device=device)
-    rows = [nothing if each is None else fingerprint(each) for each in dense(gradient)]
+    rows = [nothing if slope is None else fingerprint(slope) for slope in dense(gradient)]
     return torch.stack(rows)
 
 
@@ -292,9 +251,7 @@ class LowerSnapshot:
         count = sum(len(step["random"]) for step in state["steps"])
         batches = iter([None] * count if there is None else there.recent(count))
         steps = tuple(StepRecord.from_state_dict(step, batches, streams, device) for step in state["steps"])
-        # Older checkpoints have them by name, in the same order.
-        saved = state["theta"]
-        theta = tuple(each.to(device) for each in (saved.values() if isinstance(saved, Mapping) else saved))
+        theta = tuple(tensor.to(device) for tensor in state["theta"])
         return cls(theta, there, steps, state["has_all"])
 
 
@@ -340,8 +297,8 @@ class StepRecord:
             module: of the problem.
         """
         buffers: Sequence[Buffers] = self.buffers or [{} for _ in self.draws]
-        for (batch, random), each in zip(self.draws, buffers, strict=True):
-            yield batch, _as_then(random, module, each)
+        for (batch, random), buffer in zip(self.draws, buffers, strict=True):
+            yield batch, _as_then(random, module, buffer)
 
     def on(self, device: torch.device, *, pinned: bool = False) -> "StepRecord":
         """Return it with its own tensors (no batches, no graph) on a device.
@@ -358,8 +315,10 @@ class StepRecord:
 
         return replace(
             self,
-            theta=tuple(put(each) for each in self.theta),
-            state=tuple({key: each if key == "step" else put(each) for key, each in one.items()} for one in self.state),
+            theta=tuple(put(value) for value in self.theta),
+            state=tuple(
+                {key: value if key == "step" else put(value) for key, value in one.items()} for one in self.state
+            ),
             gradient=None if self.gradient is None else tuple(None if x is None else put(x) for x in self.gradient),
         )
 
@@ -367,12 +326,12 @@ class StepRecord:
         """Return all but the batches and the graph."""
         return {
             "theta": list(self.theta),
-            "state": [dict(each) for each in self.state],
-            "settings": [dict(each) for each in self.hyperparameters],
+            "state": [dict(entry) for entry in self.state],
+            "settings": [dict(rates) for rates in self.hyperparameters],
             "random": [random.state_dict() for _, random in self.draws],
             "readings": {name: snapshot.state_dict() for name, snapshot in self.lower_snapshots.items()},
             "gradient": None if self.gradient is None else list(self.gradient),
-            "buffers": [dict(each) for each in self.buffers],
+            "buffers": [dict(buffer) for buffer in self.buffers],
         }
 
     @classmethod
@@ -382,14 +341,14 @@ class StepRecord:
         """Return the record that was saved, on a device; its batches are the next ones of `batches`."""
         draws = tuple((next(batches), RandomState.from_state_dict(random)) for random in state["random"])
         lower_snapshots = {
-            name: LowerSnapshot.from_state_dict(name, each, streams, device) for name, each in state["readings"].items()
+            name: LowerSnapshot.from_state_dict(name, entry, streams, device)
+            for name, entry in state["readings"].items()
         }
-        theta = tuple(each.to(device) for each in state["theta"])
-        # Older checkpoints have none.
-        saved = state.get("gradient")
-        gradient = None if saved is None else tuple(None if each is None else each.to(device) for each in saved)
+        theta = tuple(tensor.to(device) for tensor in state["theta"])
+        saved = state["gradient"]
+        gradient = None if saved is None else tuple(None if value is None else value.to(device) for value in saved)
         buffers = tuple(
-            {name: None if x is None else x.to(device) for name, x in each.items()} for each in state.get("buffers", ())
+            {name: None if x is None else x.to(device) for name, x in buffer.items()} for buffer in state["buffers"]
         )
         states, settings = on_device(state["state"], device), tuple(state["settings"])
         return cls(theta, states, settings, draws, lower_snapshots, gradient=gradient, buffers=buffers)
@@ -470,11 +429,10 @@ class Trajectory:
         """
         self.clear()
         waiting = iter(batches)
-        for each in state["steps"]:
-            self.append(StepRecord.from_state_dict(each, waiting, streams, device))
+        for step in state["steps"]:
+            self.append(StepRecord.from_state_dict(step, waiting, streams, device))
         self.num_taken = state["num_taken"]
-        # Older checkpoints have none: the problem may have converged, and nothing tells rounding from another gradient.
-        self.largest_norm.value = state.get("largest_norm", math.inf)
+        self.largest_norm.value = state["largest_norm"]
 
 
 def on_device(states: Sequence[State], device: torch.device) -> tuple[State, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mlotool.core.bound_module import BoundModule, tell_of_attribute
+from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.user_code import Call, note
 from mlotool.problem.arguments import needs_batch
@@ -110,7 +110,6 @@ class LossPlan:
             has_none = batch is None and self.problem.stream is None
             if has_none and (wrong := needs_batch(self.problem.name, error)) is not None:
                 raise wrong from error
-            tell_of_attribute(error)
             note(error, lambda: self.call_of(batch))
             raise
         return Share.weigh(output, weight)

@@ -12,11 +12,11 @@ from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import did_you_mean
-from mlotool.core.plain_state import ADVICE, Plain, check_mapping, check_plain
+from mlotool.core.plain_state import ADVICE, check_mapping, check_plain
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.user_code import Call
-from mlotool.problem.arguments import check_kept, check_owners, check_saving, check_shared
-from mlotool.problem.interface import Memory
+from mlotool.problem.arguments import check_owners, check_saving, check_shared
+from mlotool.problem.interface import AbstractDirector, Memory
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
@@ -86,11 +86,10 @@ def check_saved(problems: Iterable[Problem]) -> None:
     Raises:
         ConfigError: with the module, optimizer or scheduler, and the place in its state.
     """
-    plain = Plain(before_run=True)
     for problem in problems:
         check_saving(problem.name, problem.module)
         state = {"module": problem.module.state_dict(), **problem.optimizer_step.state_dict()}
-        check_plain({problem.name: state}, ConfigError, plain=plain)
+        check_plain({problem.name: state}, ConfigError, before_run=True)
 
 
 @contextmanager
@@ -173,7 +172,7 @@ class Program:
         self._directing = {
             name: (each.hypergradient, self._memories.by_name[name])
             for name, each in self.problems.items()
-            if name in self._solved and each.hypergradient is not None and each.hypergradient.directs_steps
+            if name in self._solved and isinstance(each.hypergradient, AbstractDirector)
         }
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         read = {name: [step.problem for step in steps] for name, steps in self._steps.items()}
@@ -485,6 +484,6 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
     graph.validate({name: problem.node for name, problem in by_name.items()})
     check_owners({name: problem.module for name, problem in by_name.items()})
     for problem in listed:
-        check_kept(problem.name, problem.module, problem.theta)
+        problem.look_at_module()
     check_shared("parallel", {problem.name: problem.parallel for problem in listed})
     return by_name

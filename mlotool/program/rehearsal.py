@@ -26,6 +26,7 @@ from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
 from mlotool.core.unchanged import fingerprint, is_same, restore_torch_settings, torch_settings
 from mlotool.core.user_code import WrongResultError, is_ours, named, note
+from mlotool.problem.interface import AbstractZerothOrder
 from mlotool.problem.problem import Problem
 from mlotool.program.agreement import EVALUATIONS
 from mlotool.program.graph import Graph
@@ -131,8 +132,8 @@ class _Rehearsal:
         if is_read and algorithm is not None and not algorithm.is_constant:
             self._is_repeated = True
             # At other parameters than those in its module at that time.
-            self._is_moved = algorithm.sees_steps or algorithm.needs_full_precision or algorithm.is_zeroth_order
-            if not algorithm.is_zeroth_order:
+            self._is_moved = algorithm.sees_steps or algorithm.needs_full_precision
+            if not isinstance(algorithm, AbstractZerothOrder):
                 # Else no pullback takes the loss's gradient with respect to their parameters.
                 self._shaping = shaping
         self._solved = {plan.number for plan in engine.solutions[number]}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mlotool.core.errors import RunError
 from mlotool.problem.compatibility import Case, broken, reason
+from mlotool.problem.interface import AbstractDirector
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
 from mlotool.program.agreement import ROUNDING, SAME, Kind, Values, distances, sensitivity
@@ -43,9 +44,8 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
     own = problem.hypergradient
-    if own is not None and (
-        own.directs_steps or (problem.trajectory.is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
-    ):
+    is_recorded = problem.trajectory.is_kept and own is not None and (own.keeps_graphs or not own.trajectory.is_whole)
+    if is_recorded or isinstance(own, AbstractDirector):
         yield Case(problem.name, ProblemSettings(), algorithm=own)
     for role in problem.roles.values():
         player = engine.problems[engine.numbers[role.problem]]

@@ -19,7 +19,6 @@ from mlotool.core.run_files import (
     MAX_TEXT_BYTES,
     list_files,
     open_file,
-    open_zip,
     read_json,
     read_text,
 )
@@ -325,7 +324,7 @@ def problem_names(configured: Iterable[str], series: Iterable[Series], splits: C
 
 
 # Of a .npz file, of its arrays that are read, unpacked (ten million samples), and of the list of its arrays.
-MAX_FILE_BYTES, MAX_ARRAY_BYTES, MAX_NAMES_BYTES = 200_000_000, 400_000_000, 100_000
+MAX_FILE_BYTES, MAX_ARRAY_BYTES = 200_000_000, 400_000_000
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -343,7 +342,7 @@ def read_arrays(run_dir: Path, name: str, needed: Collection[str], wanted: Colle
         RunFileError: it is none of a run's files, or its arrays are no numbers or too large.
     """
     try:
-        with open_file(run_dir, name, MAX_FILE_BYTES) as file, open_zip(file, MAX_NAMES_BYTES) as archive:
+        with open_file(run_dir, name, MAX_FILE_BYTES) as file, zipfile.ZipFile(file) as archive:
             sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
             if not set(needed) <= set(sizes):
                 return {}

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
 from mlotool.core.files import replacing, writing
-from mlotool.core.plain_state import Plain, check_form, check_mapping, check_plain, is_dense
+from mlotool.core.plain_state import check_form, check_mapping, check_plain, find_fault, is_dense
 from mlotool.core.run_files import located, open_file
 from mlotool.core.user_code import explained
 from mlotool.distributed.collectives import Ranks
@@ -139,9 +139,9 @@ def check_writable(checkpoint: Mapping[str, Any]) -> None:
     Raises:
         RunError: somebody's code keeps what no checkpoint holds.
     """
-    plain, state = Plain(), checkpoint[STATE_KEY]
-    check_plain(state["program"], plain=plain)
-    fault = plain.fault({**checkpoint, STATE_KEY: {**state, "program": None}})
+    state = checkpoint[STATE_KEY]
+    check_plain(state["program"])
+    fault = find_fault({**checkpoint, STATE_KEY: {**state, "program": None}})
     if fault is not None:
         raise RunError(f"checkpoint: found {fault.found}, at '{fault.path}'; expected plain values. {fault.advice}")
 
@@ -161,7 +161,7 @@ def _check_metrics(path: Path, metrics: Mapping[Any, Any]) -> None:
 
 def _check_memory(checkpoint: Any, num_bytes: int) -> None:
     """Refuse what no writer puts into a checkpoint, and tensors that claim memory which the file does not have."""
-    fault = Plain().fault(checkpoint)
+    fault = find_fault(checkpoint)
     if fault is not None:
         raise ValueError(f"it holds {fault.found}, at '{fault.path}'")
     storages: dict[int, int] = {}

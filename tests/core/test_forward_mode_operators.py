@@ -153,7 +153,7 @@ def test_products_of_attention_under_autocast_are_those_of_double_backward(layer
 def test_what_has_no_tangents_is_named(name: str, operator: str):
     loss, tensors, vector = setting(name)
     with pytest.raises(
-        ConfigError, match=rf"(?s)problems\.w\.loss: found (?=.*{operator}).*product: forward.*expected.*'w'"
+        ConfigError, match=rf"(?s)problems\.w\.loss: found (?=.*{operator}).*product: forward.*expected"
     ):
         forward(loss, tensors, vector, lambda: forward_mode("w"))
 
@@ -167,12 +167,12 @@ def test_double_backward_is_that_of_differences(name: str):
 
 def test_an_operator_that_fails_both_ways_is_sent_to_differences():
     loss, tensors, vector = setting("ctc_loss")
-    with pytest.raises(ConfigError, match="Write hypergradient: finite_difference"):
+    with pytest.raises(ConfigError, match="Write .*hypergradient: finite_difference"):
         forward(loss, tensors, vector, lambda: forward_mode("w"))
     rows, indices = torch.ones(3, 2, dtype=torch.float64), torch.tensor([[0, 1]])
     for mode, product in [(forward_mode, "forward"), (twice_differentiable_mode, "reverse")]:
         with (
-            pytest.raises(ConfigError, match=f"_embedding_bag with max_norm.*: {product};.*Write hypergradient"),
+            pytest.raises(ConfigError, match=f"_embedding_bag with max_norm.*: {product};.*Write .*hypergradient"),
             mode("w"),
         ):
             F.embedding_bag(indices, rows, max_norm=1.0)
@@ -181,7 +181,7 @@ def test_an_operator_that_fails_both_ways_is_sent_to_differences():
 @pytest.mark.parametrize(("name", "operator"), REFUSED_TWICE.items())
 def test_what_has_no_second_derivative_is_named(name: str, operator: str):
     loss, tensors, vector = setting(name)
-    with pytest.raises(ConfigError, match=rf"problems\.w\.loss: found .*{operator}.*product: reverse.*expected.*'w'"):
+    with pytest.raises(ConfigError, match=rf"problems\.w\.loss: found .*{operator}.*product: reverse.*expected"):
         reverse(loss, tensors, vector, lambda: twice_differentiable_mode("w"))
 
 

@@ -38,13 +38,10 @@ class Masked(nn.Module):
 
 CHANGES: dict[str, Callable[[Tensor], object]] = {
     "in place": lambda x: x.fill_(2.0),
-    "a part of it": lambda x: x[0].add_(1.0),
-    "out": lambda x: torch.add(x, 1.0, out=x),
     "by numpy": lambda x: x.numpy().fill(2.0),
     "by a kernel that counts no version": lambda x: F.batch_norm(
         torch.randn(4, x.numel()).to(x), x.view(-1), x.view(-1).clone(), training=True
     ),
-    "data": lambda x: x.data.fill_(2.0),
 }
 
 
@@ -61,13 +58,11 @@ def test_what_changes_one_leaves_the_other(change: str, is_copy: bool) -> None:
     assert not share_memory(copy, value)
 
 
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-def test_a_block_with_a_sparse_buffer(layout: torch.layout) -> None:
+def test_a_block_with_a_sparse_buffer() -> None:
     class Graph(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("adjacency", (2 * torch.eye(SIZE, dtype=torch.float64)).to_sparse(layout=layout))
+            self.register_buffer("adjacency", (2 * torch.eye(SIZE, dtype=torch.float64)).to_sparse())
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.sparse.mm(self.adjacency, x).square()

@@ -1,8 +1,7 @@
 """What a checkpoint can hold is what its reader reads: each value that is let through comes back, others are told."""
 
 import math
-from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from mlotool.core.plain_state import MAX_DEPTH, MAX_LETTERS, MAX_PLAIN, Plain
+from mlotool.core.plain_state import MAX_DEPTH, find_fault
 from mlotool.runner.checkpoint import read_checkpoint, write_checkpoint
 
 SHARED = torch.arange(6.0)
-BELOW = MAX_PLAIN - 100
 
 
 def in_a_checkpoint(value: Any) -> dict[str, Any]:
@@ -34,14 +32,8 @@ def deep(num_levels: int) -> Any:
 
 HELD = {
     "numbers": [0, -1, 2**62, -(2**511), 0.5, math.inf, True, None],
-    "many long numbers": [2**511 - each for each in range(BELOW)],
     "keys": {"": 1, "a.b": 2, "ü\ud800": 3, 7: 4, 2**62: 5, 0.5: 6, None: 7, True: 8},
-    "texts": ["x" * (MAX_LETTERS // 2), "\U0001f600" * 1000],
-    "many texts": [str(each) for each in range(BELOW)],
-    "many numbers": [each + 0.5 for each in range(BELOW)],
-    "many lists": [[] for _ in range(BELOW)],
-    "many tuples": [(each,) for each in range(BELOW // 2)],
-    "many keys": {f"k{each}": each for each in range(BELOW // 3)},
+    "texts": ["x" * 10_000, "\U0001f600" * 1000],
     "depth": deep(MAX_DEPTH - 4),
     "containers": [OrderedDict(a=(1, 2)), Counter("aab"), (), [], {}, {"a": ({"b": []},)}],
     "words of torch": [torch.device("cpu"), torch.float16, torch.uint64],
@@ -66,11 +58,6 @@ class Colour(Enum):
     RED = 1
 
 
-@dataclass
-class Pair:
-    x: int = 1
-
-
 class Sub(torch.Tensor):
     pass
 
@@ -83,19 +70,9 @@ def named() -> torch.Tensor:
 
 STRANGE = {
     "key of a tuple": ({(0, 1): 1}, "the key"),
-    "key of bytes": ({b"a": 1}, "the key"),
-    "large key": ({2**64: 1}, "the key 18446744073709551616"),
-    "bytes": (b"", "builtins.bytes"),
     "set": ({1}, "builtins.set"),
-    "complex": (1j, "builtins.complex"),
     "numpy's number": (np.float64(1.0), "numpy.float64"),
-    "numpy's array": (np.zeros(2), "numpy.ndarray"),
     "enum": (Colour.RED, "Colour"),
-    "dataclass": (Pair(), "Pair"),
-    "deque": (deque([1]), "collections.deque"),
-    "very long number": (2**3000, "a number of more than 512 bits"),
-    "long list": (list(range(300_000)), "more than 100000 values beside its tensors"),
-    "long text": ("x" * 2_000_000, "texts of more than"),
     "depth": (deep(200), "more than 50 levels"),
     "sparse": (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
     "meta": (torch.ones(2, device="meta"), "without values"),
@@ -104,13 +81,6 @@ STRANGE = {
     "lazy": (nn.UninitializedParameter(), "UninitializedParameter"),
     "few bits": (torch.zeros(2, dtype=torch.uint4), "torch.uint4"),
 }
-
-
-def itself(value: Any) -> dict[str, Any]:
-    """Return a value that holds itself."""
-    circle: dict[str, Any] = {"x": value}
-    circle["y"] = circle
-    return circle
 
 
 def assert_same(found: Any, value: Any) -> None:
@@ -130,12 +100,10 @@ def assert_same(found: Any, value: Any) -> None:
         assert found == value
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("many") else ()) for name in HELD]
-)
+@pytest.mark.parametrize("name", HELD)
 def test_what_is_let_through_is_read_again(name: str, tmp_path: Path) -> None:
     checkpoint = in_a_checkpoint(HELD[name])
-    assert Plain().fault(checkpoint) is None
+    assert find_fault(checkpoint) is None
     write_checkpoint(checkpoint, tmp_path / "x.ckpt")
     assert_same(read_checkpoint(tmp_path / "x.ckpt")["program"]["held"], HELD[name])
 
@@ -143,7 +111,7 @@ def test_what_is_let_through_is_read_again(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", STRANGE)
 def test_what_is_not_is_told_with_its_place(name: str) -> None:
     value, words = STRANGE[name]
-    fault = Plain().fault({"a": [1, value]})
+    fault = find_fault({"a": [1, value]})
     assert fault is not None
     assert words in fault.found
     assert fault.path.startswith("a.1")

@@ -55,19 +55,9 @@ def in_list(block: Any, keys: Tensor, kept: list[Tensor]) -> Tensor:
     return torch.cat(kept, 1)
 
 
-def in_dict(block: Any, keys: Tensor, kept: dict[str, Any]) -> Tensor:
-    kept["sum"] = kept.get("sum", 0.0) + keys.detach()
-    return keys * kept["sum"].sigmoid()
-
-
 def in_array(block: Any, keys: Tensor, counts: Any) -> Tensor:
     counts += 1
     return keys * float(counts.sum())
-
-
-def in_set(block: Any, keys: Tensor, seen: set[int]) -> Tensor:
-    seen.add(len(seen))
-    return keys * len(seen)
 
 
 def in_static(block: Any, keys: Tensor, cache: Any) -> Tensor:
@@ -94,15 +84,12 @@ class Static:
 
 
 HANDED: dict[str, tuple[Callable[..., Tensor], Callable[[], Any], str]] = {
-    "a cache": (lambda block, keys, cache: cache.update(keys), Cache, "argument number 2, a Cache, is changed"),
     "a cache in a list": (
         lambda block, keys, caches: caches[0].update(keys),
         lambda: [Cache()],
         "use_cache=False of Hugging Face's models",
     ),
     "a list": (in_list, list, "argument number 2, a list, is changed"),
-    "a dictionary": (in_dict, dict, "argument number 2, a dict"),
-    "a set": (in_set, set, "argument number 2, a set, is changed"),
     "an array": (in_array, lambda: numpy.zeros(2), "a ndarray of shape"),
     "a buffer that is written to": (in_static, Static, "a Static, is changed"),
     "a module that keeps": (
@@ -111,9 +98,7 @@ HANDED: dict[str, tuple[Callable[..., Tensor], Callable[[], Any], str]] = {
         "a Block, is changed",
     ),
     "a generator": (lambda block, keys, numbers: keys * next(numbers), generated, "is an iterator"),
-    "an iterator": (lambda block, keys, numbers: keys * next(numbers), lambda: iter([1.0, 2.0]), "is an iterator"),
     "a generator of torch": (with_generator, lambda: torch.Generator().manual_seed(0), "a Generator, is changed"),
-    "a generator of numpy": (with_random, lambda: numpy.random.default_rng(0), "a Generator, is changed"),
     "a generator of Python": (with_random, lambda: random.Random(0), "a Random, is changed"),
 }
 
@@ -135,11 +120,9 @@ def test_what_has_changed_before_the_backward_pass_is_refused() -> None:
 
 
 READ: dict[str, tuple[Callable[..., Tensor], Callable[[], Any]]] = {
-    "a list": (lambda block, keys, given: keys * given[1], lambda: [None, 2.0]),
     "an array": (lambda block, keys, given: keys * float(given.sum()), lambda: numpy.ones(3)),
     "an object": (lambda block, keys, given: keys + given.buffer, Static),
     "a module": (lambda block, keys, given: given(keys), lambda: nn.Linear(4, 4).double().requires_grad_(False)),
-    "a function": (lambda block, keys, given: given(keys), lambda: torch.tanh),
     "no cache": (lambda block, keys, given: keys if given is None else given.update(keys), lambda: None),
 }
 

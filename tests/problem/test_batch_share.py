@@ -1,13 +1,12 @@
 """Shares of a batch: together they are the batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core import LossOutput
 from mlotool.problem.batches import Share, bounds
 from mlotool.problem.stream import SameBatch
 from mlotool.program import Stream
@@ -40,8 +39,7 @@ class Single:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("dataset", [Seeded(), Single()], ids=["seeded", "single"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("dataset", "num_workers"), [(Seeded(), 0), (Single(), 0), (Single(), 1)])
 def test_the_shares_of_a_batch_are_the_batch(dataset: Any, num_ranks: int, num_workers: int) -> None:
     settings: dict[str, Any] = {"seed": 5, "drop_last": False, "num_workers": num_workers}
     whole = Stream(dataset, 4, **settings)
@@ -87,19 +85,6 @@ def test_weights_make_the_mean_over_ranks_that_of_the_samples() -> None:
         parts = [bounds(5, rank, num_ranks) for rank in range(num_ranks)]
         losses = [weight * values[begin:end].mean() for begin, end, weight in parts]
         assert torch.stack(losses).mean().item() == pytest.approx(values.mean().item())
-
-
-def test_metrics_are_weighed_where_they_are_read() -> None:
-    calls: list[int] = []
-
-    def metrics() -> Mapping[str, Tensor]:
-        calls.append(1)
-        return {"accuracy": torch.tensor(0.5)}
-
-    output = Share.weigh(LossOutput(torch.tensor(2.0), metrics), 1.5)
-    assert output.loss == 3.0
-    assert not calls
-    assert output.metrics["accuracy"] == 0.75
 
 
 def test_a_batch_of_unknown_shape_is_refused() -> None:

@@ -1,5 +1,6 @@
 """The table of what cannot go together: each row refuses, and what is in no row goes together."""
 
+import re
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,7 @@ from mlotool import (
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import KeepEvery
 from mlotool.layerparallel import Auxiliary
-from mlotool.problem.compatibility import FEATURES, ROWS, Case, Row, broken, check, message, page
+from mlotool.problem.compatibility import FEATURES, REFUSED, ROWS, Case, broken, check, message, page
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.stream import SameBatch
 from mlotool.spaces import Operator, SharedSpace, UniformPaths
@@ -44,65 +45,58 @@ class Divided(Auxiliary):
         return True
 
 
-def lbfgs() -> torch.optim.Optimizer:
-    return torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])
-
-
 def drawing(**settings: Any) -> SharedSpace:
     activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})
     base = partial(nn.Sequential, nn.Linear(2, 2), nn.ReLU())
     return SharedSpace(base, [activation], [2], **{"paths": UniformPaths(), **settings})
 
 
+LBFGS = torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])
+SETTINGS: dict[str, Any] = {
+    "tasks": 2,
+    "compile": True,
+    "shard": True,
+    "remat": ("0",),
+    "optimizer_roles": {"lr": "rate"},
+    "reset_to": "initial",
+    "roll_back": True,
+    "warmup_steps": 1,
+    "gradient_clip_norm": 1.0,
+}
 # By feature, what of a case has it.
 CASES: dict[str, dict[str, Any]] = {
-    **{
-        name: {"settings": setting}
-        for name, setting in {
-            "tasks": {"tasks": 2},
-            "compile": {"compile": True},
-            "shard": {"shard": True},
-            "shard_all": {"shard": True},
-            "blocks": {"remat": ("0",)},
-            "fp16": {"precision": "fp16"},
-            "optimizer_roles": {"optimizer_roles": {"lr": "rate"}},
-            "reset_to": {"reset_to": "initial"},
-            "roll_back": {"roll_back": True},
-            "warmup": {"warmup_steps": 1},
-            "clip": {"gradient_clip_norm": 1.0},
-        }.items()
-    },
-    "complex": {"module": nn.Linear(1, 1, dtype=torch.complex64)},
-    "sparse_layers": {"module": nn.Embedding(2, 2, sparse=True)},
-    "draws": {"module": drawing()},
-    "path_statistics": {"module": drawing(paths=None, statistics="path")},
+    **{name: {"settings": {name: value}} for name, value in SETTINGS.items()},
+    "shard: true": {"settings": {"shard": True}},
+    "precision: fp16": {"settings": {"precision": "fp16"}},
+    "complex parameters": {"module": nn.Linear(1, 1, dtype=torch.complex64)},
+    "sparse gradients": {"module": nn.Embedding(2, 2, sparse=True)},
+    "drawn paths": {"module": drawing()},
+    "statistics: path": {"module": drawing(paths=None, statistics="path")},
     "parallel": {"parallel": Auxiliary(2)},
-    "auxiliary": {"parallel": Auxiliary(2)},
-    "processes": {"parallel": Divided(2, processes=True)},
-    "line_search": {"optimizer": lbfgs()},
-    "impure": {"optimizer": lbfgs()},
+    "parallel: Auxiliary": {"parallel": Auxiliary(2)},
+    "parallel.processes": {"parallel": Divided(2, processes=True)},
+    "line search": {"optimizer": LBFGS},
+    "another optimizer": {"optimizer": LBFGS},
     "scheduler": {"scheduler": object()},
-    "same_batch": {"stream": SameBatch(Stream(BATCHES, 2))},
-    "reads": {"read": "low"},
+    "same_batch_as": {"stream": SameBatch(Stream(BATCHES, 2))},
+    "solutions in its gradient": {"read": "low"},
     "hypergradient": {"algorithm": Implicit(Identity()), "solution": "low", "reader": "top"},
-    "differences": {"algorithm": Implicit(Identity(), "finite_difference")},
-    "sparse": {"algorithm": Unrolled(trajectory=KeepEvery())},
-    "forward": {"algorithm": Implicit(Identity(), "forward")},
-    "approximate": {"algorithm": Implicit(Nystrom(rank=2))},
-    "unrolled": {"algorithm": Unrolled()},
-    "persistent": {"algorithm": EvolutionStrategies(persistent=True)},
-    "penalty": {"algorithm": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
-    "saba": {"algorithm": SABA(0.1)},
-    "directing": {"algorithm": SABA(0.1)},
-    "evolution": {"algorithm": EvolutionStrategies()},
+    "product: finite_difference": {"algorithm": Implicit(Identity(), "finite_difference")},
+    "product: forward": {"algorithm": Implicit(Identity(), "forward")},
+    "approximate solver": {"algorithm": Implicit(Nystrom(rank=2))},
+    "simulated steps": {"algorithm": Unrolled()},
+    "trajectory": {"algorithm": Unrolled(trajectory=KeepEvery())},
+    "remat: false": {"algorithm": Unrolled(remat=False)},
+    "persistent: true": {"algorithm": EvolutionStrategies(persistent=True)},
+    "EvolutionStrategies": {"algorithm": EvolutionStrategies()},
+    "Penalty": {"algorithm": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
+    **{name: {"algorithm": SABA(0.1)} for name in ("SABA", "directed steps", "state between pullbacks")},
     "nested": {"is_nested": True},
-    "differentiated": {"is_differentiated": True},
-    "ranks": {"num_ranks": 2},
-    "parts": {"runs_in_part": True},
-    "trace": {"is_traced": True},
-    "fuse": {"is_fused": True},
-    "remembering": {"algorithm": SABA(0.1)},
-    "graphs": {"algorithm": Unrolled(remat=False)},
+    "nested above": {"is_differentiated": True},
+    "several ranks": {"num_ranks": 2},
+    "shared space on ranks": {"runs_in_part": True},
+    "runner.trace": {"is_traced": True},
+    "sweep.fuse": {"is_fused": True},
 }
 
 
@@ -116,19 +110,15 @@ def case_of(*features: str) -> Case:
     return Case("p", ProblemSettings(**settings), **given)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.first} with {row.second}")
-def test_each_row_holds_for_its_two_features_and_not_for_one(row: Row) -> None:
-    case = case_of(row.first, row.second)
-    assert row in broken(case)
-    for one in (row.first, row.second):
-        assert row not in broken(case_of(one))
-    if not row.key:
-        return
-    with pytest.raises(ConfigError):
-        check(case)
-    text = message(row, case)
-    assert text.startswith(f"problems.p.{row.key}: found ")
-    assert "; expected " in text and ", since " in text and "{" not in text and text.endswith(".")
+def test_each_row_holds_for_its_two_features_and_not_for_one() -> None:
+    for row in ROWS:
+        case = case_of(row.first, row.second)
+        assert row in broken(case)
+        assert not any(row in broken(case_of(one)) for one in (row.first, row.second))
+        if row.key:
+            with pytest.raises(ConfigError, match=r"^problems\.p\.\S+: found .* with .*; expected .*, since .*\.$"):
+                check(case)
+            assert not re.search(r"\{(name|solution|reader|read|algorithm|optimizer)\}", message(row, case))
 
 
 def test_every_feature_is_in_a_row() -> None:
@@ -140,35 +130,39 @@ def test_the_page_is_that_of_the_table() -> None:
     assert PAGE.read_text() == page(), f"The table has changed; write the page anew: {write}"
 
 
-# By feature, what of a problem below has it.
-HELD: dict[str, dict[str, Any]] = {
-    "tasks": {"tasks": 2},
-    "fp16": {"precision": "fp16"},
-    "reset_to": {"reset_to": "initial"},
-    "roll_back": {"roll_back": True},
-    "warmup": {"warmup_steps": 1},
-    "clip": {"gradient_clip_norm": 0.1},
-    "scheduler": {"scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)},
-    "accumulate": {"accumulate_batches": 2},
-    "blocks": {"remat": ["0"]},
-    "several steps": {"unroll_steps": 2},
-    "line_search": {"optimizer": partial(torch.optim.LBFGS, max_iter=2)},
-    "reverse": {"hypergradient": Implicit(ConjugateGradient(3))},
-    "differences": {"hypergradient": Implicit(Identity(), "finite_difference")},
-    "forward": {"hypergradient": Implicit(ConjugateGradient(3), "forward")},
-    "unrolled": {"hypergradient": Unrolled()},
-    "penalty": {"hypergradient": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
-    "saba": {"hypergradient": SABA(0.1)},
-    "evolution": {"hypergradient": EvolutionStrategies(num_pairs=2)},
-    "persistent": {"hypergradient": EvolutionStrategies(num_pairs=2, persistent=True)},
-}
-# By key of HELD, its features where they have another name.
-ROWS_OF = {
-    "line_search": {"line_search", "impure"},
-    "reverse": {"hypergradient", "twice"},
-    "saba": {"saba", "directing", "twice"},
-    "evolution": {"evolution", "unrolled"},
-    "persistent": {"persistent", "unrolled"},
+# By name, what of a problem below has the features in the second place.
+HELD: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "tasks": ({"tasks": 2}, {"tasks"}),
+    "fp16": ({"precision": "fp16"}, {"precision: fp16"}),
+    "reset_to": ({"reset_to": "initial"}, {"reset_to"}),
+    "roll_back": ({"roll_back": True}, {"roll_back"}),
+    "warmup": ({"warmup_steps": 1, "unroll_steps": 2}, {"warmup_steps"}),
+    "clip": ({"gradient_clip_norm": 0.1, "accumulate_batches": 2}, set()),
+    "remat": ({"remat": ["0"]}, {"remat"}),
+    "line search": (
+        {"optimizer": partial(torch.optim.LBFGS, max_iter=2)},
+        {"line search", "another optimizer"},
+    ),
+    "reverse": ({"hypergradient": Implicit(ConjugateGradient(3))}, {"hypergradient"}),
+    "differences": (
+        {"hypergradient": Implicit(Identity(), "finite_difference")},
+        {"hypergradient", "product: finite_difference"},
+    ),
+    "forward": ({"hypergradient": Implicit(ConjugateGradient(3), "forward")}, {"hypergradient", "product: forward"}),
+    "unrolled": ({"hypergradient": Unrolled()}, {"hypergradient", "simulated steps"}),
+    "penalty": (
+        {"hypergradient": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
+        {"hypergradient", "Penalty"},
+    ),
+    "saba": ({"hypergradient": SABA(0.1)}, {"hypergradient", "SABA", "directed steps"}),
+    "evolution": (
+        {"hypergradient": EvolutionStrategies(num_pairs=2)},
+        {"hypergradient", "EvolutionStrategies", "simulated steps"},
+    ),
+    "persistent": (
+        {"hypergradient": EvolutionStrategies(num_pairs=2, persistent=True)},
+        {"hypergradient", "EvolutionStrategies", "simulated steps", "persistent: true"},
+    ),
 }
 ALGORITHMS = {"reverse", "forward", "differences", "unrolled", "penalty", "saba", "evolution", "persistent"}
 
@@ -201,17 +195,17 @@ def pairs() -> list[tuple[str, str]]:
 @pytest.mark.filterwarnings("ignore")  # of solves that end early
 @pytest.mark.parametrize("pair", pairs(), ids=" with ".join)
 def test_what_is_in_no_row_goes_together(pair: tuple[str, str]) -> None:
-    given = deepcopy({**HELD[pair[0]], **HELD[pair[1]]})
-    sides = [ROWS_OF.get(each, {each}) for each in pair]
+    (first, ours), (second, theirs) = (HELD[name] for name in pair)
+    given = deepcopy({**first, **second})
     is_refused = any(
-        row.key and {row.first, row.second} & sides[0] and {row.first, row.second} & sides[1] for row in ROWS
+        (row.first in ours and row.second in theirs) or (row.first in theirs and row.second in ours) for row in REFUSED
     )
     if is_refused:
         with pytest.raises(ConfigError, match=r"^problems\.w\..*; expected "):
             bilevel(**given)
         return
     schedule = Schedule(bilevel(**given))
-    for _ in range(4):
+    for _ in range(3):
         results = schedule.tick()
     assert all(torch.isfinite(each.loss) for each in results.values())
     assert all(torch.isfinite(x).all() for each in schedule.program.problems.values() for x in each.theta.values())
@@ -219,6 +213,6 @@ def test_what_is_in_no_row_goes_together(pair: tuple[str, str]) -> None:
 
 def test_the_first_row_that_holds_is_told() -> None:
     case = case_of("tasks", "compile")
-    with pytest.raises(ConfigError, match=r"problems\.p\.compile: found true; expected false, since tasks run through"):
+    with pytest.raises(ConfigError, match=r"problems\.p\.compile: found tasks with compile; expected false, since"):
         check(case)
     check(replace(case, settings=ProblemSettings(tasks=2)))

@@ -106,8 +106,8 @@ def test_a_lower_problem_may_search():
 def test_what_has_no_pure_form_is_refused():
     with pytest.raises(ConfigError, match="LBFGS"):
         pair({"optimizer": lbfgs}, hypergradient=Unrolled)
-    with pytest.raises(ConfigError, match=r"problems\.p\.precision: found 'fp16'"):
+    with pytest.raises(ConfigError, match=r"problems\.p\.precision: found line search with precision: fp16"):
         Problem("p", nn.Linear(1, 1), lambda batch: batch, optimizer=lbfgs, precision="fp16")
-    with pytest.raises(ConfigError, match=r"problems\.u\.optimizer: found LBFGS; expected .* it compares values"):
+    with pytest.raises(ConfigError, match=r"problems\.u\.optimizer: found line search with .*; expected adam"):
         pair(upper={"optimizer": lbfgs})
     assert pair({"optimizer": lbfgs}, hypergradient=lambda: Implicit(Exact())).problems["w"].evaluates_again

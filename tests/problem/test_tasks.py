@@ -176,11 +176,6 @@ class Recurrent(nn.Module):
         return self.out(self.layer(x)[0])
 
 
-class Cell(Recurrent):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.cat([self.layer(row[None])[0] for row in x]))
-
-
 class Applied(nn.Module):
     def __init__(self, function: Any, layer: nn.Module | None = None) -> None:
         super().__init__()
@@ -210,18 +205,13 @@ def positive_doubled(x: Tensor) -> Tensor:
 
 UNMAPPED = {
     "LSTM": lambda: Recurrent(nn.LSTM(2, 3)),
-    "GRU of two layers": lambda: Recurrent(nn.GRU(2, 3, num_layers=2)),
-    "RNN": lambda: Recurrent(nn.RNN(2, 3)),
-    "LSTMCell": lambda: Cell(nn.LSTMCell(2, 3)),
     "if": lambda: Applied(lambda x: x.tanh() if x.sum() > 0 else x.sin()),
     "mask": lambda: Applied(positive_doubled),
-    "nonzero": lambda: Applied(lambda x: x.tanh() / len((x > 0).nonzero())),
     "item": lambda: Applied(lambda x: x.tanh() * x.sum().item()),
     "numpy": lambda: Applied(lambda x: x * torch.from_numpy(x.detach().numpy())),
     "autograd.Function": lambda: Applied(Twice.apply),
 }
 MAPPED = {
-    "softmax": lambda: Applied(nn.Softmax(dim=-1)),
     "weight norm": lambda: Applied(torch.tanh, nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))),
     "TorchScript": lambda: Applied(torch.jit.script(nn.Tanh())),
 }
@@ -280,7 +270,6 @@ class Counting(nn.Module):
 
 MOVING = {
     "spectral norm": lambda: Applied(torch.tanh, nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3))),
-    "old spectral norm": lambda: Applied(torch.tanh, nn.utils.spectral_norm(nn.Linear(2, 3))),
     "counter": lambda: Counting(nn.Linear(2, 1)),
     "spectral norm before an LSTM": lambda: nn.Sequential(
         nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), Recurrent(nn.LSTM(2, 3))
@@ -300,9 +289,3 @@ def test_a_spectral_norm_that_stays_in_eval_mode() -> None:
     found = gradient_through(module, Unrolled(), TASKS, batch, "eval")
     alone = [gradient_through(module, Unrolled(), None, episode, "eval") for episode in episodes()[:TASKS]]
     assert torch.allclose(found, torch.stack(alone).mean(0), rtol=1e-9)
-
-
-@pytest.mark.parametrize("tasks", [0, 1.5])
-def test_bad_numbers(tasks: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.w.tasks: found"):
-        Problem("w", net(), lambda batch, *, w: w(batch).sum(), roles={"w": "w"}, tasks=tasks)

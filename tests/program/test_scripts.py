@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from mlotool import Graph, LossOutput, Problem, Program, Schedule, Stream, stop_gradient
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import WrongResultError
 from mlotool.layerparallel import Auxiliary
 
@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "metric": (
         lambda: tick(loss=lambda batch, *, model: LossOutput(loss(batch, model=model), {"v": torch.ones(3)})),
-        "a tensor of shape (3,) as the metric 'v'; expected 0-D",
+        "a tensor of shape (3,) as the metric 'v'; expected dense real 0-D",
     ),
     "metrics": (
         lambda: tick(loss=lambda batch, *, model: LossOutput(loss(batch, model=model), [1])),  # type: ignore[arg-type]
@@ -138,15 +138,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "state of other shapes": (
         lambda: loaded(program(module=nn.Linear(3, 5)).state_dict()),
-        "state.p: found a tensor of shape (5, 3) for 'weight' of its module; expected a tensor of shape (4, 3)",
+        "state.p.module.weight: found a tensor of shape (5, 3); expected a tensor of shape (4, 3)",
     ),
     "state of another optimizer": (
         lambda: loaded(program(optimizer=torch.optim.Adam).state_dict()),
-        "state.p.optimizer.param_groups.0: found the state of another optimizer, without 'dampening'; expected that",
+        "expected 'dampening' among its keys",
     ),
     "state of no optimizer": (
         lambda: loaded(program(optimizer=None).state_dict()),
-        "state.p: found an optimizer in one alone of the state and the problem",
+        "state.p.optimizer: found None; expected a dict",
     ),
     "schedule": (
         lambda: Schedule(program()).load_state_dict({}),
@@ -156,9 +156,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Stream(SAMPLES, 4).load_state_dict({"epoch": 0, "batches_consumed": 9}),
         "Stream.state: found {epoch: 0, batches_consumed: 9}; expected a position: an epoch from 0 on, and batches_c",
     ),
-    "device": (lambda: Stream(SAMPLES, 4).to("gpu"), "Stream.to.device: found 'gpu'; expected 'cpu', 'cuda' or"),
     "dtype": (lambda: Stream(SAMPLES, 4).to("cpu", torch.long), "Stream.to.dtype: found a dtype; expected"),
-    "rank": (lambda: Stream(SAMPLES, 4).divide(2, 2), "Stream.divide: found (2, 2); expected a rank from 0 on, and"),
     "columns": (
         lambda: Stream((torch.zeros(4, 2), torch.zeros(4)), 2),  # type: ignore[arg-type]
         "stream.dataset: found (a tensor of shape (4, 2), a tensor of shape (4,)); expected a map-style data set",
@@ -172,7 +170,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told(name: str) -> None:
     make, said = MISTAKES[name]
-    with pytest.raises((ConfigError, WrongResultError)) as refused:
+    with pytest.raises((ConfigError, RunError, WrongResultError)) as refused:
         make()
     assert said in str(refused.value)
 

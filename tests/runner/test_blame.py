@@ -83,7 +83,7 @@ def test_all_problems_with_bad_parameters_are_named() -> None:
             check_parameters(made, 5)
         assert "problems.w.optimizer.lr (1e+06 now) and problems.lam.optimizer.lr (0.001 now)" in str(caught.value)
         made.problems["lam"].module.x.fill_(math.inf)
-    with pytest.raises(NonFiniteParametersError, match=r"the problems 'w' and 'lam' were found .* after tick 5"):
+    with pytest.raises(NonFiniteParametersError, match=r"the problems 'w', 'lam' were found .* after tick 5"):
         check_parameters(made, 5)
 
 

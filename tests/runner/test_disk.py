@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import mlotool.runner
-from mlotool.core.errors import CheckpointError, ConfigError, RunError, WriteError
+from mlotool.core.errors import CheckpointError, ConfigError, WriteError
 from mlotool.core.run_files import replacing
 from mlotool.core.user_code import UserCodeError
-from mlotool.program import Stream
 from mlotool.runner import RunResult, run_config
 from mlotool.runner import logging as metric_logging
 from mlotool.runner.checkpoint import read_checkpoint, write_checkpoint
@@ -208,11 +207,6 @@ class Data:
         if self.kind == "memory":
             raise MemoryError
         return {"input": torch.zeros(1)}
-
-
-def test_memory_that_is_not_there_is_said() -> None:
-    with pytest.raises(RunError, match=r"batch of 2 samples of Data needs more memory than there is.*Lower"):
-        Stream(Data("memory"), 2, seed=0).next()
 
 
 def out_of_memory(*given: Any, **roles: Any) -> Any:

@@ -72,18 +72,18 @@ def _derivative(steps: AlikeSteps) -> StepCotangents:
     scale = list(torch._foreach_add(list(torch._foreach_div(root, correction)), hyperparameters["eps"]))
     # Their cotangents, backwards.
     over_scale = list(torch._foreach_div(mul(cotangent, -lr / (1 - beta1**count)), scale))
-    of_first = add_present(over_scale, [each.get("exp_avg") for each in steps.of_state])
+    of_first = add_present(over_scale, [kept.get("exp_avg") for kept in steps.of_state])
     of_scale = mul(list(torch._foreach_div(mul(over_scale, first), scale)), -0.5 / correction)
     # The root's derivative at 0 is infinite, and 0 * inf would be NaN; here it is 0, as in the step.
-    of_largest = [torch.where(r > 0, each / r, 0.0) for each, r in zip(of_scale, root, strict=True)]
+    of_largest = [torch.where(r > 0, value / r, 0.0) for value, r in zip(of_scale, root, strict=True)]
     of_second, found = of_largest, dict[str, list[Tensor]]()
     if hyperparameters["amsgrad"]:
-        whole = add_present(of_largest, [each.get("max_exp_avg_sq") for each in steps.of_state])
+        whole = add_present(of_largest, [kept.get("max_exp_avg_sq") for kept in steps.of_state])
         # Of two that are equal each has half, as autograd has it.
         shares = [0.5 * ((a > b).to(a.dtype) + (a >= b)) for a, b in zip(second, before, strict=True)]
         of_second = mul(whole, shares)
         found["max_exp_avg_sq"] = add(whole, of_second, -1.0)
-    of_second = add_present(of_second, [each.get("exp_avg_sq") for each in steps.of_state])
+    of_second = add_present(of_second, [kept.get("exp_avg_sq") for kept in steps.of_state])
     found |= {"exp_avg": mul(of_first, beta1), "exp_avg_sq": mul(of_second, beta2)}
     state = [
         {name: values[place] for name, values in found.items() if name in kept}

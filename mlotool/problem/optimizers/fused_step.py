@@ -1,7 +1,7 @@
 """Steps by torch's fused kernels, called directly and not through `optimizer.step`."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -38,8 +38,6 @@ class KernelGroup:
         parameters: its parameters.
         vectors: by name of a state, one tensor a parameter.
         counts: the tensors that count steps, which a step adds one to.
-        ones: to count steps by: adding tensors is twice as fast as adding a number.
-        has_all: whether these are all parameters, in their order.
 
     Attributes:
         kept: the lists of `vectors`, as the kernels take them.
@@ -51,8 +49,6 @@ class KernelGroup:
     parameters: list[Tensor]
     vectors: dict[str, list[Tensor]]
     counts: list[Tensor]
-    ones: list[Tensor]
-    has_all: bool
     kept: list[list[Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +57,7 @@ class KernelGroup:
     def step(self, gradient: list[Tensor]) -> None:
         """Take a step along the gradients of the parameters."""
         if self.counts:
-            torch._foreach_add_(self.counts, self.ones)
+            torch._foreach_add_(self.counts, 1)
         assert self.rule.kernel is not None
         kernel, settings = self.rule.kernel(self.param_group)
         kernel.in_place(self.parameters, gradient, *self.kept, **settings)
@@ -78,34 +74,10 @@ KernelStep = tuple[KernelGroup, list[Tensor]]
 
 
 def take_steps(steps: Sequence[KernelStep]) -> None:
-    """Take steps, of one problem or of several, in which no parameter is twice.
-
-    Groups with the same settings are one call of their kernel, which goes through its tensors one by one: the bits are
-    those of a call for each.
-    """
-    if not steps:
-        return
+    """Take steps, of one problem or of several."""
     with Recording(False):
-        for found in _by_kind(steps) if len(steps) > 1 else (steps,):
-            group, gradient = found[0]
-            if len(found) > 1:
-                group, gradient = _joined([each for each, _ in found]), [*chain(*[each for _, each in found])]
+        for group, gradient in steps:
             group.step(gradient)
-
-
-def _by_kind(steps: Sequence[KernelStep]) -> Iterable[list[KernelStep]]:
-    together: dict[Any, list[KernelStep]] = {}
-    for step in steps:
-        together.setdefault(step[0].kind(), []).append(step)
-    return together.values()
-
-
-def _joined(groups: Sequence[KernelGroup]) -> KernelGroup:
-    """Return groups with the same settings as one."""
-    parameters = [*chain(*[each.parameters for each in groups])]
-    vectors = {name: [*chain(*[each.vectors[name] for each in groups])] for name in groups[0].vectors}
-    counts, ones = [*chain(*[each.counts for each in groups])], [*chain(*[each.ones for each in groups])]
-    return replace(groups[0], parameters=parameters, vectors=vectors, counts=counts, ones=ones)
 
 
 class FusedStep:
@@ -127,7 +99,6 @@ class FusedStep:
         self._same: SameObjects | None = None
         self._tensors: list[Tensor] = []
         self._same_forms = SameForms([])
-        self._is_plain = False
         self._is_first = True
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
@@ -150,9 +121,8 @@ class FusedStep:
         given = [value for value in gradient if value is not None and not value.is_sparse]
         if len(given) < len(self._parameters):
             return None
-        if not (self._is_plain and all(map(Tensor.is_contiguous, given))):
-            given = [aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
-        return [(group, given if group.has_all else [given[place] for place in group.positions]) for group in found]
+        given = [aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
+        return [(group, [given[place] for place in group.positions]) for group in found]
 
     def groups(self) -> "list[KernelGroup] | None":
         """Return what a step consists of, the same list as long as nothing changes but values.
@@ -166,10 +136,9 @@ class FusedStep:
             self._groups = None if has_step_hooks(self.optimizer) else self._find(self._rule)
             # Finding may put what is kept into its parameter's layout.
             self._same = SameObjects(self._parts)
-            kept = [each for group in self._groups or () for each in group.vectors.values()]
+            kept = [value for group in self._groups or () for value in group.vectors.values()]
             self._tensors = [*self._parameters, *chain(*kept)]
             self._same_forms = SameForms(self._tensors)
-            self._is_plain = all(map(Tensor.is_contiguous, self._parameters))
         return self._groups
 
     def _parts(self) -> list[Any]:
@@ -190,7 +159,7 @@ class FusedStep:
         for group in self.optimizer.param_groups:
             if not group.get("fused"):
                 continue
-            states = [self.optimizer.state.get(each, {}) for each in group["params"]]
+            states = [self.optimizer.state.get(entry, {}) for entry in group["params"]]
             for parameter, state in zip(group["params"], states, strict=True):
                 for name, value in state.items():
                     if name != COUNTER and isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -220,11 +189,8 @@ class FusedStep:
             if not all(_fits(state, names, parameter) for parameter, state in zip(parameters, states, strict=True)):
                 return None
             vectors = {name: [state[name] for state in states] for name in names}
-            counts = vectors.get(COUNTER, [])
-            ones = [torch.ones_like(count) for count in counts]
             places = [positions[id(parameter)] for parameter in parameters]
-            has_all = places == list(range(len(self._parameters)))
-            found.append(KernelGroup(rule, param_group, places, [*parameters], vectors, counts, ones, has_all))
+            found.append(KernelGroup(rule, param_group, places, [*parameters], vectors, vectors.get(COUNTER, [])))
         # What no group holds the optimizer does not step.
         is_each_once = sum(len(group.positions) for group in found) == len(positions)
         return found if found and is_each_once else None

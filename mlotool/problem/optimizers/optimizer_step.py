@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
-from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.arguments import is_number, require
+from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import values_of
 from mlotool.core.user_code import Call, note
 from mlotool.problem.arguments import check_scheduler, check_used, is_lazy, made, needs_closure
@@ -30,7 +30,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 Evaluate = Callable[[], tuple[Tensor, Sequence[Tensor | None]]]
 """Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters."""
 
-_SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...), or let the run end before: runner.max_ticks."
+_SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...)."
 
 _HOOKS = attrgetter("_post_accumulate_grad_hooks")
 
@@ -142,7 +142,7 @@ class OptimizerStep:
         if not any(map(_HOOKS, self._parameters)):
             return gradient
         # A hook may write into the tensor, which others have kept.
-        self._set_gradient([None if each is None else each.clone() for each in gradient])
+        self._set_gradient([None if slope is None else slope.clone() for slope in gradient])
         for parameter in self._parameters:
             for hook in [*(parameter._post_accumulate_grad_hooks or {}).values()]:
                 if parameter.grad is not None:
@@ -207,8 +207,8 @@ class OptimizerStep:
         """
         update = find_rule(self._name, self._optimizer).update
         new_theta, new_state = [], []
-        for point, slope, old, each in zip(theta, self.clip(gradient)[0], state, hyperparameters, strict=True):
-            moved, kept = (point, old) if slope is None else update(point, slope, old, each)
+        for point, slope, old, rates in zip(theta, self.clip(gradient)[0], state, hyperparameters, strict=True):
+            moved, kept = (point, old) if slope is None else update(point, slope, old, rates)
             new_theta.append(moved)
             new_state.append(kept)
         return new_theta, new_state
@@ -266,7 +266,9 @@ class OptimizerStep:
         # Both in one copy, so that the copied scheduler sets the copied optimizer.
         twin = copy.copy(self)
         assert self._optimizer is not None
-        kept = [each for state in self._optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+        kept = [
+            entry for state in self._optimizer.state.values() for entry in state.values() if isinstance(entry, Tensor)
+        ]
         memo: dict[int, Any] = {id(tensor): tensor for tensor in (*self._parameters, *kept)}
         twin._optimizer, twin.scheduler = copy.deepcopy((self._optimizer, self.scheduler), memo)
         found: list[tuple[Hyperparameters, ...]] = []
@@ -274,7 +276,7 @@ class OptimizerStep:
             # torch warns of a scheduler that steps without its optimizer.
             warnings.simplefilter("ignore")
             for _ in range(count):
-                found.append(tuple(dict(each) for each in twin.hyperparameters()))
+                found.append(tuple(dict(rates) for rates in twin.hyperparameters()))
                 twin.scheduler.step()
         return found
 
@@ -324,9 +326,9 @@ class OptimizerStep:
         assert optimizer is not None
         update = find_rule(self._name, optimizer).update
         with torch.no_grad():
-            for parameter, slope, each in zip(self._parameters, gradient, hyperparameters, strict=True):
+            for parameter, slope, rates in zip(self._parameters, gradient, hyperparameters, strict=True):
                 if slope is not None:
-                    moved, state = update(parameter, slope, copied(optimizer.state.get(parameter, {})), each)
+                    moved, state = update(parameter, slope, copied(optimizer.state.get(parameter, {})), rates)
                     parameter.copy_(moved)
                     optimizer.state[parameter] = dict(state)
 
@@ -338,31 +340,8 @@ class OptimizerStep:
                 group["fused"] = False if group.get("fused") else group.get("fused")
         self.align_state()
         self._set_gradient(gradient)
-        try:
-            self._optimizer.step()
-        except Exception as error:
-            fault = self._fault(self._optimizer)
-            if fault is None:
-                raise
-            raise fault from error
+        self._optimizer.step()
         self._clear_gradient()
-
-    def _fault(self, optimizer: Optimizer) -> RunError | None:
-        """Return what is wrong where a step of torch's has failed; None of what is not known."""
-        key, name = f"problems.{self._name}.optimizer", type(optimizer).__name__
-        slopes = [each.grad for each in self._parameters if each.grad is not None]
-        if type(optimizer) is SparseAdam and not all(slope.is_sparse for slope in slopes):
-            return RunError(
-                f"{key}: found {name} with a dense gradient; expected a problem on one rank with nothing but "
-                "nn.Embedding(sparse=True), whose gradient passes through no solution. Write optimizer: adam."
-            )
-        on_cpu = any(each.device.type == "cpu" for each in self._parameters)
-        if on_cpu and any(group.get("capturable") for group in optimizer.param_groups):
-            return RunError(
-                f"{key}.capturable: found true for {name} with parameters on the CPU; expected false there. Leave it "
-                "out, or write runner.accelerator=gpu."
-            )
-        return None
 
     def _evaluate_again(self, evaluate: Evaluate) -> float:
         loss, gradient = evaluate()
@@ -405,25 +384,22 @@ def optimizer_step(
     for user, is_set in (("a scheduler", scheduler is not None), ("reset_to", settings.reset_to is not None)):
         expected = f"an optimizer, since {user} is set"
         require(optimizer is not None or not is_set, f"{key}.optimizer", None, expected)
-    built: Optimizer | None
-    if optimizer is None or isinstance(optimizer, Optimizer):
-        built = optimizer
-    else:
-        is_right, expected = (lambda value: isinstance(value, Optimizer)), "a torch optimizer"
-        built = made(f"{key}.optimizer", optimizer, theta.values(), is_right, expected)
-    _check_optimizer(f"{key}.optimizer", built, theta)
-    found = None
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        is_optimizer = lambda value: isinstance(value, Optimizer)  # noqa: E731
+        optimizer = made(f"{key}.optimizer", optimizer, theta.values(), is_optimizer, "a torch optimizer")
+    assert optimizer is None or isinstance(optimizer, Optimizer)
+    _check_optimizer(f"{key}.optimizer", optimizer, theta)
+    built = None
     if scheduler is not None:
-        expected = "a scheduler"
-        found = made(f"{key}.scheduler", scheduler, built, lambda each: each is None or hasattr(each, "step"), expected)
-    check_scheduler(name, found, built, settings.scheduler_interval)
+        is_scheduler = lambda value: value is None or hasattr(value, "step")  # noqa: E731
+        built = made(f"{key}.scheduler", scheduler, optimizer, is_scheduler, "a scheduler")
+    check_scheduler(name, built, optimizer, settings.scheduler_interval)
     if settings.optimizer_roles:
-        assert built is not None
-        group = built.param_groups[0].items()
-        known = [each for each, value in group if isinstance(value, int | float) and not isinstance(value, bool)]
-        for each in settings.optimizer_roles:
-            require(each in known, f"{key}.optimizer.{each}", "a problem", f"one of {', '.join(known)}")
-    return OptimizerStep(name, built, found, settings)
+        assert optimizer is not None
+        known = [setting for setting, value in optimizer.param_groups[0].items() if is_number(value)]
+        for setting in settings.optimizer_roles:
+            require(setting in known, f"{key}.optimizer.{setting}", "a problem", f"one of {', '.join(known)}")
+    return OptimizerStep(name, optimizer, built, settings)
 
 
 def _check_optimizer(key: str, optimizer: Optimizer | None, theta: Mapping[str, Tensor]) -> None:
@@ -433,13 +409,12 @@ def _check_optimizer(key: str, optimizer: Optimizer | None, theta: Mapping[str, 
     missing = next((name for name, tensor in theta.items() if groups and id(tensor) not in held), None)
     if missing is not None:
         raise ConfigError(
-            f"{key}: it does not hold the parameter '{missing}' of the module; expected all of them (tasks replace "
-            "them). Pass a callable: optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
+            f"{key}: it does not hold the parameter '{missing}' of the module; expected all of them. Pass a callable: "
+            "optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
         )
     if any(group.get("differentiable") for group in groups):
         raise ConfigError(
-            f"{key}.differentiable: found true; expected false, since a step changes parameters in place. Leave it "
-            "out: hypergradient: unrolled differentiates steps of SGD, Adam and AdamW by itself."
+            f"{key}.differentiable: found true; expected false. Leave it out: Unrolled differentiates steps by itself."
         )
 
 
@@ -497,7 +472,7 @@ def replayed_step(
         [tensor([2.5000])]
     """
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
-    copies = [nn.Parameter(each.detach().clone()) for each in theta]
+    copies = [nn.Parameter(tensor.detach().clone()) for tensor in theta]
     for parameter, slope in zip(copies, gradient, strict=True):
         parameter.grad = None if slope is None else aligned(slope, parameter)
     twin: Any = copy.copy(optimizer)
@@ -509,13 +484,13 @@ def replayed_step(
             values = {**group, **hyperparameters[members[0]]}
             twin.param_groups.append({**values, "params": [copies[place] for place in members]})
     twin.state = defaultdict(dict)
-    for place, each in enumerate(state):
-        if each:
+    for place, entry in enumerate(state):
+        if entry:
             twin.state[copies[place]] = {
-                name: value.clone() if isinstance(value, Tensor) else value for name, value in each.items()
+                name: value.clone() if isinstance(value, Tensor) else value for name, value in entry.items()
             }
     type(optimizer).step(twin)
-    return [each.detach() for each in copies], [dict(twin.state.get(each, {})) for each in copies]
+    return [entry.detach() for entry in copies], [dict(twin.state.get(entry, {})) for entry in copies]
 
 
 def _squares(tensor: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def find_rule(problem: str, optimizer: Optimizer | None) -> OptimizerRule:
         found = "nothing" if optimizer is None else type(optimizer).__name__
         raise ConfigError(
             f"problems.{problem}.optimizer: found {found}; expected one of "
-            f"{', '.join(f'torch.optim.{each.__name__}' for each in RULES)}, whose steps can be differentiated. "
+            f"{', '.join(f'torch.optim.{kind.__name__}' for kind in RULES)}, whose steps can be differentiated. "
             f"Choose one of them, or an implicit hypergradient for '{problem}' (hypergradient=cg)."
         )
     if has_step_hooks(optimizer):
@@ -53,7 +53,7 @@ def parts_of_step(optimizer: Any) -> list[Any]:
     Beside them the numbers of hooks; they are small, and equal ones are the same object.
     """
     groups, state = optimizer.param_groups, optimizer.state
-    kept = [each for each in state.values() if isinstance(each, dict)]
+    kept = [entry for entry in state.values() if isinstance(entry, dict)]
     return [
         type(optimizer).step,
         vars(optimizer).get("step"),

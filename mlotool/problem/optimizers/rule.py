@@ -210,8 +210,8 @@ def pull_back(
     gradient, unclipped = step.gradient, list[Tensor]()
     if step.clip is not None:
         with torch.enable_grad():
-            leaves = [None if each is None else each.detach().requires_grad_() for each in gradient]
-            unclipped = [each for each in leaves if each is not None]
+            leaves = [None if value is None else value.detach().requires_grad_() for value in gradient]
+            unclipped = [leaf for leaf in leaves if leaf is not None]
             gradient = step.clip(leaves)[0]
     groups: dict[_Key, list[int]] = {}
     for position, slope in enumerate(gradient):
@@ -232,9 +232,9 @@ def pull_back(
                 for position in chunk:
                     found.gradient[position] = _present(found.gradient[position]) * factor
     if step.clip is not None and unclipped:
-        clipped = [each for each in gradient if each is not None]
-        slopes = iter(pulled_back(clipped, unclipped, [each for each in found.gradient if each is not None]))
-        found.gradient = [None if each is None else next(slopes) for each in found.gradient]
+        clipped = [value for value in gradient if value is not None]
+        slopes = iter(pulled_back(clipped, unclipped, [value for value in found.gradient if value is not None]))
+        found.gradient = [None if value is None else next(slopes) for value in found.gradient]
     return found
 
 
@@ -248,12 +248,12 @@ def _pull_back_chunk(
     """Put cotangents in the places of those of the step's results; return the factor of those of the gradient."""
     pulled = derivative(
         AlikeSteps(
-            [step.theta[each] for each in chunk],
-            [_present(gradient[each]).detach() for each in chunk],
-            [step.state[each] for each in chunk],
+            [step.theta[place] for place in chunk],
+            [_present(gradient[place]).detach() for place in chunk],
+            [step.state[place] for place in chunk],
             step.hyperparameters[chunk[0]],
-            [found.theta[each] for each in chunk],
-            [found.state[each] for each in chunk],
+            [found.theta[place] for place in chunk],
+            [found.state[place] for place in chunk],
         )
     )
     for position, point, slope, state in zip(chunk, pulled.theta, pulled.gradient, pulled.state, strict=True):
@@ -263,7 +263,7 @@ def _pull_back_chunk(
 
 def _chunks(theta: Sequence[Tensor], positions: Sequence[int]) -> Iterator[list[int]]:
     """Yield parameters that are taken at once."""
-    most = max(SMALLEST_CHUNK, sum(theta[each].numel() for each in positions) // MOST_CHUNKS)
+    most = max(SMALLEST_CHUNK, sum(theta[place].numel() for place in positions) // MOST_CHUNKS)
     chunk, size = list[int](), 0
     for position in positions:
         count = theta[position].numel()
@@ -302,7 +302,7 @@ def _by_autograd(update: Update, steps: AlikeSteps) -> StepCotangents:
     outputs = [(after, steps.cotangent[0])] + [(state[name], value) for name, value in steps.of_state[0].items()]
     sources = [theta, gradient, *held.values()]
     found = pulled_back([y for y, _ in outputs], sources, [v for _, v in outputs])
-    whole = [torch.zeros_like(x) if each is None else each for x, each in zip(sources, found, strict=True)]
+    whole = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(sources, found, strict=True)]
     return StepCotangents([whole[0]], [whole[1]], [dict(zip(names, whole[2:], strict=True))])
 
 

@@ -51,11 +51,11 @@ def _derivative(steps: AlikeSteps) -> StepCotangents:
     of_slope, state = of_step, steps.of_state
     if momentum != 0:
         whole = mul(of_step, momentum) if hyperparameters["nesterov"] else of_step
-        of_buffer = add_present(whole, [each.get("momentum_buffer") for each in steps.of_state])
+        of_buffer = add_present(whole, [kept.get("momentum_buffer") for kept in steps.of_state])
         is_first = "momentum_buffer" not in steps.state[0]
         inflow = of_buffer if is_first else mul(of_buffer, 1 - hyperparameters["dampening"])
         of_slope = add(of_step, inflow) if hyperparameters["nesterov"] else inflow
-        state = [{} if is_first else {"momentum_buffer": each} for each in mul(of_buffer, momentum)]
+        state = [{} if is_first else {"momentum_buffer": value} for value in mul(of_buffer, momentum)]
     theta = add(cotangent, of_slope, decay) if decay != 0 else cotangent
     return StepCotangents(theta, [*mul(of_slope, sign)] if sign < 0 else [*of_slope], state)
 

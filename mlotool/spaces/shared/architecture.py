@@ -127,6 +127,8 @@ class BinaryPaths(AbstractArchitecture):
         (2, [0.0, 1.0])
     """
 
+    has_paths = True
+
     def forward(self) -> dict[str, Value | Mixture]:
         """Return two candidates, of which one has the weight 1 and the other 0; by decision."""
         return {each.name: self._drawn(each) for each in self.table} if self.training else {**self.found()}
@@ -165,6 +167,8 @@ class PathPolicy(AbstractArchitecture):
         >>> list(path), round(log_probability.item(), 3)
         (['activation_0'], -0.693)
     """
+
+    has_paths = True
 
     def forward(self) -> tuple[dict[str, Value], Tensor]:
         """Return a path, and the logarithm of its probability, 0-D."""

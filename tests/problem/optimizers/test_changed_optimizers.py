@@ -130,8 +130,8 @@ def by_hand(make: Any, change: Change) -> list[Tensor]:
     model = network()
     optimizer = make(model.parameters())
     kept = contextlib.ExitStack()
-    for tick in range(20):
-        if tick == 6:
+    for tick in range(12):
+        if tick == 5:
             kept.enter_context(change_of(change, model, optimizer))
         pairs = samples()[4 * (tick % 2) : 4 * (tick % 2) + 4]
         batch = tuple(torch.stack(each) for each in zip(*pairs, strict=True))
@@ -156,8 +156,8 @@ def test_a_change_counts_in_the_next_step(name: str, trace: str | None) -> None:
     make, change = CHANGES[name]
     problem, schedule = scheduled(make, trace)
     kept = contextlib.ExitStack()
-    for tick in range(20):
-        if tick == 6:
+    for tick in range(12):
+        if tick == 5:
             kept.enter_context(change_of(change, problem.module, problem.optimizer))
         schedule.tick()
     kept.close()
@@ -170,29 +170,23 @@ def replaced(model: nn.Module, _: Any) -> None:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "frozen": (lambda model, _: model[0].requires_grad_(False), "'0.weight' does not require a gradient any more"),
-    "replaced": (replaced, "'0.bias' is another one in the module"),
-    "parametrized": (
-        lambda model, _: nn.utils.parametrizations.weight_norm(model[0]),
-        "'0.weight' is not there any more",
-    ),
-    "another head": (
-        lambda model, _: model.append(nn.Linear(2, 2).double()),
-        "'3.weight' requires a gradient, which it did not before",
-    ),
-    "removed": (lambda model, _: model.__delitem__(2), "'2.weight' is not there any more"),
+    "frozen": (lambda model, _: model[0].requires_grad_(False), "0.weight"),
+    "replaced": (replaced, "0.bias"),
+    "parametrized": (lambda model, _: nn.utils.parametrizations.weight_norm(model[0]), "0.weight"),
+    "another head": (lambda model, _: model.append(nn.Linear(2, 2).double()), "3.weight"),
+    "removed": (lambda model, _: model.__delitem__(2), "2.weight"),
 }
 
 
 @pytest.mark.parametrize("trace", [None, "eager"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_parameters_are_refused_where_they_come(name: str, trace: str | None) -> None:
-    change, message = REFUSED[name]
+    change, parameter = REFUSED[name]
     problem, schedule = scheduled(SGD, trace)
     for _ in range(6):
         schedule.tick()
     change(problem.module, problem.optimizer)
-    with pytest.raises(RunError, match=rf"problems\.p\.module: the parameter {message}"):
+    with pytest.raises(RunError, match=rf"problems\.p\.module: its parameter '{parameter}' was replaced"):
         schedule.tick()
 
 
@@ -203,5 +197,5 @@ def test_an_unfrozen_parameter_is_refused() -> None:
     schedule = Schedule(Program([problem], Graph()))
     schedule.tick()
     model[0].requires_grad_(True)
-    with pytest.raises(RunError, match=r"'0\.weight' requires a gradient, which it did not before"):
+    with pytest.raises(RunError, match=r"'0\.weight' was replaced, added"):
         schedule.tick()

@@ -8,8 +8,7 @@ import mlotool
 
 SCRIPT = """
 import atexit, sys, threading, time
-from mlotool.core.process import import_large
-from mlotool.core.process import leave
+from mlotool.core.process import import_large, leave
 
 json = import_large("json")
 assert import_large("json") is json
