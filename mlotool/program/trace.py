@@ -20,8 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import ValuesLeaveError
 from mlotool.core.unchanged import SameForms
-from mlotool.problem.optimizers.registry import has_step_hooks
-from mlotool.problem.problem import Problem
+from mlotool.problem.optimizers.registry import RULES, has_step_hooks
 from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS
 from mlotool.program.guard import Guard, has_own_scheduler, why_foreign, why_unseen
@@ -35,7 +34,6 @@ from mlotool.program.traced_function import (
     TracedStep,
     UntraceableError,
     copied,
-    has_traced_step,
     kinds_of,
 )
 
@@ -101,10 +99,6 @@ class Tracer:
         self._engine = engine
         self._backend: Backend = BACKENDS[backend]
         self._traces_users_code = traces_users_code
-        self._modules: list[nn.Module] = []
-        self._stepping: list[TracedStep] = []
-        self._fixed: list[Tensor] = []
-        self._buffered: list[Problem] = []
         self._same_forms = SameForms([])
         self._traces: dict[Any, list[Trace]] = {}
         self._num_traces = 0
@@ -127,17 +121,15 @@ class Tracer:
         for trace in traces:
             if (results := self._run(trace, arguments)) is not None:
                 return results
-        self._add(traces, batches, arguments)
-        found = self._run(traces[-1], arguments)
-        if found is None:
+        self._check_optimizers()
+        if self._num_traces == MOST_TRACES:
+            raise UntraceableError(f"batches, settings of optimizers or ends of solves are of over {MOST_TRACES} kinds")
+        traces.append(self._traced(batches, arguments))
+        self._guard.renew()
+        self._num_traces += 1
+        if (results := self._run(traces[-1], arguments)) is None:
             raise UntraceableError("a solver decides by a number that rounding alone sets apart")
-        return found
-
-    def prepare(self, batches: Sequence[Sequence[Batches]]) -> None:
-        """Trace the steps on batches of such a kind, if they are not yet; nothing moves. Arguments as for the call."""
-        arguments, traces = self._found(batches)
-        if not traces:
-            self._add(traces, batches, arguments)
+        return results
 
     def again(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult] | None:
         """Take the steps along a trace that is there; None, with nothing moved, where none holds."""
@@ -184,16 +176,8 @@ class Tracer:
         for each in self.steps:
             if has_step_hooks(each.problem.optimizer):
                 raise UntraceableError("its optimizer has hooks", each.problem.name)
-            if not has_traced_step(each.problem):
+            if type(each.problem.optimizer) not in RULES:
                 raise UntraceableError("its optimizer is another one", each.problem.name)
-
-    def _add(self, traces: list[Trace], batches: Sequence[Sequence[Batches]], arguments: Sequence[Tensor]) -> None:
-        self._check_optimizers()
-        if self._num_traces == MOST_TRACES:
-            raise UntraceableError(f"batches, settings of optimizers or ends of solves are of over {MOST_TRACES} kinds")
-        traces.append(self._traced(batches, arguments))
-        self._guard.renew()
-        self._num_traces += 1
 
     def places(self) -> list[Place]:
         """Return what the steps change."""
@@ -222,7 +206,7 @@ class Tracer:
 
     def _bind(self) -> None:
         """Look up modules, parameters and the state of the optimizers."""
-        self._modules = [module for problem in self._engine.problems for module in problem.submodules]
+        self._modules: list[nn.Module] = [module for problem in self._engine.problems for module in problem.submodules]
         self._buffered = [problem for problem in self._engine.problems if problem.slots.has_buffers]
         for step in self.steps:
             step.problem.optimizer_step.align_state()

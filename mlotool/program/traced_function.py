@@ -147,11 +147,6 @@ class TracedStep:
             states[position].update({name: tensors[place] for name, tensors in vectors.items()})
 
 
-def has_traced_step(problem: Problem) -> bool:
-    """Return whether a problem's optimizer has a pure form that a trace can take."""
-    return type(problem.optimizer) in RULES
-
-
 def _aligned(slope: Tensor | None, parameter: Tensor) -> Tensor:
     # The kernels read a gradient in the parameter's order, whatever its own strides are.
     assert slope is not None
@@ -272,20 +267,6 @@ class Traced:
     problem: Problem
     plan: GradientPlan
     with_norm: bool
-
-    @classmethod
-    def of(cls, name: str, engine: Engine, plan: GradientPlan, *, with_norms: bool) -> "Traced":
-        """Return what is traced of a problem.
-
-        Args:
-            name: of the problem.
-            engine: of the program.
-            plan: of the problem's gradient.
-            with_norms: whether norms of gradients that pass through solutions are results.
-        """
-        number = engine.numbers[name]
-        with_norm = with_norms and bool(engine.solutions[number])
-        return cls(number, engine.problems[number], plan, with_norm)
 
 
 class MemberGradients:

@@ -239,7 +239,7 @@ MISTAKES = {
     "a learned rate for three of six parameters": _builtin(
         "learned_lr",
         "problems.rate.module.size=3",
-        says=(f"{LR}: its problem's module gives shape (3,)", "Correct the module's size"),
+        says=(f"{LR}: its problem's module gives a tensor of shape (3,)", "Correct the module's size"),
         leaves=("run",),
     ),
     "images for a transformer": _builtin(
