@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from mlotool import Graph, LossOutput, Problem, Program, Schedule, Stream, stop_gradient
 from mlotool.core.errors import ConfigError
@@ -90,19 +89,6 @@ def stages(index: Any) -> None:
 
 other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "float": (lambda: tick(loss=lambda batch, *, model: 0.0), "returned a float; expected a 0-D tensor"),
-    "complex": (
-        lambda: tick(loss=lambda batch, *, model: 1j * loss(batch, model=model)),
-        "returned a complex number; expected a real one",
-    ),
-    "metric": (
-        lambda: tick(loss=lambda batch, *, model: LossOutput(loss(batch, model=model), {"v": torch.ones(3)})),
-        "a tensor of shape (3,) as the metric 'v'; expected 0-D",
-    ),
-    "metrics": (
-        lambda: tick(loss=lambda batch, *, model: LossOutput(loss(batch, model=model), [1])),  # type: ignore[arg-type]
-        "returned a list as metrics; expected a dict",
-    ),
     "metrics by batch": (
         lambda: tick(loss=partial(names, calls=[]), accumulate_batches=2),
         "problems.p: its gradient returned metrics with the names m2 for one batch of a step and m1 for another",
@@ -119,18 +105,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a shared parallel": (
         lambda: shared(Auxiliary(2)),
         "problems.b.parallel: found the Auxiliary of problems.a.parallel; expected one of its own",
-    ),
-    "other rates": (
-        lambda: problem(scheduler=lambda optimizer: StepLR(other, 1)),
-        "problems.p.scheduler: torch.optim.lr_scheduler.StepLR sets the rates of another optimizer",
-    ),
-    "plateau": (
-        lambda: problem(scheduler=ReduceLROnPlateau),
-        "problems.p.scheduler: found ReduceLROnPlateau with scheduler_interval=step",
-    ),
-    "state of nothing": (
-        lambda: loaded({"p": {}}),
-        "state.p: found {}; expected 'module' among its keys. Give what state_dict()",
     ),
     "state of a module": (
         lambda: loaded({"p": nn.Linear(3, 4).state_dict()}),
@@ -157,12 +131,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "Stream.state: found {epoch: 0, batches_consumed: 9}; expected a position: an epoch from 0 on, and batches_c",
     ),
     "device": (lambda: Stream(SAMPLES, 4).to("gpu"), "Stream.to.device: found 'gpu'; expected 'cpu', 'cuda' or"),
-    "dtype": (lambda: Stream(SAMPLES, 4).to("cpu", torch.long), "Stream.to.dtype: found a dtype; expected"),
     "rank": (lambda: Stream(SAMPLES, 4).divide(2, 2), "Stream.divide: found (2, 2); expected a rank from 0 on, and"),
-    "columns": (
-        lambda: Stream((torch.zeros(4, 2), torch.zeros(4)), 2),  # type: ignore[arg-type]
-        "stream.dataset: found (a tensor of shape (4, 2), a tensor of shape (4,)); expected a map-style data set",
-    ),
     "a number as a constant": (lambda: stop_gradient(3.0), "stop_gradient: found a float; expected a tensor"),  # type: ignore[arg-type]
     "a text as an index": (lambda: stages(str), "the batch's 'index': found ['"),
     "a negative index": (lambda: stages(lambda each: -1 - each), "the batch's 'index': found a tensor of shape (4,)"),
