@@ -8,7 +8,7 @@ the user's, are others than they were, no trace counts any more.
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -37,7 +37,6 @@ _PACKAGES = frozenset(
     {"torch", "torchvision", "mlotool", "builtins", "collections", "functools", "operator", "_operator"}
 )
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Tensor)
-_SEQUENCES = (list, tuple, set, frozenset)
 
 
 def why_unseen(problems: Sequence[Problem]) -> str | None:
@@ -61,10 +60,10 @@ def why_foreign(problem: Problem) -> str | None:
     if optimizer is not None and has_step_hooks(optimizer):
         return f"the optimizer of problems.{name} has hooks"
     for what in ("loss", "optimizer", "scheduler", "hypergradient"):
-        if not all(map(_is_known, _with_parts(getattr(problem, what)))):
+        if not all(map(_is_known, _held(getattr(problem, what)))):
             return f"the {what} of problems.{name} is code of yours, or holds some"
     for path, module in problem.module.named_modules():
-        if not _is_known(module) or not all(map(_is_known, _held(module))):
+        if not all(map(_is_known, _held(module))):
             return f"the module of problems.{name} ({path or type(module).__name__}) is code of yours, or holds some"
     return None
 
@@ -76,7 +75,7 @@ def may_change_between_ticks(problem: Problem) -> bool:
     where it began.
     """
     settings = problem.settings
-    parts = chain(*map(_with_parts, (problem.optimizer, problem.scheduler, problem.hypergradient)))
+    parts = chain(*map(_held, (problem.optimizer, problem.scheduler, problem.hypergradient)))
     data = getattr(problem.stream, "dataset", None)
     is_known = all(map(_is_known, (problem.stream, *parts))) and (data is None or draws_nothing(data))
     return not is_known or settings.roll_back or settings.reset_to is not None
@@ -228,32 +227,26 @@ def _is_known(part: Any) -> bool:
     return package in _PACKAGES and not is_of_user(definition)
 
 
-def _with_parts(part: Any) -> Iterator[Any]:
+def _held(part: Any, depth: int = 4) -> Iterator[Any]:
     """Yield a function or an object, and what it is bound with and holds."""
-    while isinstance(part, partial):
-        yield from _held([*part.args, *part.keywords.values()])
-        part = part.func
     yield part
-    yield from _held([getattr(part, "__self__", None)])
-    yield from _held(part)
-
-
-def _held(part: Any, depth: int = 3) -> Iterator[Any]:
-    """Yield functions, modules and objects in an object's attributes, and in containers there."""
-    inside: Sequence[Any]
-    if depth == 0 or isinstance(part, _PLAIN) or inspect.isroutine(part) or inspect.isclass(part):
+    inside: Iterable[Any] = ()
+    if depth == 0 or isinstance(part, _PLAIN) or inspect.isclass(part):
         return
-    if isinstance(part, (Mapping, *_SEQUENCES)):
-        inside = [*(part.values() if isinstance(part, Mapping) else part)]
+    if isinstance(part, partial):
+        inside = [part.func, *part.args, *part.keywords.values()]
+    elif inspect.isroutine(part):
+        inside = [getattr(part, "__self__", None)]
+    elif isinstance(part, Mapping):
+        inside = part.values()
+    elif isinstance(part, (list, tuple, set, frozenset)):
+        inside = part
     elif dataclasses.is_dataclass(part):
         inside = [getattr(part, field.name, None) for field in dataclasses.fields(part)]
     else:
-        # Of a module its submodules are told by themselves.
+        # Of a problem's module its submodules are told by themselves.
         inside = [value for key, value in getattr(part, "__dict__", {}).items() if key != "_modules"]
     for value in inside:
         if isinstance(value, nn.Module):
             yield from value.modules()
-        elif not isinstance(value, _PLAIN):
-            if not isinstance(value, (Mapping, *_SEQUENCES)):
-                yield value
-            yield from _held(value, depth - 1)
+        yield from _held(value, depth - 1)

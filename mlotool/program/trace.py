@@ -7,6 +7,7 @@ pullbacks are shared, across the problems too.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.tracing import ValuesLeaveError
 from mlotool.core.unchanged import SameForms
 from mlotool.problem.optimizers.registry import RULES, has_step_hooks
+from mlotool.program.agreement import Kind
 from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS
 from mlotool.program.guard import Guard, has_own_scheduler, why_foreign, why_unseen
@@ -62,20 +64,9 @@ class Trace:
     has_conditions: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A tensor that steps change.
-
-    Args:
-        tensor: without autograd.
-        problem: whose it is.
-        kind: "parameters", "buffers", or the name of what an optimizer keeps: those of one kind are compared as one
-            vector, since a part of it may be nothing but rounding (a bias before a BatchNorm).
-    """
-
-    tensor: Tensor
-    problem: str
-    kind: str
+Place = tuple[Kind, Tensor]
+"""A tensor that steps change, without autograd; those of one kind are compared as one vector, since a part of it may be
+nothing but rounding (a bias before a BatchNorm)."""
 
 
 class Tracer:
@@ -182,27 +173,26 @@ class Tracer:
     def places(self) -> list[Place]:
         """Return what the steps change."""
         self._bind()
-        found = []
-        for each, step in zip(self.steps, self._stepping, strict=True):
-            own = [tensor.detach() for tensor in each.problem.own]
-            found += [Place(tensor, each.problem.name, kind) for kind, tensor in step.places(own)]
+        places: list[Place] = []
+        for step in self._stepping:
+            places += step.places()
         for problem in self._buffered:
-            found += [Place(tensor, problem.name, "buffers") for tensor in problem.slots.buffers()]
-        return found
+            places += [((problem.name, "buffers"), tensor) for tensor in problem.slots.buffers()]
+        return places
 
     def unit(self) -> float:
         """Return the relative error of one rounding, in the lowest precision in which a trace computes."""
         return max(trace.unit for traces in self._traces.values() for trace in traces)
 
     def _kinds(self, batches: Sequence[Sequence[Batches]], tensors: list[Tensor]) -> tuple[Any, ...]:
-        found, seen = [], dict[int, int]()
+        kinds, seen = [], dict[int, int]()
         for each, entries in zip(self.steps, batches, strict=True):
             try:
-                found.append(tuple([kinds_of(entry, tensors, seen) for entry in entries]))
+                kinds.append(tuple([kinds_of(entry, tensors, seen) for entry in entries]))
             except UntraceableError as error:
                 error.problem = each.problem.name
                 raise
-        return tuple(found)
+        return tuple(kinds)
 
     def _bind(self) -> None:
         """Look up modules, parameters and the state of the optimizers."""
@@ -211,16 +201,12 @@ class Tracer:
         for step in self.steps:
             step.problem.optimizer_step.align_state()
         self._stepping = [TracedStep(each.problem) for each in self.steps]
-        self._fixed = [tensor for problem in self._engine.problems for tensor in problem.own]
-        for each in self._stepping:
-            self._fixed += each.tensors
+        own = [problem.own for problem in self._engine.problems]
+        self._fixed = [*chain.from_iterable([*own, *[each.tensors for each in self._stepping]])]
 
     def _arguments(self) -> list[Tensor]:
         """Return what a trace takes, but for the batches."""
-        found = [*self._fixed]
-        for problem in self._buffered:
-            found += problem.slots.buffers()
-        return found
+        return [*self._fixed, *chain.from_iterable([problem.slots.buffers() for problem in self._buffered])]
 
     def _run(self, trace: Trace, arguments: list[Tensor]) -> list[StepResult] | None:
         """Run a trace; None, with nothing moved, where it does not hold."""
@@ -251,14 +237,8 @@ class Tracer:
         devices = tuple({device for each in self._engine.problems for device in each.devices})
         before, state = RandomState(devices), PythonState(self._engine.problems)
         kept = [memory.value for memory in self._engine.memories]
-        traced = TracedFunction(
-            self._rounds,
-            self._stepping,
-            self._engine,
-            self._buffered,
-            batches,
-            is_fused=self._backend.has_fused_steps,
-        )
+        is_fused = self._backend.has_fused_steps
+        traced = TracedFunction(self._rounds, self._stepping, self._engine, self._buffered, batches, is_fused=is_fused)
         try:
             # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat. Without
             # the context torch makes a new mode for each operation whose shape it notes: half the time of tracing.

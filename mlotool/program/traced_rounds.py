@@ -41,10 +41,8 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     # Whether a module is compiled, divided or evaluated again concerns every loss in which it plays a role; see below.
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
-    own = problem.hypergradient
-    if own is not None and (
-        own.directs_steps or (problem.trajectory.is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
-    ):
+    own, is_kept = problem.hypergradient, problem.trajectory.is_kept
+    if own is not None and (own.directs_steps or (is_kept and (own.keeps_graphs or not own.trajectory.is_whole))):
         yield Case(problem.name, ProblemSettings(), algorithm=own)
     for role in problem.roles.values():
         player = engine.problems[engine.numbers[role.problem]]
@@ -206,30 +204,29 @@ class _State:
         tensors: Sequence[Tensor] | None = None,
     ) -> None:
         self.places, self.results = places, results
-        self.tensors = [each.tensor.to("cpu", copy=True) for each in places] if tensors is None else [*tensors]
+        self.tensors = [each.to("cpu", copy=True) for _, each in places] if tensors is None else [*tensors]
 
     @property
     def parameters(self) -> list[Tensor]:
         """Those of the parameters."""
-        return [each for place, each in zip(self.places, self.tensors, strict=True) if place.kind == "parameters"]
+        return [x for ((_, kind), _), x in zip(self.places, self.tensors, strict=True) if kind == "parameters"]
 
     def at(self, parameters: Sequence[Tensor]) -> "_State":
         """Return the same with other parameters."""
-        given = iter(parameters)
-        pairs = zip(self.places, self.tensors, strict=True)
-        tensors = [next(given) if place.kind == "parameters" else each for place, each in pairs]
+        others, pairs = iter(parameters), zip(self.places, self.tensors, strict=True)
+        tensors = [next(others) if kind == "parameters" else x for ((_, kind), _), x in pairs]
         return _State(self.places, self.results, tensors)
 
     def restore(self) -> None:
         """Put the copies back."""
-        torch._foreach_copy_([each.tensor for each in self.places], self.tensors)
+        torch._foreach_copy_([tensor for _, tensor in self.places], self.tensors)
 
     def by_kind(self) -> dict[Kind, list[Tensor]]:
         """Return the tensors by problem and kind, and the losses."""
-        found: dict[Kind, list[Tensor]] = {}
-        for place, tensor in zip(self.places, self.tensors, strict=True):
-            found.setdefault((place.problem, place.kind), []).append(tensor)
-        return found | {(name, "loss"): [each.loss.detach().cpu()] for name, each in self.results.items()}
+        kinds: dict[Kind, list[Tensor]] = {(name, "loss"): [x.loss.detach().cpu()] for name, x in self.results.items()}
+        for (kind, _), tensor in zip(self.places, self.tensors, strict=True):
+            kinds.setdefault(kind, []).append(tensor)
+        return kinds
 
 
 class Looks:

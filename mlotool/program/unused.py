@@ -51,10 +51,7 @@ class UnusedWatch:
     """
 
     def __init__(
-        self,
-        problems: Mapping[str, Problem],
-        shaped: Mapping[str, Iterable[str]],
-        read: Mapping[str, Sequence[str]],
+        self, problems: Mapping[str, Problem], shaped: Mapping[str, Iterable[str]], read: Mapping[str, Sequence[str]]
     ) -> None:
         self._problems = problems
         self._shaped = {

@@ -38,11 +38,7 @@ def parameters(made: Program) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("optimizer", "trace"),
-    [
-        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), None),
-        (torch.optim.AdamW, None),
-        (torch.optim.AdamW, "eager"),
-    ],
+    [(partial(torch.optim.SGD, lr=0.1, momentum=0.9), None), (torch.optim.AdamW, None), (torch.optim.AdamW, "eager")],
     ids=["momentum", "adamw", "traced"],
 )
 def test_a_copy_of_a_program_goes_on_as_the_original_would_and_leaves_it_alone(

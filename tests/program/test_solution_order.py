@@ -23,10 +23,7 @@ NESTED = Graph({"top": ["mid"], "mid": ["low"]}, {"low": ["mid", "top"], "mid": 
 DIAMOND = Graph({"top": ["base"]}, {"base": ["left", "right"], "left": ["top"], "right": ["top"]})
 TWO_UPPERS = Graph({"a": ["w"], "b": ["w"]}, {"w": ["a", "b"]})
 # Both siblings shape and read one lower problem, and the top one shapes a sibling and reads both.
-SIBLINGS = Graph(
-    {"top": ["a"], "a": ["low"], "b": ["low"]},
-    {"low": ["a", "b"], "a": ["top"], "b": ["top"]},
-)
+SIBLINGS = Graph({"top": ["a"], "a": ["low"], "b": ["low"]}, {"low": ["a", "b"], "a": ["top"], "b": ["top"]})
 
 
 def steps(graph: Graph, name: str, partial: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:

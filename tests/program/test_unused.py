@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,24 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from mlotool import Exact, FirstOrder, Graph, Implicit, Problem, Program, Schedule, Stream, Unrolled
+from tests.program.small import sgd
+from tests.programs import Point
 
-sgd = partial(torch.optim.SGD, lr=0.1)
 
-
-class Point(nn.Module):
-    def __init__(self, value: float = 1.0) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.full((2,), value))
-
-    def forward(self) -> Tensor:
-        return self.x
+def point(value: float) -> Point:
+    return Point(torch.full((2,), value))
 
 
 def program(lower: Any, upper: Any, algorithm: Any = None, start: float = 0.5) -> Program:
     roles = {"w": "w", "lam": "lam"}
     hypergradient = algorithm or Implicit(Exact())
-    low = Problem("w", Point(start), lower, roles=roles, optimizer=sgd, hypergradient=hypergradient)
-    up = Problem("lam", Point(), upper, roles=roles, optimizer=sgd)
+    low = Problem("w", point(start), lower, roles=roles, optimizer=sgd, hypergradient=hypergradient)
+    up = Problem("lam", point(1.0), upper, roles=roles, optimizer=sgd)
     return Program([low, up], Graph({"lam": ["w"]}, {"w": ["lam"]}))
 
 
@@ -119,7 +113,7 @@ def test_a_problem_two_levels_below_need_not_be_read_by_the_loss(is_dead: bool) 
     problems = [
         Problem(
             name,
-            Point(0.5),
+            point(0.5),
             loss,
             roles={role: role for role in roles[name]},
             optimizer=sgd,

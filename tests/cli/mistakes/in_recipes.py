@@ -157,8 +157,8 @@ MISTAKES = {
     "a rate that the problem itself gives": _changed(
         "lr: 0.01}",
         "lr: {problem: classifier}}",
-        f"{LR}: found 'classifier', the problem whose optimizer this is; expected another problem",
-        "graph.upper_to_lower.rate: [classifier]",
+        f"{LR}: found 'classifier', the problem itself; expected another problem",
+        "mlotool show learned_lr",
     ),
     "batches of another problem beside a stream": _classifier(
         "same_batch_as: reweight",
