@@ -106,7 +106,7 @@ class Guard:
 
     def hook(self) -> str | None:
         """Return where there is a hook of a user's now; None where there is none."""
-        if any(self._hooks) or any(map(_has_hook, self._parameters)):
+        if any(_OF_ALL_MODULES) or any(self._hooks) or any(map(_has_hook, self._parameters)):
             return _hook_in([*chain(*self._members)])
         return None
 
@@ -149,23 +149,18 @@ class Guard:
                 parts_of = [PythonPlace(f"{name}: {type(module).__name__}.{key}", space, key) for key in space]
                 places |= {place.identity: place for place in parts_of}
         self._parameters = [x for _, module in modules.values() for x in module._parameters.values() if x is not None]
-        self._hooks = [*_OF_ALL_MODULES, *[vars(module)[name] for _, module in modules.values() for name in HOOKS]]
+        self._hooks = [vars(module)[name] for _, module in modules.values() for name in HOOKS]
         # Traces are told apart by the modes of the problems' modules.
-        self._places = [
-            place
-            for place in places.values()
-            if place.key != "training" or self._with_modes or id(place.holder) not in own
-        ]
+        skipped = set() if self._with_modes else own
+        watched = [x for x in places.values() if x.key != "training" or id(x.holder) not in skipped]
+        self._places = sorted(watched, key=lambda place: not isinstance(place.holder, dict))
+        self._in_dicts = [(place.holder, place.key) for place in self._places if isinstance(place.holder, dict)]
         self._spaces = [
             space for _, module in modules.values() for space in (vars(module), module._parameters, module._modules)
         ]
-        self._looks = [
-            partial(place.holder.get, place.key) if isinstance(place.holder, dict) else partial(getattr, place, "value")
-            for place in self._places
-        ]
         self._sizes = [*map(len, self._spaces)]
         self._flags = [x.requires_grad for x in self._parameters]
-        self._values = [look() for look in self._looks]
+        self._values = self._look()
         # Of a container, which is the same object when it has changed in place, a copy.
         self._kept = [copied_value(value) if is_watched(value) else value for value in self._values]
         pairs = zip(self._values, self._kept, strict=True)
@@ -173,14 +168,18 @@ class Guard:
 
     def _fixed(self) -> dict[Any, tuple[str, Any]]:
         """Return what is held fixed, with its place in words."""
-        flags = {(id(x), ""): ("a parameter's requires_grad", x.requires_grad) for x in self._parameters}
-        pairs = zip(self._places, self._kept, strict=True)
-        return {place.identity: (place.owner, value) for place, value in pairs} | flags
+        flags, kept = zip(self._parameters, self._flags, strict=True), zip(self._places, self._kept, strict=True)
+        found = {place.identity: (place.owner, value) for place, value in kept}
+        return found | {(id(x), ""): ("a parameter's requires_grad", flag) for x, flag in flags}
+
+    def _look(self) -> list[Any]:
+        others = self._places[len(self._in_dicts) :]
+        return [*[holder.get(key) for holder, key in self._in_dicts], *[place.value for place in others]]
 
     def _is_same(self) -> bool:
         if [*map(len, self._spaces)] != self._sizes or [x.requires_grad for x in self._parameters] != self._flags:
             return False
-        now = [look() for look in self._looks]
+        now = self._look()
         if all(map(is_, now, self._values)):
             return all(is_same_value(value, copy) for value, copy in self._containers)
         return all(map(_is_equal, now, self._kept))

@@ -1,7 +1,6 @@
 """What algorithms keep belongs to the program and the problem; their settings may be shared."""
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, fields
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from mlotool.hypergradient import SABA, EvolutionStrategies, FixedPoint, Implicit, Nystrom, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
-from tests.hypergradient.every_algorithm import EVERY, SOLVERS
 from tests.program.small import assert_identical, numbers, parameters, samples
 from tests.programs import Point
 
@@ -100,15 +98,6 @@ def test_what_is_kept_changes_what_comes(name: str) -> None:
     assert not torch.equal(made.gradient("u")["x"], kept[0])
 
 
-@pytest.mark.parametrize("name", [*EVERY, *SOLVERS])
-def test_settings_do_not_change(name: str) -> None:
-    settings: Any = {**SOLVERS, **EVERY}[name]()
-    for each in fields(settings):
-        with pytest.raises(FrozenInstanceError):
-            setattr(settings, each.name, getattr(settings, each.name))
-    assert all(each.init for each in fields(settings))
-
-
 def test_checkpoints_of_before_have_starts_by_problem_and_reader() -> None:
     made, other = (program(KEEPING["warm"]()) for _ in range(2))
     ticked(made)
@@ -134,13 +123,9 @@ def test_checkpoints_of_before_have_what_other_algorithms_keep_as_today() -> Non
         ticked(made)
         kept[name] = made.state_dict()["w0"]["hypergradient"]
     assert kept["nystrom"] == {"last": kept["nystrom"]["last"], "solver": {"num_solves": NUM_TICKS}}
-    for name in ("penalty", "barrier"):
-        assert list(kept[name]) == ["readers", "last_multiplier"]
-        assert list(kept[name]["readers"]["u"]) == ["point", "multiplier"]
+    assert list(kept["penalty"]) == list(kept["barrier"]) == ["readers", "last_multiplier"]
+    assert list(kept["penalty"]["readers"]["u"]) == ["point", "multiplier"]
     assert kept["penalty"]["readers"]["u"]["multiplier"] == 20.0 + 0.5 * NUM_TICKS
     assert list(kept["saba"]) == ["readers", "gradients", "is_used"]
     assert list(kept["saba"]["readers"]["u"]) == ["solution", "hessian", "cross"]
-    assert [key for key, _ in kept["saba"]["gradients"]["last"]] == [0, 1, 2]
     assert list(kept["evolution"]) == ["generator", "last", "histories", "ends"]
-    assert list(kept["evolution"]["histories"]["u"]) == ["sums", "num_rounds"]
-    assert kept["evolution"]["ends"][0][0] == ["w0", "u", 0]
