@@ -144,10 +144,13 @@ class Guard:
             for problem in problems:
                 loss = PythonPlace(f"problems.{problem.name}.loss", vars(problem), "loss")
                 places[loss.identity] = loss
-        for name, module in modules.values():
-            for space in (module._parameters, module._modules):
-                parts_of = [PythonPlace(f"{name}: {type(module).__name__}.{key}", space, key) for key in space]
-                places |= {place.identity: place for place in parts_of}
+        parts_of = [
+            PythonPlace(f"{name}: {type(module).__name__}.{key}", space, key)
+            for name, module in modules.values()
+            for space in (module._parameters, module._modules)
+            for key in space
+        ]
+        places = {place.identity: place for place in parts_of} | places
         self._parameters = [x for _, module in modules.values() for x in module._parameters.values() if x is not None]
         self._hooks = [vars(module)[name] for _, module in modules.values() for name in HOOKS]
         # Traces are told apart by the modes of the problems' modules.
@@ -235,7 +238,7 @@ def _held(part: Any, depth: int = 4) -> Iterator[Any]:
     if isinstance(part, partial):
         inside = [part.func, *part.args, *part.keywords.values()]
     elif inspect.isroutine(part):
-        inside = [getattr(part, "__self__", None)]
+        inside = [part.__self__] if inspect.ismethod(part) else []
     elif isinstance(part, Mapping):
         inside = part.values()
     elif isinstance(part, (list, tuple, set, frozenset)):
