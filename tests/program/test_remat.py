@@ -1,7 +1,5 @@
 """The setting `remat` of a problem: programs with it and without it, in every algorithm and beside other settings."""
 
-import copy
-import io
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -236,39 +234,8 @@ def test_methods_and_other_parameters_of_a_role() -> None:
     assert found[0][1] == 2 * found[1][1]
 
 
-def test_the_module_stays_as_it_is() -> None:
-    program = bilevel(["blocks.*"])
-    module = program.problems["model"].module
-    plain = Net().double()
-    Schedule(program).tick()
-    assert list(module.state_dict()) == list(plain.state_dict())
-    assert all("forward" not in each.__dict__ for each in module.modules())
-    copied = copy.deepcopy(module)
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    x = data(1)[0]["input"][None]
-    assert torch.equal(copied(x), module(x)) and torch.equal(loaded(x), module(x))
-
-
 def test_a_saved_program_goes_on_bit_by_bit() -> None:
     assert_resumes(lambda: bilevel(["blocks.*"], net={"norm": "batch"}), num_ticks=3, num_more=3)
-
-
-def test_problems_of_one_module_have_settings_of_their_own() -> None:
-    torch.manual_seed(0)
-    net = Net().double()
-    again, plain = (
-        Problem(name, net, upper_loss, roles={"model": name}, remat=remat)
-        for name, remat in (("again", ["blocks.0"]), ("plain", None))
-    )
-    x = torch.ones(2, 3, dtype=torch.float64)
-    for problem, count in ((again, 3), (plain, 2), (again, 3)):
-        before = sum(each.calls for each in net.blocks)
-        model = problem.live(None, None)
-        torch.autograd.grad(model(x).sum(), list(net.parameters()))
-        assert sum(each.calls for each in net.blocks) - before == count
 
 
 def test_hooks_of_a_block_run_once_and_change_what_it_returns() -> None:
