@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import refuse_scripted
-from mlotool.core.messages import shown
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient, AbstractZerothOrder
 from mlotool.problem.optimizers.registry import find_rule
@@ -19,12 +18,6 @@ from mlotool.program.tick_order import takes_several_steps
 Steps = Mapping[str, Sequence[SolutionNode]]
 """By problem, the solution nodes that its total gradient needs."""
 
-_MISSING = (
-    "problems.{name}.hypergradient: nothing is set, but a gradient has to pass through the solution of '{name}'; "
-    "expected an algorithm. Write hypergradient: finite_difference in the recipe's defaults, or pass "
-    "hypergradient=Implicit(Identity()) to Problem('{name}', ...)."
-)
-
 
 def algorithm_of(problem: Problem) -> AbstractHypergradient:
     """Return a problem's hypergradient.
@@ -33,7 +26,12 @@ def algorithm_of(problem: Problem) -> AbstractHypergradient:
         ConfigError: it has none.
     """
     if problem.hypergradient is None:
-        raise ConfigError(_MISSING.format(name=problem.name))
+        name = problem.name
+        raise ConfigError(
+            f"problems.{name}.hypergradient: nothing is set, but a gradient has to pass through the solution of "
+            f"'{name}'; expected an algorithm. Write hypergradient: finite_difference in the recipe's defaults, "
+            f"or pass hypergradient=Implicit(Identity()) to Problem('{name}', ...)."
+        )
     return problem.hypergradient
 
 
@@ -109,12 +107,11 @@ def _check_moved(problem: Problem, problems: Mapping[str, Problem], steps: Steps
     """Refuse derivatives of a total gradient along directions where it is not known how the solutions inside move."""
     product = getattr(algorithm_of(problem), "product", None)
     for node in steps[problem.name]:
-        algorithm = algorithm_of(problems[node.problem])
+        algorithm, lower = algorithm_of(problems[node.problem]), node.problem
         if not algorithm.can_push:
             raise ConfigError(
-                f"problems.{problem.name}.hypergradient.product: found {product}, but '{problem.name}' both "
-                f"shapes and reads '{node.problem}', and {type(algorithm).__name__} does not tell how the solution "
-                f"of '{node.problem}' moves; expected an implicit hypergradient there, or reverse products here. "
+                f"problems.{problem.name}.hypergradient.product: found {product}, but '{problem.name}' both shapes and "
+                f"reads '{lower}', and {type(algorithm).__name__} does not tell how the solution of '{lower}' moves. "
                 f"Write +hypergradient@problems.{problem.name}.hypergradient=cg."
             )
 
@@ -126,24 +123,20 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
         ConfigError: only a part of the solutions below would be estimated.
     """
     below = {step.problem: problems[step.problem].hypergradient for step in _all_nodes(steps[name])}
-    found = next((each for each in below.values() if isinstance(each, AbstractZerothOrder)), None)
+    estimate = next((each for each in below.values() if isinstance(each, AbstractZerothOrder)), None)
     for lower, algorithm in below.items():
-        if found is not None and algorithm != found:
+        if estimate is not None and algorithm != estimate:
             raise ConfigError(
-                f"problems.{lower}.hypergradient: found {algorithm}, but the gradient of '{name}' passes through "
-                f"another solution by {found}, which estimates it as a whole; expected the same for both. Write "
-                "the same hypergradient for all problems below."
+                f"problems.{lower}.hypergradient: found {algorithm}, but the gradient of '{name}' is estimated as a "
+                f"whole by {estimate}. Write the same hypergradient for all problems below."
             )
-    if found is not None and found.is_persistent:
-        for step in steps[name]:
-            read = [other for other in step.inputs if other in below]
-            if read:
-                raise ConfigError(
-                    f"problems.{step.problem}.hypergradient.persistent: found true, but '{step.problem}' reads the "
-                    f"solution of '{read[0]}', which its rollouts would need as it was at each step; expected false in "
-                    "a chain of solutions. Set persistent=false."
-                )
-    return found
+    for step in steps[name] if estimate is not None and estimate.is_persistent else ():
+        if any(other in below for other in step.inputs):
+            raise ConfigError(
+                f"problems.{step.problem}.hypergradient.persistent: found true in a chain of solutions, whose rollouts "
+                "would need the one that they read as it was at each step. Set persistent=false."
+            )
+    return estimate
 
 
 def _all_nodes(nodes: Sequence[SolutionNode]) -> Iterator[SolutionNode]:
@@ -165,11 +158,9 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
     for name, problem in problems.items():
         for use, other in problem.node.other_uses.items():
             if other in sharded:
-                value = problems[other].settings.shard
                 raise ConfigError(
-                    f"problems.{other}.shard: found {'true' if value is True else shown(value)}, but it gives "
-                    f"problems.{name}.{use}; expected false, as that needs whole parameters. Write "
-                    f"problems.{other}.shard: false."
+                    f"problems.{other}.shard: found a setting, but '{other}' gives problems.{name}.{use}, which needs "
+                    f"whole parameters. Write problems.{other}.shard: false."
                 )
         for node in _all_nodes(steps[name]):
             algorithm = algorithm_of(problems[node.problem])
@@ -188,8 +179,7 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
         if is_from_another and horizon is not None and horizon < problem.settings.unroll_steps:
             raise ConfigError(
                 f"problems.{problem.name}.hypergradient.horizon: found {horizon} with unroll_steps="
-                f"{problem.settings.unroll_steps}; expected null or at least that, since the gradient has to reach the "
-                f"start that '{problem.settings.reset_to}' gives. Set horizon=null."
+                f"{problem.settings.unroll_steps} and a start by '{problem.settings.reset_to}'. Set horizon=null."
             )
         return
     in_loss = {role.problem for role in problem.roles.values()}
@@ -197,10 +187,9 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
         # A start that also enters the loss (implicit MAML) shapes the solution through it.
         if use != "reset_to" or other not in in_loss:
             raise ConfigError(
-                f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, but "
-                f"{type(algorithm).__name__} takes the solution for a stationary point, which does not depend on "
-                f"them; expected Unrolled. Write hypergradient: unrolled, or give '{other}' a role in the loss of "
-                f"'{problem.name}'."
+                f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, which "
+                f"{type(algorithm).__name__} does not see. Write hypergradient: unrolled, or give '{other}' a role in "
+                f"the loss of '{problem.name}'."
             )
 
 
@@ -212,15 +201,12 @@ def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:
         graph: between them, valid.
     """
     settings = {name: each.settings for name, each in problems.items()}
-    partial, stepwise = [], []
-    for name, problem in problems.items():
-        algorithm = problem.hypergradient
-        if algorithm is None:
-            continue
-        if algorithm.curvature == "partial":
-            partial.append(name)
-        is_differentiated = algorithm.sees_steps and algorithm.horizon != 1
-        is_estimated = isinstance(algorithm, AbstractZerothOrder)
-        if is_differentiated and not is_estimated and takes_several_steps(name, settings, graph):
-            stepwise.append(name)
+    algorithms = {name: each.hypergradient for name, each in problems.items() if each.hypergradient is not None}
+    partial = [name for name, algorithm in algorithms.items() if algorithm.curvature == "partial"]
+    stepwise = [
+        name
+        for name, algorithm in algorithms.items()
+        if algorithm.sees_steps and algorithm.horizon != 1 and not isinstance(algorithm, AbstractZerothOrder)
+        if takes_several_steps(name, settings, graph)
+    ]
     return SolutionOrder(graph, partial, stepwise)

@@ -15,22 +15,15 @@ from torch._decomp import get_decompositions
 _ATEN = torch.ops.aten
 
 
-def _native(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...]
-    if mean is None or variance is None:
-        found = _ATEN._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
-    else:
-        found = _ATEN._native_batch_norm_legit.default(x, weight, bias, mean, variance, training, momentum, eps)
-    return found
+def _native(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> tuple[Tensor, ...]:
+    has_statistics = mean is not None and variance is not None
+    kernel = _ATEN._native_batch_norm_legit
+    outputs: tuple[Tensor, ...] = (
+        kernel.default(x, weight, bias, mean, variance, *settings)
+        if has_statistics
+        else kernel.no_stats(x, weight, bias, *settings)
+    )
+    return outputs
 
 
 def _cudnn(x: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -46,17 +39,9 @@ HONEST_BATCH_NORMS: dict[Any, Callable[..., Any]] = {
 """A table for `make_fx`."""
 
 
-def _stackable(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, ...]:
+def _stackable(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> tuple[Tensor, ...]:
     """Return output, the mean and 1 / standard deviation that backward takes, and the running statistics after it."""
+    training, momentum, eps = settings
     if not training:
         return (*_ATEN.native_batch_norm(x, weight, bias, mean, variance, False, momentum, eps), mean, variance)
     output, own, scale = _ATEN.native_batch_norm(x, weight, bias, None, None, True, momentum, eps)
@@ -85,10 +70,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         return a * b
     if n == 1:
         return (a * b.t()).sum(1, keepdim=True)
-    if m == 1:
-        return (a.t() * b).sum(0, keepdim=True)
-    found: Tensor = NotImplemented
-    return found
+    return (a.t() * b).sum(0, keepdim=True) if m == 1 else NotImplemented
 
 
 def _sum_and_product(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -113,20 +95,8 @@ def _one_by_one(name: str) -> dict[Any, Callable[..., Any]]:
 
 
 FOREACH: dict[Any, Callable[..., Any]] = {_ATEN._foreach_norm.Scalar: _norms}
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "neg",
-    "sqrt",
-    "maximum",
-    "minimum",
-    "addcmul",
-    "addcdiv",
-    "reciprocal",
-    "abs",
-]:
+_NAMES = ("add", "sub", "mul", "div", "neg", "sqrt", "maximum", "minimum", "addcmul", "addcdiv", "reciprocal", "abs")
+for _name in _NAMES:
     FOREACH |= _one_by_one(_name)
 """A table for `make_fx`: operations on lists, one by one, as `torch.vmap` knows them."""
 

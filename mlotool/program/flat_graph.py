@@ -24,8 +24,8 @@ _METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone"
 _STEPS = {_ATEN._foreach_add.Scalar, *(kernel.pure for rule in RULES.values() for kernel in rule.kernels)}
 """What optimizers step by: functions of lists of tensors, which have a form in place."""
 
-SMALL = 1 / 256
-"""Share of the peak up to which a value is always kept for its next use."""
+LARGE = 1 << 20
+"""Bytes up to which a value is always kept for its next use."""
 
 
 def simplified(module: GraphModule) -> GraphModule:
@@ -57,7 +57,7 @@ def add_writes(module: GraphModule, num_moved: int, *, in_place: bool) -> tuple[
     output = graph.output_node()
     if in_place:
         _step_in_place(graph, places, output)
-    outputs = _outputs(output)
+    outputs: list[Any] = [*output.args[0]]  # type: ignore[misc]
     values, others = outputs[:num_moved], outputs[num_moved:]
     changed = [position for position, value in enumerate(values) if value is not places[position]]
     if in_place:
@@ -91,11 +91,10 @@ def with_direct_calls(module: GraphModule) -> GraphModule:
 def with_shared_values(graph: Graph) -> Graph:
     """Return a graph of the same function in which equal operations on equal values are one.
 
-    A value that has several uses takes memory until the last one. Where that raises the graph's peak, as it does where
-    products of one vector after the other share what does not depend on the vector, an elementwise operation whose
-    result nothing waits for is left to be taken again: it takes little time beside the operations around it, and what
-    it reads is kept by them. All others are taken once in any case, which may keep a large result of a matrix product
-    or a convolution for its next use. Operations that draw random numbers or write stay as they are.
+    A value that has several uses takes memory until the last one. Products of one vector after the other share what
+    does not depend on the vector: so an elementwise operation with a large result that nothing waits for is left to be
+    taken again, which takes little time beside the operations around it. Operations that draw random numbers or write
+    stay as they are.
 
     Args:
         graph: of operations, each with an example of its result noted.
@@ -107,24 +106,26 @@ def with_shared_values(graph: Graph) -> Graph:
         >>> [node.name for node in with_shared_values(twice.graph).nodes]
         ['x_1', 'exp', 'add', 'output']
     """
-    most = peak_bytes(graph)
-    shared = _shared(graph, float("inf"))
-    return shared if peak_bytes(shared) <= most else min(shared, _shared(graph, SMALL * most), key=peak_bytes)
-
-
-def peak_bytes(graph: Graph) -> int:
-    """Return the most bytes that results of operations take at one time, each until its last use."""
-    last = _last_uses(graph)
-    ends: dict[int, int] = {}
-    live = peak = 0
+    last, shared = _last_uses(graph), Graph()
+    numbers: dict[Node, int] = {}
+    number_of: dict[Hashable, int] = {}
+    # By number: the node in the new graph, those that it reads, and until when nodes of the old graph read it.
+    current: dict[int, Node] = {}
+    read: dict[int, list[Node]] = {}
+    wanted_until: dict[int, int] = {}
     for position, node in enumerate(graph.nodes):
-        if node.op == "call_function" and not _is_view(node):
-            end = last.get(node, position)
-            ends[end] = ends.get(end, 0) + _num_bytes(node)
-            live += _num_bytes(node)
-        peak = max(peak, live)
-        live -= ends.pop(position, 0)
-    return peak
+        inputs = [current[numbers[source]] for source in node.all_input_nodes]
+        number = numbers[node] = number_of.setdefault(_key(node, numbers), len(number_of))
+        until = last.get(_owner(node), position)
+        is_stale = number not in current or (_is_view(node) and read[number] != inputs)
+        is_dead = not is_stale and wanted_until[number] < position and _num_bytes(node) > LARGE
+        if is_stale or (is_dead and torch.Tag.pointwise in getattr(node.target, "tags", ())):
+            current[number] = shared.node_copy(node, lambda source: current[numbers[source]])
+            read[number], wanted_until[number] = inputs, until
+        else:
+            wanted_until[number] = max(wanted_until[number], until)
+    shared.eliminate_dead_code()
+    return shared
 
 
 def reuse_memory(graph: Graph) -> None:
@@ -168,10 +169,6 @@ def is_alike(first: Node, second: Node) -> bool:
     return len(forms) == 2 and forms[0] == forms[1]
 
 
-def _outputs(output: Node) -> list[Any]:
-    return list(output.args[0])  # type: ignore[arg-type]
-
-
 def _in_place(target: Any) -> Any:
     """Return the form of a pure operation that writes into its first argument; None where there is none."""
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
@@ -185,13 +182,15 @@ def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
     numbers = {place: number for number, place in enumerate(places)}
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node in [node for node in graph.nodes if node.target in _STEPS]:
-        values, form = _outputs(output), _in_place(node.target)
+        values: Any = output.args[0]
+        form = _in_place(node.target)
         written = [number for number, each in enumerate(form._schema.arguments) if each.is_write]
-        lists = [node] if len(written) == 1 else [_part(node, number) for number in range(len(written))]
-        # Each place that is written, with what is there afterwards.
+        parts = {user.args[1]: user for user in node.users}
+        # By argument that is written, what takes the list of its results.
+        lists = {written[0]: node} if len(written) == 1 else {each: parts.get(n) for n, each in enumerate(written)}
         pairs = [
-            (place, _part(results, index))
-            for argument, results in zip(written, lists, strict=True)
+            (place, next((user for user in results.users if user.args[1] == index), None))
+            for argument, results in lists.items()
             if results is not None
             for index, place in enumerate(node.args[argument])
         ]
@@ -206,11 +205,6 @@ def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
     for node in reversed([*graph.nodes]):
         if node.target is getitem and not node.users:
             graph.erase_node(node)
-
-
-def _part(node: Node, number: int) -> Node | None:
-    """Return what takes one part of a result."""
-    return next((user for user in node.users if user.args[1] == number), None)
 
 
 def _is_read_after(place: Node, node: Node, order: Mapping[Node, int]) -> bool:
@@ -243,30 +237,6 @@ def _direct(target: Any) -> Any:
     if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):
         return getattr(Tensor, name)
     return getattr(torch._C._VariableFunctions, name, None) or getattr(torch._C._nn, name, None) or target
-
-
-def _shared(graph: Graph, kept_up_to: float) -> Graph:
-    """Return the graph with equal operations as one, but for larger elementwise results that nothing waits for."""
-    last, shared = _last_uses(graph), Graph()
-    numbers: dict[Node, int] = {}
-    number_of: dict[Hashable, int] = {}
-    # By number: the node in the new graph, those that it reads, and until when nodes of the old graph read it.
-    current: dict[int, Node] = {}
-    read: dict[int, list[Node]] = {}
-    wanted_until: dict[int, int] = {}
-    for position, node in enumerate(graph.nodes):
-        inputs = [current[numbers[source]] for source in node.all_input_nodes]
-        number = numbers[node] = number_of.setdefault(_key(node, numbers), len(number_of))
-        until = last.get(_owner(node), position)
-        is_stale = number not in current or (_is_view(node) and read[number] != inputs)
-        is_dead = not is_stale and wanted_until[number] < position and _num_bytes(node) > kept_up_to
-        if is_stale or (is_dead and torch.Tag.pointwise in getattr(node.target, "tags", ())):
-            current[number] = shared.node_copy(node, lambda source: current[numbers[source]])
-            read[number], wanted_until[number] = inputs, until
-        else:
-            wanted_until[number] = max(wanted_until[number], until)
-    shared.eliminate_dead_code()
-    return shared
 
 
 def _key(node: Node, numbers: Mapping[Node, int]) -> Hashable:

@@ -148,7 +148,8 @@ class Graph:
                 if other not in problems:
                     yield _unknown(key, other, problems)
                 elif other == name and not is_role:
-                    yield f"{key}: {_itself(name, use)}"
+                    advice = "Write initial" if use == "reset_to" else "See `mlotool show learned_lr`"
+                    yield f"{key}: found '{name}', the problem itself; expected another problem. {advice}."
                 elif is_role and other not in (name, *self.uppers(name), *self.lowers(name)):
                     yield (
                         f"{key}: '{other}' plays a role in the loss of '{name}', but no edge joins them; expected one. "
@@ -175,16 +176,6 @@ class Graph:
 def _unknown(key: str, name: str, known: Iterable[str]) -> str:
     expected = f"expected one of {', '.join(known)}.{did_you_mean(name, known)}"
     return f"{key}: unknown problem '{name}'; {expected} Correct the name, or add problems.{name}."
-
-
-def _itself(name: str, use: str) -> str:
-    if use == "reset_to":
-        return f"found '{name}', the problem itself; expected initial or another problem. Write initial, or remove it."
-    return (
-        f"found '{name}', the problem whose optimizer this is; expected another problem, whose module gives the value "
-        f"when it is called without arguments, as in `mlotool show learned_lr`. Add problems.rate, and write "
-        f"{{problem: rate}} here, graph.upper_to_lower.rate: [{name}] and graph.lower_to_upper.{name}: [rate]."
-    )
 
 
 def _names(key: str, ends: Any) -> tuple[str, ...]:

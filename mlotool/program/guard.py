@@ -8,10 +8,10 @@ the user's, are others than they were, no trace counts any more.
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,23 +22,21 @@ from mlotool.problem.batches import draws_nothing
 from mlotool.problem.optimizers.registry import has_step_hooks
 from mlotool.problem.problem import Problem
 from mlotool.program.python_places import (
+    HOOKS,
+    PythonPlace,
     copied_value,
-    held_modules,
     hidden_state,
+    hooks_of,
     is_same_value,
     is_watched,
-    places,
+    reached,
 )
 
-# What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves.
-_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_ALL_MODULES: tuple[dict[int, Any], ...] = tuple(getattr(registration, f"_global{name}") for name in _HOOKS)
+_OF_ALL_MODULES: tuple[dict[int, Any], ...] = tuple(getattr(registration, f"_global{name}") for name in HOOKS)
 _PACKAGES = frozenset(
     {"torch", "torchvision", "mlotool", "builtins", "collections", "functools", "operator", "_operator"}
 )
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Tensor)
-_SEQUENCES = (list, tuple, set, frozenset)
 
 
 def why_unseen(problems: Sequence[Problem]) -> str | None:
@@ -57,15 +55,15 @@ def why_foreign(problem: Problem) -> str | None:
     Its data are not part of a step.
     """
     optimizer, name = problem.optimizer, problem.name
-    if hook := _why_hooked(problem):
+    if hook := _hook_in([problem]):
         return hook
     if optimizer is not None and has_step_hooks(optimizer):
         return f"the optimizer of problems.{name} has hooks"
     for what in ("loss", "optimizer", "scheduler", "hypergradient"):
-        if not all(map(_is_known, _with_parts(getattr(problem, what)))):
+        if not all(map(_is_known, _held(getattr(problem, what)))):
             return f"the {what} of problems.{name} is code of yours, or holds some"
     for path, module in problem.module.named_modules():
-        if not _is_known(module) or not all(map(_is_known, _held(module))):
+        if not all(map(_is_known, _held(module))):
             return f"the module of problems.{name} ({path or type(module).__name__}) is code of yours, or holds some"
     return None
 
@@ -77,7 +75,7 @@ def may_change_between_ticks(problem: Problem) -> bool:
     where it began.
     """
     settings = problem.settings
-    parts = chain(*map(_with_parts, (problem.optimizer, problem.scheduler, problem.hypergradient)))
+    parts = chain(*map(_held, (problem.optimizer, problem.scheduler, problem.hypergradient)))
     data = getattr(problem.stream, "dataset", None)
     is_known = all(map(_is_known, (problem.stream, *parts))) and (data is None or draws_nothing(data))
     return not is_known or settings.roll_back or settings.reset_to is not None
@@ -86,8 +84,8 @@ def may_change_between_ticks(problem: Problem) -> bool:
 class Guard:
     """Sees whether losses and modules are what they were when it was made, beside the values of their tensors.
 
-    A look compares attributes of modules and settings of losses by identity or as equal numbers, parts and modes of
-    modules, and what the user's code keeps elsewhere (`python_places`): 50 ns a value.
+    A look compares parts and attributes of modules, settings of losses and what the user's code keeps elsewhere
+    (`python_places`), by identity or as equal values: 0.1 us a place.
 
     Args:
         members: by member the problems of its program.
@@ -96,8 +94,8 @@ class Guard:
 
     def __init__(self, members: Sequence[Sequence[Problem]], *, with_modes: bool) -> None:
         self._members = [list(problems) for problems in members]
+        self._with_modes = with_modes
         self._pending: str | None = None
-        self._skipped = _OF_TORCH if with_modes else _OF_TORCH | {"training"}
         self.renew()
 
     def drop(self, number: int) -> None:
@@ -108,23 +106,22 @@ class Guard:
 
     def hook(self) -> str | None:
         """Return where there is a hook of a user's now; None where there is none."""
-        are_more = any(self._hooks) or any(len(hooks) != count for hooks, count in self._own_hooks)
-        return _hook_in(self._problems) if are_more or any(map(_has_hook, self._parameters)) else None
+        if any(_OF_ALL_MODULES) or any(self._hooks) or any(map(_has_hook, self._parameters)):
+            return _hook_in([*chain(*self._members)])
+        return None
 
     def change(self) -> str | None:
         """Return the place of what has changed since it was made, or renewed; None where nothing has."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+        pending, self._pending = self._pending, None
+        if pending is not None or self._is_same():
             return pending
-        if self._is_same():
-            return None
-        before = self._fixed
+        before = self._fixed()
         self.renew()
-        now = self._fixed
+        now = self._fixed()
         changed = [
-            place
-            for place in {**before, **now}
-            if place not in before or place not in now or not _is_equal(now[place][1], before[place][1])
+            identity
+            for identity in {**before, **now}
+            if identity not in before or identity not in now or not _is_equal(now[identity][1], before[identity][1])
         ]
         return (now.get(changed[0]) or before[changed[0]])[0] if changed else None
 
@@ -135,71 +132,57 @@ class Guard:
 
     def renew(self) -> None:
         """Take what there is now for what is held fixed."""
-        self._problems = [*chain(*self._members)]
-        own = [
-            (f"problems.{problem.name}: ", module) for problem in self._problems for module in problem.module.modules()
+        places: dict[Any, PythonPlace] = {}
+        modules: dict[int, tuple[str, nn.Module]] = {}
+        own: set[int] = set()
+        for problems in filter(None, self._members):
+            parts, found = reached(problems)
+            modules |= {id(part): (name, part) for name, part in parts if isinstance(part, nn.Module)}
+            own |= {id(vars(module)) for problem in problems for module in problem.module.modules()}
+            # A global that several members read is looked at once.
+            places |= {place.identity: place for place in found if place.is_whole or is_watched(place.value)}
+            for problem in problems:
+                loss = PythonPlace(f"problems.{problem.name}.loss", vars(problem), "loss")
+                places[loss.identity] = loss
+        parts_of = [
+            PythonPlace(f"{name}: {type(module).__name__}.{key}", space, key)
+            for name, module in modules.values()
+            for space in (module._parameters, module._modules)
+            for key in space
         ]
-        held = [("a loss's ", module) for problems in self._members for module in held_modules(problems)]
-        modules = [*own, *held]
-        self._parameters = [x for _, module in modules for x in module._parameters.values() if x is not None]
-        # What torch itself has put there is part of a module, and stays.
-        hooks = [*_OF_ALL_MODULES, *[vars(module)[name] for _, module in modules for name in _HOOKS]]
-        self._own_hooks = [(kept, len(kept)) for kept in hooks if kept and all(map(_is_torchs, kept.values()))]
-        self._hooks = [kept for kept in hooks if not (kept and all(map(_is_torchs, kept.values())))]
-        # By namespace what is held fixed: its owner, itself, and the keys in it.
-        parts: list[tuple[str, Mapping[str, Any], list[str]]] = []
-        spaces: list[tuple[str, Mapping[str, Any], list[str]]] = []
-        for number, (owner, module) in enumerate(modules):
-            # The modes of modules that losses hold are no part of what traces are told apart by.
-            skipped = self._skipped if number < len(own) else _OF_TORCH
-            keys = [key for key in vars(module) if key not in skipped]
-            owner = f"{owner}{type(module).__name__}."
-            parts += [(owner, space, [*space]) for space in (module._parameters, module._modules)]
-            spaces.append((owner, vars(module), keys))
-        for problem in self._problems:
-            for owner, space in _bound(problem.loss):
-                keys = [key for key in space if key not in self._skipped]
-                spaces.append((f"problems.{problem.name}: {owner}", space, keys))
-        self._counts = [space for _, space, _ in (*parts, *spaces)]
-        spaces += [(f"problems.{problem.name}.", vars(problem), ["loss"]) for problem in self._problems]
-        # A global that several members read is looked at once.
-        watched = {place.identity: place for problems in self._members for place in places(problems)}
-        by_holder: dict[int, tuple[str, Any, list[str]]] = {}
-        for place in watched.values():
-            is_torchs = place.key in _OF_TORCH and place.holder.keys() >= _OF_TORCH
-            if is_watched(place.value) and not is_torchs:
-                owner = place.owner.removesuffix(place.key)
-                by_holder.setdefault(id(place.holder), (owner, place.holder, []))[2].append(place.key)
-        spaces += by_holder.values()
-        self._spaces = [space for _, space, _ in parts]
-        # One key more than there are, so that it gives a tuple in any case.
-        self._getters = [(itemgetter(*keys, keys[0]), space) for _, space, keys in spaces if keys]
-        flat = [(owner, space, key) for owner, space, keys in parts for key in keys]
-        flat += [(owner, space, key) for owner, space, keys in spaces if keys for key in (*keys, keys[0])]
-        self._sizes = [*map(len, self._counts)]
+        places = {place.identity: place for place in parts_of} | places
+        self._parameters = [x for _, module in modules.values() for x in module._parameters.values() if x is not None]
+        self._hooks = [vars(module)[name] for _, module in modules.values() for name in HOOKS]
+        # Traces are told apart by the modes of the problems' modules.
+        skipped = set() if self._with_modes else own
+        watched = [x for x in places.values() if x.key != "training" or id(x.holder) not in skipped]
+        self._places = sorted(watched, key=lambda place: not isinstance(place.holder, dict))
+        self._in_dicts = [(place.holder, place.key) for place in self._places if isinstance(place.holder, dict)]
+        self._spaces = [
+            space for _, module in modules.values() for space in (vars(module), module._parameters, module._modules)
+        ]
+        self._sizes = [*map(len, self._spaces)]
         self._flags = [x.requires_grad for x in self._parameters]
         self._values = self._look()
         # Of a container, which is the same object when it has changed in place, a copy.
         self._kept = [copied_value(value) if is_watched(value) else value for value in self._values]
-        names = [((id(space), key), f"{owner}{key}") for owner, space, key in flat]
-        self._fixed = {place: (name, value) for (place, name), value in zip(names, self._kept, strict=True)}
-        self._fixed |= {
-            (id(x), "requires_grad"): ("a parameter's requires_grad", x.requires_grad) for x in self._parameters
-        }
-        pairs = [(value, copy) for value, copy in zip(self._values, self._kept, strict=True) if value is not copy]
-        self._containers = [*{id(value): (value, copy) for value, copy in pairs}.values()]
+        pairs = zip(self._values, self._kept, strict=True)
+        self._containers = [(value, copy) for value, copy in pairs if value is not copy]
+
+    def _fixed(self) -> dict[Any, tuple[str, Any]]:
+        """Return what is held fixed, with its place in words."""
+        flags, kept = zip(self._parameters, self._flags, strict=True), zip(self._places, self._kept, strict=True)
+        found = {place.identity: (place.owner, value) for place, value in kept}
+        return found | {(id(x), ""): ("a parameter's requires_grad", flag) for x, flag in flags}
 
     def _look(self) -> list[Any]:
-        values = [*chain.from_iterable([space.values() for space in self._spaces])]
-        return [*values, *chain.from_iterable([get(space) for get, space in self._getters])]
+        others = self._places[len(self._in_dicts) :]
+        return [*[holder.get(key) for holder, key in self._in_dicts], *[place.value for place in others]]
 
     def _is_same(self) -> bool:
-        if [*map(len, self._counts)] != self._sizes or [x.requires_grad for x in self._parameters] != self._flags:
+        if [*map(len, self._spaces)] != self._sizes or [x.requires_grad for x in self._parameters] != self._flags:
             return False
-        try:
-            now = self._look()
-        except KeyError:
-            return False
+        now = self._look()
         if all(map(is_, now, self._values)):
             return all(is_same_value(value, copy) for value, copy in self._containers)
         return all(map(_is_equal, now, self._kept))
@@ -210,39 +193,22 @@ def _is_equal(now: Any, kept: Any) -> bool:
     return now is kept or (not isinstance(now, Tensor) and is_same_value(now, kept))
 
 
-def _bound(loss: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return where a loss keeps values: the settings it is bound with, the attributes of an object."""
-    spaces: list[tuple[str, dict[str, Any]]] = []
-    while isinstance(loss, partial):
-        spaces.append(("", loss.keywords))
-        loss = loss.func
-    owner = getattr(loss, "__self__", loss)
-    is_object = not (inspect.isroutine(owner) or inspect.isclass(owner) or inspect.ismodule(owner))
-    return [*spaces, (f"{type(owner).__name__}.", vars(owner))] if is_object and hasattr(owner, "__dict__") else spaces
-
-
 def _hook_in(problems: Sequence[Problem]) -> str | None:
-    """Return where a hook of a user's is, on modules of problems or on those that their losses hold."""
-    if hook := next(filter(None, map(_why_hooked, problems)), None):
-        return hook
-    held = next(filter(_is_hooked, held_modules(problems)), None)
-    return None if held is None else f"a module that a loss holds ({type(held).__name__}) has a hook"
-
-
-def _why_hooked(problem: Problem) -> str | None:
-    """Return where hooks of a user's see steps or evaluations of a problem; None where there are none."""
+    """Return where hooks of a user's see steps or evaluations, on modules of problems or of what losses hold."""
     if any(_OF_ALL_MODULES):
         return "all modules of torch have a hook"
-    for path, module in problem.module.named_modules():
-        if _is_hooked(module):
-            return f"the module of problems.{problem.name} ({path or type(module).__name__}) has a hook"
-    return None
+    for problem in problems:
+        for path, module in problem.module.named_modules():
+            if _is_hooked(module):
+                return f"the module of problems.{problem.name} ({path or type(module).__name__}) has a hook"
+    held = (part for _, part in reached(problems)[0] if isinstance(part, nn.Module) and _is_hooked(part))
+    return next((f"a module that a loss holds ({type(module).__name__}) has a hook" for module in held), None)
 
 
 def _is_hooked(module: nn.Module) -> bool:
     """Say whether a module or one of its parameters has a hook that is not torch's own."""
-    hooks = chain.from_iterable([vars(module)[name].values() for name in _HOOKS])
-    return not all(map(_is_torchs, hooks)) or any(_has_hook(x) for x in module._parameters.values() if x is not None)
+    has_own = any(_has_hook(x) for x in module._parameters.values() if x is not None)
+    return has_own or not all(map(_is_torchs, hooks_of(module)))
 
 
 def _has_hook(parameter: Tensor) -> bool:
@@ -263,32 +229,26 @@ def _is_known(part: Any) -> bool:
     return package in _PACKAGES and not is_of_user(definition)
 
 
-def _with_parts(part: Any) -> Iterator[Any]:
+def _held(part: Any, depth: int = 4) -> Iterator[Any]:
     """Yield a function or an object, and what it is bound with and holds."""
-    while isinstance(part, partial):
-        yield from _held([*part.args, *part.keywords.values()])
-        part = part.func
     yield part
-    yield from _held([getattr(part, "__self__", None)])
-    yield from _held(part)
-
-
-def _held(part: Any, depth: int = 3) -> Iterator[Any]:
-    """Yield functions, modules and objects in an object's attributes, and in containers there."""
-    inside: Sequence[Any]
-    if depth == 0 or isinstance(part, _PLAIN) or inspect.isroutine(part) or inspect.isclass(part):
+    inside: Iterable[Any] = ()
+    if depth == 0 or isinstance(part, _PLAIN) or inspect.isclass(part):
         return
-    if isinstance(part, (Mapping, *_SEQUENCES)):
-        inside = [*(part.values() if isinstance(part, Mapping) else part)]
+    if isinstance(part, partial):
+        inside = [part.func, *part.args, *part.keywords.values()]
+    elif inspect.isroutine(part):
+        inside = [part.__self__] if inspect.ismethod(part) else []
+    elif isinstance(part, Mapping):
+        inside = part.values()
+    elif isinstance(part, (list, tuple, set, frozenset)):
+        inside = part
     elif dataclasses.is_dataclass(part):
         inside = [getattr(part, field.name, None) for field in dataclasses.fields(part)]
     else:
-        # Of a module its submodules are told by themselves.
+        # Of a problem's module its submodules are told by themselves.
         inside = [value for key, value in getattr(part, "__dict__", {}).items() if key != "_modules"]
     for value in inside:
         if isinstance(value, nn.Module):
             yield from value.modules()
-        elif not isinstance(value, _PLAIN):
-            if not isinstance(value, (Mapping, *_SEQUENCES)):
-                yield value
-            yield from _held(value, depth - 1)
+        yield from _held(value, depth - 1)

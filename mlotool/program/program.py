@@ -16,7 +16,7 @@ from mlotool.core.plain_state import ADVICE, check_mapping, check_plain
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.user_code import Call
 from mlotool.problem.arguments import check_owners, check_saving, check_shared
-from mlotool.problem.interface import AbstractDirector, Memory
+from mlotool.problem.interface import AbstractDirector
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
@@ -31,53 +31,6 @@ from mlotool.program.rehearsal import Rehearsals
 from mlotool.program.solution_plan import Engine, SolutionPlan, learned_hyperparameters, start_of
 from mlotool.program.step_recorder import StepRecorder
 from mlotool.program.unused import UnusedWatch
-
-
-class Memories:
-    """What each problem's algorithm keeps from one pullback to the next, in one program.
-
-    Args:
-        problems: by name.
-    """
-
-    def __init__(self, problems: Mapping[str, Problem]) -> None:
-        self.by_name: dict[str, Memory] = {}
-        self._algorithms = {name: each.hypergradient for name, each in problems.items()}
-        for name, algorithm in self._algorithms.items():
-            self.by_name[name] = Memory(None if algorithm is None else algorithm.initial_state())
-
-    def statistics(self, name: str) -> dict[str, float]:
-        """Return numbers to log about the last pullback of a problem."""
-        algorithm = self._algorithms[name]
-        return {} if algorithm is None else algorithm.statistics(self.by_name[name].value)
-
-    def state_dict(self, name: str) -> dict[str, Any]:
-        """Return what is kept for a problem, in plain containers."""
-        algorithm = self._algorithms[name]
-        return {} if algorithm is None else algorithm.state_dict(self.by_name[name].value)
-
-    def loaded(self, name: str, saved: Any, problems: Mapping[str, Problem]) -> Any:
-        """Return what was kept for a problem; nothing is changed.
-
-        Args:
-            name: of the problem.
-            saved: what `state_dict` has returned.
-            problems: by name, to whose parameters the tensors are like.
-
-        Raises:
-            ConfigError: one of them is not, or it is no state at all.
-        """
-        algorithm, key = self._algorithms[name], f"state.{name}.hypergradient"
-        check_mapping(key, saved)
-        if algorithm is None:
-            return None
-        if type(algorithm).__module__.startswith("mlotool."):
-            shapes = {tensor.shape for problem in problems.values() for tensor in problem.own}
-            for tensor in tree_leaves(saved):
-                is_right = not isinstance(tensor, Tensor) or tensor.dtype is torch.uint8
-                is_right = is_right or tensor.dim() == 0 or tensor.shape in shapes
-                require(is_right, key, tensor, "tensors in the shapes of parameters", ADVICE)
-        return algorithm.load_state(saved)
 
 
 def check_saved(problems: Iterable[Problem]) -> None:
@@ -125,6 +78,7 @@ class Program:
         run_length: ticks of its run, where it is known; traced steps are compared with the plans' 100 times in it.
 
     Attributes:
+        engine: the problems by number, with the plans of their losses and solutions.
         recorder: keeps the steps that problems take, for hypergradients that differentiate them.
         random: its random numbers, from where torch's generators are when it is made; `program.random.manual_seed(0)`
             seeds them anew. `random.state_dict()` belongs into a checkpoint, beside the program's.
@@ -163,41 +117,24 @@ class Program:
         self._steps = {name: self._order.steps_of(name) for name in self.problems}
         self._solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(self.problems, self._steps)
-        self._memories = Memories(self.problems)
         self.random = RandomStream(self.devices)
-        for problem in problems:
+        for problem in self.problems.values():
             if problem.parallel is not None:
                 problem.parallel.seed(self.random.initial_seed)
-        # Those that make their problem's own steps of other directions than its gradient.
-        self._directing = {
-            name: (each.hypergradient, self._memories.by_name[name])
-            for name, each in self.problems.items()
-            if name in self._solved and isinstance(each.hypergradient, AbstractDirector)
-        }
-        self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
-        read = {name: [step.problem for step in steps] for name, steps in self._steps.items()}
-        estimated = [name for name, each in self._zeroth_order.items() if each is not None]
-        self._unused = UnusedWatch(self.problems, graph.upper_to_lower, read, estimated)
-        for problem in self.problems.values():
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         self.trace, self.trace_from, self.run_length = trace, trace_from, run_length
         self.traces_users_code = traces_users_code
-        memories = list(self._memories.by_name.values())
-        self._engine = engine = Engine(list(self.problems.values()), reduce, memories, self.random)
+        self.engine = engine = Engine(list(self.problems.values()), reduce, self._steps, self.random)
         self.recorder = StepRecorder(self.problems, self._order, engine)
-        for name, steps in self._steps.items():
-            engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
-        self._rehearsals = Rehearsals(engine, graph, self._solved)
+        self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         self._gradients = {
-            name: training_gradient_of(number, engine, self._zeroth_order[name])
-            for name, number in engine.numbers.items()
+            name: training_gradient_of(engine.numbers[name], engine, estimate)
+            for name, estimate in self._zeroth_order.items()
         }
-
-    @property
-    def engine(self) -> Engine:
-        """The problems by number, with the plans of their losses and solutions."""
-        return self._engine
+        self._rehearsals = Rehearsals(engine, graph, self._solved)
+        read = {name: self.solutions_read_by(name) for name in self.problems if self._zeroth_order[name] is None}
+        self._unused = UnusedWatch(self.problems, graph.upper_to_lower, read)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -207,7 +144,7 @@ class Program:
     @property
     def rank_mean(self) -> RankMean:
         """The mean over ranks."""
-        return self._engine.rank_mean
+        return self.engine.rank_mean
 
     def loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` at the current parameters, without a graph; nothing is updated.
@@ -218,7 +155,7 @@ class Program:
         """
         number = self._number(name)
         with torch.no_grad(), self.random:
-            return self._engine.losses[number](self._engine.nothing(), self._batch(name, batch))
+            return self.engine.losses[number](self.engine.nothing(), self._batch(name, batch))
 
     def unrolled_loss(self, name: str, batches: Mapping[str, Any]) -> Tensor:
         """Return the loss of problem `name` after the steps below it, taken functionally; without a graph.
@@ -227,10 +164,10 @@ class Program:
             name: the problem.
             batches: as for `gradient`.
         """
-        engine, number = self._engine, self._number(name)
-        batch, values = self._batch(name, batches.get(name)), engine.nothing()
+        engine, number, batch = self.engine, self._number(name), self._batch(name, batches.get(name))
         with torch.no_grad(), self.random:
-            return engine.loss_with(engine.losses[number], engine.solutions[number], values, batch, Moment(batches))
+            losses, solutions = engine.losses[number], engine.solutions[number]
+            return engine.loss_with(losses, solutions, engine.nothing(), batch, Moment(batches))
 
     def direct_loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` as a function of its own parameters alone, all solutions held fixed.
@@ -241,7 +178,7 @@ class Program:
         """
         number = self._number(name)
         with self.random:
-            return self._engine.losses[number](self._engine.own(number), self._batch(name, batch))
+            return self.engine.losses[number](self.engine.own(number), self._batch(name, batch))
 
     def rehearse(self, name: str, batch: Any) -> LossOutput:
         """Return the loss of problem `name` as its next step will meet it, with a graph; nothing is updated.
@@ -307,7 +244,7 @@ class Program:
         values: Values = [problem.own for problem in self.problems.values()]
         with self.random:
             for step in self._order.steps_to(name):
-                SolutionPlan(step, name, self._engine).add(values, NOW)
+                SolutionPlan(step, name, self.engine).add(values, NOW)
         solution = values[number]
         assert solution is not None
         return dict(zip(self.problems[name].theta, solution, strict=True))
@@ -323,14 +260,14 @@ class Program:
             return None
         with self.random:
             hyperparameters = problem.optimizer_step.hyperparameters()
-            return learned_hyperparameters(problem, self._engine, hyperparameters, self._engine.nothing())
+            return learned_hyperparameters(problem, self.engine, hyperparameters, self.engine.nothing())
 
     def start(self, name: str) -> tuple[Tensor, ...] | None:
         """Return the parameters that `name` is reset to; None is where it began itself."""
         if self.problems[name].settings.reset_to in (None, "initial"):
             return None
         with self.random:
-            return start_of(self.problems[name], self._engine, self._engine.nothing())
+            return start_of(self.problems[name], self.engine, self.engine.nothing())
 
     def is_zeroth_order(self, name: str) -> bool:
         """Return whether the gradient of `name` is estimated from values of its loss."""
@@ -338,7 +275,7 @@ class Program:
 
     def call_of(self, name: str, batch: Any) -> Call:
         """Return in words what the loss of `name` is called with, for messages."""
-        return self._engine.losses[self._number(name)].call_of(batch)
+        return self.engine.losses[self._number(name)].call_of(batch)
 
     def solutions_read_by(self, name: str) -> tuple[str, ...]:
         """Return the problems whose solutions the total gradient of `name` passes through."""
@@ -373,10 +310,10 @@ class Program:
         output, gradient = self._gradients[name](batch, moment)
         assert output is not None
         self.look_at(name, gradient)
-        directing = self._directing.get(name)
-        if directing is None:
+        algorithm = self.problems[name].hypergradient
+        if not isinstance(algorithm, AbstractDirector) or name not in self._solved:
             return output, gradient
-        (algorithm, memory), theta = directing, self.problems[name].current()
+        theta, memory = self.problems[name].current(), self.engine.memories[self.engine.numbers[name]]
         return output, algorithm.step_direction(name, theta, gradient, batch, batch_number, memory)
 
     def algorithm_state(self, name: str) -> Any:
@@ -385,13 +322,15 @@ class Program:
         Args:
             name: the problem.
         """
-        return self._memories.by_name[self._problem(name)].value
+        return self.engine.memories[self._number(name)].value
 
     def statistics(self) -> dict[str, float]:
         """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
         numbers: dict[str, float] = {}
         for name, problem in self.problems.items():
-            values = self._memories.statistics(name)
+            values: dict[str, float] = {}
+            if problem.hypergradient is not None:
+                values |= problem.hypergradient.statistics(self.algorithm_state(name))
             if problem.parallel is not None:
                 values |= problem.parallel.statistics()
             numbers |= {f"{name}/{key}": value for key, value in values.items()}
@@ -404,10 +343,12 @@ class Program:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all problems, in plain containers."""
-        return {
-            name: {**problem.state_dict(), "hypergradient": self._memories.state_dict(name)}
-            for name, problem in self.problems.items()
-        }
+        state: dict[str, Any] = {}
+        for name, problem in self.problems.items():
+            algorithm = problem.hypergradient
+            kept = {} if algorithm is None else algorithm.state_dict(self.algorithm_state(name))
+            state[name] = {**problem.state_dict(), "hypergradient": kept}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state back.
@@ -415,7 +356,7 @@ class Program:
         Raises:
             ConfigError: it is that of other problems, or does not fit their modules or optimizers; nothing is changed.
         """
-        problems, memories = self.problems, self._memories
+        problems = self.problems
         require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
         if set(state) != set(problems):
             raise ConfigError(
@@ -426,23 +367,36 @@ class Program:
             check_whole(f"state.{name}", state[name], problem, problems)
         streams = {name: problem.stream for name, problem in problems.items()}
         with _told():
-            kept = {name: memories.loaded(name, state[name].get("hypergradient"), problems) for name in problems}
+            kept = {name: self._kept(name, state[name].get("hypergradient")) for name in problems}
             for name, problem in problems.items():
                 problem.load_state_dict(state[name], streams)
-                memories.by_name[name].value = kept[name]
+                self.engine.memories[self.engine.numbers[name]].value = kept[name]
+
+    def _kept(self, name: str, saved: Any) -> Any:
+        """Return what a problem's algorithm kept, of its saved state; nothing is changed."""
+        algorithm, key = self.problems[name].hypergradient, f"state.{name}.hypergradient"
+        check_mapping(key, saved)
+        if algorithm is None:
+            return None
+        if type(algorithm).__module__.startswith("mlotool."):
+            shapes = {tensor.shape for problem in self.problems.values() for tensor in problem.own}
+            for tensor in [each for each in tree_leaves(saved) if isinstance(each, Tensor) and each.dim()]:
+                is_right = tensor.dtype is torch.uint8 or tensor.shape in shapes
+                require(is_right, key, tensor, "tensors in the shapes of parameters", ADVICE)
+        return algorithm.load_state(saved)
 
     def _held_loss(self, name: str, given: Mapping[str, Sequence[Tensor]]) -> Tensor:
-        values = self._engine.nothing()
+        values = self.engine.nothing()
         for other, tensors in given.items():
-            values[self._engine.numbers[other]] = tensors
-        return self._engine.losses[self._number(name)](values, self._batch(name, None)).loss
+            values[self.engine.numbers[other]] = tensors
+        return self.engine.losses[self._number(name)](values, self._batch(name, None)).loss
 
     def _batch(self, name: str, batch: Any) -> Any:
         stream = self.problems[name].stream
         return stream.last() if batch is None and stream is not None else batch
 
     def _number(self, name: str) -> int:
-        return self._engine.numbers[self._problem(name)]
+        return self.engine.numbers[self._problem(name)]
 
     def _problem(self, name: str) -> str:
         if not isinstance(name, str) or name not in self.problems:
@@ -459,16 +413,10 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
     Raises:
         ConfigError: they are, or do not.
     """
+    listed = list(problems) if isinstance(problems, Iterable) and not isinstance(problems, Mapping) else []
+    are_problems = bool(listed) and all(isinstance(problem, Problem) for problem in listed)
     advice = "Write Program([lower, upper], graph)."
-    if isinstance(problems, Problem):
-        advice = "Write Program([problem], graph)."
-    elif isinstance(problems, Mapping):
-        advice = "Write Program(problems.values(), graph)."
-    require(isinstance(problems, Iterable), "Program.problems", problems, "a list of problems", advice)
-    listed = list(problems)
-    require(bool(listed), "Program.problems", problems, "a list of at least one problem", advice)
-    are_problems = all(isinstance(problem, Problem) for problem in listed)
-    require(are_problems, "Program.problems", problems, "a list of problems", advice)
+    require(are_problems, "Program.problems", problems, "a list of at least one problem", advice)
     advice = "Write Graph(), or Graph({'upper': ['lower']}, {'lower': ['upper']})."
     require(isinstance(graph, Graph), "Program.graph", graph, "a Graph", advice)
     require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")

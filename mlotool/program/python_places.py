@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,79 +32,55 @@ MOST_NUMBERS = 4_000_000
 MOST_WATCHED = 100
 """A container of up to so many elements is compared before every step."""
 
+OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+"""What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 _HIDDEN = (Iterator, random.Random, numpy.random.RandomState, numpy.random.Generator, torch.Generator)
 _PLAIN = (bool, int, float, complex, str, type(None))
 _CONTAINERS = (list, dict, set, deque)
+_ARRAYS = (Tensor, numpy.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
 class PythonPlace:
-    """A place that holds a value.
+    """A place that holds a value: a key of a dict or of a list, or an attribute of a class or of a closure's variable.
 
     Args:
         owner: in words, for messages.
-        holder: a namespace.
+        holder: what holds it.
         key: in it.
+        is_attribute: whether it is an attribute.
+        is_whole: whether all that its holder has is looked at: attributes of an object, settings of a bound function.
     """
 
     owner: str
-    holder: MutableMapping[str, Any]
-    key: str
+    holder: Any
+    key: Any
+    is_attribute: bool = False
+    is_whole: bool = False
 
     @property
-    def identity(self) -> tuple[int, str]:
+    def identity(self) -> tuple[int, Any]:
         """The same whenever it is looked for."""
-        return id(getattr(self.holder, "behind", self.holder)), self.key
+        return id(self.holder), self.key
 
     @property
     def value(self) -> Any:
         """What is there now."""
-        return self.holder.get(self.key)
-
-
-class _Space(MutableMapping[str, Any]):
-    """What keeps values beside a dict, as a namespace: a closure's variable, a class, a container.
-
-    Args:
-        behind: what keeps them.
-        keys: by name the key there.
-        read: returns the value of a key.
-        write: sets it.
-        remove: removes it.
-    """
-
-    def __init__(
-        self,
-        behind: Any,
-        keys: Mapping[str, Any],
-        read: Callable[[Any], Any],
-        write: Callable[[Any, Any], Any],
-        remove: Callable[[Any], Any],
-    ) -> None:
-        self.behind, self._keys, self._read, self._write, self._remove = behind, keys, read, write, remove
-
-    def __getitem__(self, key: str) -> Any:
         try:
-            return self._read(self._keys[key])
-        except (ValueError, IndexError):
+            return getattr(self.holder, self.key) if self.is_attribute else self.holder[self.key]
+        except (AttributeError, ValueError, LookupError):
             # A variable without a value; a container that has become shorter.
-            raise KeyError(key) from None
+            return None
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._write(self._keys[key], value)
-
-    def __delitem__(self, key: str) -> None:
-        self._remove(self._keys[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-
-_Named = tuple[str, MutableMapping[str, Any], frozenset[str] | None]
-"""Where values are kept: the owner, what holds them by name, and which of the names count; None is all."""
+    def put(self, value: Any) -> None:
+        """Put a value there; a tuple has what it has."""
+        if self.is_attribute:
+            setattr(self.holder, self.key, value)
+        elif not isinstance(self.holder, tuple):
+            self.holder[self.key] = value
 
 
 class PythonState:
@@ -116,14 +92,15 @@ class PythonState:
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self._problems = problems
-        self._spaces = [(holder, {*holder}) for _, _, holder, names in _namespaces(problems) if names is None]
-        self._kept = [(place, place.value, copied_value(place.value)) for place in places(problems)]
+        self._kept = [(place, place.value, copied_value(place.value)) for place in self._places()]
+        spaces: list[Any] = [part.keywords if isinstance(part, partial) else part for _, part in reached(problems)[0]]
+        spaces = [x if isinstance(x, dict) else vars(x) for x in spaces if isinstance(x, dict) or _is_users(x)]
+        self._whole = [(holder, {*holder}) for holder in spaces]
         self._frozen = [
             (f"problems.{problem.name}", parameter, parameter.detach().clone())
             for problem in problems
-            for module in problem.submodules
-            for parameter in module._parameters.values()
-            if parameter is not None and not parameter.requires_grad
+            for parameter in problem.module.parameters()
+            if not parameter.requires_grad
         ]
         parameters = [parameter for problem in problems for parameter in problem.module.parameters()]
         self._hooks = [(parameter, {*(parameter._backward_hooks or {})}) for parameter in parameters]
@@ -132,7 +109,7 @@ class PythonState:
 
     def restore(self) -> None:
         """Put all of it back."""
-        for holder, before in self._spaces:
+        for holder, before in self._whole:
             for key in {*holder} - before:
                 del holder[key]
         for place, value, kept in self._kept:
@@ -151,8 +128,8 @@ class PythonState:
         if any({*(parameter._backward_hooks or {})} - there for parameter, there in self._hooks):
             return "evaluating a loss puts a hook on a parameter, which a trace does not call"
         known = {place.identity for place, _, _ in self._kept}
-        new = [place for place in places(self._problems) if place.identity not in known]
         changed = [place for place, value, kept in self._kept if _has_changed(place.value, value, kept)]
+        new = [place for place in self._places() if place.identity not in known]
         for place in (*changed, *[place for place in new if not isinstance(place.value, Tensor)]):
             problem, _, owner = place.owner.partition(": ")
             return f"{problem}: evaluating its loss changes {owner}, which a trace would fix"
@@ -165,20 +142,40 @@ class PythonState:
             return "a loss draws from numpy's or Python's global random numbers"
         return None
 
-
-def places(problems: Sequence[Problem]) -> list[PythonPlace]:
-    """Return the places that hold plain values, small containers or tensors which are no problem's."""
-    found: dict[tuple[int, str], PythonPlace] = {}
-    own = {_memory(x) for problem in problems for x in (*problem.module.parameters(), *problem.module.buffers())}
-    for name, owner, holder, names in _namespaces(problems):
-        for key in holder if names is None else names & holder.keys():
-            value = holder[key]
-            is_own = isinstance(value, Tensor | numpy.ndarray) and _memory(value) in own
+    def _places(self) -> list[PythonPlace]:
+        """Return the places of values that can be compared later, and are no problem's parameters or buffers."""
+        tensors = [x for each in self._problems for x in (*each.module.parameters(), *each.module.buffers())]
+        own = {*map(_memory, tensors)}
+        parts, places = reached(self._problems)
+        # What modules of torch's and mlotool's keep is for them to change.
+        skipped = {id(vars(part)) for _, part in parts if isinstance(part, nn.Module) and not _is_users(part)}
+        return [
+            place
+            for place in places
             # Traces are told apart by the modes of modules anyway.
-            if not is_own and key != "training" and _is_kept(value):
-                place = PythonPlace(f"{name}: {owner}{key}", holder, key)
-                found.setdefault(place.identity, place)
-    return [*found.values()]
+            if id(place.holder) not in skipped
+            and place.key != "training"
+            and _is_kept(place.value)
+            and not (isinstance(place.value, _ARRAYS) and _memory(place.value) in own)
+        ]
+
+
+def reached(problems: Sequence[Problem]) -> tuple[list[tuple[str, Any]], list[PythonPlace]]:
+    """Return what one program's losses and modules are, call and hold, with the problem's name, and its places."""
+    # The objects are kept, so that no other one takes its number.
+    parts: dict[int, tuple[str, Any]] = {}
+    places: dict[tuple[int, Any], PythonPlace] = {}
+    for problem in problems:
+        name, waiting = f"problems.{problem.name}", [problem.loss, *problem.module.modules()]
+        while waiting and len(parts) < MOST_ELEMENTS:
+            part = waiting.pop(0)
+            if id(part) not in parts:
+                parts[id(part)] = name, part
+                found = [*_places_of(f"{name}: ", part)]
+                places.update({place.identity: place for place in found if place.identity not in places})
+                waiting += _parts(part)
+                waiting += [x for x in (place.value for place in found) if not isinstance(x, (Tensor, *_PLAIN))]
+    return [*parts.values()], [*places.values()]
 
 
 def is_watched(value: Any) -> bool:
@@ -215,17 +212,15 @@ def is_same_value(value: Any, kept: Any) -> bool:
 
 def hidden_state(problems: Sequence[Problem]) -> str | None:
     """Return what the losses and modules of one program hold that gives another value each time, as no look tells."""
-    for name, part in _reached(problems):
+    for name, part in reached(problems)[0]:
         if isinstance(part, _HIDDEN):
             return f"{name}: what it computes with gives other values each time ({type(part).__name__})"
     return None
 
 
-def held_modules(problems: Sequence[Problem]) -> list[nn.Module]:
-    """Return the modules, with what is inside, that losses and modules of one program hold; no problem's own."""
-    own = {id(module) for problem in problems for module in problem.submodules}
-    modules = [module for _, part in _reached(problems) if isinstance(part, nn.Module) for module in part.modules()]
-    return [module for number, module in {id(module): module for module in modules}.items() if number not in own]
+def modules_of(problems: Sequence[Problem]) -> list[nn.Module]:
+    """Return the modules of one program's problems, and those that their losses and modules hold, once each."""
+    return [part for _, part in reached(problems)[0] if isinstance(part, nn.Module)]
 
 
 def _is_kept(value: Any) -> bool:
@@ -260,7 +255,7 @@ def _restore(place: PythonPlace, value: Any, kept: Any) -> None:
             value.clear()
             (value.extend if isinstance(value, list | deque) else value.update)(kept)
     if place.value is not value:
-        place.holder[place.key] = value
+        place.put(value)
 
 
 def _memory(value: Any) -> int:
@@ -273,78 +268,57 @@ def _memory(value: Any) -> int:
     return int(value.untyped_storage().data_ptr()) if is_plain and value.numel() else id(value)
 
 
-def _namespaces(problems: Sequence[Problem]) -> list[tuple[str, str, MutableMapping[str, Any], frozenset[str] | None]]:
-    """Return where the user's losses and modules, and what they call and hold, keep values; with the problem."""
-    return [(name, *space) for name, part in _reached(problems) for space in _spaces(part)]
-
-
-def _reached(problems: Sequence[Problem]) -> Iterator[tuple[str, Any]]:
-    """Yield what a program's losses and modules are, call and hold, once each, with the problem's name."""
-    # The objects are kept, so that no other one takes its number.
-    seen: dict[int, Any] = {}
-    for problem in problems:
-        waiting: list[Any] = [problem.loss, *problem.submodules]
-        while waiting and len(seen) < MOST_ELEMENTS:
-            part = waiting.pop(0)
-            if id(part) in seen:
-                continue
-            seen[id(part)] = part
-            yield f"problems.{problem.name}", part
-            waiting += _parts(part)
-            for _, space, names in _spaces(part):
-                values = [space.get(key) for key in (space if names is None else names)]
-                waiting += [value for value in values if not isinstance(value, (Tensor, *_PLAIN))]
-
-
 def _parts(part: Any) -> list[Any]:
-    """Return what a function is bound with, and what a container holds, where it is more than plain values."""
+    """Return what a part is bound with, and what a container or a module holds, where it is more than plain values."""
     if isinstance(part, partial):
-        return [part.func, *part.args, *part.keywords.values()]
+        return [part.func, *part.args]
+    if isinstance(part, nn.Module):
+        return [*part.children(), *hooks_of(part)]
     if inspect.ismethod(part):
         return [part.__self__, part.__func__]
     if inspect.isfunction(part):
         return [*(part.__defaults__ or ())] if is_of_user(part) else []
-    is_container = isinstance(part, (*_CONTAINERS, tuple))
-    return [element for element in _richer(part) if not isinstance(element, Tensor)] if is_container else []
+    return _richer(part) if isinstance(part, set | frozenset) else []
 
 
-def _spaces(part: Any) -> Iterator[_Named]:
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the functions that torch calls beside a module's own."""
+    return [hook for name in HOOKS for hook in vars(module)[name].values()]
+
+
+def _places_of(owner: str, part: Any) -> Iterator[PythonPlace]:
     """Yield where a function or an object keeps values: what it is bound with, attributes, globals and closures."""
     if isinstance(part, partial):
-        yield "", part.keywords, None
+        yield from [PythonPlace(f"{owner}{key}", part.keywords, key, is_whole=True) for key in part.keywords]
     elif inspect.isfunction(part) or inspect.ismethod(part):
-        yield from _names_of(inspect.unwrap(part))
+        yield from _places_of_code(owner, inspect.unwrap(part))
     elif isinstance(part, list | tuple | deque | dict):
-        if _richer(part):
-            holder: Any = part
-            keys = {str(key): key for key in (part if isinstance(part, dict) else range(len(part)))}
-            # A tuple has what it has.
-            changes = [getattr(holder, name, lambda *_: None) for name in ("__setitem__", "__delitem__")]
-            yield "element ", _Space(holder, keys, holder.__getitem__, *changes), None
-    elif not (inspect.isroutine(part) or inspect.isclass(part) or inspect.ismodule(part)) and _is_followed(part):
-        if hasattr(part, "__dict__"):
-            yield f"{type(part).__name__}.", part.__dict__, None
-        for owner in filter(is_of_user, type(part).__mro__):
-            keys = {key: key for key, value in vars(owner).items() if key[:2] != "__" and not inspect.isroutine(value)}
-            read, write, remove = vars(owner).__getitem__, partial(setattr, owner), partial(delattr, owner)
-            yield f"{owner.__name__}.", _Space(owner, keys, read, write, remove), None
-            for method in filter(inspect.isfunction, vars(owner).values()):
-                yield from _names_of(inspect.unwrap(method))
+        keys = [*part] if isinstance(part, dict) else [*range(len(part))]
+        yield from [PythonPlace(f"{owner}element {key}", part, key) for key in keys] if _richer(part) else []
+    elif isinstance(part, nn.Module) or _is_users(part):
+        skipped = OF_TORCH if isinstance(part, nn.Module) else ()
+        for key in [key for key in vars(part) if key not in skipped]:
+            yield PythonPlace(f"{owner}{type(part).__name__}.{key}", vars(part), key, is_whole=True)
+    if not (inspect.isroutine(part) or inspect.isclass(part) or inspect.ismodule(part)):
+        for kind in filter(is_of_user, type(part).__mro__):
+            for key, value in vars(kind).items():
+                if inspect.isfunction(value):
+                    yield from _places_of_code(owner, inspect.unwrap(value))
+                elif key[:2] != "__" and not inspect.isroutine(value):
+                    yield PythonPlace(f"{owner}{kind.__name__}.{key}", kind, key, is_attribute=True)
 
 
-def _names_of(function: Any) -> Iterator[_Named]:
-    """Yield the globals and the variables of closures that a function of the user's reads."""
+def _places_of_code(owner: str, function: Any) -> Iterator[PythonPlace]:
+    """Yield the globals and the variables of closures that a function of the user's reads, and defaults by name."""
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType) or not is_of_user(function):
-        return
-    space = function.__globals__
-    yield "", space, frozenset(name for name in _names_in(code) if name in space)
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        read, write, remove = partial(getattr, cell), partial(setattr, cell), partial(delattr, cell)
-        yield "", _Space(cell, {name: "cell_contents"}, read, write, remove), None
-    if function.__kwdefaults__:
-        yield "", function.__kwdefaults__, None
+    if isinstance(code, CodeType) and is_of_user(function):
+        for name in _names_in(code) & function.__globals__.keys():
+            yield PythonPlace(f"{owner}{name}", function.__globals__, name)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            yield PythonPlace(f"{owner}{name}", cell, "cell_contents", is_attribute=True)
+        for name in function.__kwdefaults__ or ():
+            yield PythonPlace(f"{owner}{name}", function.__kwdefaults__, name)
 
 
 def _names_in(code: CodeType) -> set[str]:
@@ -352,7 +326,8 @@ def _names_in(code: CodeType) -> set[str]:
     return {*code.co_names}.union(*[_names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)])
 
 
-def _is_followed(part: Any) -> bool:
-    """Say whether an object is a user's, or one of a library that is to hold what a user puts there."""
-    kind = type(part)
-    return is_of_user(part) or kind.__module__ == "types" or dataclasses.is_dataclass(kind)
+def _is_users(part: Any) -> bool:
+    """Say whether a part has attributes, and is a user's object or one that holds what a user puts there."""
+    if inspect.isroutine(part) or inspect.isclass(part) or inspect.ismodule(part) or not hasattr(part, "__dict__"):
+        return False
+    return is_of_user(part) or type(part).__module__ == "types" or dataclasses.is_dataclass(part)

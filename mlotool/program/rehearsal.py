@@ -8,24 +8,20 @@ the module itself, whose own tensors are given the same values.
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
-from mlotool.core.unchanged import fingerprint, is_same, restore_torch_settings, torch_settings
-from mlotool.core.user_code import WrongResultError, is_ours, named, note
+from mlotool.core.unchanged import is_same, restore_torch_settings, torch_settings
+from mlotool.core.user_code import WrongResultError, is_ours, named, noted
 from mlotool.problem.interface import AbstractZerothOrder
 from mlotool.problem.problem import Problem
 from mlotool.program.agreement import EVALUATIONS
@@ -34,21 +30,11 @@ from mlotool.program.loss_plan import Values
 from mlotool.program.python_places import PythonState
 from mlotool.program.solution_plan import Engine
 
-# How Python sees `tensor.requires_grad_()` and `tensor.requires_grad = ..`.
-_SETTERS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
-
-_PAST = (
-    "problems.{problem}.module: found {module} at '{path}', which reads {what} past its place in the module: it goes "
-    "on reading the same tensor while a hypergradient puts another one there. Expected that a module reads self.<name> "
-    "in each call. Keep no parameter or buffer in a list, a closure, a functools.partial, a hook or another object: "
-    "look it up where it is used."
-)
-_AGAIN = (
-    "a loss whose backward pass looks the module's parameters up again, so that its gradient is another one",
-    "that it takes them from the evaluation, since this hypergradient takes gradients at other parameters than those "
-    "that the module holds",
-    "Write mlotool.remat(block, x) for torch.utils.checkpoint.checkpoint(block, x), or remat: auto for the problem; in "
-    "an autograd function of your own, save the parameters that its backward reads.",
+_PAST_ITS_PLACE = (
+    "a loss that reads a parameter or a buffer past its place in the module",
+    "that a module reads self.<name> in each call, since a hypergradient puts other tensors there",
+    "Keep none of them in a list, a closure, a hook or another object; write mlotool.remat(block, x) for "
+    "torch.utils.checkpoint.checkpoint(block, x).",
 )
 
 
@@ -68,7 +54,7 @@ class Rehearsals:
             number for name, number in engine.numbers.items() if name in solved or engine.solutions[number]
         ]
 
-    def __call__(self, number: int, batch: Any) -> LossOutput:
+    def __call__(self, number: int, batch: object) -> LossOutput:
         """Return a loss as its next step will meet it, with a graph, of copies of parameters and buffers.
 
         Args:
@@ -76,8 +62,9 @@ class Rehearsals:
             batch: its batch.
 
         Raises:
-            ConfigError: the loss has changed parameters, or its forward has made some, or a module reads past places.
-            WrongResultError: its gradient cannot be taken, or another evaluation gives another loss.
+            ConfigError: the loss has changed parameters, or its forward has made some.
+            WrongResultError: its gradient cannot be taken, another evaluation gives another loss, or it reads tensors
+                past their places.
         """
         self._waiting = [other for other in self._waiting if other != number]
         problem = self._engine.problems[number]
@@ -98,7 +85,7 @@ class Rehearsals:
             problem = self._engine.problems[number]
             names = [problem.name, *(role.problem for role in problem.roles.values())]
             players = [self._engine.problems[self._engine.numbers[name]] for name in names]
-            if all(map(_can_be_rehearsed, players)):
+            if all(_is_whole(player) and not any(map(is_lazy, player.module.parameters())) for player in players):
                 devices = tuple({device for player in players for device in player.devices})
                 with random, RandomState(devices).replayed(), warnings.catch_warnings():
                     # The steps give them.
@@ -106,9 +93,8 @@ class Rehearsals:
                     self(number, None if problem.stream is None else problem.stream.peek())
 
 
-def _can_be_rehearsed(problem: Problem) -> bool:
-    is_whole = problem.shards is None and problem.parallel is None
-    return is_whole and not any(map(is_lazy, problem.module.parameters()))
+def _is_whole(problem: Problem) -> bool:
+    return problem.shards is None and problem.parallel is None
 
 
 class _Rehearsal:
@@ -123,57 +109,47 @@ class _Rehearsal:
             count on the same value.
     """
 
-    def __init__(self, engine: Engine, number: int, batch: Any, shaping: Set[int], *, is_read: bool) -> None:
+    def __init__(self, engine: Engine, number: int, batch: object, shaping: Set[int], *, is_read: bool) -> None:
         self._engine, self._batch, self._plan = engine, batch, engine.losses[number]
         self._problem = problem = engine.problems[number]
         algorithm = problem.hypergradient
-        self._is_repeated = self._is_moved = False
-        self._shaping: Set[int] = frozenset()
-        if is_read and algorithm is not None and not algorithm.is_constant:
-            self._is_repeated = True
+        self._is_repeated = is_read and algorithm is not None and not algorithm.is_constant
+        self._is_moved, self._shaping = False, frozenset[int]()
+        if self._is_repeated and algorithm is not None:
             # At other parameters than those in its module at that time.
-            self._is_moved = algorithm.sees_steps or algorithm.needs_full_precision
-            if not isinstance(algorithm, AbstractZerothOrder):
-                # Else no pullback takes the loss's gradient with respect to their parameters.
-                self._shaping = shaping
+            self._is_moved = (
+                algorithm.sees_steps or algorithm.needs_full_precision or isinstance(algorithm, AbstractZerothOrder)
+            )
+            # No pullback of an estimate takes the loss's gradient with respect to their parameters.
+            self._shaping = frozenset() if isinstance(algorithm, AbstractZerothOrder) else frozenset(shaping)
         self._solved = {plan.number for plan in engine.solutions[number]}
         numbers = dict.fromkeys([number, *(engine.numbers[role.problem] for role in problem.roles.values())])
         self._players = {player: engine.problems[player] for player in numbers}
         self._leaves = {number, *self._solved, *self._shaping}
-        self._modules = [module for player in self._players.values() for module in player.submodules]
         self._values = self._copies({})
         self._random = RandomState(tuple(device for other in engine.problems for device in other.devices))
         self._python = PythonState([*self._players.values()])
 
     def output(self) -> LossOutput:
         """Return the loss, checked."""
-        is_foreign = not is_ours(self._problem.loss, *self._modules) or any(map(_has_hooks, self._modules))
-        before = {player: _parameters(problem.module) for player, problem in self._players.items()}
-        names = {
-            id(tensor): (problem.name, key)
-            for player, problem in self._players.items()
-            for key, tensor in zip(problem.theta, self._values[player] or (), strict=True)
-        }
-        with torch.enable_grad(), _FreezeGuard(names) if is_foreign else nullcontext():
-            settings = torch_settings()
-            output = self._plan(self._values, self._batch)
-            changed = restore_torch_settings(settings)
+        modules = [module for player in self._players.values() for module in player.submodules]
+        is_foreign = not is_ours(self._problem.loss, *modules) or any(map(_has_hooks, modules))
+        before = {player: _names(problem) for player, problem in self._players.items()}
         try:
-            if changed:
-                raise WrongResultError(
-                    f"its loss, and {changed[0]} changed for all that follows",
-                    "that torch's settings stay as they were",
-                    f"Use a context (with torch.no_grad():, with torch.device(...):), or call {changed[0]} where the "
-                    "package is imported.",
-                )
-            self._check_parameters(before)
-            if is_foreign:
-                self._check_values(output.loss)
-        except ConfigError:
-            raise
-        except Exception as error:
-            note(error, lambda: self._plan.call_of(self._batch))
-            raise
+            with noted(lambda: self._plan.call_of(self._batch)):
+                with torch.enable_grad():
+                    settings = torch_settings()
+                    output = self._plan(self._values, self._batch)
+                    changed = restore_torch_settings(settings)
+                if changed:
+                    raise WrongResultError(
+                        f"its loss, and {changed[0]} changed for all that follows",
+                        "that torch's settings stay as they were",
+                        "Use a context (with torch.no_grad():, with torch.device(...):).",
+                    )
+                self._check_parameters(before)
+                if is_foreign:
+                    self._check_values(output.loss)
         finally:
             if is_foreign:
                 self._python.restore()
@@ -182,14 +158,15 @@ class _Rehearsal:
     def _check_parameters(self, before: Mapping[int, set[str]]) -> None:
         for player, problem in self._players.items():
             values = self._values[player] or ()
-            for key, now, tensor in zip(problem.theta, values, problem.current(), strict=True):
-                if not is_same(now, tensor):
+            for key, value, tensor in zip(problem.theta, values, problem.current(), strict=True):
+                if not is_same(value, tensor) or (player in self._leaves and not value.requires_grad):
                     raise ConfigError(
                         f"problems.{self._problem.name}.loss: {named(self._problem.loss)} has changed the parameter "
                         f"'{key}' of '{problem.name}'; expected a pure function, since a step may evaluate a loss many "
-                        "times. Leave steps to the optimizer, and bounds to the module's forward."
+                        "times. Leave steps to the optimizer, bounds to the module's forward, and take "
+                        "stop_gradient(role(x)) for what is to have no gradient."
                     )
-            if made := _parameters(problem.module) - before[player]:
+            if made := _names(problem) - before[player]:
                 raise ConfigError(
                     f"problems.{problem.name}.module: {named(problem.module)} has made the parameter '{min(made)}' in "
                     "its forward; expected all of them in __init__, since no optimizer knows of this one. Make it "
@@ -199,50 +176,43 @@ class _Rehearsal:
     def _check_values(self, loss: Tensor) -> None:
         if self._is_repeated:
             self._check_repeated(loss)
-        foreign = _foreign_parameter(loss)
-        if self._is_repeated or self._solved or foreign is not None:
-            self._check_places(foreign)
-        if foreign is not None:
-            raise WrongResultError(*self._told_foreign(foreign))
-        # Without its loss scale a loss in fp16 overflows or vanishes; one that is not finite is told itself.
+        parameter = _foreign_parameter(loss)
+        if parameter is not None:
+            raise WrongResultError(*self._told_foreign(parameter))
+        # Without its loss scale a loss in fp16 overflows or vanishes.
+        is_whole = self._problem.settings.precision != "fp16" and all(map(_is_whole, self._players.values()))
+        if is_whole and (self._is_repeated or self._solved):
+            there, here = self._with_others(), self._at_modules()
+            # A loss that is never the same has no places to be blamed.
+            if not _agree(there, here) and _agree(here, self._at_modules()):
+                raise WrongResultError(*_PAST_ITS_PLACE)
         if loss.requires_grad:
             self._check_gradient(loss)
 
     def _check_repeated(self, loss: Tensor) -> None:
         """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
-        try:
-            with torch.no_grad(), self._random.replayed():
-                again = self._plan(self._values, self._batch).loss
-        except RuntimeError:
-            # A loss that takes gradients itself, a penalty on them for instance, has none without a graph.
-            with self._random.replayed():
-                again = self._plan(self._values, self._batch).loss
+        with self._random.replayed():
+            again = self._plan(self._values, self._batch).loss
         first, second = float(loss.detach().mean()), float(again.detach().mean())
         if abs(first - second) > EVALUATIONS * max(abs(first), abs(second)):
             raise WrongResultError(
                 f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch",
                 "the same value, since a hypergradient evaluates a loss many times",
-                "Draw by torch's own generator (torch.rand) in place of numpy's, Python's or another one, and let no "
-                "value that a call leaves behind, in a variable or an attribute of a module, change the next one.",
+                "Draw by torch's own generator (torch.rand), and let no value that a call leaves behind, in a variable "
+                "or an attribute of a module, change the next one.",
             )
 
     def _check_gradient(self, loss: Tensor) -> None:
         """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
-        leaves = [
-            (tensor, player in self._shaping)
-            for player in self._players
-            for tensor in self._values[player] or ()
-            if tensor.requires_grad
-        ]
-        slopes = torch.autograd.grad(loss, [leaf for leaf, _ in leaves], allow_unused=True)
         # Where nothing but what shapes it moves the loss, no step would.
-        own = [slope for slope, (_, is_shaping) in zip(slopes, leaves, strict=True) if not is_shaping]
-        gradient = [values_of(slope) for slope in own if slope is not None]
+        own = [player for player in self._players if player not in self._shaping]
+        leaves = [tensor for player in own for tensor in self._values[player] or () if tensor.requires_grad]
+        slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradient = [values_of(slope) for slope in slopes if slope is not None]
         if not gradient:
             raise WrongResultError(
                 "a tensor whose gradient does not reach the parameters",
-                f"a loss that depends on the parameters of '{self._problem.name}' through the modules that it was "
-                "given",
+                f"a loss that depends on the parameters of '{self._problem.name}' through its roles",
                 "Call those modules themselves, no copies of them.",
             )
         if self._problem.settings.precision == "fp16" or not bool(loss.isfinite().all()):
@@ -268,8 +238,10 @@ class _Rehearsal:
                 if tensor is parameter:
                     return (
                         f"a loss that depends on the parameter '{key}' of the module of '{problem.name}' itself",
-                        "that a loss takes modules by its roles alone, whose parameters mlotool moves",
-                        f"Give the loss a role that '{problem.name}' plays, and call that.",
+                        "that a loss takes modules by its roles alone, and that a module reads self.<name> in each "
+                        "call, since mlotool puts other tensors there",
+                        f"Give the loss a role that '{problem.name}' plays, and keep no parameter in a list, a "
+                        "closure, a hook or another object.",
                     )
         return (
             f"a loss that depends on a parameter of shape {tuple(parameter.shape)} which no problem trains",
@@ -277,40 +249,15 @@ class _Rehearsal:
             "Make layers in a module's __init__, none in its forward; call requires_grad_(False) on what is to stay.",
         )
 
-    def _check_places(self, foreign: nn.Parameter | None) -> None:
-        """Refuse modules that read past their places; `foreign` is a parameter that the loss has found there."""
-        are_whole = all(other.parallel is None and other.shards is None for other in self._players.values())
-        if self._problem.settings.precision == "fp16" or not are_whole:
-            return
-        names = [(name, x) for problem in self._players.values() for name, x in problem.theta.items()]
-        what = next((f"the parameter '{name}'" for name, x in names if x is foreign), None)
-        if foreign is None:
-            values = self._other_values(self._is_moved)
-            there, here = self._with_others(values), self._at_modules(values)
-            # A loss that is never the same has no places to be blamed.
-            if _agree(there, here) or not _agree(here, self._at_modules(values)):
-                return
-        elif what is None:
-            # One that a forward has made is told by itself.
-            return
-        culprit = self._culprit()
-        for problem in self._players.values() if culprit is not None else ():
-            for path, module in problem.module.named_modules():
-                if module is culprit:
-                    path, what = path or "the top", what or "a parameter or a buffer"
-                    raise ConfigError(_PAST.format(problem=problem.name, module=named(module), path=path, what=what))
-        if foreign is None:
-            raise WrongResultError(*_AGAIN)
-
     def _own_tensors(self) -> list[Tensor]:
         tensors = [x for problem in self._players.values() for x in (*problem.own, *problem.slots.buffers())]
         # What is sparse cannot be given other values in place.
         return list({id(x): x for x in tensors if x is not None and x.layout is torch.strided}.values())
 
-    def _other_values(self, is_moved: bool) -> dict[int, Tensor]:
-        """Return other values of parameters and buffers, by `id`; where they are not moved, copies."""
+    def _other_values(self) -> dict[int, Tensor]:
+        """Return other values of parameters and buffers, by `id`; where evaluations move none, copies."""
         own = [x for x in self._own_tensors() if x.is_floating_point()]
-        return {id(x): (1.1 * x.detach() + 0.01 if is_moved else x.detach().clone()) for x in own}
+        return {id(x): (1.1 * x.detach() + 0.01 if self._is_moved else x.detach().clone()) for x in own}
 
     def _copies(self, values: Mapping[int, Tensor]) -> Values:
         """Return copies of all players' parameters, those of leaves with a gradient; with other values if given."""
@@ -322,116 +269,45 @@ class _Rehearsal:
             ]
         return copies
 
-    def _with_others(self, values: Mapping[int, Tensor], calls: "list[_Call] | None" = None) -> list[Tensor]:
+    def _with_others(self) -> list[Tensor]:
         """Return loss and gradient with other tensors in the places."""
-        buffers = [(problem.slots, problem.slots.buffers()) for problem in self._players.values()]
-        try:
-            for slots, own in buffers:
-                slots.put_buffers([x if x is None else values.get(id(x), x).clone() for x in own])
-            return self._evaluated(self._copies(values), False, calls)
-        finally:
-            for slots, own in buffers:
-                slots.put_buffers(own)
+        values = self._other_values()
+        with self._buffers_put_back():
+            for problem in self._players.values():
+                others = [x if x is None else values.get(id(x), x).clone() for x in problem.slots.buffers()]
+                problem.slots.put_buffers(others)
+            return self._evaluated(self._copies(values), is_live=False)
 
-    def _at_modules(self, values: Mapping[int, Tensor], calls: "list[_Call] | None" = None) -> list[Tensor]:
+    def _at_modules(self) -> list[Tensor]:
         """Return loss and gradient at the modules themselves, whose tensors are put back afterwards."""
-        buffers = [(problem.slots, problem.slots.buffers()) for problem in self._players.values()]
-        there = self._engine.nothing()
+        there, values, own = self._engine.nothing(), self._other_values(), self._own_tensors()
         for player, problem in self._players.items():
             there[player] = problem.own if player in self._leaves else problem.current()
-        own = self._own_tensors()
         before = [x.detach().clone() for x in own]
         try:
             _fill(own, [values.get(id(x), x.detach()) for x in own])
-            return self._evaluated(there, True, calls)
+            with self._buffers_put_back():
+                return self._evaluated(there, is_live=True)
         finally:
-            for slots, tensors in buffers:
-                slots.put_buffers(tensors)
             _fill(own, before)
 
-    def _evaluated(self, values: Values, live: bool, calls: "list[_Call] | None") -> list[Tensor]:
+    @contextmanager
+    def _buffers_put_back(self) -> Iterator[None]:
+        kept = [(problem.slots, problem.slots.buffers()) for problem in self._players.values()]
+        try:
+            yield
+        finally:
+            for slots, buffers in kept:
+                slots.put_buffers(buffers)
+
+    def _evaluated(self, values: Values, *, is_live: bool) -> list[Tensor]:
         self._python.restore()
         leaves = [x for player in self._players for x in values[player] or () if x.requires_grad]
         with self._random.replayed(), torch.enable_grad():
-            # After `restore`, which would take hooks for a change.
-            with nullcontext() if calls is None else _noting(self._modules, calls):
-                loss = self._plan(values, self._batch, live=live).loss
+            loss = self._plan(values, self._batch, live=is_live).loss
             if not loss.requires_grad or any(x._backward_hooks for x in leaves):
                 return [loss.detach()]
             return [loss.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
-
-    def _culprit(self) -> nn.Module | None:
-        """Return the first module that brings in a parameter that was not given, or returns something else."""
-        there: list[_Call] = []
-        here: list[_Call] = []
-        for evaluate, calls in ((self._with_others, there), (self._at_modules, here)):
-            evaluate(self._other_values(True), calls)
-        for other, own in zip(there, here, strict=False):
-            is_other = other.module is own.module and _agree(other.inputs, own.inputs)
-            if other.is_foreign or (is_other and not _agree(other.results, own.results)):
-                return other.module
-        return None
-
-
-class _FreezeGuard(TorchFunctionMode):
-    """Refuses, where it happens, that a loss freezes parameters or thaws them.
-
-    Afterwards it would not show: those of other problems are constants in this evaluation, and are not in a pullback.
-    """
-
-    def __init__(self, names: Mapping[int, tuple[str, str]]) -> None:
-        super().__init__()
-        self._names = names
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch."""
-        kwargs = kwargs or {}
-        if func in _SETTERS and id(args[0]) in self._names:
-            value = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-            if not value or not args[0].requires_grad:
-                player, key = self._names[id(args[0])]
-                raise RuntimeError(
-                    f"requires_grad of the parameter '{key}' of '{player}' is set to {bool(value)}; a loss leaves that "
-                    "to mlotool. Take stop_gradient(role(x)) (from mlotool) for what is to have no gradient, and "
-                    "freeze parameters in the module's __init__"
-                )
-        return func(*args, **kwargs)
-
-
-class _Call(NamedTuple):
-    """A call of a module.
-
-    Args:
-        module: that was called.
-        inputs: the fingerprints of what it was given.
-        results: of what it has returned.
-        is_foreign: whether the results depend on a parameter itself, and the inputs do not.
-    """
-
-    module: nn.Module
-    inputs: list[Tensor]
-    results: list[Tensor]
-    is_foreign: bool
-
-
-@contextmanager
-def _noting(modules: Sequence[nn.Module], calls: list[_Call]) -> Iterator[None]:
-    """Note the calls of modules, in the order in which they end."""
-
-    def depends(tensors: Sequence[Tensor]) -> bool:
-        return any(_foreign_parameter(tensor) is not None for tensor in tensors)
-
-    def note_call(module: nn.Module, inputs: Any, options: Any, result: Any) -> None:
-        given, returned = _tensors((inputs, options)), _tensors(result)
-        is_foreign = depends(returned) and not depends(given)
-        calls.append(_Call(module, [*map(fingerprint, given)], [*map(fingerprint, returned)], is_foreign))
-
-    handles = [module.register_forward_hook(note_call, with_kwargs=True) for module in dict.fromkeys(modules)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _foreign_parameter(tensor: Tensor) -> nn.Parameter | None:
@@ -447,10 +323,6 @@ def _foreign_parameter(tensor: Tensor) -> nn.Parameter | None:
             return variable
         waiting += [source for source, _ in node.next_functions]
     return None
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(value) if isinstance(x, Tensor) and not is_functorch_wrapped_tensor(x)]
 
 
 def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
@@ -477,5 +349,5 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def _parameters(module: nn.Module) -> set[str]:
-    return {key for key, _ in module.named_parameters()}
+def _names(problem: Problem) -> set[str]:
+    return {key for key, _ in problem.module.named_parameters()}

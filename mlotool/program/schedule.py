@@ -68,11 +68,15 @@ class Schedule:
         self._waited = self._order.start
         self._warming_up = [problem for problem in program.problems.values() if problem.settings.warmup_steps]
         # Those of whose steps something is set up.
-        self._beginners = {name: each for name, each in program.problems.items() if _is_set_up(each)}
+        self._beginners = {
+            name: each
+            for name, each in program.problems.items()
+            if each.settings.roll_back or each.settings.reset_to is not None or each.trajectory.is_kept
+        }
         self._snapshots: dict[str, dict[str, Any]] = {}
         # Problems whose next step begins an unroll.
         self._at_start = set(program.problems)
-        self._parts = TickParts(program, self._planned, with_norms=with_norms, num_ticks=lambda: self.num_ticks)
+        self._parts = TickParts(program, self.traced, self._planned, lambda: self.num_ticks)
         # Modules may have been moved since the program was made.
         program.random.cover(program.devices)
 
@@ -103,7 +107,9 @@ class Schedule:
         Args:
             name: of the problem.
         """
-        return Traced.of(name, self.program.engine, self.program.plan_of(name), with_norms=self._with_norms)
+        engine, plan = self.program.engine, self.program.plan_of(name)
+        number = engine.numbers[name]
+        return Traced(number, engine.problems[number], plan, self._with_norms and bool(engine.solutions[number]))
 
     def order(self) -> Order:
         """Return who steps in the next tick, round after round."""
@@ -142,11 +148,10 @@ class Schedule:
         if drawn is None:
             steps = [self._prepared(problem, self._next_batches(problem)) for problem in problems]
         else:
-            steps = [self._prepared(problem, _again(problem, drawn), is_recorded=False) for problem in problems]
-        if len(steps) > 1:
-            # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
-            steps.sort(key=lambda step: not step.problem.evaluates_again)
-        return steps
+            again = {name: [(entry[name], None, Moment(entry)) for entry in drawn[name]] for name in names}
+            steps = [self._prepared(problem, again[problem.name], is_recorded=False) for problem in problems]
+        # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
+        return sorted(steps, key=lambda step: not step.problem.evaluates_again)
 
     def end_round(self, names: Sequence[str]) -> dict[str, StepResult]:
         """Take note that a round of steps has been taken; return the results of steps that are taken back for it."""
@@ -177,22 +182,19 @@ class Schedule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state back."""
-        check_mapping("state", state, ("num_ticks", "waited", "snapshots", "at_start"))
+        own, problems = self.state_dict(), self.program.problems
+        check_mapping("state", state, tuple(own))
         check_count("state.num_ticks", state["num_ticks"])
-        check_list("state.waited", state["waited"])
-        for each in state["waited"]:
-            check_form("state.waited", each, ["", "", 0])
-            check_count("state.waited", each[2])
+        check_form("state.waited", state["waited"], own["waited"])
         check_list("state.at_start", state["at_start"])
         check_mapping("state.snapshots", state["snapshots"])
         for name in (*state["at_start"], *state["snapshots"]):
-            is_known = isinstance(name, str) and name in self.program.problems
-            require(is_known, "state", name, f"one of {', '.join(self.program.problems)}", ADVICE)
+            require(name in problems, "state", name, f"one of {', '.join(problems)}", ADVICE)
         for name, snapshot in state["snapshots"].items():
-            check_learned(f"state.snapshots.{name}", snapshot, self.program.problems[name])
+            check_learned(f"state.snapshots.{name}", snapshot, problems[name])
         waited = {(upper, lower): steps for upper, lower, steps in state["waited"]}
-        missing = [f"{upper} of {lower}" for upper, lower in self._order.edges if (upper, lower) not in waited]
-        require(not missing, "state.waited", state["waited"], f"the steps that {missing[:1]} waits for", ADVICE)
+        is_whole = waited.keys() == {*self._order.edges}
+        require(is_whole, "state.waited", state["waited"], "the steps that each problem has waited for", ADVICE)
         self.num_ticks = state["num_ticks"]
         self._waited = tuple(waited[edge] for edge in self._order.edges)
         self._snapshots = dict(state["snapshots"])
@@ -223,7 +225,8 @@ class Schedule:
         try:
             output, gradient = self._gradient(problem, batches, is_recorded=is_recorded)
         except Exception as error:
-            note(error, lambda: self._gradient_call(problem.name))
+            code = [part for each in self.program.problems.values() for part in (each.loss, *each.module.modules())]
+            note(error, lambda: Call(f"problems.{problem.name}", "its gradient", is_foreign=is_of_user(*code)))
             if "uninitialized parameter" in str(error):
                 check_used(problem.name, problem.module)
             raise
@@ -233,11 +236,6 @@ class Schedule:
         with_norm = self._with_norms and is_whole and bool(self.program.solutions_read_by(problem.name))
         given = self.program.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
         return PreparedStep(problem, output, gradient, given, evaluate, with_norm)
-
-    def _gradient_call(self, name: str) -> Call:
-        problems = self.program.problems
-        code = [part for each in problems.values() for part in (each.loss, *each.module.modules())]
-        return Call(f"problems.{name}", "its gradient", is_foreign=is_of_user(*code))
 
     def _evaluate(
         self, problem: Problem, output: LossOutput, gradient: list[Tensor | None], random: RandomState
@@ -262,9 +260,10 @@ class Schedule:
         return problem.settings.roll_back and is_warm and bool(self.program.graph.readers(problem.name))
 
     def _next_batches(self, problem: Problem) -> Iterator[_Draw]:
+        stream = problem.stream
         for _ in range(problem.settings.accumulate_batches):
-            batch = None if problem.stream is None else problem.stream.next()
-            yield batch, _last_number(problem), NOW
+            batch = None if stream is None else stream.next()
+            yield batch, 0 if stream is None else getattr(stream, "last_number", None), NOW
 
     def _gradient(
         self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True
@@ -302,22 +301,11 @@ class Schedule:
         problems = [self.program.problems[lower] for lower in lowers]
         for problem in problems:
             problem.restore(self._snapshots.pop(problem.name))
-        for problem in problems:
             problem.trajectory.clear()
         steps = [self._prepared(problem, _recent_batches(problem)) for problem in problems]
-        for problem in problems:
-            # The real step leads to where the next look-ahead begins.
-            self._at_start.add(problem.name)
+        # The real step leads to where the next look-ahead begins.
+        self._at_start.update(lowers)
         return {step.problem.name: step.take() for step in steps}
-
-
-def _is_set_up(problem: Problem) -> bool:
-    settings = problem.settings
-    return settings.roll_back or settings.reset_to is not None or problem.trajectory.is_kept
-
-
-def _last_number(problem: Problem) -> int | None:
-    return 0 if problem.stream is None else getattr(problem.stream, "last_number", None)
 
 
 def _recent_batches(problem: Problem) -> list[_Draw]:
@@ -327,7 +315,3 @@ def _recent_batches(problem: Problem) -> list[_Draw]:
     batches = stream.recent(count)
     numbers = stream.recent_numbers(count) if hasattr(stream, "recent_numbers") else [None] * len(batches)
     return [(batch, number, NOW) for batch, number in zip(batches, numbers, strict=True)]
-
-
-def _again(problem: Problem, drawn: Drawn) -> list[_Draw]:
-    return [(entry[problem.name], None, Moment(entry)) for entry in drawn[problem.name]]

@@ -138,11 +138,7 @@ class SolutionOrder:
         return source in self._partial and source in solved and lower in self._graph.below(source)
 
     def _order(
-        self,
-        targets: Iterable[str],
-        solved: frozenset[str],
-        owner: str | None,
-        outside: frozenset[str] = frozenset(),
+        self, targets: Iterable[str], solved: frozenset[str], owner: str | None, outside: frozenset[str] = frozenset()
     ) -> tuple[SolutionNode, ...]:
         steps: dict[str, SolutionNode] = {}
         open_: list[str] = []

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import kind_of
 from mlotool.core.precision import full_precision
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import LossTraits
@@ -55,8 +56,7 @@ def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor
             there = f"of shape {tuple(tensors[key].shape)}" if key in tensors else "not there"
             raise ConfigError(
                 f"problems.{problem.name}.reset_to: found '{source.name}', in whose module the parameter '{key}' is "
-                f"{there}; expected one of shape {tuple(shape)}, as '{problem.name}' has it. Give both problems the "
-                "same module, or write reset_to: initial."
+                f"{there}; expected one of shape {tuple(shape)}. Give both problems the same module."
             )
     if problem.settings.tasks is None:
         return tuple(tensors[key] for key in problem.theta)
@@ -92,10 +92,11 @@ class Engine:
     Args:
         problems: in order; a problem's position is its number.
         reduce: a mean over ranks of a list of tensors; None in one process.
-        memories: by number, what the problem's algorithm keeps.
+        steps: by problem, the solution nodes that its total gradient needs.
         random: the program's random numbers.
 
     Attributes:
+        memories: by number, what the problem's algorithm keeps.
         losses: by number, the problem's loss.
         solutions: by number, the solutions that the problem's total gradient passes through, each after its inputs.
         traits: by number, what was found out about the problem's loss.
@@ -103,17 +104,24 @@ class Engine:
     """
 
     def __init__(
-        self, problems: Sequence[Problem], reduce: Reduce | None, memories: Sequence[Memory], random: RandomStream
+        self,
+        problems: Sequence[Problem],
+        reduce: Reduce | None,
+        steps: Mapping[str, Sequence[SolutionNode]],
+        random: RandomStream,
     ) -> None:
         self.problems = list(problems)
         self.rank_mean = RankMean() if reduce is None else RankMean(reduce)
-        self.memories = list(memories)
+        algorithms = [problem.hypergradient for problem in self.problems]
+        self.memories = [Memory(None if each is None else each.initial_state()) for each in algorithms]
         self.random = random
         self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
         self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
         self.traits = [LossTraits() for _ in self.problems]
-        self.solutions: list[list[SolutionPlan]] = [[] for _ in self.problems]
         self.traced_from: dict[int, int] = {}
+        self.solutions = [
+            [SolutionPlan(step, problem.name, self) for step in steps[problem.name]] for problem in self.problems
+        ]
 
     def is_traced(self, number: int) -> bool:
         """Return whether the next steps of a problem run as a trace."""
@@ -160,10 +168,10 @@ def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
         return [value.reshape(())] * len(theta)
     if isinstance(value, Tensor) and value.shape == (len(theta),):
         return list(value)
-    found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"[:200]
     raise ConfigError(
-        f"{key}: its problem's module gives {found}; expected one value, {len(theta)} values (one a parameter), or a "
-        f"mapping with the keys {', '.join(theta)}. Correct the module's size, or what its forward returns."
+        f"{key}: its problem's module gives {kind_of(value)}; expected one value, {len(theta)} values (one a "
+        f"parameter), or a mapping with the keys {', '.join(theta)}. Correct the module's size, or what its forward "
+        "returns."
     )
 
 
@@ -394,7 +402,7 @@ class SolutionPlan:
         if len(simulated) > 1:
             below = [plan.problem for plan in engine.solutions[self.number]]
             check_simulation(lower, below, moment.batches)
-        is_reset, has_start = lower.settings.reset_to is not None, lower.settings.starts_from is not None
+        has_start = lower.settings.starts_from is not None
 
         def loss(theta: Vector, flat: Vector, batch: Any, lower_snapshots: LowerSnapshots) -> Tensor:
             values = self._placed(flat, moment)
@@ -422,7 +430,7 @@ class SolutionPlan:
             return start_of(lower, engine, self._placed(flat, NOW))
 
         def begin() -> tuple[Vector, Sequence[State]]:
-            if not is_reset:
+            if lower.settings.reset_to is None:
                 return lower.current(), lower.optimizer_state()
             state: tuple[State, ...] = tuple({} for _ in lower.theta)
             if has_start:
@@ -496,7 +504,6 @@ def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mappin
         if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
             raise ConfigError(
                 f"batches: found several steps of '{problem.name}' to simulate, each of which reads the solution of "
-                f"'{lower.name}', which is at hand for the parameters as they are alone; expected one step, or a list "
-                f"of batches for '{lower.name}' as well, with Unrolled. Take the steps by Schedule.tick() to "
-                "differentiate them as they were."
+                f"'{lower.name}'; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled. "
+                "Take the steps by Schedule.tick()."
             )

@@ -28,9 +28,7 @@ class StepRecorder:
     """
 
     def __init__(self, problems: Mapping[str, Problem], order: SolutionOrder, engine: Engine) -> None:
-        self._problems = problems
-        self._order = order
-        self._engine = engine
+        self._problems, self._order, self._engine = problems, order, engine
         self._buffers: dict[str, MovingBuffers] = {}
         # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
         self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
@@ -106,9 +104,10 @@ class StepRecorder:
 
     def leaves(self, name: str) -> dict[int, list[Tensor]]:
         """Return copies of the parameters of `name` and of what shapes it, by number, at which gradients are taken."""
-        numbers = [self._engine.numbers[other] for other in (name, *self._order.inputs(name))]
-        problems = self._engine.problems
-        return {number: [each.clone().requires_grad_() for each in problems[number].current()] for number in numbers}
+        return {
+            self._engine.numbers[other]: [x.clone().requires_grad_() for x in self._problems[other].current()]
+            for other in (name, *self._order.inputs(name))
+        }
 
     def kept_gradient(
         self, name: str, batch: Any, leaves: Mapping[int, Sequence[Tensor]]

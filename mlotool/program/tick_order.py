@@ -1,38 +1,24 @@
-"""Which problems step in a tick, and in which rounds: lists that are made once. No torch."""
+"""Which problems step in a tick, and in which rounds: lists that are made once."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
 
+from mlotool.problem.settings import ProblemSettings
 from mlotool.program.graph import Graph
 
 
-class StepSettings(Protocol):
-    """The settings that the rate of a problem's steps depends on."""
-
-    @property
-    def unroll_steps(self) -> int:
-        """Optimizer steps before the problems that read it step."""
-
-    @property
-    def warmup_steps(self) -> int:
-        """Its first steps, which do not count for the problems above."""
-
-
-def ticks_per_step(settings: Mapping[str, StepSettings], graph: Graph) -> dict[str, int]:
+def ticks_per_step(settings: Mapping[str, ProblemSettings], graph: Graph) -> dict[str, int]:
     """Return, by problem, the ticks from one step to the next, warm-up aside; `settings` are by problem."""
-    found: dict[str, int] = {}
 
+    @cache
     def ticks(name: str) -> int:
-        if name not in found:
-            below = [ticks(lower) * settings[lower].unroll_steps for lower in graph.lowers(name)]
-            found[name] = max(below, default=1)
-        return found[name]
+        return max([ticks(lower) * settings[lower].unroll_steps for lower in graph.lowers(name)], default=1)
 
     return {name: ticks(name) for name in settings}
 
 
-def takes_several_steps(name: str, settings: Mapping[str, StepSettings], graph: Graph) -> bool:
+def takes_several_steps(name: str, settings: Mapping[str, ProblemSettings], graph: Graph) -> bool:
     """Return whether a problem may take more than one step before one that reads it does."""
     ticks = ticks_per_step(settings, graph)
     siblings = {name, *(lower for reader in graph.readers(name) for lower in graph.lowers(reader))}
@@ -78,7 +64,7 @@ class TickOrder:
             order((1,), frozenset())             # rounds (("classifier",), ("weights",)), waited (0,)
     """
 
-    def __init__(self, settings: Mapping[str, StepSettings], graph: Graph) -> None:
+    def __init__(self, settings: Mapping[str, ProblemSettings], graph: Graph) -> None:
         self._settings = settings
         self._leaves = tuple(graph.leaves(settings))
         self._lowers = {name: tuple(graph.lowers(name)) for name in settings if graph.lowers(name)}
@@ -95,12 +81,11 @@ class TickOrder:
             warming_up: problems whose step of this tick does not count for those above.
         """
         key = waited, warming_up
-        found = self._known.get(key)
-        if found is None:
+        if key not in self._known:
             counts = dict(zip(self.edges, waited, strict=True))
             rounds = tuple(self._rounds(counts, warming_up))
-            found = self._known[key] = Order(rounds, tuple(counts.values()))
-        return found
+            self._known[key] = Order(rounds, tuple(counts.values()))
+        return self._known[key]
 
     def _rounds(self, waited: dict[tuple[str, str], int], warming_up: frozenset[str]) -> Iterator[tuple[str, ...]]:
         """Yield the rounds; the counts move along."""

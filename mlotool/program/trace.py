@@ -7,6 +7,7 @@ pullbacks are shared, across the problems too.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import ValuesLeaveError
 from mlotool.core.unchanged import SameForms
-from mlotool.problem.optimizers.registry import has_step_hooks
-from mlotool.problem.problem import Problem
+from mlotool.problem.optimizers.registry import RULES, has_step_hooks
+from mlotool.program.agreement import Kind
 from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS
 from mlotool.program.guard import Guard, has_own_scheduler, why_foreign, why_unseen
@@ -35,7 +36,6 @@ from mlotool.program.traced_function import (
     TracedStep,
     UntraceableError,
     copied,
-    has_traced_step,
     kinds_of,
 )
 
@@ -64,20 +64,9 @@ class Trace:
     has_conditions: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A tensor that steps change.
-
-    Args:
-        tensor: without autograd.
-        problem: whose it is.
-        kind: "parameters", "buffers", or the name of what an optimizer keeps: those of one kind are compared as one
-            vector, since a part of it may be nothing but rounding (a bias before a BatchNorm).
-    """
-
-    tensor: Tensor
-    problem: str
-    kind: str
+Place = tuple[Kind, Tensor]
+"""A tensor that steps change, without autograd; those of one kind are compared as one vector, since a part of it may be
+nothing but rounding (a bias before a BatchNorm)."""
 
 
 class Tracer:
@@ -101,10 +90,6 @@ class Tracer:
         self._engine = engine
         self._backend: Backend = BACKENDS[backend]
         self._traces_users_code = traces_users_code
-        self._modules: list[nn.Module] = []
-        self._stepping: list[TracedStep] = []
-        self._fixed: list[Tensor] = []
-        self._buffered: list[Problem] = []
         self._same_forms = SameForms([])
         self._traces: dict[Any, list[Trace]] = {}
         self._num_traces = 0
@@ -127,17 +112,15 @@ class Tracer:
         for trace in traces:
             if (results := self._run(trace, arguments)) is not None:
                 return results
-        self._add(traces, batches, arguments)
-        found = self._run(traces[-1], arguments)
-        if found is None:
+        self._check_optimizers()
+        if self._num_traces == MOST_TRACES:
+            raise UntraceableError(f"batches, settings of optimizers or ends of solves are of over {MOST_TRACES} kinds")
+        traces.append(self._traced(batches, arguments))
+        self._guard.renew()
+        self._num_traces += 1
+        if (results := self._run(traces[-1], arguments)) is None:
             raise UntraceableError("a solver decides by a number that rounding alone sets apart")
-        return found
-
-    def prepare(self, batches: Sequence[Sequence[Batches]]) -> None:
-        """Trace the steps on batches of such a kind, if they are not yet; nothing moves. Arguments as for the call."""
-        arguments, traces = self._found(batches)
-        if not traces:
-            self._add(traces, batches, arguments)
+        return results
 
     def again(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult] | None:
         """Take the steps along a trace that is there; None, with nothing moved, where none holds."""
@@ -184,59 +167,46 @@ class Tracer:
         for each in self.steps:
             if has_step_hooks(each.problem.optimizer):
                 raise UntraceableError("its optimizer has hooks", each.problem.name)
-            if not has_traced_step(each.problem):
+            if type(each.problem.optimizer) not in RULES:
                 raise UntraceableError("its optimizer is another one", each.problem.name)
-
-    def _add(self, traces: list[Trace], batches: Sequence[Sequence[Batches]], arguments: Sequence[Tensor]) -> None:
-        self._check_optimizers()
-        if self._num_traces == MOST_TRACES:
-            raise UntraceableError(f"batches, settings of optimizers or ends of solves are of over {MOST_TRACES} kinds")
-        traces.append(self._traced(batches, arguments))
-        self._guard.renew()
-        self._num_traces += 1
 
     def places(self) -> list[Place]:
         """Return what the steps change."""
         self._bind()
-        found = []
-        for each, step in zip(self.steps, self._stepping, strict=True):
-            own = [tensor.detach() for tensor in each.problem.own]
-            found += [Place(tensor, each.problem.name, kind) for kind, tensor in step.places(own)]
+        places: list[Place] = []
+        for step in self._stepping:
+            places += step.places()
         for problem in self._buffered:
-            found += [Place(tensor, problem.name, "buffers") for tensor in problem.slots.buffers()]
-        return found
+            places += [((problem.name, "buffers"), tensor) for tensor in problem.slots.buffers()]
+        return places
 
     def unit(self) -> float:
         """Return the relative error of one rounding, in the lowest precision in which a trace computes."""
         return max(trace.unit for traces in self._traces.values() for trace in traces)
 
     def _kinds(self, batches: Sequence[Sequence[Batches]], tensors: list[Tensor]) -> tuple[Any, ...]:
-        found, seen = [], dict[int, int]()
+        kinds, seen = [], dict[int, int]()
         for each, entries in zip(self.steps, batches, strict=True):
             try:
-                found.append(tuple([kinds_of(entry, tensors, seen) for entry in entries]))
+                kinds.append(tuple([kinds_of(entry, tensors, seen) for entry in entries]))
             except UntraceableError as error:
                 error.problem = each.problem.name
                 raise
-        return tuple(found)
+        return tuple(kinds)
 
     def _bind(self) -> None:
         """Look up modules, parameters and the state of the optimizers."""
-        self._modules = [module for problem in self._engine.problems for module in problem.submodules]
+        self._modules: list[nn.Module] = [module for problem in self._engine.problems for module in problem.submodules]
         self._buffered = [problem for problem in self._engine.problems if problem.slots.has_buffers]
         for step in self.steps:
             step.problem.optimizer_step.align_state()
         self._stepping = [TracedStep(each.problem) for each in self.steps]
-        self._fixed = [tensor for problem in self._engine.problems for tensor in problem.own]
-        for each in self._stepping:
-            self._fixed += each.tensors
+        own = [problem.own for problem in self._engine.problems]
+        self._fixed = [*chain.from_iterable([*own, *[each.tensors for each in self._stepping]])]
 
     def _arguments(self) -> list[Tensor]:
         """Return what a trace takes, but for the batches."""
-        found = [*self._fixed]
-        for problem in self._buffered:
-            found += problem.slots.buffers()
-        return found
+        return [*self._fixed, *chain.from_iterable([problem.slots.buffers() for problem in self._buffered])]
 
     def _run(self, trace: Trace, arguments: list[Tensor]) -> list[StepResult] | None:
         """Run a trace; None, with nothing moved, where it does not hold."""
@@ -267,14 +237,8 @@ class Tracer:
         devices = tuple({device for each in self._engine.problems for device in each.devices})
         before, state = RandomState(devices), PythonState(self._engine.problems)
         kept = [memory.value for memory in self._engine.memories]
-        traced = TracedFunction(
-            self._rounds,
-            self._stepping,
-            self._engine,
-            self._buffered,
-            batches,
-            is_fused=self._backend.has_fused_steps,
-        )
+        is_fused = self._backend.has_fused_steps
+        traced = TracedFunction(self._rounds, self._stepping, self._engine, self._buffered, batches, is_fused=is_fused)
         try:
             # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat. Without
             # the context torch makes a new mode for each operation whose shape it notes: half the time of tracing.

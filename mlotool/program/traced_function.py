@@ -19,6 +19,7 @@ from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import averaged
 from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, StepRecord
+from mlotool.program.agreement import Kind
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.loss_plan import Moment
 from mlotool.program.prepared_step import StepResult, norm_of, result_of
@@ -43,8 +44,7 @@ class TracedStep:
 
     def __init__(self, problem: Problem) -> None:
         optimizer: Any = problem.optimizer
-        self._problem = problem
-        self._optimizer: Any = optimizer
+        self._problem, self._optimizer = problem, optimizer
         self._groups: list[dict[str, Any]] = optimizer.param_groups
         self._fixed = [name for name in (*RULES[type(optimizer)].settings, "fused") if name != "lr"]
         positions = {id(parameter): position for position, parameter in enumerate(problem.own)}
@@ -53,12 +53,12 @@ class TracedStep:
         ]
         self._states: list[dict[str, Any]] = [optimizer.state.get(each, {}) for each in problem.own]
         self._names = [tuple(key for key, value in each.items() if isinstance(value, Tensor)) for each in self._states]
-        found = [state[name] for state, names in zip(self._states, self._names, strict=True) for name in names]
-        self.num_states = len(found)
+        kept = [state[name] for state, names in zip(self._states, self._names, strict=True) for name in names]
+        self.num_states = len(kept)
         device = problem.own[0].device
         self._rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in self._groups]
         self._numbers: list[Any] = [None] * len(self._groups)
-        self.tensors = [*found, *self._rates]
+        self.tensors = [*kept, *self._rates]
         self._same = SameObjects(partial(parts_of_step, optimizer))
 
     def is_current(self) -> bool:
@@ -70,11 +70,11 @@ class TracedStep:
         """Where the tensors belong, which a trace holds fixed: parameters by group, and by parameter names of state."""
         return self._positions, self._names
 
-    def places(self, theta: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    def places(self) -> list[tuple[Kind, Tensor]]:
         """Return the parameters and the state, each with what it is."""
-        names = [name for names in self._names for name in names]
-        kept = self.tensors[: self.num_states]
-        return [*[("parameters", each) for each in theta], *zip(names, kept, strict=True)]
+        names = ["parameters"] * len(self._problem.own) + [name for names in self._names for name in names]
+        tensors = [*self._problem.current(), *self.tensors[: self.num_states]]
+        return [((self._problem.name, name), each) for name, each in zip(names, tensors, strict=True)]
 
     def refresh(self) -> tuple[Any, ...]:
         """Take the current learning rates over; return the other hyperparameters, for which a trace holds."""
@@ -145,11 +145,6 @@ class TracedStep:
         for place, position in enumerate(used):
             after[position] = moved[place]
             states[position].update({name: tensors[place] for name, tensors in vectors.items()})
-
-
-def has_traced_step(problem: Problem) -> bool:
-    """Return whether a problem's optimizer has a pure form that a trace can take."""
-    return type(problem.optimizer) in RULES
 
 
 def _aligned(slope: Tensor | None, parameter: Tensor) -> Tensor:
@@ -272,20 +267,6 @@ class Traced:
     problem: Problem
     plan: GradientPlan
     with_norm: bool
-
-    @classmethod
-    def of(cls, name: str, engine: Engine, plan: GradientPlan, *, with_norms: bool) -> "Traced":
-        """Return what is traced of a problem.
-
-        Args:
-            name: of the problem.
-            engine: of the program.
-            plan: of the problem's gradient.
-            with_norms: whether norms of gradients that pass through solutions are results.
-        """
-        number = engine.numbers[name]
-        with_norm = with_norms and bool(engine.solutions[number])
-        return cls(number, engine.problems[number], plan, with_norm)
 
 
 class MemberGradients:

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -43,9 +42,10 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     # Whether a module is compiled, divided or evaluated again concerns every loss in which it plays a role; see below.
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
-    own = problem.hypergradient
-    is_recorded = problem.trajectory.is_kept and own is not None and (own.keeps_graphs or not own.trajectory.is_whole)
-    if is_recorded or isinstance(own, AbstractDirector):
+    own, is_kept = problem.hypergradient, problem.trajectory.is_kept
+    if own is not None and (
+        isinstance(own, AbstractDirector) or (is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
+    ):
         yield Case(problem.name, ProblemSettings(), algorithm=own)
     for role in problem.roles.values():
         player = engine.problems[engine.numbers[role.problem]]
@@ -56,6 +56,9 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     for plan in all_plans(engine.solutions[number]):
         yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)
 
+
+Rounds = tuple[tuple[str, ...], ...]
+"""Names of problems that step together, round after round."""
 
 Drawn = dict[str, list[Batches]]
 """By problem, for each batch that its gradient is averaged over: that batch and those of its pullbacks."""
@@ -82,43 +85,20 @@ class TracedRounds:
 
     Args:
         rounds: names of problems, round after round; only those of the first one may have steps that are recorded.
-        program: theirs, with a way of tracing.
-        planned: takes the rounds by their plans, on batches that were drawn, without a record of them.
-        give_up: told why it is to be left alone from now on.
-        with_norms: as for `Schedule`.
-        num_ticks: returns how many ticks have been taken.
+        parts: of the ticks, which hear of what cannot be traced.
     """
 
-    def __init__(
-        self,
-        rounds: tuple[tuple[str, ...], ...],
-        program: Program,
-        planned: Callable[[tuple[tuple[str, ...], ...], Drawn], dict[str, StepResult]],
-        give_up: Callable[[tuple[tuple[str, ...], ...], UntraceableError], None],
-        *,
-        with_norms: bool,
-        num_ticks: Callable[[], int],
-    ) -> None:
-        assert program.trace is not None
-        self._rounds = rounds
-        engine = program.engine
-        self._tracer = Tracer(
-            [
-                [Traced.of(name, engine, program.plan_of(name), with_norms=with_norms) for name in names]
-                for names in rounds
-            ],
-            engine,
-            program.trace,
-            traces_users_code=program.traces_users_code,
-        )
+    def __init__(self, rounds: Rounds, parts: "TickParts") -> None:
+        self._rounds, self._parts, self._program = rounds, parts, parts.program
+        engine, backend = self._program.engine, self._program.trace
+        assert backend is not None
+        steps = [[parts.traced(name) for name in names] for names in rounds]
+        self._tracer = Tracer(steps, engine, backend, traces_users_code=self._program.traces_users_code)
         self._problems = [each.problem for each in self._tracer.steps]
         self._solutions = [[*all_plans(engine.solutions[each.number])] for each in self._tracer.steps]
-        self._program = program
-        self._planned = planned
-        self._give_up = give_up
-        self._recorded = [name for name in rounds[0] if program.problems[name].trajectory.is_kept]
+        self._recorded = [name for name in rounds[0] if self._program.problems[name].trajectory.is_kept]
         self._num_steps = self._last_look = 0
-        self._looks, self._num_ticks = Looks(program.run_length), num_ticks
+        self._looks = Looks(self._program.run_length)
         self._rounding: dict[Kind, float] = {}
 
     def __call__(self) -> dict[str, StepResult]:
@@ -132,12 +112,12 @@ class TracedRounds:
             self._program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
         self._num_steps += 1
         try:
-            if self._looks.is_due(self._num_ticks()) or self._program.is_watched(drawn):
+            if self._looks.is_due(self._parts.num_ticks()) or self._program.is_watched(drawn):
                 return self._compared(drawn)
             results = self._tracer([*drawn.values()])
         except UntraceableError as error:
-            self._give_up(self._rounds, error)
-            return self._planned(self._rounds, drawn)
+            self._parts.give_up(self._rounds, error)
+            return self._parts.planned(self._rounds, drawn)
         for problem in self._problems:
             problem.advance()
         return dict(zip(drawn, results, strict=True))
@@ -149,14 +129,12 @@ class TracedRounds:
             RunError: they differ, and so may those have since the last comparison.
         """
         batches = [*drawn.values()]
-        # First, so that tracing has no copies of all that moves beside it.
-        self._tracer.prepare(batches)
         before = _State(self._tracer.places())
         results = dict(zip(drawn, self._tracer(batches), strict=True))
         after = _State(before.places, results)
         before.restore()
         # The plans' steps count, and whoever watches sees them; then all is as the trace has it.
-        planned = self._planned(self._rounds, drawn)
+        planned = self._parts.planned(self._rounds, drawn)
         expected = _State(self._tracer.places(), planned)
         problem, difference = self._difference(expected, after, before, batches)
         was_compared, self._last_look = self._last_look == self._num_steps - 1, self._num_steps
@@ -165,7 +143,7 @@ class TracedRounds:
         if difference:
             # Nothing is lost: all steps until now were compared, and this one is the plan's.
             expected.restore()
-            self._give_up(self._rounds, UntraceableError(difference, problem))
+            self._parts.give_up(self._rounds, UntraceableError(difference, problem))
             return planned
         _State(expected.places, results, after.tensors).restore()
         self._tracer.renew_guard()
@@ -229,30 +207,29 @@ class _State:
         tensors: Sequence[Tensor] | None = None,
     ) -> None:
         self.places, self.results = places, results
-        self.tensors = [each.tensor.to("cpu", copy=True) for each in places] if tensors is None else [*tensors]
+        self.tensors = [each.to("cpu", copy=True) for _, each in places] if tensors is None else [*tensors]
 
     @property
     def parameters(self) -> list[Tensor]:
         """Those of the parameters."""
-        return [each for place, each in zip(self.places, self.tensors, strict=True) if place.kind == "parameters"]
+        return [x for ((_, kind), _), x in zip(self.places, self.tensors, strict=True) if kind == "parameters"]
 
     def at(self, parameters: Sequence[Tensor]) -> "_State":
         """Return the same with other parameters."""
-        given = iter(parameters)
-        pairs = zip(self.places, self.tensors, strict=True)
-        tensors = [next(given) if place.kind == "parameters" else each for place, each in pairs]
+        others, pairs = iter(parameters), zip(self.places, self.tensors, strict=True)
+        tensors = [next(others) if kind == "parameters" else x for ((_, kind), _), x in pairs]
         return _State(self.places, self.results, tensors)
 
     def restore(self) -> None:
         """Put the copies back."""
-        torch._foreach_copy_([each.tensor for each in self.places], self.tensors)
+        torch._foreach_copy_([tensor for _, tensor in self.places], self.tensors)
 
     def by_kind(self) -> dict[Kind, list[Tensor]]:
         """Return the tensors by problem and kind, and the losses."""
-        found: dict[Kind, list[Tensor]] = {}
-        for place, tensor in zip(self.places, self.tensors, strict=True):
-            found.setdefault((place.problem, place.kind), []).append(tensor)
-        return found | {(name, "loss"): [each.loss.detach().cpu()] for name, each in self.results.items()}
+        kinds: dict[Kind, list[Tensor]] = {(name, "loss"): [x.loss.detach().cpu()] for name, x in self.results.items()}
+        for (kind, _), tensor in zip(self.places, self.tensors, strict=True):
+            kinds.setdefault(kind, []).append(tensor)
+        return kinds
 
 
 class Looks:
@@ -299,10 +276,6 @@ def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:
     return batches
 
 
-Rounds = tuple[tuple[str, ...], ...]
-"""Names of problems that step together, round after round."""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """Rounds of a tick that follow each other.
@@ -324,28 +297,19 @@ class TickParts:
 
     Args:
         program: with a way of tracing, or none.
-        planned: takes rounds by their plans, on batches that were drawn.
-        with_norms: as for `Schedule`.
+        traced: returns what a trace of a problem's gradient takes.
+        planned: takes rounds by their plans, on batches that were drawn, without a record of them.
         num_ticks: returns how many ticks have been taken.
     """
 
     def __init__(
         self,
         program: Program,
+        traced: Callable[[str], Traced],
         planned: Callable[[Rounds, Drawn], dict[str, StepResult]],
-        *,
-        with_norms: bool,
         num_ticks: Callable[[], int],
     ) -> None:
-        self._program = program
-        self._make_traced = partial(
-            TracedRounds,
-            program=program,
-            planned=planned,
-            give_up=self._give_up,
-            with_norms=with_norms,
-            num_ticks=num_ticks,
-        )
+        self.program, self.traced, self.planned, self.num_ticks = program, traced, planned, num_ticks
         # The first step is the optimizer's own, which makes its state.
         self._begin = max(program.trace_from, 1)
         self._engine = program.engine
@@ -354,28 +318,24 @@ class TickParts:
         self._reasons: dict[str, str] = {}
         self._is_split = False
         if program.trace is not None:
-            self._look()
+            for name, number in self._engine.numbers.items():
+                reason = why_untraceable(number, self._engine)
+                if reason is None:
+                    self._engine.traced_from[number] = program.trace_from
+                else:
+                    self._reasons[name] = reason
+                    # Where tracing begins late nobody has asked for it.
+                    if program.trace_from == 0:
+                        _warn(name, reason)
 
     def __call__(self, rounds: Rounds) -> list[Part]:
         """Return the parts of a tick."""
-        problems = [] if self._program.trace is None else self._engine.problems
+        problems = [] if self.program.trace is None else self._engine.problems
         key = rounds, tuple([problem.num_steps >= self._begin for problem in problems])
         parts = self._known.get(key)
         if parts is None:
             parts = self._known[key] = self._divided(*key)
         return parts
-
-    def _look(self) -> None:
-        """Find out who cannot be traced."""
-        for name, number in self._engine.numbers.items():
-            reason = why_untraceable(number, self._engine)
-            if reason is None:
-                self._engine.traced_from[number] = self._program.trace_from
-            else:
-                self._reasons[name] = reason
-                # Where tracing begins late nobody has asked for it.
-                if self._program.trace_from == 0:
-                    _warn(name, reason)
 
     def _divided(self, rounds: Rounds, has_begun: Sequence[bool]) -> list[Part]:
         parts: list[Part] = []
@@ -383,40 +343,39 @@ class TickParts:
 
         def close() -> None:
             if together:
-                parts.append(Part(tuple(together), self._trace_of(tuple(together))))
+                rounds = tuple(together)
+                if rounds not in self._traced:
+                    self._traced[rounds] = TracedRounds(rounds, self)
+                parts.append(Part(rounds, self._traced[rounds]))
                 together.clear()
 
-        problems, numbers = self._program.problems, self._engine.numbers
+        problems, numbers = self.program.problems, self._engine.numbers
         for names in rounds:
             # What is recorded of a step is what there is before it.
             if self._is_split or any(problems[name].trajectory.is_kept for name in names):
                 close()
-            is_traced = self._program.trace is not None and not any(name in self._reasons for name in names)
+            is_traced = self.program.trace is not None and not any(name in self._reasons for name in names)
             if is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace():
                 together.append(names)
             else:
                 close()
                 parts.append(Part((names,)))
             # The problems below go back to where they were before anything else steps.
-            if any(problems[lower].settings.roll_back for name in names for lower in self._program.graph.lowers(name)):
+            if any(problems[lower].settings.roll_back for name in names for lower in self.program.graph.lowers(name)):
                 close()
         close()
         return parts
 
     def _may_trace(self) -> bool:
         """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""
-        if self._program.traces_users_code or self._traced:
+        if self.program.traces_users_code or self._traced:
             return True
         reasons = {each.name: why_foreign(each) for each in self._engine.problems}
         self._reasons |= {name: reason for name, reason in reasons.items() if reason is not None}
         return not any(reasons.values())
 
-    def _trace_of(self, rounds: Rounds) -> TracedRounds:
-        if rounds not in self._traced:
-            self._traced[rounds] = self._make_traced(rounds)
-        return self._traced[rounds]
-
-    def _give_up(self, rounds: Rounds, error: UntraceableError) -> None:
+    def give_up(self, rounds: Rounds, error: UntraceableError) -> None:
+        """Leave rounds to their plans from now on, or to a trace each where it is not known which of them fails."""
         self._known.clear()
         del self._traced[rounds]
         if error.problem is None and len(rounds) > 1:

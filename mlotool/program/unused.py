@@ -23,9 +23,8 @@ Loss = Callable[[str, Mapping[str, Sequence[Tensor]]], Tensor]
 
 _IGNORES_UPPER = (
     "graph.upper_to_lower: '{upper}' shapes '{lower}', but at {count} steps of '{upper}' the loss of '{lower}' did not "
-    "depend on the parameters of '{upper}', so that no gradient passes through the solution of '{lower}' to '{upper}'; "
-    "expected that it does. Use the role that '{upper}' plays in problems.{lower}.loss, without detach or "
-    "torch.no_grad, or remove the edge."
+    "depend on the parameters of '{upper}'; expected that it does. Use the role that '{upper}' plays in "
+    "problems.{lower}.loss, without detach or torch.no_grad, or remove the edge."
 )
 _IGNORES_LOWER = (
     "problems.{upper}.loss: the hypergradient of '{upper}' was exactly 0 at {count} steps, since its loss does not "
@@ -34,9 +33,8 @@ _IGNORES_LOWER = (
 )
 _ZERO = (
     "problems.{upper}.loss: the hypergradient of '{upper}' was exactly 0 at {count} steps, though autograd finds that "
-    "the losses depend on what they read; expected another number. Look for saturated or dead units in '{upper}' and "
-    "in what it shapes (sigmoid, relu, clamp, rounding), for factors that are zero at the start, and whether '{upper}' "
-    "stands in a term of its own in the loss of what it shapes, which moves no solution."
+    "the losses depend on what they read; expected another number. Look for saturated or dead units, for factors that "
+    "are zero at the start, and whether '{upper}' stands in a term of its own in the loss of what it shapes."
 )
 
 
@@ -46,51 +44,43 @@ class UnusedWatch:
     Args:
         problems: by name.
         shaped: by problem, those that it shapes.
-        read: by problem, those whose solutions its total gradient passes through.
-        skipped: problems whose gradient is an estimate from values, which needs no derivative.
+        read: by problem whose gradient is differentiated, those whose solutions it passes through.
 
     Cost: an evaluation and a gradient of each shaped problem's loss at the first gradients; nothing later. Random
     numbers go on as if nothing had been.
     """
 
     def __init__(
-        self,
-        problems: Mapping[str, Problem],
-        shaped: Mapping[str, Iterable[str]],
-        read: Mapping[str, Sequence[str]],
-        skipped: Iterable[str],
+        self, problems: Mapping[str, Problem], shaped: Mapping[str, Iterable[str]], read: Mapping[str, Sequence[str]]
     ) -> None:
         self._problems = problems
         self._shaped = {
             name: [each for each in lowers if self._is_judged(name, each)] for name, lowers in shaped.items()
         }
         self._read = read
-        self._unused: dict[tuple[str, str], set[int]] = {}
-        self._zeros: dict[str, set[int]] = {}
-        self.waiting = {name for name, lowers in read.items() if lowers} - set(skipped)
+        # By problem: the steps in a row at which the loss of another one did not depend on it; by "" its zeros.
+        self._found: dict[str, dict[str, set[int]]] = {}
+        self.waiting = {name for name, lowers in read.items() if lowers}
 
     def look(self, name: str, gradient: Sequence[Tensor | None], loss: Loss) -> None:
         """Look at a gradient of `name`, one of its first."""
-        found = [values_of(tensor) for tensor in gradient if tensor is not None and tensor.numel()]
-        is_zero = not found or not bool(torch.stack(torch._foreach_norm(found, float("inf"))).any())
-        # The batches of one step (accumulate_batches) are one look.
-        step = self._problems[name].num_steps
+        values = [values_of(tensor) for tensor in gradient if tensor is not None and tensor.numel()]
+        is_zero = not values or not bool(torch.stack(torch._foreach_norm(values, float("inf"))).any())
         with RandomState(self._problems[name].devices).replayed():
-            zeros = _noted(self._zeros.setdefault(name, set()), step, is_zero)
-            unused = [
-                lower
-                for lower in self._shaped.get(name, ())
-                if _noted(self._unused.setdefault((name, lower), set()), step, not self._uses(lower, name, loss))
-            ]
-            if not unused and not is_zero:
+            found = [lower for lower in self._shaped.get(name, ()) if not self._uses(lower, name, loss)]
+            found += [""] if is_zero else []
+            # The batches of one step (accumulate_batches) are one look.
+            step, before = self._problems[name].num_steps, self._found.get(name, {})
+            self._found[name] = {key: before.get(key, set()) | {step} for key in found}
+            if not found:
                 self.waiting.discard(name)
-            elif NUM_LOOKS in (len(zeros), *(len(self._unused[name, lower]) for lower in unused)):
+            elif NUM_LOOKS in map(len, self._found[name].values()):
                 self.waiting.discard(name)
-                warnings.warn(self._message(name, unused, loss), stacklevel=2)
+                warnings.warn(self._message(name, found[0], loss), stacklevel=2)
 
-    def _message(self, name: str, unused: Sequence[str], loss: Loss) -> str:
+    def _message(self, name: str, unused: str, loss: Loss) -> str:
         if unused:
-            return _IGNORES_UPPER.format(upper=name, lower=unused[0], count=NUM_LOOKS)
+            return _IGNORES_UPPER.format(upper=name, lower=unused, count=NUM_LOOKS)
         # A solution that it passes through need not be one that the loss reads itself.
         if not any(self._uses(name, lower, loss) for lower in self._read[name]):
             return _IGNORES_LOWER.format(upper=name, lower="', '".join(self._read[name]), count=NUM_LOOKS)
@@ -98,17 +88,13 @@ class UnusedWatch:
 
     def _uses(self, reader: str, source: str, loss: Loss) -> bool:
         """Return whether the loss of `reader` depends on the parameters of `source`, as autograd sees it."""
-        tensors = [tensor.requires_grad_() for tensor in self._problems[source].current()]
+        # A loss that takes gradients itself, as a penalty on them does, needs its own parameters to have some.
+        tensors = {name: [x.requires_grad_() for x in self._problems[name].current()] for name in (reader, source)}
         with torch.enable_grad():
-            try:
-                value = loss(reader, {source: tensors})
-            except RuntimeError:
-                # A loss that takes gradients itself, as a penalty on them does, needs its own parameters to have some.
-                own = [tensor.requires_grad_() for tensor in self._problems[reader].current()]
-                value = loss(reader, {reader: own, source: tensors})
+            value = loss(reader, tensors)
         if not value.requires_grad:
             return False
-        slopes = torch.autograd.grad(value, tensors, allow_unused=True)
+        slopes = torch.autograd.grad(value, tensors[source], allow_unused=True)
         return any(slope is not None for slope in slopes)
 
     def _is_judged(self, upper: str, lower: str) -> bool:
@@ -118,12 +104,3 @@ class UnusedWatch:
         is_elsewhere = upper in problem.node.other_uses.values()
         is_special = problem.parallel is not None or problem.shards is not None
         return algorithm is not None and not algorithm.is_constant and not is_elsewhere and not is_special
-
-
-def _noted(steps: set[int], step: int, is_found: bool) -> set[int]:
-    """Return the steps in a row at which something was found, with this one."""
-    if is_found:
-        steps.add(step)
-    else:
-        steps.clear()
-    return steps

@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule
-
-
-class Point(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.x = nn.Parameter(0.1 * torch.randn(3, dtype=torch.float64))
-
-    def forward(self) -> Tensor:
-        return self.x
+from tests.programs import Point
 
 
 def chain(
@@ -44,14 +36,15 @@ def chain(
 
         step = partial(torch.optim.SGD, lr=1e-3)
         implicit = Implicit(Identity(0.1), curvature=curvature) if number else None
-        return Problem(names[number], Point(), loss, roles=played, optimizer=step, hypergradient=implicit)
+        start = Point(0.1 * torch.randn(3, dtype=torch.float64))
+        return Problem(names[number], start, loss, roles=played, optimizer=step, hypergradient=implicit)
 
     shapes = {upper: [lower] for upper, lower in pairwise(names)}
     reads = {lower: [upper] for upper, lower in pairwise(names)}
     return Schedule(Program([make(number) for number in range(length)], Graph(shapes, reads), trace=trace))
 
 
-@pytest.mark.parametrize("length", [2, 3, 5, 8])
+@pytest.mark.parametrize("length", [2, 3, 6])
 @pytest.mark.parametrize("curvature", ["total", "partial"])
 def test_a_tick_of_a_chain_evaluates_each_loss_once_a_gradient(length: int, curvature: str) -> None:
     """By the plans, `n (n + 1) / 2`: the gradient of a problem passes through all below it, and evaluates the loss of
@@ -81,7 +74,7 @@ class _Counted(TorchDispatchMode):
 def num_operations(length: int, *, is_coupled: bool, trace: str | None) -> int:
     schedule = chain(length, "total", is_coupled=is_coupled, trace=trace)
     counts = []
-    for _ in range(9):
+    for _ in range(5):
         with _Counted() as counted:
             schedule.tick()
         counts.append(counted.count)
@@ -104,9 +97,8 @@ def _growth(*, is_coupled: bool, trace: str | None) -> int:
     return (five - four) - (four - three)
 
 
-@pytest.mark.parametrize("is_coupled", [False, True])
-def test_a_traced_chain_is_the_planned_one(is_coupled: bool) -> None:
-    planned, traced = (chain(3, "total", is_coupled=is_coupled, trace=trace) for trace in (None, "eager"))
+def test_a_traced_chain_is_the_planned_one() -> None:
+    planned, traced = (chain(3, "total", is_coupled=True, trace=trace) for trace in (None, "eager"))
     for _ in range(5):
         planned.tick()
         traced.tick()

@@ -12,7 +12,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.hypergradient import Exact, Implicit, Unrolled
 from mlotool.problem.parallel import AbstractParallel
-from mlotool.program import Problem, Schedule
+from mlotool.program import Schedule
 from tests.program.small import assert_identical, numbers, pair, parameters
 
 
@@ -69,6 +69,9 @@ def test_it_takes_the_steps_of_its_own_problem():
     assert parallel.num_steps == 5
     assert [weight for _, weight in parallel.batches] == [1.0] * 5
     assert ours.statistics()["w/count"] == 5.0
+    loaded = pair({"parallel": Doubled()})
+    loaded.load_state_dict(ours.state_dict())
+    assert loaded.problems["w"].parallel.num_steps == 5
 
 
 def test_hypergradients_and_losses_do_not_see_it():
@@ -88,27 +91,6 @@ def test_a_rank_without_the_last_stage_leaves_the_loss():
     assert results["w"].loss == 7.0
     for old, new in zip(before, program.problems["w"].theta.values(), strict=True):
         torch.testing.assert_close(new.detach(), old - 0.1)
-
-
-def test_its_state_is_the_problems():
-    program, other = pair({"parallel": Doubled()}), pair({"parallel": Doubled()})
-    Schedule(program).tick()
-    other.load_state_dict(program.state_dict())
-    assert other.problems["w"].parallel.num_steps == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"tasks": 2}, r"problems\.p\.tasks: found 2"),
-        ({"compile": True}, r"problems\.p\.compile: found true"),
-        ({"precision": "fp16"}, r"problems\.p\.precision: found 'fp16'"),
-        ({"shard": True}, r"problems\.p\.shard: found true"),
-    ],
-)
-def test_what_it_cannot_be_combined_with(settings, key):
-    with pytest.raises(ConfigError, match=key):
-        Problem("p", nn.Linear(1, 1), lambda batch: batch, parallel=Doubled(), **settings)
 
 
 def test_steps_that_are_taken_again_are_refused():

@@ -1,15 +1,21 @@
-"""The evaluation of a loss before the first tick."""
+"""The evaluation of a loss before the first tick: what reads tensors past their places in a module is refused."""
 
+import weakref
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mlotool import (
+    ConjugateGradient,
     EvolutionStrategies,
+    Exact,
     FirstOrder,
     Graph,
     Identity,
@@ -17,16 +23,24 @@ from mlotool import (
     Penalty,
     Problem,
     Program,
+    Schedule,
+    Stream,
     Unrolled,
     remat,
 )
+from mlotool.core.errors import MlotoolError
 from mlotool.core.user_code import WrongResultError
 
 BATCH = torch.ones(3, 2)
 ELSEWHERE = [Unrolled(), Unrolled(remat=False), Implicit(Identity(), "finite_difference")]
+sgd = partial(torch.optim.SGD, lr=0.1)
+GENERATOR = torch.Generator().manual_seed(0)
+SAMPLES = list(
+    zip(torch.randn(12, 4, generator=GENERATOR).double(), torch.randint(0, 3, (12,), generator=GENERATOR), strict=True)
+)
 
 
-class Net(nn.Module):
+class Again(nn.Module):
     """Two layers, of which one is evaluated again in the backward pass."""
 
     def __init__(self, again: Callable[..., Tensor]) -> None:
@@ -43,17 +57,15 @@ def checkpointed(block: nn.Module, x: Tensor) -> Tensor:
     return found
 
 
-def of_net(again: Any, hypergradient: Any) -> Program:
-    lower = Problem(
-        "w",
-        Net(again),
-        lambda batch, *, w, x: (x(w(batch)) ** 2).mean(),
-        roles={"w": "w", "x": "x"},
-        hypergradient=hypergradient,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    )
+def pair(module: nn.Module, loss: Any, hypergradient: Any) -> Program:
+    roles = {"w": "w", "x": "x"}
+    lower = Problem("w", module, loss, roles=roles, hypergradient=hypergradient, optimizer=sgd)
     upper = Problem("x", nn.Linear(1, 1), lambda batch, *, w: w(batch).square().mean(), roles={"w": "w"})
     return Program([lower, upper], Graph({"x": ["w"]}, {"w": ["x"]}))
+
+
+def of_net(again: Any, hypergradient: Any) -> Program:
+    return pair(Again(again), lambda batch, *, w, x: (x(w(batch)) ** 2).mean(), hypergradient)
 
 
 def of_smoothed(hypergradient: Any) -> Program:
@@ -61,18 +73,9 @@ def of_smoothed(hypergradient: Any) -> Program:
 
     def smoothed(batch: Tensor, *, w: Any, x: Any) -> Tensor:
         target = torch.zeros(len(batch), dtype=torch.long)
-        return nn.functional.cross_entropy(w(batch), target, label_smoothing=x(torch.ones(1)).sigmoid().squeeze())
+        return F.cross_entropy(w(batch), target, label_smoothing=x(torch.ones(1)).sigmoid().squeeze())
 
-    lower = Problem(
-        "w",
-        nn.Linear(2, 3),
-        smoothed,
-        roles={"w": "w", "x": "x"},
-        hypergradient=hypergradient,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    )
-    upper = Problem("x", nn.Linear(1, 1), lambda batch, *, w: w(batch).square().mean(), roles={"w": "w"})
-    return Program([lower, upper], Graph({"x": ["w"]}, {"w": ["x"]}))
+    return pair(nn.Linear(2, 3), smoothed, hypergradient)
 
 
 @pytest.mark.filterwarnings("ignore:.*Converting a tensor with requires_grad=True to a scalar")
@@ -87,31 +90,210 @@ def test_it_does_where_no_gradient_of_it_is_taken(hypergradient: Any) -> None:
     assert of_smoothed(hypergradient).rehearse("w", BATCH).loss.isfinite()
 
 
-def test_a_frozen_parameter_was_there_before() -> None:
-    layer = torch.nn.Linear(2, 1)
-    layer.bias.requires_grad_(False)
-    problem = Problem("w", layer, lambda batch, *, w: w(batch).square().mean(), roles={"w": "w"})
-    loss = Program([problem], Graph()).rehearse("w", torch.ones(3, 2)).loss
-    assert loss.requires_grad
-    assert not layer.bias.requires_grad
-
-
 @pytest.mark.parametrize("hypergradient", ELSEWHERE)
 def test_a_checkpoint_of_torch_is_refused_where_gradients_are_taken_at_other_parameters(hypergradient: Any) -> None:
     with pytest.raises(WrongResultError) as error:
         of_net(checkpointed, hypergradient).rehearse("w", BATCH)
-    assert "looks the module's parameters up again" in error.value.found
+    assert "past its place" in error.value.found
     assert "mlotool.remat" in error.value.advice
+    program = of_net(remat, hypergradient)
+    before = [each.clone() for problem in program.problems.values() for each in problem.theta.values()]
+    assert program.rehearse("w", BATCH).loss.requires_grad
+    after = [each for problem in program.problems.values() for each in problem.theta.values()]
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
 def test_a_checkpoint_of_torch_is_right_at_the_parameters_of_the_module() -> None:
     assert of_net(checkpointed, Implicit(Identity())).rehearse("w", BATCH).loss.requires_grad
 
 
-@pytest.mark.parametrize("hypergradient", ELSEWHERE)
-def test_blocks_that_are_evaluated_again_with_their_parameters_go_everywhere(hypergradient: Any) -> None:
-    program = of_net(remat, hypergradient)
-    before = [each.clone() for problem in program.problems.values() for each in problem.theta.values()]
-    assert program.rehearse("w", BATCH).loss.requires_grad
-    after = [each for problem in program.problems.values() for each in problem.theta.values()]
-    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+class Layer(nn.Module):
+    """A linear layer with a scale in a buffer, of which something is read by a reference.
+
+    Args:
+        keep: `layer -> a function that returns weight, bias and scale`.
+    """
+
+    def __init__(self, keep: Callable[["Layer"], Callable[[], tuple[Tensor, ...]]]) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.zeros(4))
+        self.register_buffer("scale", torch.ones(4))
+        self.double()
+        self.keep = keep(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, scale = self.keep()
+        return torch.tanh(F.linear(x, weight, bias)) * scale
+
+
+class Net(nn.Module):
+    def __init__(self, keep: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.last = nn.Sequential(Layer(keep)), nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.body(x))
+        return found
+
+
+class Weights(nn.Module):
+    def __init__(self, keeps: bool = False) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor([0.1, 0.3]).double())
+        self.kept = [self.x] if keeps else None
+
+    def forward(self) -> Tensor:
+        return self.x if self.kept is None else self.kept[0]
+
+
+def lower(batch: Any, *, model: Any, weights: Any) -> Tensor:
+    w, out = weights(), model(batch[0])
+    losses = F.cross_entropy(out, batch[1], reduction="none")
+    return (torch.sigmoid(w[1] * batch[0][:, 0] + w[0]) * losses).mean() + 0.05 * out.square().mean()
+
+
+def upper(batch: Any, *, model: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def program(net: nn.Module, algorithm: Any, weights: nn.Module | None = None, loss: Any = lower) -> Program:
+    streams = [Stream(SAMPLES[:6], batch_size=6, shuffle=False), Stream(SAMPLES[6:], batch_size=6, shuffle=False)]
+    roles = {"model": "low", "weights": "up"}
+    low = Problem("low", net, loss, roles=roles, stream=streams[0], optimizer=sgd, hypergradient=algorithm)
+    up = Problem("up", weights or Weights(), upper, roles={"model": "low"}, stream=streams[1], optimizer=sgd)
+    return Program([low, up], Graph({"up": ["low"]}, {"low": ["up"]}))
+
+
+def plain(layer: Layer) -> Any:
+    return lambda: (layer.weight, layer.bias, layer.scale)
+
+
+def by_hook(layer: Layer) -> Any:
+    bias = layer.bias
+    layer.register_forward_hook(lambda module, inputs, result: result + bias)
+    return plain(layer)
+
+
+def of(make: Callable[[Layer], Any], read: Callable[[Any], Tensor], place: int = 0) -> Callable[[Layer], Any]:
+    """Keep something of a layer, and read it in the place of its weight, its bias or its scale."""
+
+    def keep(layer: Layer) -> Any:
+        kept = make(layer)
+        return lambda: tuple(read(kept) if n == place else x for n, x in enumerate(plain(layer)()))
+
+    return keep
+
+
+PARAMETERS: dict[str, Any] = {
+    "list": of(lambda layer: [layer.weight], lambda kept: kept[0]),
+    "closure": of(lambda layer: layer.bias, lambda kept: kept, 1),
+    "partial": of(lambda layer: partial(lambda weight: weight, layer.weight), lambda kept: kept()),
+    "copy": of(lambda layer: layer.weight.T.contiguous().T, lambda kept: kept),
+    "view": of(lambda layer: layer.weight.T, lambda kept: kept.T),
+    "weak reference": of(lambda layer: weakref.ref(layer.weight), lambda kept: kept()),
+    "object": of(lambda layer: SimpleNamespace(weight=layer.weight), lambda kept: kept.weight),
+    "hook": by_hook,
+}
+VALUES: dict[str, Any] = {
+    "detached": of(lambda layer: layer.weight.detach(), lambda kept: kept),
+    "numpy": of(lambda layer: layer.weight.detach().numpy(), torch.from_numpy),
+    "buffer": of(lambda layer: layer.scale, lambda kept: kept, 2),
+    "part of a buffer": of(lambda layer: layer.scale[:1], lambda kept: kept, 2),
+    "buffer in an object": of(lambda layer: SimpleNamespace(x=[layer.scale]), lambda kept: kept.x[0], 2),
+}
+ALGORITHMS = {
+    "cg": Implicit(ConjugateGradient(20, 1e-10, damping=0.5)),
+    "difference": Implicit(Identity(), "finite_difference"),
+    "forward": Implicit(Exact(damping=0.5), "forward"),
+    "unrolled": Unrolled(),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_that_is_read_past_its_place_is_refused(name: str, algorithm: str) -> None:
+    text = r"problems\.low\.loss: .*depends on the parameter 'body\.0\.\w+' of the module of 'low' itself"
+    with pytest.raises(MlotoolError, match=text):
+        Schedule(program(Net(PARAMETERS[name]), ALGORITHMS[algorithm])).tick()
+
+
+@pytest.mark.parametrize("algorithm", ["difference", "unrolled"])
+@pytest.mark.parametrize("name", VALUES)
+def test_so_are_values_and_buffers_where_evaluations_are_at_other_ones(name: str, algorithm: str) -> None:
+    with pytest.raises(MlotoolError, match=r"problems\.low\.loss: .*reads a parameter or a buffer past its place"):
+        Schedule(program(Net(VALUES[name]), ALGORITHMS[algorithm])).tick()
+
+
+def test_what_shapes_a_problem_and_what_a_loss_reads_itself_are_looked_at_too() -> None:
+    net = Net(plain)
+
+    def reads(batch: Any, *, model: Any, weights: Any) -> Tensor:
+        return lower(batch, model=model, weights=weights) + net.last.bias.square().sum()
+
+    for made, text in (
+        (
+            program(Net(plain), ALGORITHMS["cg"], Weights(keeps=True)),
+            "depends on the parameter 'x' of the module of 'up'",
+        ),
+        (program(net, ALGORITHMS["cg"], loss=reads), r"depends on the parameter 'last\.bias' of the module of 'low'"),
+    ):
+        with pytest.raises(MlotoolError, match=text):
+            Schedule(made).tick()
+
+
+@pytest.mark.parametrize("algorithm", ["difference", "unrolled"])
+def test_nothing_is_left_of_the_look(algorithm: str) -> None:
+    class Counting(Net):
+        def __init__(self, keep: Any) -> None:
+            super().__init__(keep)
+            self.calls, self.seen = 0, []
+            self.norm = nn.BatchNorm1d(4).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            self.seen.append(self.calls)
+            return super().forward(F.dropout(self.norm(x), 0.2))
+
+    def state(is_rehearsed: bool) -> list[Any]:
+        net = Counting(plain)
+        made = program(net, ALGORITHMS[algorithm])
+        made.random.manual_seed(3)
+        if not is_rehearsed:
+            made.rehearse_once = lambda: None  # type: ignore[method-assign]
+        schedule = Schedule(made)
+        for _ in range(3):
+            schedule.tick()
+        return [net.calls, net.seen, *net.state_dict().values(), *made.problems["up"].theta.values()]
+
+    for a, b in zip(state(is_rehearsed=False), state(is_rehearsed=True), strict=True):
+        assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+
+def test_a_checkpoint_inside_a_library_module_is_found_from_python() -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpointed(super().forward, x)  # type: ignore[arg-type]
+
+    Checkpointed.__module__ = "transformers.models"
+    net = nn.Sequential(Checkpointed(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 3)).double()
+    with pytest.raises(MlotoolError, match=r"past its place in the module.*mlotool\.remat"):
+        Schedule(program(net, Unrolled())).tick()
+
+
+def test_a_frozen_parameter_was_there_before() -> None:
+    layer = torch.nn.Linear(2, 1)
+    layer.bias.requires_grad_(False)
+    problem = Problem("w", layer, lambda batch, *, w: w(batch).square().mean(), roles={"w": "w"})
+    assert Program([problem], Graph()).rehearse("w", torch.ones(3, 2)).loss.requires_grad
+    assert not layer.bias.requires_grad
+
+
+def test_a_loss_that_freezes_what_it_is_given_is_refused() -> None:
+    def frozen(batch: Any, *, model: Any, weights: Any) -> Tensor:
+        for each in weights.parameters():
+            each.requires_grad_(False)
+        return lower(batch, model=model, weights=weights)
+
+    with pytest.raises(MlotoolError, match="has changed the parameter 'x' of 'up'"):
+        Schedule(program(Net(plain), Unrolled(), loss=frozen)).tick()

@@ -54,7 +54,7 @@ def _siblings() -> Program:
 
 
 MAKERS = [_plain, _looking_ahead, _warming_up, _by_fresh_batches, _three_levels, _siblings]
-NUM_TICKS = 14
+NUM_TICKS = 12
 
 
 def _through_a_file(state: Any) -> Any:
@@ -80,7 +80,7 @@ def test_a_resumed_run_is_the_same_bit_by_bit(make: Callable[[], Program]) -> No
     other = make()
     for _ in range(2):
         Schedule(other).tick()
-    for start in (0, 1, 2, 4, 5, 9, 13):
+    for start in (0, 2, 5, 9):
         resumed = Schedule(other)
         other.load_state_dict(saved[start]["program"])
         resumed.load_state_dict(saved[start]["schedule"])
@@ -118,18 +118,6 @@ def test_a_state_of_other_problems_is_an_error() -> None:
     state = _plain().state_dict()
     with pytest.raises(ConfigError, match=r"A saved program has the problems \['u', 'w'\]; expected \['low', 'mid'"):
         _adaptation({}).load_state_dict(state)
-
-
-def test_problems_that_load_one_state_share_no_tensor() -> None:
-    programs = [_plain() for _ in range(2)]
-    schedules = [Schedule(program) for program in programs]
-    schedules[0].tick()
-    programs[1].load_state_dict(programs[0].state_dict())
-    state = programs[1].problems["w"].optimizer.state_dict()["state"][0]["momentum_buffer"]
-    before = state.clone()
-    assert float(before.norm()) > 0
-    schedules[0].tick()
-    assert torch.equal(state, before)
 
 
 def test_a_schedules_state_does_not_change_afterwards() -> None:

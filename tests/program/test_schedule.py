@@ -24,12 +24,6 @@ def names(schedule: Schedule, num_ticks: int) -> list[str]:
     return [" ".join(sorted(schedule.tick())) for _ in range(num_ticks)]
 
 
-def test_one_step_each() -> None:
-    schedule = Schedule(pair())
-    assert names(schedule, 3) == ["u w"] * 3
-    assert schedule.num_ticks == 3
-
-
 def test_the_numbers_of_a_bilevel_program() -> None:
     """By hand with torch alone: H and M of the lower loss are diagonal."""
     program = pair({"unroll_steps": 2})
@@ -118,29 +112,19 @@ def test_the_cycle_length_is_the_tick_at_which_the_last_problem_first_steps(
     assert schedule.cycle_length() == ticks
 
 
-@pytest.mark.parametrize("upper_first", [False, True])
-def test_warm_up_steps_do_not_count(upper_first: bool) -> None:
-    schedule = Schedule(pair({"warmup_steps": 3, "unroll_steps": 2}, upper_first=upper_first))
+def test_warm_up_steps_do_not_count() -> None:
+    schedule = Schedule(pair({"warmup_steps": 3, "unroll_steps": 2}, upper_first=True))
     assert names(schedule, 8) == ["w", "w", "w", "w", "u w", "w", "u w", "w"]
-
-
-def test_warm_up_of_a_middle_problem_counts_its_own_steps() -> None:
     settings = {"low": {"unroll_steps": 2}, "mid": {"warmup_steps": 2}}
     schedule = Schedule(web(THREE_UP, THREE_DOWN, settings=settings))
     assert names(schedule, 8) == ["low", "low mid", "low", "low mid", "low", "low mid top", "low", "low mid top"]
 
 
-@pytest.mark.parametrize("is_middle", [False, True])
-def test_the_order_of_declaration_does_not_matter(is_middle: bool) -> None:
+@pytest.mark.parametrize("down", [{"a": ["u", "v"]}, {"a": ["u", "v"], "v": ["u"]}])
+def test_the_order_of_declaration_does_not_matter(down: dict[str, list[str]]) -> None:
     """Uppers that are due together see each other, and the problems below, as they were before any of them stepped."""
-    if is_middle:
-        up, down = {"u": ["a"], "v": ["a"]}, {"a": ["u", "v"], "v": ["u"]}
-        orders = [["a", "u", "v"], ["v", "u", "a"], ["u", "v", "a"]]
-    else:
-        up, down = {"u": ["a"], "v": ["a"]}, {"a": ["u", "v"]}
-        orders = [["a", "u", "v"], ["v", "u", "a"], ["v", "a", "u"]]
-    found = []
-    for order in orders:
+    up, found = {"u": ["a"], "v": ["a"]}, []
+    for order in (["a", "u", "v"], ["v", "u", "a"], ["u", "v", "a"]):
         program = web(up, down, order=order)
         schedule = Schedule(program)
         for _ in range(5):
@@ -257,15 +241,10 @@ def test_schedulers_step_with_each_optimizer_step(make: Callable[..., Any]) -> N
     assert schedule.program.problems["w"].optimizer.param_groups[0]["lr"] != 0.1
 
 
-def test_a_scheduler_of_evaluations_is_left_alone() -> None:
+def test_a_scheduler_of_evaluations_is_left_alone_and_gradients_are_gone_after_a_step() -> None:
     schedule = Schedule(pair({"scheduler": SCHEDULERS["StepLR"], "scheduler_interval": "evaluation"}))
-    names(schedule, 5)
+    assert names(schedule, 3) == ["u w"] * 3
     assert schedule.program.problems["w"].optimizer.param_groups[0]["lr"] == 0.1
-
-
-def test_gradients_are_gone_after_a_step() -> None:
-    schedule = Schedule(pair())
-    schedule.tick()
     for problem in schedule.program.problems.values():
         assert all(parameter.grad is None for parameter in problem.module.parameters())
 
@@ -280,28 +259,17 @@ def test_a_problem_without_an_optimizer_is_an_error() -> None:
     ("setting", "expected"),
     [
         ({"unroll_steps": 0}, "problems.w.unroll_steps: found 0; expected a whole number of at least 1"),
-        ({"unroll_steps": 1.5}, "problems.w.unroll_steps: found 1.5; expected a whole number of at least 1"),
-        ({"accumulate_batches": 0}, "problems.w.accumulate_batches: found 0"),
         ({"accumulate_batches": 2.0}, "problems.w.accumulate_batches: found 2.0"),
-        ({"warmup_steps": 0.5}, "problems.w.warmup_steps: found 0.5; expected a whole number of at least 0"),
         ({"scheduler": SCHEDULERS["StepLR"]}, "problems.w.optimizer: found None; expected an optimizer, since a sched"),
         ({"warmup_steps": -1}, "problems.w.warmup_steps: found -1; expected a whole number of at least 0"),
         ({"gradient_clip_norm": 0.0}, "problems.w.gradient_clip_norm: found 0.0; expected a positive norm or null"),
         ({"scheduler_interval": "epoch"}, "problems.w.scheduler_interval: found 'epoch'"),
         ({"roles": {"w": {"problem": "w", "mode": "evl"}}}, "problems.w.loss.roles.w: found .*mode: train | eval"),
-        ({"roles": {"w": {"mode": "eval"}}}, "problems.w.loss.roles.w: found"),
-        ({"roles": {"w": {"problem": "w", "mod": "eval"}}}, "problems.w.loss.roles.w: found"),
     ],
 )
 def test_wrong_settings(setting: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         Problem("w", Point(numbers(1.0)), lambda batch, *, w: w().sum(), **{"roles": {"w": "w"}, **setting})
-
-
-def test_a_module_without_parameters_is_an_error() -> None:
-    module = Point(numbers(1.0)).requires_grad_(False)
-    with pytest.raises(ConfigError, match=r"problems.w.module: Point has no parameter that requires a gradient"):
-        Problem("w", module, lambda batch, *, w: w().sum(), roles={"w": "w"})
 
 
 def test_an_optimizer_object_keeps_its_groups() -> None:

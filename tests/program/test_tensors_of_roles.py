@@ -33,9 +33,9 @@ def program(
     return Program([low, up], Graph({"u": ["w"]}, {"w": ["u"]}))
 
 
-def ticked(made: Program, num_ticks: int = 3) -> Program:
+def ticked(made: Program) -> Program:
     schedule = Schedule(made)
-    for _ in range(num_ticks):
+    for _ in range(3):
         schedule.tick()
     return made
 

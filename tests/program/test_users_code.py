@@ -64,57 +64,37 @@ def hooked(parameters: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def with_hook(register: Callable[[nn.Module], Any]) -> nn.Module:
-    module = network()
-    register(module)
-    return module
+def with_hook(register: Callable[[nn.Module], Any]) -> Callable[[], Problem]:
+    def make() -> Problem:
+        register(module := network())
+        return problem(module, OURS)
+
+    return make
 
 
 OURS = losses.cross_entropy
+LAMBDA = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step)
 FOREIGN: dict[str, tuple[Callable[[], Problem], str]] = {
     "a loss": (lambda: problem(network(), plain), "the loss of problems.p is code of yours"),
     "a bound loss": (lambda: problem(network(), partial(OURS, model=plain)), "the loss of"),
-    "a module": (lambda: problem(network(Doubled()), OURS), r"the module of problems.p \(1\) is code of yours"),
+    "a module": (lambda: problem(network(Doubled()), OURS), "the module of problems.p (1) is code of yours"),
     "an activation": (
         lambda: problem(nn.TransformerEncoderLayer(4, 2, 4, activation=lambda tensor: tensor.relu()), OURS),
         "the module of problems.p",
     ),
-    "an optimizer's class": (
-        lambda: problem(
-            network(),
-            OURS,
-            Slow,
-        ),
-        "the optimizer of problems.p is code of yours",
-    ),
+    "an optimizer's class": (lambda: problem(network(), OURS, Slow), "the optimizer of problems.p is code of yours"),
     "an optimizer's hook": (lambda: problem(network(), OURS, hooked), "the optimizer of problems.p has hooks"),
-    "a scheduler": (
-        lambda: problem(
-            network(), OURS, scheduler=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 1)
-        ),
-        "the scheduler of problems.p is code of yours, or holds some",
-    ),
-    "a forward hook": (
-        lambda: problem(with_hook(lambda each: each[0].register_forward_hook(lambda *_: None)), OURS),
-        r"the module of problems.p \(0\) has a hook",
-    ),
-    "a backward hook": (
-        lambda: problem(with_hook(lambda each: each[2].register_full_backward_hook(lambda *_: None)), OURS),
-        r"the module of problems.p \(2\) has a hook",
-    ),
-    "a hook of a parameter": (
-        lambda: problem(with_hook(lambda each: each[0].bias.register_hook(lambda gradient: gradient)), OURS),
-        r"the module of problems.p \(0\) has a hook",
-    ),
+    "a scheduler": (lambda: problem(network(), OURS, scheduler=LAMBDA), "the scheduler of problems.p is code of yours"),
+    "a forward hook": (with_hook(lambda each: each[0].register_forward_hook(lambda *_: None)), "(0) has a hook"),
+    "a backward hook": (with_hook(lambda each: each[2].register_full_backward_hook(lambda *_: None)), "(2) has a hook"),
+    "a hook of a parameter": (with_hook(lambda each: each[0].bias.register_hook(lambda x: x)), "(0) has a hook"),
     "a parametrization": (
-        lambda: problem(
-            with_hook(lambda each: nn.utils.parametrize.register_parametrization(each[0], "weight", Doubled())), OURS
-        ),
+        with_hook(lambda each: nn.utils.parametrize.register_parametrization(each[0], "weight", Doubled())),
         "the module of problems.p",
     ),
     "a forward that was put there": (
-        lambda: problem(with_hook(lambda each: setattr(each[1], "forward", lambda tensor: tensor)), OURS),
-        r"the module of problems.p \(1\)",
+        with_hook(lambda each: setattr(each[1], "forward", lambda x: x)),
+        "problems.p (1)",
     ),
 }
 
@@ -124,7 +104,7 @@ def test_a_users_code_is_not_traced_unasked(name: str) -> None:
     make, reason = FOREIGN[name]
     found = why_foreign(make())
     assert found is not None
-    assert reason.replace("\\", "") in found
+    assert reason in found
 
 
 @pytest.mark.parametrize(
@@ -133,10 +113,6 @@ def test_a_users_code_is_not_traced_unasked(name: str) -> None:
 def test_code_of_torch_and_mlotool_is(module: Any) -> None:
     scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=3)
     assert why_foreign(problem(module(), OURS, scheduler=scheduler, hypergradient=Implicit(Identity()))) is None
-
-
-def counted(module: Any) -> None:
-    module[1].momentum = 0.01
 
 
 CHANGES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
@@ -202,18 +178,14 @@ VALUES: dict[str, Callable[[Tensor], Any]] = {
     "a list": lambda logits: logits.detach().tolist()[0][0],
     "DLPack": lambda logits: numpy.from_dlpack(logits.detach()).min(),
     "a text": lambda logits: len(str(logits.detach().abs())) % 7,
-    "a format": lambda logits: f"{logits.detach().sum():.3f}",
     "an if": lambda logits: 1.0 if logits.sum() > 0 else 2.0,
     "a copy": lambda logits: copy.deepcopy(logits.detach()).sum().item(),
     "memory": lambda logits: numpy.frombuffer(bytes(logits.detach().untyped_storage()), dtype=float)[0],
-    "a number": lambda logits: logits.max().item(),
 }
 
 SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "a mask": lambda logits: logits[logits > 0].sum(),
-    "nonzero": lambda logits: logits.flatten()[torch.nonzero(logits.flatten() > 0)[:, 0]].square().sum(),
     "unique": lambda logits: logits.mean() * len(torch.unique(logits.argmax(1))),
-    "masked_select": lambda logits: torch.masked_select(logits, logits.detach() > 0).mean(),
     "bincount": lambda logits: logits.mean() * len(torch.bincount(logits.argmax(1))),
     "repeats": lambda logits: torch.repeat_interleave(logits, 1 + logits.argmax(1), dim=0).mean(),
 }
@@ -277,10 +249,7 @@ CODE_OF_TICKS: dict[str, tuple[Callable[[], Problem], bool]] = {
     "losses and modules are not run": (lambda: problem(network(Doubled()), plain), False),
     "a scheduler of torch's": (lambda: with_scheduler(partial(torch.optim.lr_scheduler.StepLR, step_size=2)), False),
     "a function in one": (lambda: with_scheduler(partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=abs)), False),
-    "a function of a user's": (
-        lambda: with_scheduler(partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step)),
-        True,
-    ),
+    "a function of a user's": (lambda: with_scheduler(LAMBDA), True),
     "an optimizer": (lambda: problem(network(), optimizer=partial(Slow, lr=0.1)), True),
     "data": (lambda: with_data(OwnSamples(samples())), True),
     "data inside of ours": (lambda: with_data(LimitedDataset(OwnSamples(samples()), 8)), True),

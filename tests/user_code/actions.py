@@ -5,17 +5,15 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
-from torch.nn.utils import parametrizations, parametrize, spectral_norm
-from torch.optim.lr_scheduler import CyclicLR, LambdaLR, StepLR
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.nn.utils import parametrizations, parametrize
+from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.user_code.programs import Case
 
@@ -148,31 +146,16 @@ def step_replaced(case: Case, parameter: nn.Parameter) -> None:
 
 ACTIONS: dict[str, Action] = {
     "step_post_hook": Action(hooked(lambda case, p: case.optimizer.register_step_post_hook(bounded))),
-    "step_pre_hook": Action(hooked(lambda case, p: case.optimizer.register_step_pre_hook(halved))),
-    "global_step_post_hook": Action(hooked(lambda case, p: register_optimizer_step_post_hook(of(case, bounded)))),
     "global_step_pre_hook": Action(hooked(lambda case, p: register_optimizer_step_pre_hook(of(case, halved)))),
     "step_replaced": Action(during(step_replaced, lambda case, p: case.optimizer.__dict__.pop("step"))),
     "parameter_hook": Action(hooked(lambda case, p: p.register_hook(lambda slope: 0.5 * slope)), levels=(1,)),
     "post_accumulate_hook": Action(hooked(lambda case, p: p.register_post_accumulate_grad_hook(clipped)), levels=(1,)),
     "forward_hook": Action(hooked(lambda case, p: case.module[0].register_forward_hook(lambda m, x, y: 0.7 * y))),
-    "forward_pre_hook": Action(
-        hooked(lambda case, p: case.module[0].register_forward_pre_hook(lambda m, x: (x[0] + 0.1,)))
-    ),
     "backward_hook": Action(
         hooked(lambda case, p: case.module[1].register_full_backward_hook(lambda m, x, y: (0.5 * x[0],))), levels=(1,)
     ),
-    "backward_pre_hook": Action(
-        hooked(lambda case, p: case.module[1].register_full_backward_pre_hook(lambda m, y: (0.5 * y[0],))), levels=(1,)
-    ),
     "global_forward_hook": Action(
         hooked(lambda case, p: modules.register_module_forward_hook(first(case, lambda x, y: 0.7 * y)))
-    ),
-    "global_forward_pre_hook": Action(
-        hooked(lambda case, p: modules.register_module_forward_pre_hook(first(case, lambda x: (x[0] + 0.1,))))
-    ),
-    "global_backward_pre_hook": Action(
-        hooked(lambda case, p: modules.register_module_full_backward_pre_hook(first(case, lambda y: (0.5 * y[0],)))),
-        levels=(1,),
     ),
 }
 
@@ -211,48 +194,22 @@ def own_parametrization(case: Case) -> None:
     moved(case, lambda value: setattr(scaled, "factor", value))
 
 
-def layer_with_a_number(case: Case) -> None:
-    case.module.append(scaled := Scaled())
-    moved(case, lambda value: setattr(scaled, "factor", value))
-
-
 def layer_replaced(case: Case) -> None:
     place = 1 if case.norm == "none" else 2
     before, after = case.module[place], nn.Softsign()
     case.during(lambda: (case.module.__setitem__(place, after), lambda: case.module.__setitem__(place, before))[1])
 
 
-def averaged(case: Case) -> None:
-    """Keep a moving average of a weight in a buffer, and put it in the weight's place at times."""
-    case.module.register_buffer("average", case.module[0].weight.detach().clone())
-
-    @torch.no_grad()
-    def act(now: int) -> None:
-        case.module.average.mul_(0.95).add_(case.module[0].weight, alpha=0.05)
-        if now % 50 == 49:
-            case.module[0].weight.copy_(case.module.average)
-
-    case.each(act)
-
-
 ACTIONS |= {
     # torch's second derivative of a weight norm is wrong.
     "weight_norm": Action(lambda case: parametrizations.weight_norm(case.module[0]), levels=(1,)),
     "spectral_norm": Action(lambda case: parametrizations.spectral_norm(case.module[0])),
-    "spectral_norm_by_a_hook": Action(lambda case: spectral_norm(case.module[0])),
     "own_parametrization": Action(own_parametrization),
-    "layer_with_a_number": Action(layer_with_a_number),
     "layer_with_a_buffer": Action(lambda case: case.module.append(Centered())),
-    "averaged": Action(averaged),
-    "statistics_reset": Action(once(lambda case, p: case.module[1].reset_running_stats()), norm="bn"),
     "statistics_replaced": Action(
         once(lambda case, p: setattr(case.module[1], "running_mean", 0.5 * case.module[1].running_mean)), norm="bn"
     ),
     "momentum_of_statistics": Action(set_to(0.01, "momentum"), norm="bn"),
-    "eps_of_a_norm": Action(set_to(0.5, "eps"), norm="ln"),
-    "eval_of_a_norm": Action(
-        during(lambda case, p: case.module[1].eval(), lambda case, p: case.module[1].train()), norm="bn"
-    ),
     "eval": Action(during(lambda case, p: case.module.eval(), lambda case, p: case.module.train()), norm="bn"),
     "layer_replaced": Action(layer_replaced),
     "forward_replaced": Action(
@@ -319,21 +276,12 @@ def regrouped(case: Case, parameter: nn.Parameter) -> None:
         case.optimizer.add_param_group({"params": [parameter], "lr": 0.2 * own["lr"]})
 
 
-def groups_swapped(case: Case, parameter: nn.Parameter) -> None:
-    one, other = case.optimizer.param_groups[0], case.optimizer.param_groups[-1]
-    one["params"], other["params"] = other["params"], one["params"]
-
-
 def unfrozen(case: Case, parameter: nn.Parameter) -> None:
     case.optimizer.add_param_group({"params": [case.module[0].bias.requires_grad_()]})
 
 
 def frozen_at_first(set_up: SetUp) -> SetUp:
     return lambda case: (case.module[0].bias.requires_grad_(False), set_up(case))
-
-
-def grouped(set_up: SetUp) -> SetUp:
-    return lambda case: (setattr(case, "has_groups", True), set_up(case))
 
 
 def assigned(parameter: nn.Parameter) -> None:
@@ -350,27 +298,19 @@ def replaced(case: Case, parameter: nn.Parameter) -> None:
 
 ACTIONS |= {
     "state_replaced": Action(of_state(lambda state, key: state.update({key: torch.zeros_like(state[key])}))),
-    "state_scaled": Action(of_state(lambda state, key: state[key].mul_(0.1))),
-    "state_assigned": Action(of_state(lambda state, key: setattr(state[key], "data", 0.1 * state[key]))),
     "state_popped": Action(once(lambda case, p: case.optimizer.state.pop(p, None))),
-    "state_emptied": Action(once(lambda case, p: case.optimizer.state.update({p: {}}))),
     "state_cleared": Action(once(lambda case, p: case.optimizer.state.clear())),
     "state_loaded": Action(state_loaded, NOT_RESUMED),
     "rate_changed": Action(of_groups(lambda group: group.update(lr=0.3 * group["lr"]))),
     "settings_changed": Action(of_groups(settings_changed)),
     "momentum_switched": Action(of_groups(momentum_switched)),
     "regrouped": Action(once(regrouped), NOT_RESUMED),
-    "groups_swapped": Action(grouped(once(groups_swapped)), NOT_RESUMED),
     "unfrozen_with_a_group": Action(frozen_at_first(once(unfrozen)), NOT_RESUMED),
     "frozen": Action(during(lambda case, p: p.requires_grad_(False), lambda case, p: p.requires_grad_())),
     "data_assigned": Action(at_some(lambda case, p: assigned(p))),
     "data_restrided": Action(once(lambda case, p: restrided(case.module[-1].weight if p.dim() < 2 else p))),
-    "data_clamped": Action(at_some(lambda case, p: p.data.clamp_(-0.2, 0.2))),
     "parameter_copied": Action(at_some(lambda case, p: p.data.copy_(0.9 * p.data))),
     "parameter_replaced": Action(once(replaced), NOT_RESUMED),
-    "samples_replaced": Action(
-        once(lambda case, p: setattr(case.train, "target", (case.train.target + 1) % 3)), NOT_RESUMED
-    ),
     "samples_changed": Action(once(lambda case, p: case.train.input[:, 1].mul_(2)), NOT_RESUMED),
 }
 
@@ -387,38 +327,22 @@ def cached(key: str) -> Any:
     return found
 
 
-def with_default(key: str) -> Any:
-    return lambda kept={"value": 1.0}: kept["value"]
-
-
 KEPT: dict[str, tuple[Callable[[str], Any], Callable[[Any], Any], Callable[[Any, float], Any]]] = {
     "global": (lambda key: key, lambda key: GLOBALS.get(key, 1.0), lambda key, new: GLOBALS.update({key: new})),
     "list": (lambda key: [1.0], lambda kept: kept[0], lambda kept, new: kept.__setitem__(0, new)),
-    "object": (lambda key: SimpleNamespace(x=1.0), lambda kept: kept.x, lambda kept, new: setattr(kept, "x", new)),
     "class": (
         lambda key: type("Own", (), {"x": 1.0}),
         lambda kept: kept().x,
         lambda kept, new: setattr(kept, "x", new),
     ),
-    "nested": (
-        lambda key: {"loss": [SimpleNamespace(x=1.0)]},
-        lambda kept: kept["loss"][0].x,
-        lambda kept, new: setattr(kept["loss"][0], "x", new),
-    ),
     "numpy": (lambda key: numpy.ones(2), lambda kept: kept[1], lambda kept, new: kept.fill(new)),
     "tensor": (lambda key: torch.ones((), dtype=torch.float64), lambda kept: kept, lambda kept, new: kept.fill_(new)),
-    "tensors": (
-        lambda key: [torch.ones(())],
-        lambda kept: kept[0],
-        lambda kept, new: kept.__setitem__(0, 0 * kept[0] + new),
-    ),
     "environment": (
         lambda key: key,
         lambda key: float(os.environ.get(key, "1")),
         lambda key, new: os.environ.update({key: repr(new)}),
     ),
     "cache": (cached, lambda kept: kept(), lambda kept, new: kept.put(new)),
-    "default": (with_default, lambda kept: kept(), lambda kept, new: kept.__defaults__[0].update(value=new)),
 }
 
 
@@ -470,11 +394,6 @@ ACTIONS |= {
 # Functions of the logits: values that leave torch, shapes that depend on values, hooks of tensors.
 
 
-def assignment(logits: Tensor) -> Tensor:
-    rows, columns = linear_sum_assignment(logits.detach().numpy())
-    return logits + 0.1 * logits[rows, columns].mean()
-
-
 def hook_of_a_tensor(logits: Tensor) -> Tensor:
     if logits.requires_grad:
         logits.register_hook(lambda slope: slope.clamp(-0.02, 0.02))
@@ -483,23 +402,14 @@ def hook_of_a_tensor(logits: Tensor) -> Tensor:
 
 LEAVING: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda logits: (logits.detach().numpy().max(1) < 0.7).mean(),
-    "asarray": lambda logits: (numpy.asarray(logits.detach()) > 0.1).mean(),
-    "tolist": lambda logits: sum(each > 0.2 for each in logits[:, 0].tolist()),
     "item": lambda logits: logits.detach().max().item() > 0.3,
-    "float": lambda logits: float(logits.detach().square().mean()),
     "if": lambda logits: 1 if logits[0, 0] > logits[0, 1] else 0,
-    "text": lambda logits: len(str(logits.detach())) % 7,
-    "format": lambda logits: float(f"{logits.detach().mean():.1f}"),
-    "dlpack": lambda logits: numpy.from_dlpack(logits.detach()).max() > 0.3,
     "unique": lambda logits: len(torch.unique((2 * logits.detach()).round())),
     "mask": lambda logits: len(logits[logits > 0.3]),
-    "nonzero": lambda logits: torch.nonzero(logits.detach() > 0.3).shape[0],
 }
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     **{f"value_by_{name}": lambda z, value=value: z * (1 + 0.1 * float(value(z))) for name, value in LEAVING.items()},
-    "value_by_scipy": assignment,
     "shape_by_mask": lambda logits: logits + 0.1 * logits[logits[:, 0] > 0].sum(),
-    "shape_by_argmax": lambda logits: logits + 0.1 * logits[logits.detach().argmax(1) == 0].square().sum(),
 }
 
 
@@ -516,11 +426,6 @@ class Decays(StepLR):
             group["weight_decay"] = 0.01 * (1 + self.last_epoch % 3)
 
 
-def cycled(optimizer: Any) -> CyclicLR:
-    has_momentum = bool(optimizer.defaults.get("momentum") or optimizer.defaults.get("betas"))
-    return CyclicLR(optimizer, 0.001, 0.005, 20, cycle_momentum=has_momentum)
-
-
 def scheduled(make: Callable[[Any], Any]) -> SetUp:
     return lambda case: setattr(case, "scheduler", make)
 
@@ -531,6 +436,5 @@ ACTIONS |= {
     "scheduler_by_a_function": Action(
         scheduled(lambda optimizer: LambdaLR(optimizer, lambda now: 1 / (1 + 1e-3 * now)))
     ),
-    "scheduler_of_momentum": Action(scheduled(cycled)),
     "scheduler_of_a_user": Action(scheduled(lambda optimizer: Decays(optimizer, 300))),
 }

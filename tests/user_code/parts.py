@@ -24,8 +24,8 @@ class Data:
 class Ticked(torch.optim.lr_scheduler.LRScheduler):
     """Runs the user's code after each step, beside a scheduler of torch's."""
 
-    def __init__(self, optimizer: Any, seed: int, by_hook: bool) -> None:
-        self.case, self.seed, self.by_hook = CASES[seed], seed, by_hook
+    def __init__(self, optimizer: Any, seed: int) -> None:
+        self.case, self.seed = CASES[seed], seed
         self.inner = None if self.case.scheduler is None else self.case.scheduler(optimizer)
         super().__init__(optimizer)
         self.case.between(0)
@@ -38,8 +38,10 @@ class Ticked(torch.optim.lr_scheduler.LRScheduler):
         if self.last_epoch > 0:
             if self.inner is not None:
                 self.inner.step()
-            if not self.by_hook:
-                _between(self.seed, self.last_epoch)
+            self.case.between(self.last_epoch)
+            if STOPS.get(self.seed) == self.last_epoch:
+                del STOPS[self.seed]
+                signal.raise_signal(signal.SIGINT)
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_epoch": self.last_epoch, "inner": None if self.inner is None else self.inner.state_dict()}
@@ -71,23 +73,6 @@ def plain(batch: Any, *, model: Any) -> Tensor:
     return functional.cross_entropy(model(batch["input"]), batch["target"])
 
 
-def optimizer(params: Any, seed: int, by_hook: bool) -> torch.optim.Optimizer:
-    case, taken = CASES[seed], [0]
-    found: torch.optim.Optimizer = case.make_optimizer(params)
-    if by_hook and case.scheduler is None:
-        case.between(0)
-
-    def hook(*_: Any) -> None:
-        taken[0] += 1
-        _between(seed, taken[0])
-
-    if by_hook:
-        found.register_step_post_hook(hook)
+def optimizer(params: Any, seed: int) -> torch.optim.Optimizer:
+    found: torch.optim.Optimizer = CASES[seed].make_optimizer(params)
     return found
-
-
-def _between(seed: int, tick: int) -> None:
-    CASES[seed].between(tick)
-    if STOPS.get(seed) == tick:
-        del STOPS[seed]
-        signal.raise_signal(signal.SIGINT)

@@ -14,40 +14,31 @@ from tests.user_code.actions import ACTIONS, MODES
 from tests.user_code.fuzz import Fuzzed, _judged, untimed
 from tests.user_code.programs import by_hand
 
-NUM_PROGRAMS = 300
-QUICK, QUICK_TICKS = (0, 2, 6, 8, 9, 11, 12, 14, 20, 21, 23, 24), 60
-"""Programs that normal tests take, for so many ticks, of which the first twelve are not traced by default."""
+NUM_PROGRAMS, NUM_QUICK, TICKS = 200, 12, 60
+"""Programs, those of them that normal tests take, and ticks, of which the first twelve are not traced by default."""
 
 
 @pytest.fixture(autouse=True)
 def _like_a_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(comparison, "_fastest", untimed)
+    monkeypatch.setattr(building, "TRACE_FROM", 12)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-def wrong(fuzzed: Fuzzed) -> list[str]:
-    return [str(each) for each in fuzzed.results() if not each.is_right]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(NUM_PROGRAMS))
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[pytest.mark.slow] if n >= NUM_QUICK else []) for n in range(NUM_PROGRAMS)]
+)
 def test_random_programs(number: int) -> None:
-    assert not wrong(Fuzzed(number)), f"python -m tests.user_code.fuzz {number}"
-
-
-@pytest.mark.parametrize("number", QUICK)
-def test_some_programs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "TRACE_FROM", 12)
-    assert not wrong(Fuzzed(number, QUICK_TICKS)), f"python -m tests.user_code.fuzz {number} --ticks {QUICK_TICKS}"
+    fuzzed = Fuzzed(number, TICKS)
+    assert not [str(each) for each in fuzzed.results() if not each.is_right], str(fuzzed.case())
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_programs_without_user_code_run(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_without_user_code_run(mode: str) -> None:
     """A refusal counts as right, and must not be all that there is."""
-    monkeypatch.setattr(building, "TRACE_FROM", 12)
     for number in (22, 7):
         for result in Fuzzed(number, 30, (), mode).results():
             assert result.error is None and result.difference < 1e-12, str(result)

@@ -118,14 +118,8 @@ MISTAKES = {
     ),
     "a role that is frozen": _loss(
         f"for each in model.parameters():\n        each.requires_grad_(False)\n    return {CROSS_ENTROPY}",
-        f"slip.loss ({CALLED} 7) failed at {CALLED} 9",
-        "requires_grad of the parameter 'layer.weight' of 'classifier' is set to False",
-        "Take stop_gradient(role(x))",
-    ),
-    "a role whose parameters are frozen by assignment": _loss(
-        f"for each in model.parameters():\n        each.requires_grad = False\n    return {CROSS_ENTROPY}",
-        f"slip.loss ({CALLED} 7) failed at {CALLED} 9",
-        "requires_grad of the parameter 'layer.weight' of 'classifier' is set to False",
+        "has changed the parameter 'layer.weight' of 'classifier'",
+        "take stop_gradient(role(x))",
     ),
     "a role in train mode": _loss(
         f"model.train()\n    return {CROSS_ENTROPY}", "a role has no 'train'; it can be called"

@@ -157,8 +157,8 @@ MISTAKES = {
     "a rate that the problem itself gives": _changed(
         "lr: 0.01}",
         "lr: {problem: classifier}}",
-        f"{LR}: found 'classifier', the problem whose optimizer this is; expected another problem",
-        "graph.upper_to_lower.rate: [classifier]",
+        f"{LR}: found 'classifier', the problem itself; expected another problem",
+        "mlotool show learned_lr",
     ),
     "batches of another problem beside a stream": _classifier(
         "same_batch_as: reweight",
@@ -239,7 +239,7 @@ MISTAKES = {
     "a learned rate for three of six parameters": _builtin(
         "learned_lr",
         "problems.rate.module.size=3",
-        says=(f"{LR}: its problem's module gives shape (3,)", "Correct the module's size"),
+        says=(f"{LR}: its problem's module gives a tensor of shape (3,)", "Correct the module's size"),
         leaves=("run",),
     ),
     "images for a transformer": _builtin(
