@@ -128,6 +128,15 @@ class RoundFunction:
         self.gradients.problem = None
         return [output.detach() for output in outputs]
 
+    def parts(self, outputs: Sequence[Tensor]) -> tuple[list["Stacked"], list[Tensor], list[Tensor]]:
+        """Return by problem the gradient, loss and metrics; the buffers; and what is reported, with any conditions."""
+        values = iter(outputs)
+        gradients = []
+        for used, names in zip(self.used, self.names, strict=True):
+            gradient = [next(values) if is_used else None for is_used in used]
+            gradients.append(Stacked(gradient, next(values), {name: next(values) for name in names}))
+        return gradients, [next(values) for _ in range(self.num_buffers)], list(values)
+
 
 @dataclass(frozen=True, slots=True)
 class Flat:
@@ -188,8 +197,7 @@ class Found:
 
     Attributes:
         gradients: by problem of the round.
-        holds: by member, whether its solvers decided as in the trace: only then do its numbers count. None where
-            nothing is decided.
+        holds: by member, whether its solvers decided as in the trace: only then do its numbers count.
         moved: what the buffers that move become.
         reported: what solvers report.
     """
@@ -197,19 +205,10 @@ class Found:
     def __init__(self, flat: Flat, outputs: list[Tensor]) -> None:
         function = flat.function
         self.flat = flat
-        self.holds: list[bool] | None = outputs.pop().tolist() if function.course.conditions else None
-        self.gradients: list[Stacked] = []
-        values = iter(outputs)
-        for used, names in zip(function.used, function.names, strict=True):
-            gradient = [next(values) if is_used else None for is_used in used]
-            self.gradients.append(Stacked(gradient, next(values), {name: next(values) for name in names}))
-        buffers = [next(values) for _ in range(function.num_buffers)]
+        holds = outputs.pop() if function.course.conditions else None
+        self.gradients, buffers, self.reported = function.parts(outputs)
+        self.holds: list[bool] = [True] * len(self.gradients[0].loss) if holds is None else holds.tolist()
         self.moved = [buffers[position] for position in flat.moved]
-        self.reported = list(values)
-
-    def counts(self, number: int) -> bool:
-        """Say whether the numbers of a member count."""
-        return self.holds is None or self.holds[number]
 
 
 class StackedGradients:
@@ -333,7 +332,7 @@ class StackedGradients:
 
     def commit(self, found: Found, live: Sequence[bool]) -> None:
         """Let buffers move, and report what solvers have reported, for the live members whose numbers count."""
-        counts = [is_live and found.counts(number) for number, is_live in enumerate(live)]
+        counts = [is_live and holds for is_live, holds in zip(live, found.holds, strict=True)]
         buffers = self._stack.tensors[self._stack.num_parameters :]
         places = [buffers[position] for position in found.flat.moved]
         with torch.no_grad():
