@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +16,7 @@ from mlotool.sweep.job_folder import log_of
 from mlotool.sweep.storage import import_extra
 
 MODULE = "mlotool.cli.sweep_job"
+"""What `python -m` runs in a process of jobs."""
 STOP = b"s"
 
 
@@ -50,7 +51,7 @@ def open_log(folders: Sequence[Path]) -> BinaryIO:
 
 def run_process(folders: Sequence[str], environment: Mapping[str, str], module: str) -> int:
     """Run jobs to their end, on the machine where a cluster calls this; return the exit code."""
-    return start_process([Path(each) for each in folders], environment, module).wait()
+    return start_process([*map(Path, folders)], environment, module).wait()
 
 
 PATIENCE_S = 30.0
@@ -101,29 +102,36 @@ class LocalLauncher(AbstractLauncher):
 
 class _ProcessHandle(AbstractHandle):
     def __init__(self, child: "subprocess.Popen[bytes]") -> None:
-        self._process = child
+        self._process, self._stdin = child, child.stdin
 
     def is_done(self) -> bool:
         if self._process.poll() is None:
             return False
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._stdin is not None
+        self._stdin.close()
         return True
 
     def stop(self) -> None:
-        assert self._process.stdin is not None
+        assert self._stdin is not None
         # It has just ended, or was seen to have ended before.
         with suppress(OSError, ValueError):
-            self._process.stdin.write(STOP)
-            self._process.stdin.flush()
+            self._stdin.write(STOP)
+            self._stdin.flush()
 
     def ending(self) -> str:
-        code = self._process.returncode
-        return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+        return _ending(self._process.returncode)
 
     def was_killed(self) -> bool:
-        # By a person, or for want of memory. A crash (SIGSEGV) would come again.
-        return -self._process.returncode in (signal.SIGKILL, signal.SIGTERM)
+        return _is_kill(self._process.returncode)
+
+
+def _ending(code: int) -> str:
+    return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+
+
+def _is_kill(code: int) -> bool:
+    # By a person, or for want of memory. A crash (SIGSEGV) would come again.
+    return -code in (signal.SIGKILL, signal.SIGTERM)
 
 
 class SlurmLauncher(AbstractLauncher):
@@ -139,19 +147,13 @@ class SlurmLauncher(AbstractLauncher):
         submitit = import_extra("submitit", "sweep.launcher=slurm", "slurm")
         parameters = {"timeout_min": 24 * 60, **options}
         cluster = parameters.pop("cluster", "slurm")
-        try:
+        with _options_refused(options, "SLURM on this machine and submitit's parameters, or {cluster: local}"):
             self._executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
             self._executor.update_parameters(**parameters)
-        except (RuntimeError, TypeError, NameError, ValueError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise ConfigError(
-                f"sweep.launcher_options: found {dict(options)} ({reason}); expected SLURM on this machine and "
-                "submitit's parameters. Correct them, or try it here with 'sweep.launcher_options={cluster: local}'."
-            ) from error
 
     def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a job."""
-        return _SlurmHandle(self._executor.submit(run_process, list(map(str, folders)), dict(environment), MODULE))
+        return _SlurmHandle(self._executor.submit(run_process, [*map(str, folders)], dict(environment), MODULE))
 
 
 class _SlurmHandle(AbstractHandle):
@@ -182,19 +184,14 @@ class RayLauncher(AbstractLauncher):
         self._ray = import_extra("ray", "sweep.launcher=ray", "ray")
         parameters = {"num_cpus": 1, **options}
         address = parameters.pop("address", "local")
-        try:
+        with _options_refused(options, "the options of ray.remote, and the address of a cluster that answers"):
             if not self._ray.is_initialized():
                 self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
             self._run = self._ray.remote(max_retries=0, **parameters)(run_process)
-        except (ConnectionError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"sweep.launcher_options: found {dict(options)} ({error}); expected the options of ray.remote, and the "
-                "address of a cluster that answers. Correct them."
-            ) from error
 
     def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a task."""
-        return _RayHandle(self._ray, self._run.remote(list(map(str, folders)), dict(environment), MODULE))
+        return _RayHandle(self._ray, self._run.remote([*map(str, folders)], dict(environment), MODULE))
 
 
 class _RayHandle(AbstractHandle):
@@ -209,16 +206,28 @@ class _RayHandle(AbstractHandle):
 
     def ending(self) -> str:
         try:
-            return f"its process ended with exit code {self._ray.get(self._task)}"
+            return _ending(self._ray.get(self._task))
         except Exception as error:
             return f"its Ray task ended with {type(error).__name__}"
 
     def was_killed(self) -> bool:
         try:
-            return -self._ray.get(self._task) in (signal.SIGKILL, signal.SIGTERM)
+            return _is_kill(self._ray.get(self._task))
         except Exception:
             # Of a machine that is gone there is no exit code.
             return True
+
+
+@contextmanager
+def _options_refused(options: Mapping[str, Any], expected: str) -> Iterator[None]:
+    """Turn the errors of a cluster's package into a ConfigError."""
+    try:
+        yield
+    except (ConnectionError, RuntimeError, TypeError, NameError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(
+            f"sweep.launcher_options: found {dict(options)} ({reason}); expected {expected}. Correct them."
+        ) from error
 
 
 def make_launcher(name: str, folder: Path, options: Mapping[str, Any]) -> AbstractLauncher:
@@ -227,14 +236,13 @@ def make_launcher(name: str, folder: Path, options: Mapping[str, Any]) -> Abstra
     Raises:
         ConfigError: its package is missing, or does not take the options.
     """
-    makers: dict[str, Callable[[], AbstractLauncher]] = {
-        "local": LocalLauncher,
-        "slurm": lambda: SlurmLauncher(folder, options),
-        "ray": lambda: RayLauncher(options),
-    }
-    if name == "local" and options:
+    if name == "slurm":
+        return SlurmLauncher(folder, options)
+    if name == "ray":
+        return RayLauncher(options)
+    if options:
         raise ConfigError(
             f"sweep.launcher_options: found {dict(options)} with sweep.launcher=local, which has none; expected "
             "sweep.launcher=slurm or ray. Choose one, or leave the options out."
         )
-    return makers[name]()
+    return LocalLauncher()
