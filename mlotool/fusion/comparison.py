@@ -28,9 +28,9 @@ RACES = 1e-2
 
 DIFFERENT = (
     "problems.{problem}: found a gradient, as part of one program of several runs, that differs from that of this "
-    "run's own plan by {difference:.1e} (relative) at tick {tick}; expected rounding. Its loss or a module has changed "
-    "by what is no tensor (a counter, a file, a clock), which a trace fixes: gradients since tick {since} may be "
-    "wrong, so the run ends. Let the loss depend on tensors alone, such as a buffer that counts, or write sweep.fuse=1."
+    "run's own plan by {difference:.1e} (relative) at tick {tick}; expected rounding. Its loss or a module depends on "
+    "what is no tensor: gradients since tick {since} may be wrong, so the run ends. Keep it in a buffer, or write "
+    "sweep.fuse=1."
 )
 
 CHANGED_LATER = (
@@ -48,10 +48,7 @@ UNLIKE = (
     "loss or a module holds that is no tensor differs by run, or changes"
 )
 
-UNTRUE = (
-    "the gradient of problems.{problem} as one program differs from that of a run's own plan by {difference:.1e} "
-    "(relative)"
-)
+UNTRUE = "the gradient of problems.{problem} as one program is {difference:.1e} (relative) off that of a run's own plan"
 
 
 Tick = Annotated[int, Ge(0), Lt(2**53)]
@@ -174,8 +171,7 @@ class Comparison:
         leader = live.index(True)
         moving = self._members.moving(leader)
         try:
-            # Alone each would run along a trace of its own, where it has one.
-            alone = self._gradients.single(batches) or partial(self._members.prepared, leader, batches)
+            alone = partial(self._members.prepared, leader, batches)
             alone_s = sum(live) * _fastest(alone, moving.restore)[0]
         finally:
             moving.restore()

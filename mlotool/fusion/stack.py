@@ -170,7 +170,7 @@ def own_values(members: Sequence[Program | None], known: Collection[str] = ()) -
 
 
 @contextmanager
-def given(values: Sequence[OwnValue], tensors: Sequence[Tensor], member: int) -> Iterator[None]:
+def with_values(values: Sequence[OwnValue], tensors: Sequence[Tensor], member: int) -> Iterator[None]:
     """Let a member compute with other tensors, one a value and without the members' axis, in these places."""
     places = [(value.holders[member], value.key.rpartition(".")[2]) for value in values]
     kept = [holder[name] for holder, name in places]

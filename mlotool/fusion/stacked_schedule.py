@@ -49,7 +49,7 @@ class StackedRound:
         members: of the round.
         values: those in which members differ.
         streams: by name of the problem.
-        courses: by kind of the batches, how solvers decided when it was traced; more come.
+        courses: by round and kind of its batches, how solvers decided when it was traced; more come.
         verdict: what was found out before, where a sweep is gone on with.
         why_apart: returns why members are to take their steps one by one in this tick; "" where nothing is known.
         renew: called after losses and modules were evaluated by the plans, or traced.
@@ -312,10 +312,7 @@ class StackedSchedule:
         shares = layout.shares if layout.shares.keys() >= streams.keys() else None
         self._streams = stacked_streams(streams, shares=shares)
         self._stack = Stack(programs)
-        self._courses: dict[str, dict[str, tuple[bool, ...]]] = {}
-        for key, course in layout.courses.items():
-            round_name, _, kind = key.rpartition(":")
-            self._courses.setdefault(round_name, {})[kind] = course
+        self._courses = dict(layout.courses)
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound] = {}
         self._change, self._looked_at = "", -1
@@ -326,9 +323,8 @@ class StackedSchedule:
     @property
     def layout(self) -> Layout:
         """What its program was made for."""
-        courses = {f"{name}:{kind}": course for name, each in self._courses.items() for kind, course in each.items()}
         shares = {name: stream.shares for name, stream in self._streams.items()}
-        return Layout(shares, tuple(value.key for value in self._values), courses)
+        return Layout(shares, tuple(value.key for value in self._values), dict(self._courses))
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -410,13 +406,12 @@ class StackedSchedule:
 
     def _round(self, names: tuple[str, ...]) -> StackedRound:
         if names not in self._rounds:
-            name = "+".join(names)
             self._rounds[names] = StackedRound(
                 RoundMembers(names, self.schedules, self._stack),
                 self._values,
                 self._streams,
-                self._courses.setdefault(name, {}),
-                self._verdicts.get(name),
+                self._courses,
+                self._verdicts.get("+".join(names)),
                 why_apart=lambda: self._change,
                 renew=self._guard.settle,
             )

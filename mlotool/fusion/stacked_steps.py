@@ -1,4 +1,4 @@
-"""Optimizer steps of the same problem of several members, by as few calls of a kernel as they have settings."""
+"""Optimizer steps of the same problem of several members, by one call of a kernel where they have the same settings."""
 
 import itertools
 import operator
@@ -10,14 +10,10 @@ import torch
 from torch import Tensor
 
 from mlotool.fusion.stacked_gradients import Stacked
-from mlotool.problem.optimizers.fused_step import KernelGroup, KernelStep, take_steps
+from mlotool.problem.optimizers.fused_step import KernelGroup, take_steps
 from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters
 from mlotool.problem.problem import Problem
-from mlotool.program.gradient_plan import Gradient
 from mlotool.program.prepared_step import stepped
-
-OwnStep = tuple[Problem, Gradient, Sequence[Hyperparameters] | None]
-"""A problem, its gradient before clipping, and hyperparameters by parameter, where another problem gives some."""
 
 Stepped = list[Tensor | Exception | None]
 """Of each member, the norm of its gradient where that is clipped, or the error of its step."""
@@ -33,8 +29,7 @@ class StackedSteps:
     """Takes the steps of one problem of all members of a stack, with the bits of `Problem.step`.
 
     Where all have one kind of optimizer with the same settings, their parameters and what the optimizers keep are rows
-    of one tensor each, and a kernel is called once on these, however many members there are. Else it is called with
-    the tensors of each member, once for all that have the same settings.
+    of one tensor each, and a kernel is called once on these, however many members there are. Else each steps by itself.
 
     Args:
         problems: of each member; None has left.
@@ -106,9 +101,14 @@ class StackedSteps:
             slopes = [[gradient[position] for position in group.positions] for group in groups]
             take_steps([(group, self._parts(own, group.positions)) for group, own in zip(groups, slopes, strict=True)])
             return [_advanced(self._problem(number)) for number in numbers]
-        rows = stacked.gradients()
-        each = zip(numbers, hyperparameters, strict=True)
-        return step_together([(self._problem(number), rows[number], values) for number, values in each], contexts)
+        rows, norms = stacked.gradients(), Stepped()
+        for place, number in enumerate(numbers):
+            try:
+                with nullcontext() if contexts is None else contexts[place]:
+                    norms.append(stepped(self._problem(number), rows[number], hyperparameters[place]))
+            except Exception as error:
+                norms.append(error)
+        return norms
 
     def _problem(self, number: int) -> Problem:
         problem = self._problems[number]
@@ -201,35 +201,3 @@ def _advanced(problem: Problem) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-def step_together(
-    steps: Sequence[OwnStep],
-    contexts: Sequence[AbstractContextManager[None]] | None = None,
-) -> Stepped:
-    """Take one step of each problem, with the bits of `Problem.step`.
-
-    Args:
-        steps: of several members.
-        contexts: of each, in which its step is taken by itself; None where no optimizer draws random numbers.
-    """
-    norms: Stepped = []
-    calls: list[KernelStep] = []
-    waiting = []
-    for place, (problem, gradient, hyperparameters) in enumerate(steps):
-        step = problem.optimizer_step
-        try:
-            if contexts is not None or hyperparameters is not None or not step.is_plain:
-                with nullcontext() if contexts is None else contexts[place]:
-                    norms.append(stepped(problem, gradient, hyperparameters))
-                continue
-            clipped, norm = step.clip(step.hooked(gradient))
-            calls += step.begin(clipped)
-            norms.append(norm)
-            waiting.append(place)
-        except Exception as error:
-            norms.append(error)
-    take_steps(calls)
-    for place in waiting:
-        norms[place] = _advanced(steps[place][0]) or norms[place]
-    return norms

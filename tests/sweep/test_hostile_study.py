@@ -70,9 +70,7 @@ def test_a_spoiled_one_is_refused(begun: bytes, tmp_path: Path, statements: tupl
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"x" * 10_000)
-    with pytest.raises(
-        MlotoolError, match="does not open|resume out for a new sweep"
-    ):
+    with pytest.raises(MlotoolError, match=r"does not open|resume out for a new sweep"):
         _take_up(tmp_path)
 
 
