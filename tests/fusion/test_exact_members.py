@@ -44,6 +44,9 @@ SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
     "rate": lambda k: {"optimizer": partial(torch.optim.SGD, lr=[0.01, 0.1, 0.3][k], momentum=[0.0, 0.5, 0.9][k])},
     "optimizer": lambda k: {"optimizer": OPTIMIZERS[k]},
     "other optimizers": lambda k: {"optimizer": OPTIMIZERS[k + 2]},
+    "betas": lambda k: {
+        "optimizer": partial(torch.optim.Adam, lr=0.01, betas=(0.1 * k, 0.9 + 0.03 * k), eps=[1e-8, 1e-4, 0.1][k])
+    },
     "scheduler": lambda k: {"scheduler": [None, stepping, cosine][k], "scheduler_interval": "step"},
     "clipping": lambda k: {"gradient_clip_norm": [None, 0.1, 10.0][k]},
     "batches": lambda k: {"stream": Stream(Blobs(40, [5, 5, 6][k]), 8, seed=[1, 2, 1][k])},
@@ -57,7 +60,7 @@ SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "setting"), [*((bilevel, each) for each in SETTINGS), *((plain, each) for each in [*SETTINGS][:8])]
+    ("make", "setting"), [*((bilevel, each) for each in SETTINGS), *((plain, each) for each in [*SETTINGS][:9])]
 )
 def test_settings_of_steps_differ(make: Callable[..., Program], setting: str) -> None:
     check(compared(lambda k: make(k, **SETTINGS[setting](k)), ticks=12))
