@@ -63,7 +63,7 @@ def stacked(batches: Sequence[Any], key: str = "batches") -> Any:
         key: what they are, for messages.
 
     Raises:
-        NotFusedError: they differ in structure, in a shape, or in what is no tensor.
+        UnlikeBatchesError: they differ in structure, in a shape, or in what is no tensor.
 
     Example:
         >>> stacked([{"input": torch.zeros(2), "name": "a"}, {"input": torch.ones(2), "name": "a"}])["input"]
@@ -72,7 +72,7 @@ def stacked(batches: Sequence[Any], key: str = "batches") -> Any:
     """
     columns, structures = zip(*map(tree_flatten, batches), strict=True)
     if any(each != structures[0] for each in structures):
-        raise NotFusedError(f"{key} have different keys or containers in different runs")
+        raise UnlikeBatchesError(f"{key} have different keys or containers in different runs")
     return tree_unflatten([_stacked_leaf(leaves, key) for leaves in zip(*columns, strict=True)], structures[0])
 
 
@@ -84,7 +84,7 @@ def _stacked_leaf(leaves: Sequence[Any], key: str) -> Any:
             raise UnlikeBatchesError(f"{key} have different values in different runs: {first!r:.50}")
         return first
     if any(not isinstance(each, Tensor) or (each.dtype, each.device) != (first.dtype, first.device) for each in leaves):
-        raise NotFusedError(f"{key} have different dtypes or devices in different runs")
+        raise UnlikeBatchesError(f"{key} have different dtypes or devices in different runs")
     if len(shapes := dict.fromkeys(each.shape for each in leaves)) > 1:
         raise UnlikeBatchesError(f"{key} have different shapes in different runs: {', '.join(map(str, shapes))}")
     return torch.stack([*leaves])
@@ -392,6 +392,8 @@ def _recorded_steps(problems: Sequence[Problem]) -> StackedBatch:
 def _recorded_step(name: str, records: Sequence[StepRecord]) -> TakenStep:
     if any(record.lower_snapshots for record in records):
         raise NotFusedError(f"the steps of problems.{name}, which are differentiated, read other problems")
+    if len({tuple(map(tuple, record.state)) for record in records}) > 1:
+        raise NotFusedError(f"optimizers of problems.{name}, whose steps are differentiated, keep different tensors")
     contents = [
         (list(each.theta), [*map(dict, each.state)], [batch for batch, _ in each.draws], [*map(dict, each.buffers)])
         for each in records

@@ -158,9 +158,9 @@ class _Running:
         outcome = read_outcome(folder)
         if outcome.status != "unfinished" or not is_done or self.handle is None:
             return outcome
-        log = log_of(list(self._folders.values()))
-        error = f"The job left no summary: {self.handle.ending()}. Read {log}."
-        if self.handle.was_killed():
+        ending, log = self.handle.ending(), log_of(list(self._folders.values()))
+        error = f"The job left no summary: {ending.text}. Read {log}."
+        if ending.was_killed:
             note_failure(folder, self._words[number], f"{error} With resume=auto it goes on.", INTERRUPTED)
         else:
             note_failure(folder, self._words[number], error)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import writing
@@ -59,6 +59,25 @@ PATIENCE_S = 30.0
 _SLURM_KILLS = ("CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 
 
+class Ending(NamedTuple):
+    """How a process has ended.
+
+    Args:
+        text: in words.
+        was_killed: whether something outside has ended it: then its jobs go on when the sweep does.
+    """
+
+    text: str
+    was_killed: bool
+
+    @classmethod
+    def of(cls, code: int) -> "Ending":
+        """Return what an exit code says."""
+        text = f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+        # By a person, or for want of memory. A crash (SIGSEGV) would come again.
+        return cls(text, -code in (signal.SIGKILL, signal.SIGTERM))
+
+
 class AbstractHandle(ABC):
     """A process of a job, or of several, that was started."""
 
@@ -71,12 +90,8 @@ class AbstractHandle(ABC):
         """Ask it to end."""
 
     @abstractmethod
-    def ending(self) -> str:
-        """Return in words how it ended, for a job that left no summary."""
-
-    @abstractmethod
-    def was_killed(self) -> bool:
-        """Say whether something outside has ended it: then its jobs go on when the sweep does."""
+    def ending(self) -> "Ending":
+        """Return how it ended, for a job that left no summary."""
 
 
 class AbstractLauncher(ABC):
@@ -118,20 +133,8 @@ class _ProcessHandle(AbstractHandle):
             self._stdin.write(STOP)
             self._stdin.flush()
 
-    def ending(self) -> str:
-        return _ending(self._process.returncode)
-
-    def was_killed(self) -> bool:
-        return _is_kill(self._process.returncode)
-
-
-def _ending(code: int) -> str:
-    return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
-
-
-def _is_kill(code: int) -> bool:
-    # By a person, or for want of memory. A crash (SIGSEGV) would come again.
-    return -code in (signal.SIGKILL, signal.SIGTERM)
+    def ending(self) -> Ending:
+        return Ending.of(self._process.returncode)
 
 
 class SlurmLauncher(AbstractLauncher):
@@ -166,11 +169,9 @@ class _SlurmHandle(AbstractHandle):
     def stop(self) -> None:
         self._job.cancel()
 
-    def ending(self) -> str:
-        return f"SLURM job {self._job.job_id} ended as {self._job.state}; see {self._job.paths.stderr}"
-
-    def was_killed(self) -> bool:
-        return str(self._job.state).startswith(_SLURM_KILLS)
+    def ending(self) -> Ending:
+        text = f"SLURM job {self._job.job_id} ended as {self._job.state}; see {self._job.paths.stderr}"
+        return Ending(text, str(self._job.state).startswith(_SLURM_KILLS))
 
 
 class RayLauncher(AbstractLauncher):
@@ -204,18 +205,12 @@ class _RayHandle(AbstractHandle):
     def stop(self) -> None:
         self._ray.cancel(self._task, force=True)
 
-    def ending(self) -> str:
+    def ending(self) -> Ending:
         try:
-            return _ending(self._ray.get(self._task))
+            return Ending.of(self._ray.get(self._task))
         except Exception as error:
-            return f"its Ray task ended with {type(error).__name__}"
-
-    def was_killed(self) -> bool:
-        try:
-            return _is_kill(self._ray.get(self._task))
-        except Exception:
             # Of a machine that is gone there is no exit code.
-            return True
+            return Ending(f"its Ray task ended with {type(error).__name__}", was_killed=True)
 
 
 @contextmanager

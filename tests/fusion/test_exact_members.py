@@ -135,10 +135,10 @@ PROGRAMS: dict[str, Callable[[int], Program]] = {
     "a buffer that is assigned anew": lambda k: bilevel(k, lambda: network(Assigning())),
     "an optimizer with noise": lambda k: bilevel(k, optimizer=partial(Noisy, lr=0.1)),
     "an optimizer that replaces tensors": lambda k: bilevel(k, optimizer=partial(Replacing, lr=[0.1, 0.2, 0.05][k])),
-    "cg": lambda k: bilevel(k, hypergradient=Implicit(ConjugateGradient(8, tolerance=1e-2)), unroll_steps=2),
+    "cg": lambda k: bilevel(k, hypergradient=Implicit(ConjugateGradient(4, tolerance=1e-2)), unroll_steps=2),
     "neumann": lambda k: bilevel(k, hypergradient=Implicit(Neumann(3, 0.1)), unroll_steps=2),
     "solvers that decide differently": lambda k: bilevel(
-        k, lambda: network(Assigning()), hypergradient=Implicit(ConjugateGradient(8, tolerance=0.05))
+        k, lambda: network(Assigning()), hypergradient=Implicit(ConjugateGradient(4, tolerance=0.05))
     ),
 }
 

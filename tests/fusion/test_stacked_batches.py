@@ -262,7 +262,7 @@ def test_a_problem_that_repeats_anothers_batch_reads_nothing_again() -> None:
     assert data.count == M * 4 * 3
     alone = StackedStream([SameBatch(each) for each in lower])
     assert_same(alone.next(ALL).value, stacked["lower"].last(ALL).value)
-    assert lower[0].state_dict() == {"epoch": 1, "batches_consumed": 1}
+    assert lower[0].state_dict() == {"epoch": 2, "batches_consumed": 1}
 
 
 def test_a_resume_in_the_middle_goes_on_with_the_same_batches() -> None:

@@ -11,7 +11,7 @@ from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.sweep import study
 from mlotool.sweep.driver import Sweep, run_jobs
 from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job
-from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher
+from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher, Ending
 from mlotool.sweep.points import AbstractPoints, GroupRecord, Point
 
 SHARED = JobSpec("mlotool run -m", ("+recipe=plain",), None, ())
@@ -99,11 +99,8 @@ class Ended(AbstractHandle):
     def stop(self) -> None:
         """Nothing runs."""
 
-    def ending(self) -> str:
-        return "it was made to die"
-
-    def was_killed(self) -> bool:
-        return False
+    def ending(self) -> Ending:
+        return Ending("it was made to die", was_killed=False)
 
 
 class HereAndNow(AbstractLauncher):

@@ -12,7 +12,7 @@ from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.sweep.driver import Sweep, run_jobs
 from mlotool.sweep.job_folder import JobSpec, read_job
-from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher
+from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher, Ending
 from mlotool.sweep.points import GridPoints, Point, grouped
 from tests.sweep.plans import SHARED, known, make_plan, run, words_of
 
@@ -124,11 +124,8 @@ class _Slow(AbstractHandle):
     def stop(self) -> None:
         raise AssertionError("nothing runs")
 
-    def ending(self) -> str:
-        return "it was made to die"
-
-    def was_killed(self) -> bool:
-        return self.is_killed
+    def ending(self) -> Ending:
+        return Ending("it was made to die", self.is_killed)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
