@@ -152,21 +152,7 @@ def share_reads(streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> list[S
 
 
 MAX_KEPT_BYTES = 2**28
-"""Of the batches of a group that are kept; those that find no room are read again by each run."""
-
-
-class Room:
-    """The memory that is left for batches that are kept: at first `num_bytes` for all of them."""
-
-    def __init__(self, num_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._num_left = num_bytes
-
-    def takes(self, batch: Any) -> bool:
-        """Say whether there is room for a batch, which then has taken it."""
-        size = num_bytes(batch)
-        has_room = size <= self._num_left
-        self._num_left -= size if has_room else 0
-        return has_room
+"""Of the batches of a data object that are kept; those that find no room are read again by each run."""
 
 
 class KeptData:
@@ -177,15 +163,15 @@ class KeptData:
 
     Args:
         data: the whole; what else it has stays (`splits`, `num_classes`, ...).
-        room: for the batches.
+        max_bytes: of the batches that are kept.
 
     Attributes:
         num_readers: runs that read it; nothing is kept for one alone.
     """
 
-    def __init__(self, data: Any, room: Room) -> None:
+    def __init__(self, data: Any, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._data = data
-        self._room = room
+        self._num_left = max_bytes
         self._datasets: dict[str, Any] = {}
         self.num_readers = 0
 
@@ -204,8 +190,11 @@ class KeptData:
         return self._datasets[name]
 
     def takes(self, batch: Any) -> bool:
-        """Say whether a batch is to be kept."""
-        return self.num_readers > 1 and self._room.takes(batch)
+        """Say whether a batch is to be kept, for which there is then less room."""
+        size = num_bytes(batch)
+        is_kept = self.num_readers > 1 and size <= self._num_left
+        self._num_left -= size if is_kept else 0
+        return is_kept
 
 
 class _KeptDataset:

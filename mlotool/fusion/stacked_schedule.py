@@ -123,7 +123,7 @@ class StackedRound:
                         live[number] = False
                     continue
                 self._put_apart(tick, reason_of(error))
-            if batches is not None and found is not None and self._is_right(live, batches, found, errors):
+            if batches is not None and found is not None and self._looks_right(live, batches, found, errors):
                 outcomes = self._stepped(live, batches, found, positions)
             else:
                 live = [is_live and number not in errors for number, is_live in enumerate(live)]
@@ -191,7 +191,7 @@ class StackedRound:
         else:
             self.verdict = self.verdict.changed(tick, is_fused=False, reason=reason)
 
-    def _is_right(self, live: Sequence[bool], batches: Drawings, found: Found, errors: dict[int, Exception]) -> bool:
+    def _looks_right(self, live: Sequence[bool], batches: Drawings, found: Found, errors: dict[int, Exception]) -> bool:
         """Say whether the gradients are still those of the plans, where a look is due; else add who has wrong ones."""
         self._count += 1
         # A sweep that goes on looks at once: the record of its first process may be anybody's. Else the first step has

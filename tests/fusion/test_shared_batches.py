@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
-from mlotool.fusion.shared_batches import KeptData, Room, copied, share_reads
+from mlotool.fusion.shared_batches import KeptData, copied, share_reads
 from mlotool.problem.batches import Share
 from mlotool.program import Stream
 
@@ -157,7 +157,7 @@ class Data:
 
 def kept(room: int, num_readers: int = 2) -> tuple[Data, KeptData]:
     data = Data()
-    wrapped = KeptData(data, Room(room))
+    wrapped = KeptData(data, room)
     wrapped.num_readers = num_readers
     return data, wrapped
 
