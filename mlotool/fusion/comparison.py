@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlotool.fusion.round_members import RoundMembers, numbers
 from mlotool.fusion.stack import NotFusedError, OwnValue
-from mlotool.fusion.stacked_gradients import Drawings, Found, RoundFunction, StackedGradients
+from mlotool.fusion.stacked_gradients import Drawings, FlatResult, RoundFunction, StackedGradients
 from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
 from mlotool.program.guard import why_unseen
 from mlotool.program.python_places import PythonState
@@ -79,10 +79,10 @@ class Verdict:
 
     def at(self, tick: int) -> "Verdict":
         """Return what holds after so many ticks: runs that go on from an older checkpoint take those anew."""
-        found = self
-        while found.before is not None and tick < found.since_tick:
-            found = found.before
-        return found
+        verdict = self
+        while verdict.before is not None and tick < verdict.since_tick:
+            verdict = verdict.before
+        return verdict
 
     def changed(self, tick: int, **changes: Any) -> "Verdict":
         """Return what holds from a tick on, in the place of what held then; what was decided for later ones is dropped.
@@ -159,13 +159,13 @@ class Comparison:
                     raise NotFusedError(UNLIKE.format(problem=problem, difference=difference))
             self._alike.add(number)
 
-    def __call__(self, live: Sequence[bool], batches: Drawings, found: Found) -> Verdict:
+    def __call__(self, live: Sequence[bool], batches: Drawings, fused: FlatResult) -> Verdict:
         """Take the gradients in both ways, and decide; nothing moves.
 
         Args:
             live: which members take part; the plans of all of them work.
             batches: theirs.
-            found: their gradients as one program.
+            fused: their gradients as one program.
         """
         fused_s, _ = _fastest(lambda: self._gradients(live, batches), lambda: None)
         leader = live.index(True)
@@ -175,21 +175,21 @@ class Comparison:
             alone_s = sum(live) * _fastest(alone, moving.restore)[0]
         finally:
             moving.restore()
-        differences = (self.difference(number, batches, found) for number in numbers(live))
+        differences = (self.difference(number, batches, fused) for number in numbers(live))
         reason = "one program of all takes longer" if fused_s > alone_s else ""
         if difference := next(filter(None, differences), None):
             reason = UNTRUE.format(problem=difference[0], difference=difference[1])
         at_once = self._gradients.at_once if self._gradients.at_once < len(live) else None
         return Verdict(not reason, fused_s, alone_s, reason, at_once)
 
-    def difference(self, number: int, batches: Drawings, found: Found) -> Difference | None:
+    def difference(self, number: int, batches: Drawings, fused: FlatResult) -> Difference | None:
         """Return how a member's gradients or buffers differ from those of its plan but for rounding; nothing moves."""
-        moving, unit = self._members.moving(number), found.flat.unit
-        if not found.holds[number]:
+        moving, unit = self._members.moving(number), fused.flat.unit
+        if not fused.holds[number]:
             return None
         buffers = list(moving.buffers)
         before = self._by_problem(number, buffers)
-        for position, value in zip(found.flat.moved, found.moved, strict=True):
+        for position, value in zip(fused.flat.moved, fused.moved, strict=True):
             buffers[position] = value[number]
         rows = [parameter[number] for parameter in self._stack.tensors[: self._stack.num_parameters]]
         parameters = [row.clone() for row in rows]
@@ -203,8 +203,8 @@ class Comparison:
             return ends | {(step.problem.name, _GRADIENT): step.gradient for step in steps}
 
         try:
-            fused = zip(self._members.names, found.gradients, strict=True)
-            ends = self._by_problem(number, buffers) | {(name, _GRADIENT): each.of(number) for name, each in fused}
+            pairs = zip(self._members.names, fused.gradients, strict=True)
+            ends = self._by_problem(number, buffers) | {(name, _GRADIENT): each.of(number) for name, each in pairs}
             differences = _distances(planned(parameters), ends, before, unit)
             least = {_GRADIENT: unit**SAME, _BUFFERS: ROUNDING * unit**SAME}
             apart = {kind: each for kind, each in differences.items() if not each <= least[kind[1]]}
@@ -216,7 +216,7 @@ class Comparison:
                 row.copy_(value)
             moving.restore()
 
-    def _by_problem(self, number: int, buffers: Sequence[Tensor]) -> Ends:
+    def _by_problem(self, number: int, buffers: Sequence[Tensor]) -> dict[Kind, Any]:
         values, given = dict[Kind, Any](), iter(buffers)
         for problem in self._members.schedule(number).program.engine.problems:
             if problem.slots.has_buffers:

@@ -188,7 +188,7 @@ class Stacked:
         return [StepResult(loss, dict(zip(self.metrics, numbers, strict=True))) for loss, *numbers in rows]
 
 
-class Found:
+class FlatResult:
     """What one run of a flat program gives.
 
     Args:
@@ -254,7 +254,7 @@ class StackedGradients:
             self.at_once = wanted
             self._known.clear()
 
-    def __call__(self, live: Sequence[bool], batches: Drawings) -> Found:
+    def __call__(self, live: Sequence[bool], batches: Drawings) -> FlatResult:
         """Return the gradients of all members; nothing moves.
 
         Where they do not fit into memory they are taken for half as many members at once, and so on.
@@ -287,7 +287,7 @@ class StackedGradients:
         batches: Drawings,
         arguments: Sequence[Tensor],
         in_dims: Sequence[int | None],
-    ) -> Found:
+    ) -> FlatResult:
         flat = self._known.get(key)
         if flat is None:
             kind = f"{self._prefix}{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
@@ -301,29 +301,29 @@ class StackedGradients:
             self.courses[kind] = tuple(flat.function.course.outcomes)
         with torch._C._AutoDispatchBelowAutograd():
             if self.at_once == self._num_members:
-                return Found(flat, [*flat.run(*arguments)])
+                return FlatResult(flat, [*flat.run(*arguments)])
             parts: list[list[Tensor]] = []
             for begin in range(0, self._num_members, self.at_once):
                 # The last part begins earlier where it would be too short.
                 start = min(begin, self._num_members - self.at_once)
                 outputs = flat.run(*_part(arguments, in_dims, start, self.at_once))
                 parts.append([output[begin - start :] for output in outputs])
-            return Found(flat, [torch.cat(outputs) for outputs in zip(*parts, strict=True)])
+            return FlatResult(flat, [torch.cat(outputs) for outputs in zip(*parts, strict=True)])
 
-    def commit(self, found: Found, live: Sequence[bool]) -> None:
+    def commit(self, fused: FlatResult, live: Sequence[bool]) -> None:
         """Let buffers move, and report what solvers have reported, for the live members whose numbers count."""
-        counts = [is_live and holds for is_live, holds in zip(live, found.holds, strict=True)]
+        counts = [is_live and holds for is_live, holds in zip(live, fused.holds, strict=True)]
         buffers = self._stack.tensors[self._stack.num_parameters :]
-        places = [buffers[position] for position in found.flat.moved]
+        places = [buffers[position] for position in fused.flat.moved]
         with torch.no_grad():
             if places and all(counts):
-                torch._foreach_copy_(places, found.moved)
+                torch._foreach_copy_(places, fused.moved)
             else:
-                for place, value in zip(places, found.moved, strict=True):
+                for place, value in zip(places, fused.moved, strict=True):
                     for number in compress(range(len(live)), counts):
                         place[number].copy_(value[number])
-        for (who, _), values in zip(found.flat.function.course.reports, found.reported, strict=True):
-            problem = next(place for place, memory in enumerate(found.flat.memories) if memory is who.memory)
+        for (who, _), values in zip(fused.flat.function.course.reports, fused.reported, strict=True):
+            problem = next(place for place, memory in enumerate(fused.flat.memories) if memory is who.memory)
             for schedule, value, is_valid in zip(self._schedules, values.unbind(), counts, strict=True):
                 if schedule is not None and is_valid:
                     engine = schedule.program.engine

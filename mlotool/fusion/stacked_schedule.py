@@ -12,7 +12,7 @@ from mlotool.fusion.comparison import CHANGED, CHANGED_LATER, CHANGED_PLACE, DIF
 from mlotool.fusion.round_members import Outcome, Positions, RoundMembers, add_outcome, numbers
 from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, own_values, reason_of
 from mlotool.fusion.stacked_batches import Draw, StackedStream, UnlikeBatchesError, stacked_streams
-from mlotool.fusion.stacked_gradients import Drawings, Found, StackedGradients
+from mlotool.fusion.stacked_gradients import Drawings, FlatResult, StackedGradients
 from mlotool.fusion.stacked_steps import StackedSteps
 from mlotool.program import Program, Schedule
 from mlotool.program.guard import Guard, may_change_between_ticks
@@ -104,10 +104,10 @@ class StackedRound:
         positions = self._members.positions()
         while any(live):
             batches: Drawings | None = None
-            found: Found | None = None
+            fused: FlatResult | None = None
             try:
                 batches = [draw(live) for draw in self._draw]
-                found = self._found(live, batches)
+                fused = self._fused(live, batches)
             except NotFusedError as error:
                 # What does not fit together this time may do so later.
                 if batches is not None or (self.verdict is None and not isinstance(error, UnlikeBatchesError)):
@@ -123,8 +123,8 @@ class StackedRound:
                         live[number] = False
                     continue
                 self._put_apart(tick, reason_of(error))
-            if batches is not None and found is not None and self._looks_right(live, batches, found, errors):
-                outcomes = self._stepped(live, batches, found, positions)
+            if batches is not None and fused is not None and self._looks_right(live, batches, fused, errors):
+                outcomes = self._stepped(live, batches, fused, positions)
             else:
                 live = [is_live and number not in errors for number, is_live in enumerate(live)]
                 self._members.go_back(positions, live)
@@ -154,7 +154,7 @@ class StackedRound:
                 moving.restore()
         return failures
 
-    def _found(self, live: Sequence[bool], batches: Drawings) -> Found | None:
+    def _fused(self, live: Sequence[bool], batches: Drawings) -> FlatResult | None:
         """Return the gradients of all; None where it turns out that one by one is the faster way.
 
         Raises:
@@ -171,18 +171,18 @@ class StackedRound:
         # Of a sweep that goes on, those that have caught up.
         self._comparison.check_alike(live, batches)
         num_traces = self._gradients.num_traces
-        found = self._gradients(live, batches)
+        fused = self._gradients(live, batches)
         if self._gradients.num_traces > num_traces:
             self._renew()
         if self.verdict is None:
-            self.verdict = replace(self._comparison(live, batches, found), since_tick=tick)
+            self.verdict = replace(self._comparison(live, batches, fused), since_tick=tick)
             self._renew()
             self._compared_at = tick + 1
-            return found if self.verdict.is_fused else None
+            return fused if self.verdict.is_fused else None
         at_once = self._gradients.at_once
         if at_once < (self.verdict.at(tick).at_once or len(live)):
             self.verdict = self.verdict.changed(tick, at_once=at_once)
-        return found
+        return fused
 
     def _put_apart(self, tick: int, reason: str) -> None:
         """Take gradients one by one from this tick on."""
@@ -191,7 +191,9 @@ class StackedRound:
         else:
             self.verdict = self.verdict.changed(tick, is_fused=False, reason=reason)
 
-    def _looks_right(self, live: Sequence[bool], batches: Drawings, found: Found, errors: dict[int, Exception]) -> bool:
+    def _looks_right(
+        self, live: Sequence[bool], batches: Drawings, fused: FlatResult, errors: dict[int, Exception]
+    ) -> bool:
         """Say whether the gradients are still those of the plans, where a look is due; else add who has wrong ones."""
         self._count += 1
         # A sweep that goes on looks at once: the record of its first process may be anybody's. Else the first step has
@@ -203,9 +205,9 @@ class StackedRound:
         # In the first ten steps one member, in the first hundred another one, and then one after the other.
         turn = there[(len(str(self._count)) if self._count < 100 else self._num_looks) % len(there)]
         self._num_looks += 1
-        wrong = self._compared([turn], tick, batches, found)
+        wrong = self._compared([turn], tick, batches, fused)
         if wrong:
-            wrong |= self._compared([number for number in there if number != turn], tick, batches, found)
+            wrong |= self._compared([number for number in there if number != turn], tick, batches, fused)
             self._put_apart(tick - 1, CHANGED)
             if len(wrong) < len(there):
                 text = CHANGED_LATER.format(tick=tick, since=self._compared_at + 1, error=wrong[turn])
@@ -216,12 +218,14 @@ class StackedRound:
         self._renew()
         return not wrong
 
-    def _compared(self, members: Sequence[int], tick: int, batches: Drawings, found: Found) -> dict[int, Exception]:
+    def _compared(
+        self, members: Sequence[int], tick: int, batches: Drawings, fused: FlatResult
+    ) -> dict[int, Exception]:
         """Return by member an error, where its gradients are not those of its plan."""
         errors: dict[int, Exception] = {}
         for number in members:
             try:
-                if (difference := self._comparison.difference(number, batches, found)) is not None:
+                if (difference := self._comparison.difference(number, batches, fused)) is not None:
                     problem, distance = difference
                     since = self._compared_at + 1
                     text = DIFFERENT.format(problem=problem, difference=distance, tick=tick, since=since)
@@ -233,12 +237,14 @@ class StackedRound:
     def _tick(self, live: Sequence[bool]) -> int:
         return self._members.schedule(live.index(True)).num_ticks
 
-    def _stepped(self, live: Sequence[bool], batches: Drawings, found: Found, positions: Positions) -> list[Outcome]:
+    def _stepped(
+        self, live: Sequence[bool], batches: Drawings, fused: FlatResult, positions: Positions
+    ) -> list[Outcome]:
         """Take the optimizers' steps along the gradients of all."""
-        members, there = self._members, [number for number in numbers(live) if found.holds[number]]
+        members, there = self._members, [number for number in numbers(live) if fused.holds[number]]
         for number in there:
             members.record(number, batches)
-        self._gradients.commit(found, live)
+        self._gradients.commit(fused, live)
         # The others' solvers decide in another way than those of the trace.
         away = [is_live and number not in there for number, is_live in enumerate(live)]
         members.go_back(positions, away)
@@ -255,9 +261,9 @@ class StackedRound:
             program = members.schedule(number).program
             if program.is_watched(self._names):
                 with program.random:
-                    for name, stacked in zip(self._names, found.gradients, strict=True):
+                    for name, stacked in zip(self._names, fused.gradients, strict=True):
                         program.look_at(name, stacked.of(number))
-        for position, (stacked, step) in enumerate(zip(found.gradients, self._steps, strict=True)):
+        for position, (stacked, step) in enumerate(zip(fused.gradients, self._steps, strict=True)):
             there = [number for number in there if isinstance(outcomes[number], dict)]
             contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
             norms = step(there, stacked, [hyperparameters[number][position] for number in there], contexts)
