@@ -210,7 +210,7 @@ def test_last_batches_of_other_sizes_do_not_fit_and_no_stream_goes_on() -> None:
         stacked = StackedStream(streams)
         stacked.next([True, True])
         before = [each.state_dict() for each in streams]
-        with pytest.raises(UnlikeBatchesError, match="different s"):
+        with pytest.raises(UnlikeBatchesError, match="different"):
             stacked.next([True, True])
         assert [each.state_dict() for each in streams] == before
 
