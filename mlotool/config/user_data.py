@@ -27,13 +27,9 @@ class SharedData:
     """
 
     def __init__(self) -> None:
-        # Imported here: it needs torch.
-        from mlotool.fusion.shared_batches import Room
-
         self._built: dict[str, Any] = {}
         # By the identity of what was built.
         self._kept: dict[int, KeptData] = {}
-        self._room = Room()
 
     def of(self, node: Mapping[str, Any], limit: int | None, make: Callable[[], Any]) -> Any:
         """Return the data object of a run.
@@ -48,10 +44,11 @@ class SharedData:
             return make()
         key = json.dumps([node, limit])
         if key not in self._built:
+            # Imported here: it needs torch.
             from mlotool.fusion.shared_batches import KeptData
 
             data = self._built[key] = make()
-            self._kept[id(data)] = KeptData(data, self._room)
+            self._kept[id(data)] = KeptData(data)
         return self._built[key]
 
     def evaluated(self, data: Any) -> Any:

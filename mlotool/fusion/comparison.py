@@ -1,22 +1,21 @@
 """Whether the gradients of a round are taken as one program: compared with the members' plans, and measured."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
-from mlotool.fusion.round_members import Moving, RoundMembers, numbers
+from mlotool.fusion.round_members import RoundMembers, numbers
 from mlotool.fusion.stack import NotFusedError, OwnValue
-from mlotool.fusion.stacked_gradients import Drawings, Found, RoundFunction, StackedGradients
-from mlotool.program.agreement import NUM_MOVES, ROUNDING, SAME, distances, moved
-from mlotool.program.gradient_plan import Gradient
+from mlotool.fusion.stacked_gradients import Drawings, FlatResult, RoundFunction, StackedGradients
+from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
 from mlotool.program.guard import why_unseen
-from mlotool.program.prepared_step import PreparedStep
 from mlotool.program.python_places import PythonState
 from mlotool.program.traced_function import UntraceableError, copied, kinds_of
 from mlotool.program.traced_rounds import Drawn
@@ -29,9 +28,9 @@ RACES = 1e-2
 
 DIFFERENT = (
     "problems.{problem}: found a gradient, as part of one program of several runs, that differs from that of this "
-    "run's own plan by {difference:.1e} (relative) at tick {tick}; expected rounding. Its loss or a module has changed "
-    "by what is no tensor (a counter, a file, a clock), which a trace fixes: gradients since tick {since} may be "
-    "wrong, so the run ends. Let the loss depend on tensors alone, such as a buffer that counts, or write sweep.fuse=1."
+    "run's own plan by {difference:.1e} (relative) at tick {tick}; expected rounding. Its loss or a module depends on "
+    "what is no tensor: gradients since tick {since} may be wrong, so the run ends. Keep it in a buffer, or write "
+    "sweep.fuse=1."
 )
 
 CHANGED_LATER = (
@@ -49,10 +48,7 @@ UNLIKE = (
     "loss or a module holds that is no tensor differs by run, or changes"
 )
 
-UNTRUE = (
-    "the gradient of problems.{problem} as one program differs from that of a run's own plan by {difference:.1e} "
-    "(relative)"
-)
+UNTRUE = "the gradient of problems.{problem} as one program is {difference:.1e} (relative) off that of a run's own plan"
 
 
 Tick = Annotated[int, Ge(0), Lt(2**53)]
@@ -83,10 +79,10 @@ class Verdict:
 
     def at(self, tick: int) -> "Verdict":
         """Return what holds after so many ticks: runs that go on from an older checkpoint take those anew."""
-        found = self
-        while found.before is not None and tick < found.since_tick:
-            found = found.before
-        return found
+        verdict = self
+        while verdict.before is not None and tick < verdict.since_tick:
+            verdict = verdict.before
+        return verdict
 
     def changed(self, tick: int, **changes: Any) -> "Verdict":
         """Return what holds from a tick on, in the place of what held then; what was decided for later ones is dropped.
@@ -99,11 +95,13 @@ class Verdict:
         return replace(held, **changes, since_tick=tick, before=held)
 
 
-Gradients = Mapping[str, Gradient]
-"""By problem."""
+Ends = Mapping[Kind, Sequence[Tensor | None]]
+"""By problem its gradient, None for a parameter that has none, and its buffers."""
 
 Difference = tuple[str, float]
-"""A problem, and how far apart its gradients are, relative to the first one."""
+"""A problem, and how far apart its gradients or buffers are, relative to the first ones."""
+
+_GRADIENT, _BUFFERS = "gradient", "buffers"
 
 
 class Comparison:
@@ -112,11 +110,11 @@ class Comparison:
     Args:
         members: of the round.
         gradients: takes them as one program.
-        own: values in which members differ.
+        values: those in which members differ.
     """
 
-    def __init__(self, members: RoundMembers, gradients: StackedGradients, own: Sequence[OwnValue]) -> None:
-        self._members, self._gradients, self._own = members, gradients, own
+    def __init__(self, members: RoundMembers, gradients: StackedGradients, values: Sequence[OwnValue]) -> None:
+        self._members, self._gradients, self._values = members, gradients, values
         self._stack, self._alike = members.stack, set[int]()
 
     def check_pure(self, live: Sequence[bool], batches: Drawings) -> None:
@@ -144,113 +142,88 @@ class Comparison:
         like = self._members.schedule(leader).program.engine.problems[0].own[0]
         limit = RACES if like.is_cuda else torch.finfo(like.dtype).eps ** SAME
         for number in [number for number in numbers(live) if number not in self._alike]:
-            difference: Difference | None = None
+            moving = [self._members.moving(each) for each in (number, leader)]
             try:
                 drawn = self._members.drawn(number, batches, with_steps=True)
-                if number != leader:
-                    moving = [self._members.moving(each) for each in (number, leader)]
-                    try:
-                        expected, found = (self._at(number, drawn, by) for by in (number, leader))
-                    finally:
-                        for each in moving:
-                            each.restore()
-                    difference = next(self._apart(expected, found, limit), None)
+                one, other = (self._at(number, drawn, by) for by in (number, leader)) if number != leader else ({}, {})
             except UntraceableError as error:
                 raise NotFusedError(str(error)) from error
             except Exception:
                 # A member's own: its plan raises it as well.
                 continue
-            if difference is not None:
-                raise NotFusedError(UNLIKE.format(problem=difference[0], difference=difference[1]))
+            finally:
+                for each in moving:
+                    each.restore()
+            for (problem, _), difference in _distances(one, other, {}, 0.0).items():
+                if not difference <= limit:
+                    raise NotFusedError(UNLIKE.format(problem=problem, difference=difference))
             self._alike.add(number)
 
-    def __call__(self, live: Sequence[bool], batches: Drawings, found: Found) -> Verdict:
+    def __call__(self, live: Sequence[bool], batches: Drawings, fused: FlatResult) -> Verdict:
         """Take the gradients in both ways, and decide; nothing moves.
 
         Args:
             live: which members take part; the plans of all of them work.
             batches: theirs.
-            found: their gradients as one program.
+            fused: their gradients as one program.
         """
         fused_s, _ = _fastest(lambda: self._gradients(live, batches), lambda: None)
-        alone_s, reason = 0.0, ""
-        for number in numbers(live):
-            moving = self._members.moving(number)
-            try:
-                seconds, prepared = _fastest(partial(self._members.prepared, number, batches), moving.restore)
-                alone_s += seconds
-                difference = self._compared(number, moving, prepared, batches, found)
-            finally:
-                moving.restore()
-            if difference is not None and not reason:
-                reason = UNTRUE.format(problem=difference[0], difference=difference[1])
-        if (single := self._gradients.single(batches)) is not None:
-            # Alone they would run along a trace of their own.
-            alone_s = sum(live) * _fastest(single, lambda: None)[0]
-        if not reason and fused_s > alone_s:
-            reason = "one program of all takes longer"
+        leader = live.index(True)
+        moving = self._members.moving(leader)
+        try:
+            alone = partial(self._members.prepared, leader, batches)
+            alone_s = sum(live) * _fastest(alone, moving.restore)[0]
+        finally:
+            moving.restore()
+        differences = (self.difference(number, batches, fused) for number in numbers(live))
+        reason = "one program of all takes longer" if fused_s > alone_s else ""
+        if difference := next(filter(None, differences), None):
+            reason = UNTRUE.format(problem=difference[0], difference=difference[1])
         at_once = self._gradients.at_once if self._gradients.at_once < len(live) else None
         return Verdict(not reason, fused_s, alone_s, reason, at_once)
 
-    def difference(self, number: int, batches: Drawings, found: Found) -> Difference | None:
-        """Return how a member's gradients differ from those of its own plan but for rounding; nothing moves."""
-        moving = self._members.moving(number)
+    def difference(self, number: int, batches: Drawings, fused: FlatResult) -> Difference | None:
+        """Return how a member's gradients or buffers differ from those of its plan but for rounding; nothing moves."""
+        moving, unit = self._members.moving(number), fused.flat.unit
+        if not fused.holds[number]:
+            return None
+        buffers = list(moving.buffers)
+        before = self._by_problem(number, buffers)
+        for position, value in zip(fused.flat.moved, fused.moved, strict=True):
+            buffers[position] = value[number]
+        rows = [parameter[number] for parameter in self._stack.tensors[: self._stack.num_parameters]]
+        parameters = [row.clone() for row in rows]
+
+        def planned(values: Sequence[Tensor]) -> Ends:
+            for row, value in zip(rows, values, strict=True):
+                row.copy_(value)
+            moving.restore()
+            steps = self._members.prepared(number, batches)
+            ends = self._by_problem(number, [each.clone() for each in self._stack.buffers(number)])
+            return ends | {(step.problem.name, _GRADIENT): step.gradient for step in steps}
+
         try:
-            return self._compared(number, moving, self._members.prepared(number, batches), batches, found)
+            pairs = zip(self._members.names, fused.gradients, strict=True)
+            ends = self._by_problem(number, buffers) | {(name, _GRADIENT): each.of(number) for name, each in pairs}
+            differences = _distances(planned(parameters), ends, before, unit)
+            least = {_GRADIENT: unit**SAME, _BUFFERS: ROUNDING * unit**SAME}
+            apart = {kind: each for kind, each in differences.items() if not each <= least[kind[1]]}
+            moves = sensitivity(lambda values: _tensors(planned(values)), parameters, before, unit) if apart else {}
+            wrong = ((kind[0], each) for kind, each in apart.items() if not each <= ROUNDING * moves.get(kind, 0.0))
+            return next(wrong, None)
         finally:
+            for row, value in zip(rows, parameters, strict=True):
+                row.copy_(value)
             moving.restore()
 
-    def _compared(
-        self, number: int, moving: Moving, steps: Sequence[PreparedStep], batches: Drawings, found: Found
-    ) -> Difference | None:
-        """Return a problem whose buffers or gradient are not those of a member's plan, and by how much.
+    def _by_problem(self, number: int, buffers: Sequence[Tensor]) -> dict[Kind, Any]:
+        values, given = dict[Kind, Any](), iter(buffers)
+        for problem in self._members.schedule(number).program.engine.problems:
+            if problem.slots.has_buffers:
+                values[problem.name, _BUFFERS] = [next(given) for _ in problem.slots.buffers()]
+        return values
 
-        Args:
-            number: of the member.
-            moving: its state before the steps, in which it is left.
-            steps: by its plan, which has moved its buffers.
-            batches: of all members.
-            found: by the program.
-        """
-        difference = self._moved_otherwise(number, moving, found) if found.counts(number) else None
-        moving.restore()
-        if difference is not None or not found.counts(number):
-            return difference
-        expected, unit = {step.problem.name: step.gradient for step in steps}, found.flat.unit
-        gradients = {name: each.of(number) for name, each in zip(self._members.names, found.gradients, strict=True)}
-        differences = dict(self._apart(expected, gradients, unit**SAME))
-        moves = self._moves(number, unit, batches)
-        # Each move explains some; the first one most often all.
-        while differences and (others := next(moves, None)) is not None:
-            differences = {
-                name: each
-                for name, each in differences.items()
-                if not each <= ROUNDING * _relative(expected[name], others[name])
-            }
-        moves.close()
-        return next(iter(differences.items()), None)
-
-    def _moved_otherwise(self, number: int, before: Moving, found: Found) -> Difference | None:
-        """Return a problem whose buffers a member's plan has moved otherwise than the program, and by how much."""
-        if not before.buffers:
-            return None
-        problems = self._members.schedule(number).program.engine.problems
-        names = [problem.name for problem in problems for _ in problem.slots.buffers()]
-        ends, unit = list(before.buffers), found.flat.unit
-        for position, value in zip(found.flat.moved, found.moved, strict=True):
-            ends[position] = value[number]
-
-        def by_problem(tensors: Sequence[Tensor]) -> dict[tuple[str, str], list[Tensor]]:
-            kinds: dict[tuple[str, str], list[Tensor]] = {}
-            for name, tensor in zip(names, tensors, strict=True):
-                kinds.setdefault((name, "buffers"), []).append(tensor)
-            return kinds
-
-        planned = by_problem(self._stack.buffers(number))
-        apart = distances(planned, by_problem(ends), by_problem(before.buffers), unit)
-        return next(((name, each) for (name, _), each in apart.items() if not each <= ROUNDING * unit**SAME), None)
-
-    def _at(self, number: int, drawn: Drawn, by: int) -> Gradients:
+    def _at(self, number: int, drawn: Drawn, by: int) -> Ends:
         """Return the gradients at a member's tensors and batches, as another member computes them.
 
         Raises:
@@ -258,55 +231,32 @@ class Comparison:
         """
         schedule = self._members.schedule(by)
         batches, tensors, seen = [*drawn.values()], list[Tensor](), dict[int, int]()
-        for entries in batches:
-            for entry in entries:
-                kinds_of(entry, tensors, seen)
-        rows = [each[number] for each in self._stack.tensors] + [each.values[number] for each in self._own]
+        for entry in chain(*batches):
+            kinds_of(entry, tensors, seen)
+        rows = [each[number] for each in self._stack.tensors] + [each.values[number] for each in self._values]
         together = [schedule.traced(name) for name in drawn]
-        function = RoundFunction(together, schedule.program.engine, self._own, batches, by)
+        function = RoundFunction(together, schedule.program.engine, self._values, batches, by)
         with schedule.program.random:
-            outputs = iter(function(*rows, *[copied(each) for each in tensors]))
-        found = {}
-        for name, used, metrics in zip(drawn, function.used, function.names, strict=True):
-            found[name] = [next(outputs) if is_used else None for is_used in used]
-            for _ in ("loss", *metrics):
-                next(outputs)
-        return found
-
-    def _apart(self, expected: Gradients, found: Gradients, limit: float) -> Iterator[Difference]:
-        """Yield the problems whose gradients are further apart than so much, and by how much."""
-        for name in self._members.names:
-            if [each is None for each in expected[name]] != [each is None for each in found[name]]:
-                yield name, float("inf")
-            elif not (difference := _relative(expected[name], found[name])) <= limit:
-                yield name, difference
-
-    def _moves(self, number: int, unit: float, batches: Drawings) -> Generator[Gradients]:
-        """Yield a member's gradients at parameters that are one rounding error away, in one direction after the other.
-
-        They differ by more than one rounding error where large terms cancel, and by far more in finite differences.
-        """
-        rows = [each[number] for each in self._stack.tensors[: self._stack.num_parameters]]
-        before = [row.clone() for row in rows]
-        generator = torch.Generator().manual_seed(0)
-        try:
-            for _ in range(NUM_MOVES):
-                for row, kept in zip(rows, before, strict=True):
-                    row.copy_(moved(kept, unit, generator))
-                yield {step.problem.name: step.gradient for step in self._members.prepared(number, batches)}
-        finally:
-            for row, kept in zip(rows, before, strict=True):
-                row.copy_(kept)
+            outputs = function(*rows, *[copied(each) for each in tensors])
+        return {(name, _GRADIENT): each.gradient for name, each in zip(drawn, function.parts(outputs)[0], strict=True)}
 
 
-def _relative(expected: Gradient, found: Gradient) -> float:
-    """Return how far tensors are apart, over their norm; 0 where the first ones are not finite, as then neither is."""
-    pairs = [(x.detach(), y.detach()) for x, y in zip(expected, found, strict=True) if x is not None and y is not None]
-    distance = sum(float((x - y).double().square().sum()) for x, y in pairs)
-    norm = sum(float(x.double().square().sum()) for x, _ in pairs)
-    if not norm < float("inf"):
-        return 0.0
-    return (distance / norm) ** 0.5 if norm > 0 else (0.0 if distance == 0 else float("inf"))
+def _distances(expected: Ends, found: Ends, before: Ends, unit: float) -> dict[Kind, float]:
+    """Return how far ends are apart, as `distances` does; infinite where other parameters have a gradient.
+
+    A gradient that is not finite is no difference: the other one is not, either.
+    """
+    other_use = [kind for kind in expected if [x is None for x in expected[kind]] != [x is None for x in found[kind]]]
+    kept = {
+        kind: values
+        for kind, values in _tensors(expected).items()
+        if kind not in other_use and (kind[1] == _BUFFERS or all(value.isfinite().all() for value in values))
+    }
+    return distances(kept, _tensors(found), _tensors(before), unit) | dict.fromkeys(other_use, float("inf"))
+
+
+def _tensors(ends: Ends) -> dict[Kind, list[Tensor]]:
+    return {kind: [value.detach() for value in values if value is not None] for kind, values in ends.items()}
 
 
 def _fastest(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float, Any]:

@@ -1,11 +1,9 @@
 """Ticks of several programs that share a process: those of equal structure as one, the others side by side."""
 
 import ctypes
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import chain
 
 from mlotool.core.user_code import is_of_user
 from mlotool.fusion.comparison import Verdict
@@ -74,16 +72,16 @@ class SideBySide:
             for prefix in self._prefixes:
                 for part in problem.module.modules():
                     prefix.leave(part)
-            for reads in self._reads if isinstance(problem.stream, Stream) else ():
-                reads.leave(problem.stream)  # type: ignore[arg-type]
+            for reads in self._reads:
+                reads.leave(problem.stream)
 
 
-class Lanes:
-    """The lanes of members of equal structure.
+class Rows:
+    """Which members of equal structure have a row in their stack.
 
-    A member that leaves keeps its lane, which nobody reads any more, until at most half of the lanes are in use; then
-    those that are left get lanes of their own, from the second tick after its last one on: the first one it may have
-    begun. So which lanes there are at a tick depends on nothing but the ticks at which members have left: a sweep that
+    A member that leaves keeps its row, which nobody reads any more, until at most half of the rows are in use; then
+    those that are left get a stack of their own, from the second tick after its last one on: the first one it may have
+    begun. So which rows there are at a tick depends on nothing but the ticks at which members have left: a sweep that
     was killed and goes on has the same, and computes the same bits.
 
     Args:
@@ -91,12 +89,12 @@ class Lanes:
         ends: by member that has left, its last tick; more come while members leave.
 
     Example:
-        >>> lanes = Lanes([0, 1, 2, 3], {})
-        >>> lanes.at(10)
+        >>> rows = Rows([0, 1, 2, 3], {})
+        >>> rows.at(10)
         (0, 1, 2, 3)
-        >>> lanes.leave(1, 20), lanes.at(20), lanes.leave(3, 30), lanes.at(25), lanes.at(30)
+        >>> rows.leave(1, 20), rows.at(20), rows.leave(3, 30), rows.at(25), rows.at(30)
         (None, (0, 1, 2, 3), None, (0, 1, 2, 3), (0, 1, 2, 3))
-        >>> lanes.at(31)
+        >>> rows.at(31)
         (0, 2)
     """
 
@@ -109,23 +107,22 @@ class Lanes:
 
         Args:
             member: its number.
-            tick: its last one; one that left before its first tick never had a lane.
+            tick: its last one; one that left before its first tick never had a row.
         """
         self._ends[member] = tick
 
     def at(self, tick: int) -> tuple[int, ...]:
-        """Return the members that have a lane in the tick after `tick`."""
-        lanes = self._members
+        """Return the members that have a row in the tick after `tick`."""
+        rows = self._members
         for end in sorted({0, *self._ends.values()}):
-            left = tuple(member for member in lanes if self._ends.get(member, end + 1) > end)
-            if end == 0 or (end < tick and 2 * len(left) <= len(lanes)):
-                lanes = left
-        return lanes
+            left = tuple(member for member in rows if self._ends.get(member, end + 1) > end)
+            if end == 0 or (end < tick and 2 * len(left) <= len(rows)):
+                rows = left
+        return rows
 
 
 World = Callable[[int], AbstractContextManager[Callable[[], bool]]]
 
-_NUM_LOOKS = 2
 _DRAWS = "a loss or the data draw from numpy's or Python's global random numbers, of which each run has its own"
 
 
@@ -138,7 +135,7 @@ class StackRecord:
         verdicts: by round, the names of its problems joined by "+".
         reason: why they cannot be one program; "" where they can, or that is not known yet.
         since_tick: how many ticks had been taken when that was found out.
-        layouts: by lanes, what the program of those members was made for.
+        layouts: by rows, what the program of those members was made for.
     """
 
     members: tuple[int, ...]
@@ -146,6 +143,47 @@ class StackRecord:
     reason: str = ""
     since_tick: int = 0
     layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict)
+
+
+class _Structure:
+    """The members of one structure.
+
+    Args:
+        record: what was found out about them.
+        ends: by member that had left in an earlier process, its last tick.
+
+    Attributes:
+        stack: what takes their ticks together; None where that has not begun, or is over.
+        members: those that have a row in it.
+    """
+
+    def __init__(self, record: StackRecord, ends: Mapping[int, int]) -> None:
+        self.record, self.rows = record, Rows(record.members, ends)
+        self.stack: StackedSchedule | None = None
+        self.members: tuple[int, ...] = ()
+        self.look_at_size()
+
+    def look_at_size(self) -> None:
+        """Note that a member is alone."""
+        if len(self.record.members) == 1:
+            self.record.reason = "no other run of its group has a program of its structure"
+
+    def is_apart(self, tick: int, names: Collection[str]) -> bool:
+        """Return whether no round of these members is taken as one program after so many ticks.
+
+        Of a run that goes on from an older checkpoint it is what was known at that tick: a step by a trace of its own
+        has other last bits than one by its plan, which is what a stack takes where its program is no use.
+
+        Args:
+            tick: how many ticks have been taken.
+            names: of the problems of a member.
+        """
+        record = self.record
+        if (record.reason and tick >= record.since_tick) or len(record.members) == 1:
+            return True
+        decided = {name for round_name in record.verdicts for name in round_name.split("+")}
+        is_off = not any(each.is_fused or tick <= each.since_tick for each in record.verdicts.values())
+        return is_off and decided >= set(names)
 
 
 class FusedTicks:
@@ -168,27 +206,22 @@ class FusedTicks:
         when_decided: Callable[[Sequence[StackRecord]], None] = lambda records: None,
         world: World | None = None,
     ) -> None:
-        classes: dict[str, list[int]] = {}
+        alike: dict[str, list[int]] = {}
         for member, structure in structures.items():
-            classes.setdefault(structure, []).append(member)
+            alike.setdefault(structure, []).append(member)
         known = {record.members: record for record in records}
-        self.records = [known.get(tuple(members), StackRecord(tuple(members))) for members in classes.values()]
-        self._lanes = [Lanes(record.members, ends or {}) for record in self.records]
-        self._class_of = {member: number for number, record in enumerate(self.records) for member in record.members}
-        self._stacks: dict[int, tuple[tuple[int, ...], StackedSchedule]] = {}
+        self.records = [known.get(tuple(members), StackRecord(tuple(members))) for members in alike.values()]
+        self._structures = [_Structure(record, ends or {}) for record in self.records]
+        self._structure_of = {member: each for each in self._structures for member in each.record.members}
         self._schedules: dict[int, Schedule] = {}
         self._when_decided = when_decided
         self._beside = SideBySide()
         self._world = world
         # Those with code that may draw from global random numbers.
         self._foreign: set[int] = set()
-        # By structure and problem, how often each member has read a batch by itself, to see whether its data draw some.
-        self._num_looks: Counter[tuple[int, str]] = Counter()
         # Those whose last tick has raised, and that have not ended yet.
         self._failed: set[int] = set()
         self._is_told = False
-        for record in self.records:
-            self._look_at_size(record)
 
     def join(self, member: int, schedule: Schedule) -> None:
         """Take in a member that waits for its first tick."""
@@ -197,18 +230,14 @@ class FusedTicks:
         self._schedules[member] = schedule
 
     def leave_out(self, members: Iterable[int]) -> None:
-        """Give members no lane that do not begin now."""
+        """Give members no row that do not begin now."""
         for member in members:
-            number = self._class_of.pop(member)
-            self._lanes[number].leave(member, 0)
-            record = self.records[number]
+            structure = self._structure_of.pop(member)
+            structure.rows.leave(member, 0)
+            record = structure.record
             if not record.layouts:
-                record.members = tuple(each for each in record.members if each != member)
-                self._look_at_size(record)
-
-    def _look_at_size(self, record: StackRecord) -> None:
-        if len(record.members) == 1:
-            record.reason = "no other run of its group has a program of its structure"
+                record.members = tuple(other for other in record.members if other != member)
+                structure.look_at_size()
 
     def leave(self, member: int) -> None:
         """Take note that a member has ended."""
@@ -216,20 +245,20 @@ class FusedTicks:
         if schedule is not None:
             self._beside.leave(schedule.program)
         self._failed.discard(member)
-        number = self._class_of[member]
-        self._lanes[number].leave(member, 0 if schedule is None else schedule.num_ticks)
-        if number in self._stacks:
-            self._stacks[number][1].drop(schedule)
+        structure = self._structure_of[member]
+        structure.rows.leave(member, 0 if schedule is None else schedule.num_ticks)
+        if structure.stack is not None:
+            structure.stack.drop(schedule)
 
     def begin(self, members: Sequence[int]) -> None:
         """Set up some ticks: members may have put other tensors in the place of theirs since the last ones."""
         if not self._is_told:
             self._is_told = True
             self._when_decided(self.records)
-        for number in {self._class_of[member] for member in members} & self._stacks.keys():
-            self._stacks[number][1].refresh()
-        alone = [member for member in self._schedules if self._is_alone(member)]
-        self._beside.take([self._schedules[member].program for member in alone])
+        for structure in {id(each): each for each in map(self._structure_of.__getitem__, members)}.values():
+            if structure.stack is not None:
+                structure.stack.refresh()
+        self._beside.take([schedule.program for member, schedule in self._schedules.items() if self._is_alone(member)])
 
     def tick(self, members: Sequence[int], *, may_have_changed: bool = True) -> dict[int, Outcome]:
         """Take one tick of members that stand at the same one.
@@ -242,114 +271,71 @@ class FusedTicks:
             By member the results of the problems that have stepped, by name, or its error.
         """
         outcomes: dict[int, Outcome] = {}
-        by_class: dict[int, list[int]] = {}
-        for member in members:
-            by_class.setdefault(self._class_of[member], []).append(member)
-        for number, found in by_class.items():
-            self._look_at_data(number, found)
-            stack = self._stack(number, self._schedules[found[0]].num_ticks)
-            outcomes |= self._alone(found) if stack is None else self._together(number, *stack, found, may_have_changed)
+        for structure in self._structures:
+            alike = [member for member in members if self._structure_of[member] is structure]
+            if alike:
+                stack = self._stack(structure, self._schedules[alike[0]])
+                if stack is None:
+                    outcomes |= {member: self._alone(member) for member in alike}
+                else:
+                    outcomes |= self._together(structure, stack, alike, may_have_changed)
         self._failed |= {member for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
         return outcomes
 
-    def _look_at_data(self, number: int, members: Sequence[int]) -> None:
-        """Put members apart whose data draw from global random numbers: what is read together is in nobody's own.
-
-        A batch may have been read before, so two of each problem are looked at. They are what comes next in any case.
-        """
-        schedule, record, any_has_drawn = self._schedules[members[0]], self.records[number], False
-        foreign = [member for member in members if member in self._foreign]
-        if self._world is None or not foreign or record.reason or schedule.num_ticks == 0:
-            return
-        for name in chain(*schedule.order().rounds):
-            self._num_looks[number, name] += 1
-            for member in foreign if self._num_looks[number, name] <= _NUM_LOOKS else ():
-                stream = self._schedules[member].program.problems[name].stream
-                # What cannot be read says so in the tick.
-                with self._world(member) as has_drawn, suppress(Exception):
-                    if stream is not None:
-                        stream.peek()
-                    any_has_drawn |= has_drawn()
-        if any_has_drawn:
-            self._put_apart(record, _DRAWS, schedule.num_ticks)
-
     def _is_alone(self, member: int) -> bool:
         """Return whether a member takes its ticks by itself for good."""
-        number, tick = self._class_of[member], self._schedules[member].num_ticks
-        return self._is_apart(number, tick) or len(self._lanes[number].at(tick)) < 2
+        structure, schedule = self._structure_of[member], self._schedules[member]
+        tick = schedule.num_ticks
+        return structure.is_apart(tick, schedule.program.problems) or len(structure.rows.at(tick)) < 2
 
-    def _is_apart(self, number: int, tick: int) -> bool:
-        """Return whether no round of members of equal structure is taken as one program after so many ticks.
-
-        Of a run that goes on from an older checkpoint it is what was known at that tick: a step by a trace of its own
-        has other last bits than one by its plan, which is what a stack takes where its program is no use.
-        """
-        record = self.records[number]
-        if (record.reason and tick >= record.since_tick) or len(record.members) == 1:
-            return True
-        problems = {name for names in record.verdicts for name in names.split("+")}
-        is_off = not any(each.is_fused or tick <= each.since_tick for each in record.verdicts.values())
-        known = next((self._schedules[member] for member in record.members if member in self._schedules), None)
-        return is_off and known is not None and problems >= known.program.problems.keys()
-
-    def _alone(self, members: Sequence[int]) -> dict[int, Outcome]:
-        outcomes: dict[int, Outcome] = {}
-        for member in members:
-            schedule = self._schedules[member]
-            is_first = schedule.num_ticks == 0
-            try:
-                if self._world is None or not (is_first or member in self._foreign):
-                    outcomes[member] = schedule.tick()
-                    continue
-                with self._world(member) as has_drawn:
-                    outcomes[member] = schedule.tick()
-                    if is_first and has_drawn():
-                        self._put_apart(self.records[self._class_of[member]], _DRAWS, 0)
-            except Exception as error:
-                outcomes[member] = error
-        return outcomes
+    def _alone(self, member: int) -> Outcome:
+        schedule = self._schedules[member]
+        is_first = schedule.num_ticks == 0
+        try:
+            if self._world is None or not (is_first or member in self._foreign):
+                return schedule.tick()
+            with self._world(member) as has_drawn:
+                results = schedule.tick()
+                if is_first and has_drawn():
+                    self._put_apart(self._structure_of[member].record, _DRAWS, 0)
+                return results
+        except Exception as error:
+            return error
 
     def _together(
-        self,
-        number: int,
-        lanes: tuple[int, ...],
-        stack: StackedSchedule,
-        members: Sequence[int],
-        may_have_changed: bool,
+        self, structure: _Structure, stack: StackedSchedule, members: Sequence[int], may_have_changed: bool
     ) -> dict[int, Outcome]:
+        record, rows = structure.record, structure.members
         try:
-            found = stack.tick([member in members for member in lanes], may_have_changed=may_have_changed)
+            outcomes = stack.tick([member in members for member in rows], may_have_changed=may_have_changed)
         except Exception as error:
             # In the middle of a tick: none of them can go on, but other members can.
             return dict.fromkeys(members, error)
-        record = self.records[number]
-        if (stack.verdicts, stack.layout) != (record.verdicts, record.layouts.get(lanes)):
-            record.verdicts, record.layouts[lanes] = stack.verdicts, stack.layout
+        if (stack.verdicts, stack.layout) != (record.verdicts, record.layouts.get(rows)):
+            record.verdicts, record.layouts[rows] = stack.verdicts, stack.layout
             self._when_decided(self.records)
-        return {member: outcome for member, outcome in zip(lanes, found, strict=True) if outcome is not None}
+        return {member: outcome for member, outcome in zip(rows, outcomes, strict=True) if outcome is not None}
 
-    def _stack(self, number: int, tick: int) -> tuple[tuple[int, ...], StackedSchedule] | None:
-        """Return the stack of members of equal structure after `tick`, with its lanes; None where each is by itself."""
-        record = self.records[number]
+    def _stack(self, structure: _Structure, schedule: Schedule) -> StackedSchedule | None:
+        """Return the stack of members of equal structure in the next tick of one of them; None: each is by itself."""
+        tick, record = schedule.num_ticks, structure.record
+        rows = structure.rows.at(tick)
         # The first steps are the optimizers' own.
-        if tick == 0 or self._is_apart(number, tick):
+        if tick == 0 or structure.is_apart(tick, schedule.program.problems) or len(rows) < 2:
             return None
-        lanes = self._lanes[number].at(tick)
-        if len(lanes) < 2:
-            return None
-        if number not in self._stacks or self._stacks[number][0] != lanes:
-            there = [None if member in self._failed else self._schedules.get(member) for member in lanes]
+        if structure.stack is None or structure.members != rows:
+            there = [None if member in self._failed else self._schedules.get(member) for member in rows]
             try:
-                stack = StackedSchedule(there, record.verdicts, record.layouts.get(lanes))
-                self._stacks[number] = lanes, stack
+                structure.stack = StackedSchedule(there, record.verdicts, record.layouts.get(rows))
+                structure.members = rows
             except Exception as error:
                 # Whatever it is, each can go on by itself.
                 self._put_apart(record, reason_of(error), tick)
                 return None
-        elif self._stacks[number][1].reason:
-            self._put_apart(record, self._stacks[number][1].reason, tick)
+        elif structure.stack.reason:
+            self._put_apart(record, structure.stack.reason, tick)
             return None
-        return self._stacks[number]
+        return structure.stack
 
     def _put_apart(self, record: StackRecord, reason: str, tick: int) -> None:
         """Let members take their ticks by themselves from this one on."""

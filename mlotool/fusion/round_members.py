@@ -1,10 +1,9 @@
 """The members of a round, each of which can take its steps by its own plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_batches import StackedBatch
 from mlotool.fusion.stacked_gradients import Drawings
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
@@ -15,6 +14,9 @@ from mlotool.program.traced_rounds import Drawn
 
 Outcome = dict[str, StepResult] | Exception | None
 """What the steps of one member have given, or the error of one; None of a member that takes no part."""
+
+Positions = list[list[dict[str, int] | None]]
+"""By member and problem of the round, where its stream stands; None where it has none."""
 
 
 class Moving:
@@ -33,18 +35,16 @@ class Moving:
         self._stack, self._number, self._random = stack, number, schedule.program.random
         self.buffers = [each.clone() for each in stack.buffers(number)]
         self._state = self._random.state_dict()
-        self._memories = [(memory, memory.value) for memory in schedule.program.engine.memories]
+        memories = [*schedule.program.engine.memories]
         norms = [problem.trajectory.largest_norm for problem in schedule.program.engine.problems]
-        self._norms = [(norm, norm.value) for norm in norms]
+        self._values = [(holder, holder.value) for holder in (*memories, *norms)]
 
     def restore(self) -> None:
         """Put it back."""
         self._stack.put_buffers(self._number, self.buffers)
         self._random.load_state_dict(self._state)
-        for memory, value in self._memories:
-            memory.value = value
-        for norm, value in self._norms:
-            norm.value = value
+        for holder, value in self._values:
+            holder.value = value
 
 
 class RoundMembers:
@@ -63,9 +63,9 @@ class RoundMembers:
     def __init__(self, names: tuple[str, ...], schedules: Sequence[Schedule | None], stack: Stack) -> None:
         self.names, self.schedules, self.stack = names, list(schedules), stack
         self.problems: list[list[Problem]] = [
-            [] if each is None else [each.program.problems[name] for name in names] for each in schedules
+            [] if schedule is None else [schedule.program.problems[name] for name in names] for schedule in schedules
         ]
-        first = next(each for each in schedules if each is not None).program
+        first = next(schedule for schedule in schedules if schedule is not None).program
         self._recorded = [name for name in names if first.problems[name].trajectory.is_kept]
 
     def drop(self, number: int) -> None:
@@ -74,78 +74,68 @@ class RoundMembers:
 
     def schedule(self, number: int) -> Schedule:
         """Return the schedule of a member that is there."""
-        found = self.schedules[number]
-        assert found is not None
-        return found
+        schedule = self.schedules[number]
+        assert schedule is not None
+        return schedule
 
     def moving(self, number: int) -> Moving:
         """Return what puts back what a member's plan moves."""
         return Moving(self.schedule(number), self.stack, number)
 
-    def each(self, live: Sequence[bool], take: Callable[[int], dict[str, StepResult]]) -> list[Outcome]:
-        """Return what each live member's steps give, or its own error."""
+    def planned(self, live: Sequence[bool]) -> list[Outcome]:
+        """Take the steps of live members by their plans, which draw their batches; return what each gives."""
         outcomes: list[Outcome] = [None] * len(live)
         for number in numbers(live):
+            schedule = self.schedule(number)
             try:
-                with self.schedule(number).program.random:
-                    outcomes[number] = take(number)
+                with schedule.program.random:
+                    outcomes[number] = schedule.step_round(self.names)
                 self.stack.changes += 1
                 self.stack.refresh_member(number)
             except Exception as error:
                 outcomes[number] = error
         return outcomes
 
-    def drawing(self, number: int) -> dict[str, StepResult]:
-        """Take a member's steps; its batches are yet to be drawn."""
-        return self.schedule(number).step_round(self.names)
-
-    def planned(self, number: int, batches: Drawings, *, is_recorded: bool = True) -> dict[str, StepResult]:
-        """Take a member's steps on batches that were drawn."""
-        if not is_recorded:
-            self.record(number, batches)
-        return self.schedule(number).step_round(self.names, self.drawn(number, batches))
-
     def prepared(self, number: int, batches: Drawings) -> list[PreparedStep]:
-        """Return a member's steps with their gradients; they are yet to be taken."""
+        """Return a member's steps on batches that were drawn, with their gradients; they are yet to be taken."""
         schedule = self.schedule(number)
         self.stack.changes += 1
         with schedule.program.random:
             return schedule.prepared_round(self.names, self.drawn(number, batches))
 
-    def failures(self, live: Sequence[bool], batches: Drawings) -> dict[int, Exception]:
-        """Return by member the error that its plan raises, such as of a target that is out of range; nothing moves."""
-        found: dict[int, Exception] = {}
-        for number in numbers(live):
-            state = self.moving(number)
-            try:
-                self.prepared(number, batches)
-            except Exception as error:
-                found[number] = error
-            finally:
-                state.restore()
-        return found
+    def positions(self) -> Positions:
+        """Return where the streams of all members stand."""
+        return [
+            [None if problem.stream is None else problem.stream.state_dict() for problem in problems]
+            for problems in self.problems
+        ]
 
-    def given(self, number: int) -> list[tuple[Hyperparameters, ...] | None]:
-        """Return by problem the hyperparameters of its optimizer, where other problems give some of them."""
+    def go_back(self, positions: Positions, live: Sequence[bool]) -> None:
+        """Let the streams of live members stand where they stood before they were drawn from."""
+        for number in numbers(live):
+            for problem, position in zip(self.problems[number], positions[number], strict=True):
+                if problem.stream is not None and position is not None:
+                    problem.stream.load_state_dict(position)
+
+    def hyperparameters(self, number: int) -> list[tuple[Hyperparameters, ...] | None]:
+        """Return by problem those of its optimizer, where other problems give some of them."""
         program = self.schedule(number).program
         return [
-            program.hyperparameters(each.name) if each.settings.optimizer_roles else None
-            for each in self.problems[number]
+            program.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
+            for problem in self.problems[number]
         ]
 
     def drawn(self, number: int, batches: Drawings, *, with_steps: bool = False) -> Drawn:
-        """Return the batches of one member, and the steps that are differentiated, which a plan finds by itself."""
-        return {
-            name: [
-                {
-                    key: _of_member(each, number)
-                    for key, each in entry.items()
-                    if with_steps or not (isinstance(each, StackedBatch) and isinstance(each.value, TakenSteps))
-                }
-                for entry in entries
-            ]
-            for name, entries in zip(self.names, batches, strict=True)
-        }
+        """Return the batches of one member; where asked for, with the recorded steps, which a plan finds by itself."""
+
+        def own(entry: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: None if batch is None else batch.of(number)
+                for name, batch in entry.items()
+                if with_steps or batch is None or not isinstance(batch.value, TakenSteps)
+            }
+
+        return {name: [*map(own, entries)] for name, entries in zip(self.names, batches, strict=True)}
 
     def record(self, number: int, batches: Drawings) -> None:
         """Record a member's steps where its hypergradients want to see them."""
@@ -163,44 +153,10 @@ def numbers(live: Sequence[bool]) -> list[int]:
     return [number for number, is_live in enumerate(live) if is_live]
 
 
-def unread(batches: Drawings) -> dict[int, Exception]:
-    """Return by member the error of a batch that cannot be read."""
-    found: dict[int, Exception] = {}
-    for batch in _apart(batches):
-        for number, own in enumerate(batch):
-            if isinstance(own, Exception):
-                found.setdefault(number, own)
-    return found
-
-
-def are_apart(batches: Drawings) -> bool:
-    """Say whether some batches could not be put together."""
-    return bool(_apart(batches))
-
-
-def _apart(batches: Drawings) -> list[list[Any]]:
-    """Return the batches that are lists with one of each member."""
-    values: list[Any] = [batch for entries in batches for entry in entries for batch in entry.values()]
-    return [batch for batch in values if isinstance(batch, list)]
-
-
-def _of_member(batch: Any, number: int) -> Any:
-    if isinstance(batch, list):
-        if isinstance(batch[number], Exception):
-            raise batch[number]
-        return batch[number]
-    return None if batch is None else batch.of(number)
-
-
-def add_outcome(outcomes: list[Outcome], number: int, found: Outcome) -> None:
+def add_outcome(outcomes: list[Outcome], number: int, outcome: Outcome) -> None:
     """Add what a member's steps have given to what those before have; an error takes their place."""
     before = outcomes[number]
-    if isinstance(before, dict) and isinstance(found, dict):
-        before.update(found)
+    if isinstance(before, dict) and isinstance(outcome, dict):
+        before.update(outcome)
     else:
-        outcomes[number] = found
-
-
-def with_errors(outcomes: Sequence[Outcome], errors: Mapping[int, Exception]) -> list[Outcome]:
-    """Return outcomes with the errors of some members in their places."""
-    return [errors.get(number, each) for number, each in enumerate(outcomes)]
+        outcomes[number] = outcome

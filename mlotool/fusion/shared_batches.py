@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from torch import Tensor
@@ -11,15 +11,15 @@ from torch import Tensor
 from mlotool.core.bound_module import lazy_copy
 from mlotool.problem.stream import Place, Stream
 
-_CONSTANTS = (str, bytes, int, float, complex, type(None))
+Item = TypeVar("Item")
 
 
 def copied(value: Any) -> Any:
     """Return a copy of a batch: its containers anew; large tensors on a CPU take memory once they are written to.
 
     Args:
-        value: tensors without a graph, numbers and texts in dicts, lists, tuples and dataclasses; anything else is
-            copied as `copy.deepcopy` does.
+        value: tensors without a graph in dicts, lists, tuples and dataclasses; anything else is copied as
+            `copy.deepcopy` does.
 
     Example:
         >>> import torch
@@ -28,23 +28,7 @@ def copied(value: Any) -> Any:
         >>> other["input"].add_(1.0), batch["input"]
         (tensor([1., 1.]), tensor([0., 0.]))
     """
-    if isinstance(value, Tensor):
-        return lazy_copy(value)
-    if isinstance(value, _CONSTANTS):
-        return value
-    if type(value) is dict:
-        return {key: copied(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([copied(each) for each in value])
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(copied, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        twin = copy.copy(value)
-        for field in fields(value):
-            # The class may be frozen.
-            object.__setattr__(twin, field.name, copied(getattr(value, field.name)))
-        return twin
-    return copy.deepcopy(value)
+    return copy.deepcopy(value, {id(tensor): lazy_copy(tensor) for tensor in tensors_in(value)})
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -58,6 +42,18 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensors_in(part)
+
+
+def grouped(items: Iterable[Item], is_like: Callable[[Item, Item], bool]) -> list[list[Item]]:
+    """Return items that are alike together, each object once; groups of one are left out."""
+    groups: list[list[Item]] = []
+    for item in items:
+        group = next((group for group in groups if any(item is each for each in group) or is_like(item, group[0])), [])
+        if not group:
+            groups.append(group)
+        if not any(item is each for each in group):
+            group.append(item)
+    return [group for group in groups if len(group) > 1]
 
 
 def num_bytes(value: Any) -> int:
@@ -111,8 +107,8 @@ class SharedReads:
         del self._kept[place]
         return batch
 
-    def leave(self, stream: Stream) -> None:
-        """Wait for a stream no longer, which reads its batches itself from now on."""
+    def leave(self, stream: Any) -> None:
+        """Wait for a stream no longer, which reads its batches itself from now on; one of others' is left alone."""
         if stream not in self._streams:
             return
         self._streams.discard(stream)
@@ -147,39 +143,16 @@ def share_reads(streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> list[S
         >>> torch.equal(streams[0].next(), streams[1].next()), len(reads)
         (True, 1)
     """
-    alike: list[list[Stream]] = []
-    for stream in streams:
-        known = next((each for each in alike if stream.loads_like(each[0])), None)
-        if known is None:
-            alike.append([stream])
-        elif stream not in known:
-            known.append(stream)
     shared = []
-    for group in alike:
-        if len(group) > 1:
-            reads = SharedReads(group, max_bytes)
-            for stream in group:
-                stream.read_through(reads)
-            shared.append(reads)
+    for group in grouped(streams, Stream.loads_like):
+        shared.append(SharedReads(group, max_bytes))
+        for stream in group:
+            stream.read_through(shared[-1])
     return shared
 
 
 MAX_KEPT_BYTES = 2**28
-"""Of the batches of a group that are kept; those that find no room are read again by each run."""
-
-
-class Room:
-    """The memory that is left for batches that are kept: at first `num_bytes` for all of them."""
-
-    def __init__(self, num_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._num_left = num_bytes
-
-    def takes(self, batch: Any) -> bool:
-        """Say whether there is room for a batch, which then has taken it."""
-        size = num_bytes(batch)
-        has_room = size <= self._num_left
-        self._num_left -= size if has_room else 0
-        return has_room
+"""Of the batches of a data object that are kept; those that find no room are read again by each run."""
 
 
 class KeptData:
@@ -190,15 +163,15 @@ class KeptData:
 
     Args:
         data: the whole; what else it has stays (`splits`, `num_classes`, ...).
-        room: for the batches.
+        max_bytes: of the batches that are kept.
 
     Attributes:
         num_readers: runs that read it; nothing is kept for one alone.
     """
 
-    def __init__(self, data: Any, room: Room) -> None:
+    def __init__(self, data: Any, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._data = data
-        self._room = room
+        self._num_left = max_bytes
         self._datasets: dict[str, Any] = {}
         self.num_readers = 0
 
@@ -217,8 +190,11 @@ class KeptData:
         return self._datasets[name]
 
     def takes(self, batch: Any) -> bool:
-        """Say whether a batch is to be kept."""
-        return self.num_readers > 1 and self._room.takes(batch)
+        """Say whether a batch is to be kept, for which there is then less room."""
+        size = num_bytes(batch)
+        is_kept = self.num_readers > 1 and size <= self._num_left
+        self._num_left -= size if is_kept else 0
+        return is_kept
 
 
 class _KeptDataset:

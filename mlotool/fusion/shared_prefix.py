@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from types import MethodType
 from typing import Any
 
@@ -15,11 +15,11 @@ from mlotool.core.bound_module import lazy_copy, share_memory
 from mlotool.core.tangents import any_has_tangent
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import fingerprint, tolerance
-from mlotool.fusion.shared_batches import copied, num_bytes, tensors_in
+from mlotool.fusion.shared_batches import copied, grouped, num_bytes, tensors_in
 from mlotool.problem.problem import Problem
 
-_OF_MODULES = nn.Module().__dict__.keys() | {"forward"}
-_HOOKS = tuple(name for name, value in nn.Module().__dict__.items() if "hook" in name and isinstance(value, Mapping))
+_OF_TORCH = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"} | {"forward"}
+_HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, Mapping))
 _IN_ONE_MODE = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "Attention", "Transformer", "RNN", "LSTM", "GRU")
 """In the names of torch's modules that train mode changes."""
 
@@ -35,27 +35,38 @@ def frozen_parts(module: nn.Module) -> dict[str, nn.Module]:
         >>> list(frozen_parts(model))
         ['0']
     """
-    found: dict[str, nn.Module] = {}
+    frozen: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
-        if name and not any(name.startswith(f"{other}.") for other in found) and _is_frozen(part):
-            found[name] = part
-    return found
+        parameters = list(part.parameters())
+        is_frozen = bool(parameters) and not any(each.requires_grad or is_lazy(each) for each in parameters)
+        has_hooks = any(vars(each).get(hooks) for each in part.modules() for hooks in _HOOKS)
+        if name and is_frozen and not has_hooks and not any(name.startswith(f"{other}.") for other in frozen):
+            frozen[name] = part
+    return frozen
 
 
-def mode_dependent(part: nn.Module) -> list[nn.Module]:
-    """Return the modules in a part whose function may be another one in train mode than in eval mode."""
-    return [each for each in part.modules() if _may_depend_on_mode(each)]
-
-
-def are_same_function(part: nn.Module, other: nn.Module) -> bool:
+def are_same_function(part: Any, other: Any) -> bool:
     """Say whether two frozen parts are of the same classes with the same settings, parameters and buffers.
 
     Example:
         >>> are_same_function(nn.Softplus(2.0), nn.Softplus(2.0)), are_same_function(nn.Softplus(2.0), nn.Softplus(3.0))
         (True, False)
     """
-    ours, theirs = dict(part.named_modules()), dict(other.named_modules())
-    return [*ours] == [*theirs] and all(_is_same_module(ours[name], theirs[name]) for name in ours)
+    if part is other or type(part) is not type(other):
+        return part is other
+    if isinstance(part, Tensor):
+        return have_same_bits(part, other)
+    if isinstance(part, nn.Module):
+        part, other = ({key: vars(each)[key] for key in vars(each) if key not in _OF_TORCH} for each in (part, other))
+    if isinstance(part, Mapping):
+        return [*part] == [*other] and all(are_same_function(part[key], other[key]) for key in part)
+    if isinstance(part, Sequence) and not isinstance(part, str | bytes):
+        return len(part) == len(other) and all(map(are_same_function, part, other))
+    try:
+        return bool(part == other)
+    except Exception:
+        # What cannot be compared may be anything.
+        return False
 
 
 def have_same_bits(tensor: Tensor, other: Tensor) -> bool:
@@ -71,50 +82,17 @@ def have_same_bits(tensor: Tensor, other: Tensor) -> bool:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _is_frozen(part: nn.Module) -> bool:
-    parameters = list(part.parameters())
-    is_frozen = bool(parameters) and not any(each.requires_grad or is_lazy(each) for each in parameters)
-    return is_frozen and not any(vars(each).get(name) for each in part.modules() for name in _HOOKS)
-
-
 def _may_depend_on_mode(module: nn.Module) -> bool:
     kind = type(module)
     # Code that is not torch's may ask for the mode.
     return not kind.__module__.startswith("torch.nn.modules.") or any(word in kind.__name__ for word in _IN_ONE_MODE)
 
 
-def _is_same_module(module: nn.Module, other: nn.Module) -> bool:
-    def held(each: nn.Module) -> list[Any]:
-        settings = {name: value for name, value in vars(each).items() if name not in _OF_MODULES}
-        return [each._parameters, each._buffers, settings]
-
-    return type(module) is type(other) and _is_same(held(module), held(other))
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    if value is other or type(value) is not type(other):
-        return value is other
-    if isinstance(value, Tensor):
-        return have_same_bits(value, other)
-    if isinstance(value, nn.Module):
-        return are_same_function(value, other)
-    if isinstance(value, Mapping):
-        return [*value] == [*other] and all(_is_same(value[key], other[key]) for key in value)
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return len(value) == len(other) and all(map(_is_same, value, other))
-    try:
-        return bool(value == other)
-    except Exception:
-        # What cannot be compared may be anything.
-        return False
-
-
 MAX_BYTES = 2**28
 """Of the inputs and outputs that are kept for those who have not asked yet."""
 
-_NUM_TRIES, _PER_TRY = 32, 16
-"""Training steps of each member in a row for which nobody had the result: then the runs see different samples. Of
-evaluations of a whole split so many count as one."""
+_NUM_TRIES = 32
+"""Training steps of each member in a row for which nobody had the result: then the runs see different samples."""
 
 
 class SharedPrefix:
@@ -158,36 +136,32 @@ class SharedPrefix:
     def result(self, member: "_Member", arguments: tuple[Tensor, ...]) -> Any:
         """Return a part's result for an input that is a constant."""
         key = _key_of(arguments)
-        found = self._kept.get(key)
-        if found is None or not all(map(_is_same_input, found[0], arguments)):
+        kept, result, _ = self._kept.get(key, ((), None, 0))
+        if not kept or not all(map(_is_same_input, kept, arguments)):
             return self._evaluated(member, key, arguments)
         self._kept.move_to_end(key)
         self._num_misses = 0
-        own = member.differing(arguments, found[1])
+        own = member.differing(arguments, result)
         if own is not None:
             self._leave(member)
             return own
         self.num_shared += 1
-        return copied(found[1])
+        return copied(result)
 
     def _evaluated(self, member: "_Member", key: Any, arguments: tuple[Tensor, ...]) -> Any:
         held = tuple(map(lazy_copy, arguments))
         result = member.forward(*arguments)
         # An evaluation of a whole split has many inputs that no other run has met yet.
-        self._num_misses += _PER_TRY if torch.is_grad_enabled() else 1
-        if self._num_misses > _PER_TRY * _NUM_TRIES * len(self._members):
+        self._num_misses += torch.is_grad_enabled()
+        if self._num_misses > _NUM_TRIES * len(self._members):
             self.close()
         elif _is_plain(result) and not any(each.requires_grad for each in tensors_in(result)):
-            self._keep(key, held, copied(result))
+            self._drop(key)
+            self._kept[key] = held, copied(result), num_bytes((held, result))
+            self._num_bytes += self._kept[key][2]
+            while self._num_bytes > self._max_bytes and len(self._kept) > 1:
+                self._drop(next(iter(self._kept)))
         return result
-
-    def _keep(self, key: Any, arguments: tuple[Tensor, ...], result: Any) -> None:
-        self._drop(key)
-        size = num_bytes((arguments, result))
-        self._kept[key] = arguments, result, size
-        self._num_bytes += size
-        while self._num_bytes > self._max_bytes and len(self._kept) > 1:
-            self._drop(next(iter(self._kept)))
 
     def _drop(self, key: Any) -> None:
         if key in self._kept:
@@ -215,7 +189,8 @@ class _Member:
         self.forward: Callable[..., Any] = part.forward
         self._prefix = prefix
         self._own = vars(part).get("forward")
-        self._mode_dependent = mode_dependent(part)
+        # Whose function may be another one in train mode than in eval mode.
+        self._mode_dependent = [*filter(_may_depend_on_mode, part.modules())]
         self._parameters = [
             (each._parameters, name, tensor, tensor._version)
             for each in part.modules()
@@ -258,11 +233,9 @@ class _Member:
 
     def _is_constant(self, arguments: tuple[Any, ...]) -> bool:
         """Say whether the part is a function of these arguments alone now, and nothing asks for more than its value."""
-        if (
-            not arguments
-            or not all(map(_is_plain_tensor, arguments))
-            or any(each.training for each in self._mode_dependent)
-        ):
+        if not arguments or not all(map(_is_plain_tensor, arguments)):
+            return False
+        if any(module.training for module in self._mode_dependent):
             return False
         is_watched = is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
         return not is_watched and not torch.is_inference_mode_enabled() and not any_has_tangent(arguments)
@@ -288,15 +261,9 @@ def share_prefixes(problems: Iterable[Problem], max_bytes: int = MAX_BYTES) -> l
     Returns:
         What is shared; `close()` ends it.
     """
-    alike: list[list[nn.Module]] = []
-    for module in [each.module for each in problems if _is_evaluated_whole(each)]:
-        for part in frozen_parts(module).values():
-            known = next((group for group in alike if part in group or are_same_function(part, group[0])), None)
-            if known is None:
-                alike.append([part])
-            elif part not in known:
-                known.append(part)
-    return [SharedPrefix(group, max_bytes) for group in alike if len(group) > 1]
+    modules = [problem.module for problem in problems if _is_evaluated_whole(problem)]
+    parts = chain.from_iterable(frozen_parts(module).values() for module in modules)
+    return [SharedPrefix(group, max_bytes) for group in grouped(parts, are_same_function)]
 
 
 def _is_evaluated_whole(problem: Problem) -> bool:

@@ -1,10 +1,9 @@
 """The tensors of several members in one, row k of each being member k's own, and what else of a member's is its own."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -61,16 +60,12 @@ class Stack:
             self._places[problem.name] = slice(begin, self.num_parameters)
         self.tensors = [torch.stack([each.detach() for each in group]) for group in zip(*by_member, strict=True)]
         self._rows = [[*rows] for rows in zip(*[tensor.unbind() for tensor in self.tensors], strict=True)]
-        self._row_pointers = [_pointers(rows) for rows in self._rows]
-        # What is trained stays the same objects; buffers may be assigned anew.
-        self._parameters = [_parameters(program or first) for program in programs]
-        self._forms: list[SameForms] = []
-        for program, rows in zip(programs, self._rows, strict=True):
-            if program is not None:
-                _bind(program, rows)
-            self._forms.append(SameForms(_tensors(program or first)))
+        self._pointers = [[row.data_ptr() for row in rows] for rows in self._rows]
+        self._forms: list[SameForms] = [SameForms([])] * len(programs)
         self._refreshed_at = 0
-        self._look_at_all()
+        for number, program in enumerate(programs):
+            if program is not None:
+                self._bind(number, program)
 
     def parameters(self, name: str) -> list[Tensor]:
         """Return the trained parameters of a problem, (members, ...) each."""
@@ -78,24 +73,20 @@ class Stack:
 
     def refresh(self) -> None:
         """Take over what members have put in the place of their tensors, by `data` or a buffer that is assigned."""
-        if self._refreshed_at == self.changes:
-            return
-        self._refreshed_at = self.changes
-        tensors = self._of_all()
-        if _pointers(tensors) != self._all_pointers or not self._all_forms(tensors):
+        if self._refreshed_at != self.changes:
+            self._refreshed_at = self.changes
             for number in range(len(self._programs)):
                 self.refresh_member(number)
-            self._look_at_all()
 
     def refresh_member(self, number: int) -> None:
         """Take over what one member has put in the place of its tensors."""
         program, rows = self._programs[number], self._rows[number]
         if program is None:
             return
-        tensors = self._parameters[number] + _buffers(program)
+        tensors = _tensors(program)
         if len(tensors) != len(rows) or any(tensor is None for tensor in tensors):
             self.reason = "a buffer of a module has come or gone"
-        elif _pointers(tensors) != self._row_pointers[number] or not self._forms[number](tensors):
+        elif [each.data_ptr() for each in tensors] != self._pointers[number] or not self._forms[number](tensors):
             if any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(rows, tensors, strict=True)):
                 self.reason = "a parameter or a buffer of a module has changed its shape or dtype"
                 return
@@ -103,8 +94,7 @@ class Stack:
                 if tensor.data_ptr() != row.data_ptr() or tensor.stride() != row.stride():
                     # A copy first: both may be views of one memory.
                     row.copy_(tensor.detach().clone())
-            _bind(program, rows)
-            self._forms[number] = SameForms(_tensors(program))
+            self._bind(number, program)
 
     def buffers(self, number: int) -> list[Tensor]:
         """Return the buffers that a member has now, which need not be those of the stack."""
@@ -112,10 +102,9 @@ class Stack:
 
     def put_buffers(self, number: int, values: Sequence[Tensor]) -> None:
         """Let a member's buffers be those of the stack, with such values."""
-        rows = self._rows[number]
-        for row, value in zip(rows[self.num_parameters :], values, strict=True):
+        for row, value in zip(self._rows[number][self.num_parameters :], values, strict=True):
             row.copy_(value)
-        _bind(self._program(number), rows)
+        self._bind(number, self._program(number))
 
     def drop(self, number: int) -> None:
         """Let go of a member, which keeps its values; its row takes those of the first one that is there.
@@ -133,25 +122,15 @@ class Stack:
             if each is None and first is not None:
                 for row, other in zip(self._rows[place], self._rows[first], strict=True):
                     row.copy_(other)
-        self._look_at_all()
-
-    def _look_at_all(self) -> None:
-        """Remember the tensors of all members, so that one look at all of them is enough where nothing changes."""
-        if not self.reason:
-            programs = [program for program in self._programs if program is not None]
-            self._all_parameters = [*chain(*map(_parameters, programs))]
-            self._all_slots = [problem.slots for program in programs for problem in program.engine.problems]
-            tensors = self._of_all()
-            self._all_pointers, self._all_forms = _pointers(tensors), SameForms(tensors)
-
-    def _of_all(self) -> list[Tensor]:
-        buffers = [slots.buffers() for slots in self._all_slots if slots.has_buffers]
-        return [*self._all_parameters, *chain.from_iterable(buffers)]
 
     def _program(self, number: int) -> Program:
         program = self._programs[number]
         assert program is not None
         return program
+
+    def _bind(self, number: int, program: Program) -> None:
+        _bind(program, self._rows[number])
+        self._forms[number] = SameForms(_tensors(program))
 
 
 @dataclass(frozen=True)
@@ -161,12 +140,12 @@ class OwnValue:
     Args:
         key: where it stands.
         values: (members, ...).
-        puts: by member, what gives it another value in its place, and returns what takes that back.
+        holders: by member, the dict that has it, under the last part of the key.
     """
 
     key: str
     values: Tensor
-    puts: Sequence[Callable[[Tensor], Callable[[], None]]]
+    holders: Sequence[dict[str, Any]]
 
 
 def own_values(members: Sequence[Program | None], known: Collection[str] = ()) -> list[OwnValue]:
@@ -191,16 +170,17 @@ def own_values(members: Sequence[Program | None], known: Collection[str] = ()) -
 
 
 @contextmanager
-def given(values: Sequence[OwnValue], tensors: Sequence[Tensor], member: int) -> Iterator[None]:
+def with_values(values: Sequence[OwnValue], tensors: Sequence[Tensor], member: int) -> Iterator[None]:
     """Let a member compute with other tensors, one a value and without the members' axis, in these places."""
-    undo = []
+    places = [(value.holders[member], value.key.rpartition(".")[2]) for value in values]
+    kept = [holder[name] for holder, name in places]
     try:
-        for value, tensor in zip(values, tensors, strict=True):
-            undo.append(value.puts[member](tensor))
+        for (holder, name), tensor in zip(places, tensors, strict=True):
+            holder[name] = tensor
         yield
     finally:
-        for back in reversed(undo):
-            back()
+        for (holder, name), value in zip(places, kept, strict=True):
+            holder[name] = value
 
 
 def _numbers_of_losses(name: str, losses: Sequence[Any], like: Tensor, known: Collection[str]) -> Iterator[OwnValue]:
@@ -208,10 +188,9 @@ def _numbers_of_losses(name: str, losses: Sequence[Any], like: Tensor, known: Co
     if not isinstance(first, partial):
         # A loss that is an object may hold anything: what differs there shows in the comparison with its plan.
         return
-    if any(type(each) is not partial or each.func is not first.func for each in losses):
-        raise NotFusedError(f"the losses of problems.{name} are different functions")
-    if any(each.keywords.keys() != first.keywords.keys() for each in losses):
-        raise NotFusedError(f"the losses of problems.{name} have different settings")
+    forms = [(each.func, each.keywords.keys()) if type(each) is type(first) else None for each in losses]
+    if any(form != forms[0] for form in forms):
+        raise NotFusedError(f"the losses of problems.{name} are different functions, or have different settings")
     for key, value in first.keywords.items():
         values, place = [each.keywords[key] for each in losses], f"problems.{name}.loss.{key}"
         are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
@@ -220,7 +199,7 @@ def _numbers_of_losses(name: str, losses: Sequence[Any], like: Tensor, known: Co
         if not are_numbers:
             raise NotFusedError(f"the losses of problems.{name} differ in {key}, which is no number")
         stacked = torch.tensor(values, dtype=like.dtype, device=like.device)
-        yield OwnValue(place, stacked, [partial(_swap, each.keywords, key) for each in losses])
+        yield OwnValue(place, stacked, [each.keywords for each in losses])
 
 
 def _frozen_parameters(name: str, modules: Sequence[nn.Module], known: Collection[str]) -> Iterator[OwnValue]:
@@ -232,18 +211,12 @@ def _frozen_parameters(name: str, modules: Sequence[nn.Module], known: Collectio
         for key, tensor in child._parameters.items():
             if tensor is None or tensor.requires_grad:
                 continue
-            tensors = [each for holder in holders if (each := holder[key]) is not None]
-            if len(tensors) < len(holders) or any(each.shape != tensor.shape for each in tensors):
+            tensors = [holder[key] for holder in holders]
+            if any(each is None or each.shape != tensor.shape for each in tensors):
                 raise NotFusedError(f"a frozen parameter of problems.{name} ({path}.{key}) has different shapes")
             place = f"problems.{name}.module.{path}.{key}"
             if place in known or not all(torch.equal(tensor, each) for each in tensors):
-                stacked = torch.stack([each.detach() for each in tensors])
-                yield OwnValue(place, stacked, [partial(_swap, holder, key) for holder in holders])
-
-
-def _swap(holder: dict[str, Any], key: str, value: Any) -> Callable[[], None]:
-    kept, holder[key] = holder[key], value
-    return partial(holder.__setitem__, key, kept)
+                yield OwnValue(place, torch.stack([each.detach() for each in tensors]), holders)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -260,13 +233,12 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _bind(program: Program, rows: Sequence[Tensor]) -> None:
     """Let a program's tensors be these."""
-    places = iter(rows)
-    for problem in program.engine.problems:
-        for parameter in problem.own:
-            parameter.data = next(places)
+    values = iter(rows)
+    for parameter in _parameters(program):
+        parameter.data = next(values)
     for problem in program.engine.problems:
         if problem.slots.has_buffers:
-            problem.slots.put_buffers([next(places) for _ in problem.slots.buffers()])
+            problem.slots.put_buffers([next(values) for _ in problem.slots.buffers()])
 
 
 def _parameters(program: Program) -> list[Tensor]:
@@ -279,11 +251,6 @@ def _buffers(program: Program) -> list[Tensor]:
 
 def _tensors(program: Program) -> list[Tensor]:
     return _parameters(program) + _buffers(program)
-
-
-def _pointers(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Return where the memory of tensors begins; -1 of a buffer that is None."""
-    return [-1 if each is None else each.data_ptr() for each in tensors]
 
 
 def _check_tensors(first: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

@@ -7,7 +7,7 @@ else.
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, compress
@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mlotool.core.tracing import Course, tracing
 from mlotool.core.user_code import is_out_of_memory
-from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, given
+from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, with_values
 from mlotool.fusion.stacked_batches import StackedBatch
 from mlotool.problem.interface import Memory
 from mlotool.program import Schedule
@@ -44,7 +44,6 @@ from mlotool.program.traced_function import (
     kinds_of,
     put_together,
 )
-from mlotool.program.traced_rounds import why_untraceable
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class RoundFunction:
     Args:
         together: the problems that step together, of the member.
         engine: of the member.
-        own: values in which members differ.
+        values: those in which members differ.
         batches: by problem of the round, those of each batch that its gradient is averaged over.
         member: its number.
         known_course: how its solvers are to decide, where an earlier trace is repeated.
@@ -80,12 +79,12 @@ class RoundFunction:
         self,
         together: Sequence[Traced],
         engine: Engine,
-        own: Sequence[OwnValue],
+        values: Sequence[OwnValue],
         batches: Sequence[Sequence[Batches]],
         member: int,
         known_course: Sequence[bool] | None = None,
     ) -> None:
-        self._together, self._engine, self._own, self._batches = together, engine, own, batches
+        self._together, self._engine, self._values, self._batches = together, engine, values, batches
         self._member, self._known_course = member, known_course
         self.gradients = MemberGradients(engine)
         self.used: list[tuple[bool, ...]] = []
@@ -94,18 +93,21 @@ class RoundFunction:
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Return what is described above."""
-        values, problems = iter(arguments), self._engine.problems
-        parameters = [[next(values) for _ in problem.own] for problem in problems]
-        buffers = [[next(values) for _ in problem.slots.buffers()] for problem in problems]
-        own, placed = [next(values) for _ in self._own], dict[int, Tensor]()
-        batches = [[put_together(entry, values, placed) for entry in entries] for entries in self._batches]
+        given, problems = iter(arguments), self._engine.problems
+        parameters = [[next(given) for _ in problem.own] for problem in problems]
+        buffers = [[next(given) for _ in problem.slots.buffers()] for problem in problems]
+        values, placed = [next(given) for _ in self._values], dict[int, Tensor]()
+        batches = [[put_together(entry, given, placed) for entry in entries] for entries in self._batches]
         outputs: list[Tensor] = []
         self.used, self.names = [], []
         kept = [problem.slots.buffers() for problem in problems]
         try:
             for problem, tensors in zip(problems, buffers, strict=True):
                 problem.slots.put_buffers([tensor.clone() for tensor in tensors])
-            with tracing(is_joint=True, known=self._known_course) as self.course, given(self._own, own, self._member):
+            with (
+                tracing(is_joint=True, known=self._known_course) as self.course,
+                with_values(self._values, values, self._member),
+            ):
                 for traced, entries in zip(self._together, batches, strict=True):
                     output, gradient = self.gradients(traced, parameters, entries)
                     with torch.no_grad():
@@ -128,6 +130,15 @@ class RoundFunction:
         self.gradients.problem = None
         return [output.detach() for output in outputs]
 
+    def parts(self, outputs: Sequence[Tensor]) -> tuple[list["Stacked"], list[Tensor], list[Tensor]]:
+        """Return by problem the gradient, loss and metrics; the buffers; and what is reported, with any conditions."""
+        values = iter(outputs)
+        gradients = []
+        for used, names in zip(self.used, self.names, strict=True):
+            gradient = [next(values) if is_used else None for is_used in used]
+            gradients.append(Stacked(gradient, next(values), {name: next(values) for name in names}))
+        return gradients, [next(values) for _ in range(self.num_buffers)], list(values)
+
 
 @dataclass(frozen=True, slots=True)
 class Flat:
@@ -139,7 +150,6 @@ class Flat:
         memories: by problem, what the algorithms of the member keep that was traced.
         moved: the positions of the buffers that change.
         unit: the relative error of one rounding, in the lowest precision in which it computes.
-        single: runs one member's gradients as its own trace would; None where it has none.
     """
 
     run: Run
@@ -147,7 +157,6 @@ class Flat:
     memories: Sequence[Memory]
     moved: tuple[int, ...]
     unit: float
-    single: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +188,7 @@ class Stacked:
         return [StepResult(loss, dict(zip(self.metrics, numbers, strict=True))) for loss, *numbers in rows]
 
 
-class Found:
+class FlatResult:
     """What one run of a flat program gives.
 
     Args:
@@ -188,8 +197,7 @@ class Found:
 
     Attributes:
         gradients: by problem of the round.
-        holds: by member, whether its solvers decided as in the trace: only then do its numbers count. None where
-            nothing is decided.
+        holds: by member, whether its solvers decided as in the trace: only then do its numbers count.
         moved: what the buffers that move become.
         reported: what solvers report.
     """
@@ -197,19 +205,10 @@ class Found:
     def __init__(self, flat: Flat, outputs: list[Tensor]) -> None:
         function = flat.function
         self.flat = flat
-        self.holds: list[bool] | None = outputs.pop().tolist() if function.course.conditions else None
-        self.gradients: list[Stacked] = []
-        values = iter(outputs)
-        for used, names in zip(function.used, function.names, strict=True):
-            gradient = [next(values) if is_used else None for is_used in used]
-            self.gradients.append(Stacked(gradient, next(values), {name: next(values) for name in names}))
-        buffers = [next(values) for _ in range(function.num_buffers)]
+        holds = outputs.pop() if function.course.conditions else None
+        self.gradients, buffers, self.reported = function.parts(outputs)
+        self.holds: list[bool] = [True] * len(self.gradients[0].loss) if holds is None else holds.tolist()
         self.moved = [buffers[position] for position in flat.moved]
-        self.reported = list(values)
-
-    def counts(self, number: int) -> bool:
-        """Say whether the numbers of a member count."""
-        return self.holds is None or self.holds[number]
 
 
 class StackedGradients:
@@ -219,8 +218,9 @@ class StackedGradients:
         names: of the problems that step together.
         schedules: those of the members, of which one that takes part is traced; None has left.
         stack: their tensors.
-        own: values in which members differ.
-        courses: by kind of the batches, how solvers decided when it was traced; what is traced anew repeats that.
+        values: those in which members differ.
+        courses: by round and kind of its batches, how solvers decided when it was traced; what is traced anew repeats
+            that.
 
     Attributes:
         at_once: how many members are taken at once: all, until they do not fit into memory.
@@ -233,18 +233,15 @@ class StackedGradients:
         names: Sequence[str],
         schedules: Sequence[Schedule | None],
         stack: Stack,
-        own: Sequence[OwnValue],
+        values: Sequence[OwnValue],
         courses: dict[str, tuple[bool, ...]],
     ) -> None:
-        self._names, self._schedules, self._own, self.courses = names, schedules, own, courses
-        self._stack = stack
+        self._names, self._schedules, self._values, self.courses = names, schedules, values, courses
+        self._stack, self._prefix = stack, f"{'+'.join(names)}:"
         first = next(schedule for schedule in schedules if schedule is not None).program
         # Alone each would run along a trace from its first steps on, and not by its plans.
         is_traced = first.trace is not None and first.trace_from == 0
         self._backend = BACKENDS[first.trace or "eager" if is_traced else "eager"]
-        # But what passes through recorded steps is not traced alone.
-        numbers = [first.engine.numbers[name] for name in names]
-        self._has_traces = is_traced and not any(why_untraceable(number, first.engine) for number in numbers)
         self._modules = [module for problem in first.engine.problems for module in problem.submodules]
         self._known: dict[Any, Flat] = {}
         self.num_traces = 0
@@ -257,7 +254,7 @@ class StackedGradients:
             self.at_once = wanted
             self._known.clear()
 
-    def __call__(self, live: Sequence[bool], batches: Drawings) -> Found:
+    def __call__(self, live: Sequence[bool], batches: Drawings) -> FlatResult:
         """Return the gradients of all members; nothing moves.
 
         Where they do not fit into memory they are taken for half as many members at once, and so on.
@@ -290,11 +287,12 @@ class StackedGradients:
         batches: Drawings,
         arguments: Sequence[Tensor],
         in_dims: Sequence[int | None],
-    ) -> Found:
+    ) -> FlatResult:
         flat = self._known.get(key)
         if flat is None:
-            kind = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-            if kind not in self.courses and len(self.courses) >= MOST_TRACES:
+            kind = f"{self._prefix}{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
+            known = [other for other in self.courses if other.startswith(self._prefix)]
+            if kind not in known and len(known) >= MOST_TRACES:
                 raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
             # Of those that stand at this tick: what the others hold in Python may be that of another one.
             part = _part(arguments, in_dims, 0, self.at_once)
@@ -303,48 +301,29 @@ class StackedGradients:
             self.courses[kind] = tuple(flat.function.course.outcomes)
         with torch._C._AutoDispatchBelowAutograd():
             if self.at_once == self._num_members:
-                return Found(flat, [*flat.run(*arguments)])
+                return FlatResult(flat, [*flat.run(*arguments)])
             parts: list[list[Tensor]] = []
             for begin in range(0, self._num_members, self.at_once):
                 # The last part begins earlier where it would be too short.
                 start = min(begin, self._num_members - self.at_once)
                 outputs = flat.run(*_part(arguments, in_dims, start, self.at_once))
                 parts.append([output[begin - start :] for output in outputs])
-            return Found(flat, [torch.cat(outputs) for outputs in zip(*parts, strict=True)])
+            return FlatResult(flat, [torch.cat(outputs) for outputs in zip(*parts, strict=True)])
 
-    def single(self, batches: Drawings) -> Callable[[], Any] | None:
-        """Return what takes one member's gradients as its own trace would; None where it has no trace.
-
-        Args:
-            batches: those for which the gradients of all were taken before.
-        """
-        key, tensors, dims = self._kinds(batches)
-        run = self._known[key].single
-        if run is None:
-            return None
-        arguments = [each[0] for each in self._fixed()]
-        arguments += [each if dim is None else each[0] for each, dim in zip(tensors, dims, strict=True)]
-
-        def take() -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                return run(*arguments)
-
-        return take
-
-    def commit(self, found: Found, live: Sequence[bool]) -> None:
+    def commit(self, fused: FlatResult, live: Sequence[bool]) -> None:
         """Let buffers move, and report what solvers have reported, for the live members whose numbers count."""
-        counts = [is_live and found.counts(number) for number, is_live in enumerate(live)]
+        counts = [is_live and holds for is_live, holds in zip(live, fused.holds, strict=True)]
         buffers = self._stack.tensors[self._stack.num_parameters :]
-        places = [buffers[position] for position in found.flat.moved]
+        places = [buffers[position] for position in fused.flat.moved]
         with torch.no_grad():
             if places and all(counts):
-                torch._foreach_copy_(places, found.moved)
+                torch._foreach_copy_(places, fused.moved)
             else:
-                for place, value in zip(places, found.moved, strict=True):
+                for place, value in zip(places, fused.moved, strict=True):
                     for number in compress(range(len(live)), counts):
                         place[number].copy_(value[number])
-        for (who, _), values in zip(found.flat.function.course.reports, found.reported, strict=True):
-            problem = next(place for place, memory in enumerate(found.flat.memories) if memory is who.memory)
+        for (who, _), values in zip(fused.flat.function.course.reports, fused.reported, strict=True):
+            problem = next(place for place, memory in enumerate(fused.flat.memories) if memory is who.memory)
             for schedule, value, is_valid in zip(self._schedules, values.unbind(), counts, strict=True):
                 if schedule is not None and is_valid:
                     engine = schedule.program.engine
@@ -352,7 +331,7 @@ class StackedGradients:
 
     def _fixed(self) -> list[Tensor]:
         """Return the arguments that stay where they are."""
-        return [*self._stack.tensors, *[value.values for value in self._own]]
+        return [*self._stack.tensors, *[value.values for value in self._values]]
 
     def _kinds(self, batches: Drawings) -> tuple[Any, list[Tensor], list[int | None]]:
         """Return the kind of batches, their tensors, and where these have the axis of members."""
@@ -385,7 +364,7 @@ class StackedGradients:
         parts, placed = iter(member[num_fixed:]), dict[int, Tensor]()
         of_first = [[_of_first(entry, parts, placed) for entry in entries] for entries in batches]
         together = [schedule.traced(name) for name in self._names]
-        function = RoundFunction(together, engine, self._own, of_first, leader, course)
+        function = RoundFunction(together, engine, self._values, of_first, leader, course)
         kept, random = [memory.value for memory in engine.memories], engine.random.state_dict()
         # The kernel of a CPU has no form for several runs.
         on_cpu = all(each.device.type == "cpu" for each in member)
@@ -399,25 +378,21 @@ class StackedGradients:
                 stacked = torch.vmap(pure, in_dims=tuple(in_dims), randomness="error")
                 flat = make_fx(functionalize(stacked), {**self._backend.decompositions})(*whole)
             graph = simplified(flat)
-            moved = _moved(graph, function, num_fixed - len(self._own))
+            moved = _moved(graph, function, num_fixed - len(self._values))
             unit = rounding_unit(graph)
-            run, single = self._backend.finish(graph, whole, num_fixed), None
-            if self._has_traces:
-                alone = make_fx(functionalize(first), {**self._backend.decompositions})(*member)
-                single = self._backend.finish(simplified(alone), member, num_fixed)
+            run = self._backend.finish(graph, whole, num_fixed)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            own = [
-                value.key for value in self._own if value.key.startswith(f"problems.{function.gradients.problem}.loss.")
-            ]
-            hint = f"; {', '.join(own)}, in which runs differ, may do arithmetic alone" if own else ""
+            begin = f"problems.{function.gradients.problem}.loss."
+            numbers = [value.key for value in self._values if value.key.startswith(begin)]
+            hint = f"; {', '.join(numbers)}, in which runs differ, may do arithmetic alone" if numbers else ""
             raise NotFusedError(f"{reason_of(error)}{hint}") from error
         finally:
             engine.random.load_state_dict(random)
             for memory, value in zip(engine.memories, kept, strict=True):
                 memory.value = value
-        return Flat(run, function, engine.memories, moved, unit, single)
+        return Flat(run, function, engine.memories, moved, unit)
 
 
 def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tuple[int, ...]:

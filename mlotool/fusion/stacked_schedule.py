@@ -6,23 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
-from torch import Tensor
-
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import is_of_user
 from mlotool.fusion.comparison import CHANGED, CHANGED_LATER, CHANGED_PLACE, DIFFERENT, Comparison, Verdict
-from mlotool.fusion.round_members import (
-    Outcome,
-    RoundMembers,
-    add_outcome,
-    are_apart,
-    numbers,
-    unread,
-    with_errors,
-)
+from mlotool.fusion.round_members import Outcome, Positions, RoundMembers, add_outcome, numbers
 from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, own_values, reason_of
-from mlotool.fusion.stacked_batches import Draw, StackedStream, stacked_streams
-from mlotool.fusion.stacked_gradients import Drawings, Found, StackedGradients
+from mlotool.fusion.stacked_batches import Draw, StackedStream, UnlikeBatchesError, stacked_streams
+from mlotool.fusion.stacked_gradients import Drawings, FlatResult, StackedGradients
 from mlotool.fusion.stacked_steps import StackedSteps
 from mlotool.program import Program, Schedule
 from mlotool.program.guard import Guard, may_change_between_ticks
@@ -32,7 +22,7 @@ from mlotool.program.traced_rounds import Looks, why_untraceable
 
 @dataclass
 class Layout:
-    """What is kept of the program of some lanes, so that a sweep that goes on makes the same one.
+    """What is kept of the program of some rows, so that a sweep that goes on makes the same one.
 
     Members that have left meanwhile had their part in it.
 
@@ -57,9 +47,9 @@ class StackedRound:
 
     Args:
         members: of the round.
-        own: values in which members differ.
+        values: those in which members differ.
         streams: by name of the problem.
-        courses: by kind of the batches, how solvers decided when it was traced; more come.
+        courses: by round and kind of its batches, how solvers decided when it was traced; more come.
         verdict: what was found out before, where a sweep is gone on with.
         why_apart: returns why members are to take their steps one by one in this tick; "" where nothing is known.
         renew: called after losses and modules were evaluated by the plans, or traced.
@@ -68,7 +58,7 @@ class StackedRound:
     def __init__(
         self,
         members: RoundMembers,
-        own: Sequence[OwnValue],
+        values: Sequence[OwnValue],
         streams: Mapping[str, StackedStream],
         courses: dict[str, tuple[bool, ...]],
         verdict: Verdict | None = None,
@@ -78,19 +68,19 @@ class StackedRound:
     ) -> None:
         self._members, self._names, self._stack = members, members.names, members.stack
         self._steps: list[StackedSteps] = []
-        programs = [None if each is None else each.program for each in members.schedules]
-        self.verdict = _planned(members.names, programs) or verdict
+        programs = [None if schedule is None else schedule.program for schedule in members.schedules]
+        self.verdict = _unfusable(members.names, programs) or verdict
         if self.verdict is not verdict:
             return
-        leader = next(each for each in members.schedules if each is not None)
+        leader = next(schedule for schedule in members.schedules if schedule is not None)
         self._draw = [Draw(leader.traced(name), programs, streams) for name in members.names]
-        self._gradients = StackedGradients(members.names, members.schedules, members.stack, own, courses)
+        self._gradients = StackedGradients(members.names, members.schedules, members.stack, values, courses)
         stack, changes = members.stack, lambda: members.stack.changes
         self._steps = [
             StackedSteps([each[place] if each else None for each in members.problems], stack.parameters(name), changes)
             for place, name in enumerate(members.names)
         ]
-        self._comparison = Comparison(members, self._gradients, own)
+        self._comparison = Comparison(members, self._gradients, values)
         self._why_apart, self._renew = why_apart, renew
         self._is_pure = False
         # Steps as one program, and the tick of the last one that was compared with a plan.
@@ -106,31 +96,41 @@ class StackedRound:
         Args:
             live: which members take part.
         """
-        tick = self._tick(live)
-        verdict = None if self.verdict is None else self.verdict.at(tick)
-        is_off = bool(self._stack.reason) or (verdict is not None and not verdict.is_fused)
+        tick, errors, live = self._tick(live), dict[int, Exception](), list(live)
+        is_off = bool(self._stack.reason) or (self.verdict is not None and not self.verdict.at(tick).is_fused)
         # The first step is the optimizer's own, which makes its state.
         if is_off or not all(problem.num_steps for problem in self._members.problems[live.index(True)]):
-            return self._members.each(live, self._members.drawing)
-        try:
-            steps = [draw.steps(live) for draw in self._draw]
-        except NotFusedError as error:
-            # Later on it is of this time alone: a batch that is shorter in one run.
-            if self.verdict is None:
-                self._put_apart(live, str(error))
-            return self._members.each(live, self._members.drawing)
-        batches: Drawings = [draw(live, taken) for draw, taken in zip(self._draw, steps, strict=True)]
-        errors = unread(batches)
-        live, batches = self._without(errors, live, batches)
-        if not any(live):
-            return with_errors([None] * len(live), errors)
-        if are_apart(batches):
-            # This time their shapes differ.
-            outcomes = self._members.each(live, lambda each: self._members.planned(each, batches, is_recorded=False))
-            return with_errors(outcomes, errors)
-        for number in numbers(live):
-            self._members.record(number, batches)
-        return with_errors(self._taken(live, batches, errors), errors)
+            return self._members.planned(live)
+        positions = self._members.positions()
+        while any(live):
+            batches: Drawings | None = None
+            fused: FlatResult | None = None
+            try:
+                batches = [draw(live) for draw in self._draw]
+                fused = self._fused(live, batches)
+            except NotFusedError as error:
+                # What does not fit together this time may do so later.
+                if batches is not None or (self.verdict is None and not isinstance(error, UnlikeBatchesError)):
+                    self._put_apart(tick, str(error))
+            except Exception as error:
+                # Most often a member's own, such as a target that is out of range; the others go on without it.
+                if failures := self._failures(live, positions):
+                    errors |= failures
+                    self._members.go_back(positions, live)
+                    for number in failures:
+                        # What it has diverged to may be what an operation over all rows has refused.
+                        self._stack.drop(number)
+                        live[number] = False
+                    continue
+                self._put_apart(tick, reason_of(error))
+            if batches is not None and fused is not None and self._looks_right(live, batches, fused, errors):
+                outcomes = self._stepped(live, batches, fused, positions)
+            else:
+                live = [is_live and number not in errors for number, is_live in enumerate(live)]
+                self._members.go_back(positions, live)
+                outcomes = self._members.planned(live)
+            return [errors.get(number, outcome) for number, outcome in enumerate(outcomes)]
+        return [errors.get(number) for number in range(len(live))]
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
@@ -138,159 +138,148 @@ class StackedRound:
         for step in self._steps:
             step.drop(number)
 
-    def _without(
-        self, errors: Mapping[int, Exception], live: Sequence[bool], batches: Drawings
-    ) -> tuple[list[bool], Drawings]:
-        """Return who is left without members that raise, and the batches without theirs."""
-        left = [is_live and number not in errors for number, is_live in enumerate(live)]
-        if not errors or not any(left):
-            return left, batches
-        for number in errors:
-            # What it has diverged to may be what an operation over all rows has refused.
-            self._stack.drop(number)
-        return left, [draw.without(entries, left) for draw, entries in zip(self._draw, batches, strict=True)]
-
-    def _taken(self, live: Sequence[bool], batches: Drawings, errors: dict[int, Exception]) -> list[Outcome]:
-        """Take steps on batches that were drawn; members whose own plan raises go to `errors`."""
-        found: Found | None = None
-        while found is None and any(live):
+    def _failures(self, live: Sequence[bool], positions: Positions) -> dict[int, Exception]:
+        """Return by member the error that its batches or its plan raise by themselves; nothing moves but streams."""
+        failures: dict[int, Exception] = {}
+        for number in numbers(live):
+            alone, moving = [other == number for other in range(len(live))], self._members.moving(number)
+            self._members.go_back(positions, alone)
             try:
-                found = self._found(live, batches)
-                if found is None:
-                    break
-            except NotFusedError as error:
-                self._put_apart(live, str(error))
-                break
+                self._members.prepared(number, [draw(alone) for draw in self._draw])
+            except NotFusedError:
+                continue
             except Exception as error:
-                # Most often a member's own, such as a target that is out of range; the others go on without it.
-                failures = self._members.failures(live, batches)
-                if not failures:
-                    self._put_apart(live, reason_of(error))
-                    break
-                errors |= failures
-                live, batches = self._without(failures, live, batches)
-        if found is None:
-            return self._members.each(live, lambda number: self._members.planned(number, batches))
-        self._count += 1
-        # A sweep that goes on looks at once: the record of its first process may be anybody's. Else the first step has
-        # been compared when the verdict was found.
-        is_due = self._looks.is_due(self._tick(live)) and self._count > 1
-        if self._compared_at == 0 or is_due:
-            wrong = self._look(live, batches, found)
-            self._renew()
-            if wrong:
-                errors |= wrong
-                rest = [is_live and number not in wrong for number, is_live in enumerate(live)]
-                return self._members.each(rest, lambda number: self._members.planned(number, batches))
-        return self._stepped(live, batches, found)
+                failures[number] = error
+            finally:
+                moving.restore()
+        return failures
 
-    def _found(self, live: Sequence[bool], batches: Drawings) -> Found | None:
+    def _fused(self, live: Sequence[bool], batches: Drawings) -> FlatResult | None:
         """Return the gradients of all; None where it turns out that one by one is the faster way.
 
         Raises:
             NotFusedError: they are not to be taken as one program.
         """
+        tick = self._tick(live)
         if reason := self._why_apart():
             raise NotFusedError(reason)
         if not self._is_pure:
             self._comparison.check_pure(live, batches)
             self._is_pure = True
         if self.verdict is not None:
-            self._gradients.limit(self.verdict.at(self._tick(live)).at_once)
+            self._gradients.limit(self.verdict.at(tick).at_once)
         # Of a sweep that goes on, those that have caught up.
         self._comparison.check_alike(live, batches)
         num_traces = self._gradients.num_traces
-        found = self._gradients(live, batches)
+        fused = self._gradients(live, batches)
         if self._gradients.num_traces > num_traces:
             self._renew()
-        at_once = self._gradients.at_once
         if self.verdict is None:
-            tick = self._tick(live)
-            self.verdict = replace(self._comparison(live, batches, found), since_tick=tick)
+            self.verdict = replace(self._comparison(live, batches, fused), since_tick=tick)
             self._renew()
             self._compared_at = tick + 1
-            return found if self.verdict.is_fused else None
-        if at_once < (self.verdict.at(self._tick(live)).at_once or len(live)):
-            self.verdict = self.verdict.changed(self._tick(live), at_once=at_once)
-        return found
+            return fused if self.verdict.is_fused else None
+        at_once = self._gradients.at_once
+        if at_once < (self.verdict.at(tick).at_once or len(live)):
+            self.verdict = self.verdict.changed(tick, at_once=at_once)
+        return fused
 
-    def _put_apart(self, live: Sequence[bool], reason: str) -> None:
+    def _put_apart(self, tick: int, reason: str) -> None:
         """Take gradients one by one from this tick on."""
-        tick, known = self._tick(live), self.verdict
-        apart = Verdict(is_fused=False, reason=reason, since_tick=tick)
-        self.verdict = apart if known is None else known.changed(tick, is_fused=False, reason=reason)
+        if self.verdict is None:
+            self.verdict = Verdict(is_fused=False, reason=reason, since_tick=tick)
+        else:
+            self.verdict = self.verdict.changed(tick, is_fused=False, reason=reason)
 
-    def _look(self, live: Sequence[bool], batches: Drawings, found: Found) -> dict[int, Exception]:
-        """Return by member an error, where the gradients of a member are not those of its plan any more."""
+    def _looks_right(
+        self, live: Sequence[bool], batches: Drawings, fused: FlatResult, errors: dict[int, Exception]
+    ) -> bool:
+        """Say whether the gradients are still those of the plans, where a look is due; else add who has wrong ones."""
+        self._count += 1
+        # A sweep that goes on looks at once: the record of its first process may be anybody's. Else the first step has
+        # been compared when the verdict was found.
+        is_due = self._looks.is_due(self._tick(live)) and self._count > 1
+        if self._compared_at > 0 and not is_due:
+            return True
         there, tick = numbers(live), self._tick(live) + 1
         # In the first ten steps one member, in the first hundred another one, and then one after the other.
         turn = there[(len(str(self._count)) if self._count < 100 else self._num_looks) % len(there)]
         self._num_looks += 1
-        if not (wrong := self._compared([turn], tick, batches, found)):
+        wrong = self._compared([turn], tick, batches, fused)
+        if wrong:
+            wrong |= self._compared([number for number in there if number != turn], tick, batches, fused)
+            self._put_apart(tick - 1, CHANGED)
+            if len(wrong) < len(there):
+                text = CHANGED_LATER.format(tick=tick, since=self._compared_at + 1, error=wrong[turn])
+                warnings.warn(text, stacklevel=2)
+            errors |= wrong
+        else:
             self._compared_at = tick
-            return {}
-        wrong |= self._compared([number for number in there if number != turn], tick, batches, found)
-        self._put_apart(live, CHANGED)
-        if len(wrong) < len(there):
-            first = wrong[turn]
-            text = CHANGED_LATER.format(tick=tick, since=self._compared_at + 1, error=first)
-            warnings.warn(text, stacklevel=2)
-        return wrong
+        self._renew()
+        return not wrong
 
-    def _compared(self, members: Sequence[int], tick: int, batches: Drawings, found: Found) -> dict[int, Exception]:
+    def _compared(
+        self, members: Sequence[int], tick: int, batches: Drawings, fused: FlatResult
+    ) -> dict[int, Exception]:
         """Return by member an error, where its gradients are not those of its plan."""
         errors: dict[int, Exception] = {}
         for number in members:
             try:
-                difference = self._comparison.difference(number, batches, found)
+                if (difference := self._comparison.difference(number, batches, fused)) is not None:
+                    problem, distance = difference
+                    since = self._compared_at + 1
+                    text = DIFFERENT.format(problem=problem, difference=distance, tick=tick, since=since)
+                    errors[number] = RunError(text)
             except Exception as error:
                 errors[number] = error
-                continue
-            if difference is not None:
-                problem, apart = difference
-                since = self._compared_at + 1
-                errors[number] = RunError(DIFFERENT.format(problem=problem, difference=apart, tick=tick, since=since))
         return errors
 
     def _tick(self, live: Sequence[bool]) -> int:
         return self._members.schedule(live.index(True)).num_ticks
 
-    def _stepped(self, live: Sequence[bool], batches: Drawings, found: Found) -> list[Outcome]:
+    def _stepped(
+        self, live: Sequence[bool], batches: Drawings, fused: FlatResult, positions: Positions
+    ) -> list[Outcome]:
         """Take the optimizers' steps along the gradients of all."""
-        self._gradients.commit(found, live)
-        members = self._members
+        members, there = self._members, [number for number in numbers(live) if fused.holds[number]]
+        for number in there:
+            members.record(number, batches)
+        self._gradients.commit(fused, live)
         # The others' solvers decide in another way than those of the trace.
-        away = [is_live and not found.counts(number) for number, is_live in enumerate(live)]
-        outcomes = members.each(away, lambda number: members.planned(number, batches))
-        outcomes = [{} if is_live and each is None else each for is_live, each in zip(live, outcomes, strict=True)]
-        there, given = [], {}
-        for number in [number for number in numbers(live) if found.counts(number)]:
+        away = [is_live and number not in there for number, is_live in enumerate(live)]
+        members.go_back(positions, away)
+        outcomes = members.planned(away)
+        hyperparameters = {}
+        for number in there:
+            outcomes[number] = {}
             try:
                 # What other problems give is as it was before any of these steps.
-                given[number] = members.given(number)
-                there.append(number)
+                hyperparameters[number] = members.hyperparameters(number)
             except Exception as error:
                 outcomes[number] = error
-        for number in there:
+                continue
             program = members.schedule(number).program
             if program.is_watched(self._names):
                 with program.random:
-                    for name, stacked in zip(self._names, found.gradients, strict=True):
+                    for name, stacked in zip(self._names, fused.gradients, strict=True):
                         program.look_at(name, stacked.of(number))
-        for position, (stacked, step) in enumerate(zip(found.gradients, self._steps, strict=True)):
+        for position, (stacked, step) in enumerate(zip(fused.gradients, self._steps, strict=True)):
+            there = [number for number in there if isinstance(outcomes[number], dict)]
             contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
-            norms = step(there, stacked, [given[number][position] for number in there], contexts)
+            norms = step(there, stacked, [hyperparameters[number][position] for number in there], contexts)
             # Else hooks of optimizers may have run.
             self._stack.changes += not step.is_joint
             for number in there if self._is_foreign else ():
                 self._stack.refresh_member(number)
             results = stacked.results()
             for number, norm in zip(there, norms, strict=True):
+                if isinstance(norm, Exception):
+                    outcomes[number] = norm
+                    continue
                 result = results[number]
-                if isinstance(norm, Tensor):
+                if norm is not None:
                     result = StepResult(result.loss, {**result.metrics, "gradient_norm": norm.detach()})
-                add_outcome(outcomes, number, norm if isinstance(norm, Exception) else {self._names[position]: result})
-            there = [number for number in there if isinstance(outcomes[number], dict)]
+                add_outcome(outcomes, number, {self._names[position]: result})
         return outcomes
 
 
@@ -303,7 +292,7 @@ class StackedSchedule:
     Args:
         schedules: those of the members; None has left, and keeps its place.
         verdicts: by round (the names of its problems, joined by "+"), what was found out before.
-        layout: what the program of these lanes was made for, where a sweep is gone on with; None finds it out.
+        layout: what the program of these rows was made for, where a sweep is gone on with; None finds it out.
 
     Raises:
         NotFusedError: the members differ in structure; nothing has changed.
@@ -321,21 +310,18 @@ class StackedSchedule:
         if len(set(names)) > 1:
             raise NotFusedError("they have different problems")
         layout = layout or Layout()
-        self._own = own_values(programs, layout.own_values)
+        self._values = own_values(programs, layout.own_values)
         streams = {
             name: [None if program is None else program.problems[name].stream for program in programs]
             for name in names[0]
         }
-        known = layout.shares if layout.shares.keys() >= streams.keys() else None
-        self._streams = stacked_streams(streams, shares=known)
+        shares = layout.shares if layout.shares.keys() >= streams.keys() else None
+        self._streams = stacked_streams(streams, shares=shares)
         self._stack = Stack(programs)
-        self._courses: dict[str, dict[str, tuple[bool, ...]]] = {}
-        for name, course in layout.courses.items():
-            round_name, _, kind = name.rpartition(":")
-            self._courses.setdefault(round_name, {})[kind] = course
+        self._courses = dict(layout.courses)
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound] = {}
-        self._held, self._looked_at = "", -1
+        self._change, self._looked_at = "", -1
         problems = [[] if program is None else program.engine.problems for program in programs]
         self._may_change = any(map(may_change_between_ticks, chain(*problems)))
         self._guard = Guard(problems, with_modes=True)
@@ -343,17 +329,14 @@ class StackedSchedule:
     @property
     def layout(self) -> Layout:
         """What its program was made for."""
-        return Layout(
-            {name: stream.shares for name, stream in self._streams.items()},
-            tuple(each.key for each in self._own),
-            {f"{names}:{kind}": course for names, each in self._courses.items() for kind, course in each.items()},
-        )
+        shares = {name: stream.shares for name, stream in self._streams.items()}
+        return Layout(shares, tuple(value.key for value in self._values), dict(self._courses))
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
         """By round, whether its gradients are taken as one program."""
-        found = {"+".join(names): each.verdict for names, each in self._rounds.items()}
-        return {**self._verdicts, **{name: verdict for name, verdict in found.items() if verdict is not None}}
+        verdicts = {"+".join(names): each.verdict for names, each in self._rounds.items()}
+        return self._verdicts | {name: verdict for name, verdict in verdicts.items() if verdict is not None}
 
     @property
     def reason(self) -> str:
@@ -366,14 +349,14 @@ class StackedSchedule:
         self._stack.refresh()
 
     def drop(self, schedule: Schedule | None) -> None:
-        """Forget a member that has left; its lane stays."""
-        for number, each in enumerate(self.schedules):
-            if each is schedule and each is not None:
+        """Forget a member that has left; its row stays."""
+        for number, other in enumerate(self.schedules):
+            if other is schedule and other is not None:
                 self.schedules[number] = None
                 self._stack.drop(number)
                 self._guard.drop(number)
-                for found in self._rounds.values():
-                    found.drop(number)
+                for each in self._rounds.values():
+                    each.drop(number)
 
     def tick(self, live: Sequence[bool], *, may_have_changed: bool = True) -> list[Outcome]:
         """Take one tick of the live members, which stand at the same one.
@@ -397,53 +380,51 @@ class StackedSchedule:
             self._stack.changes += self._may_change
             self._look()
             self._stack.refresh()
-            round_of = self._round(names)
-            live = [isinstance(each, dict) for each in outcomes]
-            for number, found in enumerate(round_of(live) if any(live) else ()):
+            live = [isinstance(outcome, dict) for outcome in outcomes]
+            for number, outcome in enumerate(self._round(names)(live) if any(live) else ()):
                 if live[number]:
-                    add_outcome(outcomes, number, found)
+                    add_outcome(outcomes, number, outcome)
             for number, schedule in there.items():
                 if _try(outcomes, number, partial(schedule.end_round, names)):
                     # A step that is taken back moves as any other.
                     self._stack.changes += 1
                     self._stack.refresh_member(number)
-            for number, schedule in there.items():
+            for number, schedule in [*there.items()]:
                 if not isinstance(outcomes[number], dict):
                     # It goes no further; until it has ended, its tensors are no part of the stack.
                     self.drop(schedule)
-            there = {number: each for number, each in there.items() if isinstance(outcomes[number], dict)}
+                    del there[number]
             if not there:
-                return outcomes
+                break
         for schedule in there.values():
             schedule.end_tick(order)
         return outcomes
 
     def _look(self) -> None:
         """Look whether there are hooks, or losses and modules are others than they were; once is for good."""
-        if self._held or self._looked_at == self._stack.changes:
+        if self._change or self._looked_at == self._stack.changes:
             return
         self._looked_at = self._stack.changes
         if hook := self._guard.hook():
-            self._held = f"{hook}, which one program of several runs does not call"
+            self._change = f"{hook}, which one program of several runs does not call"
         elif change := self._guard.change():
-            self._held = CHANGED_PLACE.format(place=change)
+            self._change = CHANGED_PLACE.format(place=change)
 
     def _round(self, names: tuple[str, ...]) -> StackedRound:
         if names not in self._rounds:
-            name = "+".join(names)
             self._rounds[names] = StackedRound(
                 RoundMembers(names, self.schedules, self._stack),
-                self._own,
+                self._values,
                 self._streams,
-                self._courses.setdefault(name, {}),
-                self._verdicts.get(name),
-                why_apart=lambda: self._held,
+                self._courses,
+                self._verdicts.get("+".join(names)),
+                why_apart=lambda: self._change,
                 renew=self._guard.settle,
             )
         return self._rounds[names]
 
 
-def _planned(names: Sequence[str], programs: Sequence[Program | None]) -> Verdict | None:
+def _unfusable(names: Sequence[str], programs: Sequence[Program | None]) -> Verdict | None:
     """Return that a round is taken by the plans, where its gradients cannot be one program; None if that is open."""
     for name in names:
         for program in filter(None, programs):
@@ -458,9 +439,9 @@ def _try(outcomes: list[Outcome], number: int, call: Callable[[], Mapping[str, S
     if not isinstance(outcomes[number], dict):
         return False
     try:
-        found = call()
+        results = call()
     except Exception as error:
         outcomes[number] = error
         return False
-    add_outcome(outcomes, number, dict(found or {}))
-    return bool(found)
+    add_outcome(outcomes, number, dict(results or {}))
+    return bool(results)

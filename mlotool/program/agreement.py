@@ -94,7 +94,9 @@ def _distance(ends: Sequence[Tensor], others: Sequence[Tensor], before: Sequence
     x, y, z = (torch.where(is_finite, vector, 0.0) for vector in (x, y, z))
     apart, way, size = (vector.norm().item() for vector in (x - y, x - torch.where(z.isfinite(), z, 0.0), x))
     rounding = 4 * unit * size
-    return 0.0 if apart <= rounding else apart / (way + rounding)
+    if apart <= rounding:
+        return 0.0
+    return apart / (way + rounding) if way + rounding > 0 else float("inf")
 
 
 def _is_inexact(tensor: Tensor) -> bool:

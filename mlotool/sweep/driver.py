@@ -14,7 +14,6 @@ from mlotool.sweep.job_folder import (
     ENDED,
     INFEASIBLE,
     INTERRUPTED,
-    SUMMARY,
     JobOutcome,
     JobSpec,
     begin_job,
@@ -147,37 +146,25 @@ class _Running:
 
     def ended(self, *, is_done: bool) -> list[tuple[Point, JobOutcome]]:
         """Return the jobs that have ended since the last call, with what became of them; all once the process has."""
-        found, waiting = [], []
-        for point in self._waiting:
-            outcome = self._outcome(point.number) if is_done else self._early_outcome(point.number)
-            if outcome is None:
-                waiting.append(point)
-            else:
-                found.append((point, outcome))
-        self._waiting = waiting
-        return found
-
-    def _early_outcome(self, number: int) -> JobOutcome | None:
-        """Return how a job of a process that goes on has ended; None where it has not."""
-        folder = self._folders[number]
-        if not (folder / SUMMARY).exists():
-            return None
-        outcome = read_outcome(folder)
+        outcomes = [(point, self._outcome(point.number, is_done=is_done)) for point in self._waiting]
         # One that was interrupted may go on: it is the end of its process that ends it here.
-        return outcome if outcome.status in ENDED else None
+        ended = [(point, outcome) for point, outcome in outcomes if is_done or outcome.status in ENDED]
+        left = {point.number for point, _ in ended}
+        self._waiting = [point for point in self._waiting if point.number not in left]
+        return ended
 
-    def _outcome(self, number: int) -> JobOutcome:
+    def _outcome(self, number: int, *, is_done: bool) -> JobOutcome:
         folder = self._folders[number]
         outcome = read_outcome(folder)
-        if outcome.status == "unfinished" and self.handle is not None:
-            log = log_of(list(self._folders.values()))
-            error = f"The job left no summary: {self.handle.ending()}. Read {log}."
-            if self.handle.was_killed():
-                note_failure(folder, self._words[number], f"{error} With resume=auto it goes on.", INTERRUPTED)
-            else:
-                note_failure(folder, self._words[number], error)
-            return read_outcome(folder)
-        return outcome
+        if outcome.status != "unfinished" or not is_done or self.handle is None:
+            return outcome
+        ending, log = self.handle.ending(), log_of(list(self._folders.values()))
+        error = f"The job left no summary: {ending.text}. Read {log}."
+        if ending.was_killed:
+            note_failure(folder, self._words[number], f"{error} With resume=auto it goes on.", INTERRUPTED)
+        else:
+            note_failure(folder, self._words[number], error)
+        return read_outcome(folder)
 
 
 def _begin(group: Group, launcher: AbstractLauncher, environment: dict[str, str], sweep: Sweep) -> _Running:

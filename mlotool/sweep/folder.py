@@ -38,27 +38,31 @@ def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[Path, bool]:
     Raises:
         ConfigError: the folder is none of a sweep, or of another one; a new one holds a sweep or a job's run already.
     """
-    if resume == AUTO and (plan.folder / FILE).is_file():
-        _check_same(plan.folder, plan)
-        return plan.folder, True
-    if resume == AUTO:
-        found = [path for path in _sweeps(plan.folder.parent) if _read(path)["identity"] == plan.identity()]
-        return (found[-1], True) if found else (_made(plan), False)
-    if resume is not None:
-        path = Path(resume).absolute()
-        if not (path / FILE).is_file():
+    is_there = (plan.folder / FILE).is_file()
+    if resume is None or (resume == AUTO and not is_there):
+        others = _sweeps(plan.folder.parent) if resume == AUTO else []
+        if same := [path for path in others if _read(path)["identity"] == plan.identity()]:
+            return same[-1], True
+        if is_there:
             raise ConfigError(
-                f"resume: found '{resume}', which has no {FILE}; expected the folder of a sweep that ran in processes "
-                "of its own, outputs/<name>/multirun/<date>_<time>. Correct it, or write resume=auto."
+                f"hydra.sweep.dir: found {plan.folder}, which holds a sweep already; expected a new folder. Name "
+                f"another one, or go on with that sweep: resume={plan.folder}."
             )
-        _check_same(path, plan)
-        return path, True
-    if (plan.folder / FILE).is_file():
+        return _made(plan), False
+    path = plan.folder if resume == AUTO else Path(resume).absolute()
+    if not (path / FILE).is_file():
         raise ConfigError(
-            f"hydra.sweep.dir: found {plan.folder}, which holds a sweep already; expected a new folder. Name another "
-            f"one, or go on with that sweep: resume={plan.folder}."
+            f"resume: found '{path}', which has no {FILE}; expected the folder of a sweep that ran in processes of its "
+            "own, outputs/<name>/multirun/<date>_<time>. Correct it, or write resume=auto."
         )
-    return _made(plan), False
+    before = _read(path)["identity"] or {}
+    for key, value in plan.identity().items():
+        if before.get(key) != value:
+            raise ConfigError(
+                f"resume: found {key} = {_short(value)}, while {path} has {_short(before.get(key))}; expected the "
+                "command that began that sweep. Repeat it with resume=.., or leave resume out."
+            )
+    return path, True
 
 
 def write_plan(folder: Path, plan: "SweepPlan", points: "AbstractPoints | None" = None) -> None:
@@ -136,7 +140,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _made(plan: "SweepPlan") -> Path:
-    taken = next((each for each in _job_folders(plan.folder) if any(each.iterdir())), None)
+    jobs = [path for path in sorted(plan.folder.glob("*")) if path.name.isdigit() and path.is_dir()]
+    taken = next((path for path in jobs if any(path.iterdir())), None)
     if taken is not None:
         # It would be taken for the job's own run, or be removed.
         raise ConfigError(
@@ -148,12 +153,6 @@ def _made(plan: "SweepPlan") -> Path:
         plan.folder.mkdir(parents=True, exist_ok=True)
         write_text(plan.folder / FILE, json.dumps(content, indent=2) + "\n")
     return plan.folder
-
-
-def _job_folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(each for each in folder.iterdir() if each.name.isdigit() and each.is_dir())
 
 
 def _sweeps(parent: Path) -> list[Path]:
@@ -168,16 +167,6 @@ def _read(folder: Path) -> Mapping[str, Any]:
     except RunFileError:
         return {"identity": None}
     return content if isinstance(content.get("identity"), dict) else {"identity": None}
-
-
-def _check_same(folder: Path, plan: "SweepPlan") -> None:
-    before, now = _read(folder)["identity"] or {}, plan.identity()
-    for key, value in now.items():
-        if before.get(key) != value:
-            raise ConfigError(
-                f"resume: found {key} = {_short(value)}, while {folder} has {_short(before.get(key))}; expected the "
-                "command that began that sweep. Repeat it with resume=.., or leave resume out."
-            )
 
 
 def _short(value: object) -> str:

@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import writing
@@ -16,6 +16,7 @@ from mlotool.sweep.job_folder import log_of
 from mlotool.sweep.storage import import_extra
 
 MODULE = "mlotool.cli.sweep_job"
+"""What `python -m` runs in a process of jobs."""
 STOP = b"s"
 
 
@@ -50,12 +51,31 @@ def open_log(folders: Sequence[Path]) -> BinaryIO:
 
 def run_process(folders: Sequence[str], environment: Mapping[str, str], module: str) -> int:
     """Run jobs to their end, on the machine where a cluster calls this; return the exit code."""
-    return start_process([Path(each) for each in folders], environment, module).wait()
+    return start_process([*map(Path, folders)], environment, module).wait()
 
 
 PATIENCE_S = 30.0
 
 _SLURM_KILLS = ("CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
+
+
+class Ending(NamedTuple):
+    """How a process has ended.
+
+    Args:
+        text: in words.
+        was_killed: whether something outside has ended it: then its jobs go on when the sweep does.
+    """
+
+    text: str
+    was_killed: bool
+
+    @classmethod
+    def of(cls, code: int) -> "Ending":
+        """Return what an exit code says."""
+        text = f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+        # By a person, or for want of memory. A crash (SIGSEGV) would come again.
+        return cls(text, -code in (signal.SIGKILL, signal.SIGTERM))
 
 
 class AbstractHandle(ABC):
@@ -70,12 +90,8 @@ class AbstractHandle(ABC):
         """Ask it to end."""
 
     @abstractmethod
-    def ending(self) -> str:
-        """Return in words how it ended, for a job that left no summary."""
-
-    @abstractmethod
-    def was_killed(self) -> bool:
-        """Say whether something outside has ended it: then its jobs go on when the sweep does."""
+    def ending(self) -> "Ending":
+        """Return how it ended, for a job that left no summary."""
 
 
 class AbstractLauncher(ABC):
@@ -101,29 +117,24 @@ class LocalLauncher(AbstractLauncher):
 
 class _ProcessHandle(AbstractHandle):
     def __init__(self, child: "subprocess.Popen[bytes]") -> None:
-        self._process = child
+        self._process, self._stdin = child, child.stdin
 
     def is_done(self) -> bool:
         if self._process.poll() is None:
             return False
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._stdin is not None
+        self._stdin.close()
         return True
 
     def stop(self) -> None:
-        assert self._process.stdin is not None
+        assert self._stdin is not None
         # It has just ended, or was seen to have ended before.
         with suppress(OSError, ValueError):
-            self._process.stdin.write(STOP)
-            self._process.stdin.flush()
+            self._stdin.write(STOP)
+            self._stdin.flush()
 
-    def ending(self) -> str:
-        code = self._process.returncode
-        return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
-
-    def was_killed(self) -> bool:
-        # By a person, or for want of memory. A crash (SIGSEGV) would come again.
-        return -self._process.returncode in (signal.SIGKILL, signal.SIGTERM)
+    def ending(self) -> Ending:
+        return Ending.of(self._process.returncode)
 
 
 class SlurmLauncher(AbstractLauncher):
@@ -139,19 +150,13 @@ class SlurmLauncher(AbstractLauncher):
         submitit = import_extra("submitit", "sweep.launcher=slurm", "slurm")
         parameters = {"timeout_min": 24 * 60, **options}
         cluster = parameters.pop("cluster", "slurm")
-        try:
+        with _options_refused(options, "SLURM on this machine and submitit's parameters, or {cluster: local}"):
             self._executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
             self._executor.update_parameters(**parameters)
-        except (RuntimeError, TypeError, NameError, ValueError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise ConfigError(
-                f"sweep.launcher_options: found {dict(options)} ({reason}); expected SLURM on this machine and "
-                "submitit's parameters. Correct them, or try it here with 'sweep.launcher_options={cluster: local}'."
-            ) from error
 
     def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a job."""
-        return _SlurmHandle(self._executor.submit(run_process, list(map(str, folders)), dict(environment), MODULE))
+        return _SlurmHandle(self._executor.submit(run_process, [*map(str, folders)], dict(environment), MODULE))
 
 
 class _SlurmHandle(AbstractHandle):
@@ -164,11 +169,9 @@ class _SlurmHandle(AbstractHandle):
     def stop(self) -> None:
         self._job.cancel()
 
-    def ending(self) -> str:
-        return f"SLURM job {self._job.job_id} ended as {self._job.state}; see {self._job.paths.stderr}"
-
-    def was_killed(self) -> bool:
-        return str(self._job.state).startswith(_SLURM_KILLS)
+    def ending(self) -> Ending:
+        text = f"SLURM job {self._job.job_id} ended as {self._job.state}; see {self._job.paths.stderr}"
+        return Ending(text, str(self._job.state).startswith(_SLURM_KILLS))
 
 
 class RayLauncher(AbstractLauncher):
@@ -182,19 +185,14 @@ class RayLauncher(AbstractLauncher):
         self._ray = import_extra("ray", "sweep.launcher=ray", "ray")
         parameters = {"num_cpus": 1, **options}
         address = parameters.pop("address", "local")
-        try:
+        with _options_refused(options, "the options of ray.remote, and the address of a cluster that answers"):
             if not self._ray.is_initialized():
                 self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
             self._run = self._ray.remote(max_retries=0, **parameters)(run_process)
-        except (ConnectionError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"sweep.launcher_options: found {dict(options)} ({error}); expected the options of ray.remote, and the "
-                "address of a cluster that answers. Correct them."
-            ) from error
 
     def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a task."""
-        return _RayHandle(self._ray, self._run.remote(list(map(str, folders)), dict(environment), MODULE))
+        return _RayHandle(self._ray, self._run.remote([*map(str, folders)], dict(environment), MODULE))
 
 
 class _RayHandle(AbstractHandle):
@@ -207,18 +205,24 @@ class _RayHandle(AbstractHandle):
     def stop(self) -> None:
         self._ray.cancel(self._task, force=True)
 
-    def ending(self) -> str:
+    def ending(self) -> Ending:
         try:
-            return f"its process ended with exit code {self._ray.get(self._task)}"
+            return Ending.of(self._ray.get(self._task))
         except Exception as error:
-            return f"its Ray task ended with {type(error).__name__}"
-
-    def was_killed(self) -> bool:
-        try:
-            return -self._ray.get(self._task) in (signal.SIGKILL, signal.SIGTERM)
-        except Exception:
             # Of a machine that is gone there is no exit code.
-            return True
+            return Ending(f"its Ray task ended with {type(error).__name__}", was_killed=True)
+
+
+@contextmanager
+def _options_refused(options: Mapping[str, Any], expected: str) -> Iterator[None]:
+    """Turn the errors of a cluster's package into a ConfigError."""
+    try:
+        yield
+    except (ConnectionError, RuntimeError, TypeError, NameError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(
+            f"sweep.launcher_options: found {dict(options)} ({reason}); expected {expected}. Correct them."
+        ) from error
 
 
 def make_launcher(name: str, folder: Path, options: Mapping[str, Any]) -> AbstractLauncher:
@@ -227,14 +231,13 @@ def make_launcher(name: str, folder: Path, options: Mapping[str, Any]) -> Abstra
     Raises:
         ConfigError: its package is missing, or does not take the options.
     """
-    makers: dict[str, Callable[[], AbstractLauncher]] = {
-        "local": LocalLauncher,
-        "slurm": lambda: SlurmLauncher(folder, options),
-        "ray": lambda: RayLauncher(options),
-    }
-    if name == "local" and options:
+    if name == "slurm":
+        return SlurmLauncher(folder, options)
+    if name == "ray":
+        return RayLauncher(options)
+    if options:
         raise ConfigError(
             f"sweep.launcher_options: found {dict(options)} with sweep.launcher=local, which has none; expected "
             "sweep.launcher=slurm or ray. Choose one, or leave the options out."
         )
-    return makers[name]()
+    return LocalLauncher()

@@ -108,20 +108,14 @@ def _read(folder: Path) -> list[tuple[int, ...]]:
     try:
         content = read_json(folder, FILE)
     except RunFileError as error:
-        raise _not_ours(folder, f"what cannot be read ({error})") from error
-    if content is None:
-        return []
-    groups = content.get("groups")
-    if not isinstance(groups, list) or not all(_is_group(each) for each in groups):
-        raise _not_ours(folder, "no lists of the numbers of jobs")
+        raise _not_ours(folder, "what cannot be read") from error
+    groups = [] if content is None else content.get("groups")
+    if not isinstance(groups, list) or not all(isinstance(group, list) and group for group in groups):
+        raise _not_ours(folder, "no lists of jobs")
     numbers = list(chain(*groups))
-    if len(set(numbers)) < len(numbers):
-        raise _not_ours(folder, "a job in two groups")
-    return [tuple(each) for each in groups]
-
-
-def _is_group(group: Any) -> bool:
-    return isinstance(group, list) and bool(group) and all(type(each) is int and each >= 0 for each in group)
+    if not all(type(number) is int and number >= 0 for number in numbers) or len(set(numbers)) < len(numbers):
+        raise _not_ours(folder, "what are no numbers of jobs, each once,")
+    return [*map(tuple, groups)]
 
 
 def _not_ours(folder: Path, found: str) -> ConfigError:
@@ -180,36 +174,26 @@ def grouped(points: Iterable[Point], size: int) -> list[Group]:
 
 
 def _packed(parts: Sequence[list[Point]], size: int) -> list[list[Point]]:
-    """Put each part into the first group that has room for all of it."""
+    """Put parts together, one after the other, as far as a group has room for all of each."""
     groups: list[list[Point]] = []
-    # The number of jobs that there is room for, and the first group with as much: not all are asked for each part.
-    first_with = dict.fromkeys(range(1, size + 1), 0)
     for part in parts:
-        place = first_with[len(part)]
-        while place < len(groups) and len(groups[place]) + len(part) > size:
-            place += 1
-        first_with[len(part)] = place
-        if place == len(groups):
+        if not groups or len(groups[-1]) + len(part) > size:
             groups.append([])
-        groups[place].extend(part)
+        groups[-1] += part
     return groups
 
 
 def _structure(words: Iterable[str]) -> tuple[str, ...]:
-    """Return what is equal for jobs that may run as one program."""
-    return tuple(filter(None, map(_structural, words)))
-
-
-def _structural(word: str) -> str:
-    """Return a word as far as it may change the computation; empty where it does not."""
-    key, _, value = word.lstrip("+").partition("=")
-    # `optimizer@problems.classifier.optimizer=adam` chooses an option of a group.
-    place = key.rpartition("@")[2]
-    if any(fnmatchcase(place, pattern) for pattern in _OWN):
-        return ""
-    if fnmatchcase(place, _OWN_NUMBERS) and _NUMBER.fullmatch(value):
-        return f"{key}=<number>"
-    return word
+    """Return what is equal for jobs that may run as one program: words, as far as they may change the computation."""
+    structure = []
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        # `optimizer@problems.classifier.optimizer=adam` chooses an option of a group.
+        place = key.rpartition("@")[2]
+        if not any(fnmatchcase(place, pattern) for pattern in _OWN):
+            is_number = fnmatchcase(place, _OWN_NUMBERS) and _NUMBER.fullmatch(value)
+            structure.append(f"{key}=<number>" if is_number else word)
+    return tuple(structure)
 
 
 class AbstractPoints(ABC):
@@ -218,20 +202,14 @@ class AbstractPoints(ABC):
     Attributes:
         total: how many jobs there are to be.
         ending: why there are fewer jobs than were asked for; empty where there are not.
+        num_ended: how many jobs have ended.
+        num_same: how many draws were of known points, and have no jobs of their own.
     """
 
     total: int
     ending: str = ""
-
-    @property
-    @abstractmethod
-    def num_ended(self) -> int:
-        """How many jobs have ended."""
-
-    @property
-    @abstractmethod
-    def num_same(self) -> int:
-        """How many draws were of known points, and have no jobs of their own."""
+    num_ended: int = 0
+    num_same: int = 0
 
     @abstractmethod
     def next(self) -> Group | None:
@@ -257,22 +235,12 @@ class GridPoints(AbstractPoints):
     def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord) -> None:
         points = list(_grid(plan))
         waiting = {each.number for each in points if not _has_ended(folder / str(each.number), plan.last_tick)}
-        self.total, self._num_ended = len(points), len(points) - len(waiting)
+        self.total, self.num_ended = len(points), len(points) - len(waiting)
         begun = record.groups({each.number: each for each in points}, waiting)
         taken = {point.number for group in begun for point in group.points}
         left = [each for each in points if each.number in waiting - taken]
         groups = [*begun, *grouped(left, plan.group_size)]
         self._groups = iter(sorted(groups, key=lambda group: group.points[0].number))
-
-    @property
-    def num_ended(self) -> int:
-        """How many jobs have ended."""
-        return self._num_ended
-
-    @property
-    def num_same(self) -> int:
-        """None: each combination is one point."""
-        return 0
 
     def next(self) -> Group | None:
         """Return the next combinations."""
@@ -280,7 +248,7 @@ class GridPoints(AbstractPoints):
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Count it."""
-        self._num_ended += outcome.status in ENDED
+        self.num_ended += outcome.status in ENDED
 
 
 def _has_ended(folder: Path, last_tick: int | None) -> bool:

@@ -1,8 +1,7 @@
 """Optuna, imported where it is asked for, and the database of a study, which may be a stranger's."""
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -80,50 +79,30 @@ def storing(url: str) -> Iterator[None]:
 
 
 MAX_BYTES = 200_000_000
-_SUFFIXES = ("-journal", "-wal", "-shm")
+_SUFFIXES = ("", "-journal", "-wal", "-shm")
 _NAMES_ANOTHER_FILE = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 """SQLite's mark at the end of a journal that names another file, which it would read, and remove. Every journal begins
 with it."""
 
 
 def check_own_study(folder: Path, name: str, sampler: str) -> None:
-    """Refuse a study in a sweep's folder, which may be a stranger's, where reading it could do harm.
+    """Refuse a study in a sweep's folder, which may be a stranger's, that leads out of it, or holds pickles.
 
     Raises:
         ConfigError: its sampler reads pickles.
-        RunFileError: it holds more than Optuna's tables.
+        RunFileError: a link leads out of the folder, or a journal does.
     """
-    for each in (name, *(f"{name}{suffix}" for suffix in _SUFFIXES)):
-        with suppress(FileNotFoundError), open_file(folder, each, MAX_BYTES) as file:
-            if each.endswith("-journal") and file.read().endswith(_NAMES_ANOTHER_FILE):
-                raise _refused(folder / each, "a journal that names another file")
-    if not (folder / name).exists():
-        return
-    _check_schema(folder / name)
-    if sampler == "cmaes":
+    for suffix in _SUFFIXES:
+        with suppress(FileNotFoundError), open_file(folder, f"{name}{suffix}", MAX_BYTES) as file:
+            if suffix == "-journal" and file.read().endswith(_NAMES_ANOTHER_FILE):
+                raise RunFileError(
+                    f"{escape(str(folder / name))}: found a journal that names another file; expected a study as "
+                    "Optuna writes it. Remove the sweep's folder, or leave resume out for a new sweep."
+                )
+    if sampler == "cmaes" and (folder / name).exists():
         # Optuna keeps the state of CMA-ES as a pickle in the study, and unpickles whatever stands there.
         raise ConfigError(
             f"resume: found a study in {folder} with sweep.sampler=cmaes, whose state is a pickle, which can run any "
             "code; expected another sampler, or your word that the study is yours: "
             f"sweep.storage=sqlite:///{(folder / name).absolute()}"
         )
-
-
-def _check_schema(path: Path) -> None:
-    """Refuse views and triggers, which compute when they are read, for as long as they like, and virtual tables."""
-    try:
-        # What a process that was killed has half written is taken back here: it is the rest that counts.
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=SECONDS_TO_LOCK)) as file:
-            rows = file.execute("SELECT type, substr(sql, 1, 30) FROM sqlite_master LIMIT 1000").fetchall()
-    except sqlite3.Error as error:
-        raise _refused(path, f"what is no database ({error})") from error
-    for kind, sql in rows:
-        if kind not in ("table", "index") or (kind == "table" and "VIRTUAL" in str(sql).upper().split()):
-            raise _refused(path, f"a {escape(str(kind))[:40]} beside the tables")
-
-
-def _refused(path: Path, found: str) -> RunFileError:
-    return RunFileError(
-        f"{escape(str(path))}: found {found}; expected a study as Optuna writes it. Remove the sweep's folder, or "
-        "leave resume out for a new sweep."
-    )

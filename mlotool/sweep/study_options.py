@@ -17,7 +17,13 @@ from mlotool.sweep.storage import import_extra, import_optuna
 
 def make_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
     """Return the sampler that `sweep.sampler` names; options that it does not take are a ConfigError."""
-    return _make(_sampler_class(name), "sampler", name, options, seed=seed)
+    if name == "cmaes":
+        # Optuna asks for it at its first own point, when jobs have been trained.
+        import_extra("cmaes", "sweep.sampler=cmaes", "optuna")
+    samplers = import_optuna().samplers
+    # Ours derive from Optuna's, and are imported once it is known to be there.
+    module = import_module(f"mlotool.sweep.samplers.{name}") if name in OWN_SAMPLERS else samplers
+    return _make(getattr(module, SAMPLERS[name]), "sampler", name, options, seed)
 
 
 def make_study_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
@@ -48,7 +54,7 @@ def sampler_options(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:
 
 def make_pruner(name: str, options: Mapping[str, Any]) -> Any:
     """Return the pruner that `sweep.pruner` names; options that it does not take are a ConfigError."""
-    return _make(_pruner_class(name), "pruner", name, options)
+    return _make(getattr(import_optuna().pruners, PRUNERS[name]), "pruner", name, options)
 
 
 def option_faults(settings: Mapping[str, Any]) -> list[str]:
@@ -56,56 +62,37 @@ def option_faults(settings: Mapping[str, Any]) -> list[str]:
     if settings["method"] != "optuna" or find_spec("optuna") is None:
         return []
     faults = []
-    for key, classes, find_class, given in (
-        ("sampler", SAMPLERS, _sampler_class, {"seed": settings["seed"]}),
-        ("pruner", PRUNERS, _pruner_class, {}),
+    for key, classes, make in (
+        ("sampler", SAMPLERS, partial(make_sampler, seed=settings["seed"])),
+        ("pruner", PRUNERS, make_pruner),
     ):
         name, options = settings[key], settings[f"{key}_options"] or {}
         # Unknown names, and what are no options, have faults of their own.
         if name in classes and isinstance(options, Mapping):
             try:
-                _make(find_class(name), key, name, options, **given)
+                make(name, options)
             except ConfigError as error:
                 faults.append(str(error))
     return faults
 
 
-def _sampler_class(name: str) -> Any:
-    samplers = import_optuna().samplers
-    # Ours derive from Optuna's, and are imported once it is known to be there.
-    module = import_module(f"mlotool.sweep.samplers.{name}") if name in OWN_SAMPLERS else samplers
-    return getattr(module, SAMPLERS[name])
-
-
-def _pruner_class(name: str) -> Any:
-    return getattr(import_optuna().pruners, PRUNERS[name])
-
-
-def _make(kind: Any, key: str, name: str, options: Mapping[str, Any], **given: Any) -> Any:
-    if name == "cmaes":
-        # Optuna asks for it at its first own point, when jobs have been trained.
-        import_extra("cmaes", "sweep.sampler=cmaes", "optuna")
-    known = [each for each in inspect.signature(kind).parameters if each != "args"]
-    given = {each: value for each, value in given.items() if each in known}
+def _make(kind: Any, key: str, name: str, options: Mapping[str, Any], seed: int | None = None) -> Any:
+    known = [each for each in inspect.signature(kind).parameters if each not in ("args", "seed")]
     for option in options:
-        if option == "seed":
-            raise ConfigError(
-                f"sweep.{key}_options.seed: found {options['seed']!r}; expected the seed in a key of its own, which "
-                "every sampler takes. Write sweep.seed=.."
-            )
-        if option not in known or option in given:
-            expected = ", ".join(each for each in known if each not in given) or "none"
+        if option not in known:
+            expected = "sweep.seed" if option == "seed" else ", ".join(known) or "none"
             raise ConfigError(
                 f"sweep.{key}_options.{option}: found an option that '{name}' does not have; expected {expected}."
                 f"{did_you_mean(option, known)} Correct sweep.{key}_options."
             )
+    given = {"seed": seed} if "seed" in inspect.signature(kind).parameters else {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return kind(**given, **options)
-    except ConfigError:
-        raise
     except (TypeError, ValueError, ImportError) as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(
             f"sweep.{key}: '{name}' does not start with the options {dict(options)} ({error}); expected values that "
             f"optuna.{key}s.{kind.__name__} takes. Correct sweep.{key}_options."

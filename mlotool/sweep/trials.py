@@ -16,35 +16,23 @@ def ask(study: Any, distributions: dict[str, Any]) -> Any:
     """Return the next trial, a queued one first, with a value from each distribution."""
     trial = study.ask()
     for name, distribution in distributions.items():
-        forget_unknown(trial, name, _Values(distribution))
-        # `study.ask(distributions)` does the same.
-        trial._suggest(name, distribution)
+        _suggest(trial, name, distribution)
     return trial
 
 
-def forget_unknown(trial: Any, name: str, values: Container[Any]) -> None:
-    """Forget the value that a trial was queued with, if it is none of `values`, and warn; it is then drawn."""
+def _suggest(trial: Any, name: str, distribution: Any) -> Any:
+    """Return a trial's value; where it was queued with one that is none of the distribution, that is drawn instead."""
+    from mlotool.sweep.samplers.base import contains
+
     queued = trial._fixed_params
-    if name in queued and queued[name] not in values:
-        found = queued.pop(name)
+    if name in queued and not contains(distribution, queued[name]):
         warnings.warn(
-            f"trial {trial.number} was queued with {name}={str(found)[:100]}, which this sweep does not have; the "
-            "value is drawn instead.",
+            f"trial {trial.number} was queued with {name}={str(queued.pop(name))[:100]}, which this sweep does not "
+            "have; the value is drawn instead.",
             stacklevel=2,
         )
-
-
-class _Values:
-    """The values of a distribution."""
-
-    def __init__(self, distribution: Any) -> None:
-        self._distribution = distribution
-
-    def __contains__(self, value: Any) -> bool:
-        try:
-            return bool(self._distribution._contains(self._distribution.to_internal_repr(value)))
-        except (ValueError, TypeError):
-            return False
+    # `study.ask(distributions)` does the same.
+    return trial._suggest(name, distribution)
 
 
 PREFIX = "decisions."
@@ -64,7 +52,9 @@ def make_all(trial: Any, draw: Any, words: Sequence[str], storing: Any) -> None:
         storing: wraps what writes into the study, as what builds the models takes errors that are not ours for theirs.
     """
     drawn = draw(words, storing(partial(suggest, trial, {})))
-    storing(_note_unasked)(trial, [name for name, value in drawn.items() if value is None])
+    unasked = [name for name, value in drawn.items() if value is None]
+    if unasked != _unasked(trial):
+        storing(trial.set_user_attr)(_UNASKED, unasked)
 
 
 def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[Any, ...]) -> Any:
@@ -80,13 +70,13 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
         RunError: the decision had other names to choose from in an earlier trial.
     """
     if name not in decided:
-        forget_unknown(trial, f"{PREFIX}{name}", candidates)
-        whole = all(type(each) is int for each in candidates)
+        kinds, whole = import_optuna().distributions, all(type(each) is int for each in candidates)
+        if whole and candidates == tuple(range(candidates[0], candidates[-1] + 1)):
+            distribution = kinds.IntDistribution(candidates[0], candidates[-1])
+        else:
+            distribution = kinds.CategoricalDistribution(candidates)
         try:
-            if whole and candidates == tuple(range(candidates[0], candidates[-1] + 1)):
-                decided[name] = trial.suggest_int(f"{PREFIX}{name}", candidates[0], candidates[-1])
-            else:
-                decided[name] = trial.suggest_categorical(f"{PREFIX}{name}", candidates)
+            decided[name] = _suggest(trial, f"{PREFIX}{name}", distribution)
         except MlotoolError:
             raise
         except ValueError as error:
@@ -106,18 +96,6 @@ def words_of(trial: Any, without: Container[str] = ()) -> tuple[str, ...]:
     return (*made, *(f"~{PREFIX}{name}" for name in _unasked(trial)))
 
 
-def checked_decisions(trial: Any) -> None:
-    """Refuse decisions that are none: a study may be anybody's, and they become words of a job's command line.
-
-    Raises:
-        ValueError: with what is wrong.
-    """
-    found = {key.removeprefix(PREFIX): value for key, value in _decisions(trial)}
-    faults = list(decision_faults({"decisions": {**dict.fromkeys(_unasked(trial), 0), **found}}))
-    if faults:
-        raise ValueError(f"its trial {trial.number}: {faults[0]}"[:300])
-
-
 def note_drawn(trial: Any) -> None:
     """Note that a trial has all of its decisions."""
     trial.set_user_attr(_DRAWN, True)
@@ -128,25 +106,14 @@ def note_infeasible(trial: Any, reason: str) -> None:
     trial.set_user_attr(_INFEASIBLE, reason[:_MAX_REASON])
 
 
-def _note_unasked(trial: Any, names: Sequence[str]) -> None:
-    """Note which decisions of the recipe the models of a trial do not ask for."""
-    if list(names) != _unasked(trial):
-        trial.set_user_attr(_UNASKED, list(names))
-
-
 def is_drawn(trial: Any, has_decisions: bool) -> bool:
     """Say whether a trial has all of its decisions."""
     return not has_decisions or trial.user_attrs.get(_DRAWN) is True
 
 
-def is_infeasible(trial: Any) -> bool:
-    """Say whether a trial's decisions make no model."""
-    return _INFEASIBLE in trial.user_attrs
-
-
 def reason_of(trial: Any) -> str | None:
     """Return why a trial's decisions make no model; None where they make one."""
-    return str(trial.user_attrs[_INFEASIBLE])[:_MAX_REASON] if is_infeasible(trial) else None
+    return str(trial.user_attrs[_INFEASIBLE])[:_MAX_REASON] if _INFEASIBLE in trial.user_attrs else None
 
 
 def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:
@@ -170,13 +137,17 @@ def distributions_of(plan: SweepPlan) -> dict[str, Any]:
     Raises:
         ConfigError: an interval of real numbers, of which each value is to be tried.
     """
-    if plan.settings["sampler"] == "brute_force":
-        _check_countable(plan)
-    return {each.key: _distribution(each) for each in plan.dimensions}
+    for dimension in plan.dimensions if plan.settings["sampler"] == "brute_force" else ():
+        if dimension.low is not None and not dimension.whole and dimension.step is None:
+            raise ConfigError(
+                f"{dimension.key}: found an interval with sweep.sampler=brute_force, which tries every value; expected "
+                f"choices, or a range with a step. Write {dimension.key}=0.01,0.1, or choose another sampler."
+            )
+    return {dimension.key: _distribution(dimension) for dimension in plan.dimensions}
 
 
 def check_values(trial: Any, distributions: Mapping[str, Any]) -> None:
-    """Refuse values that the command line does not have: they become words of a job's command line.
+    """Refuse values that the command line does not have, and decisions that are none: they become words of a job's.
 
     Raises:
         ValueError: with what is wrong.
@@ -187,16 +158,10 @@ def check_values(trial: Any, distributions: Mapping[str, Any]) -> None:
         value = distribution.to_internal_repr(trial.params[key])
         if not distribution._contains(value) or trial.params[key] != distribution.to_external_repr(value):
             raise ValueError(f"its trial {trial.number} has {key}={trial.params[key]!r}"[:300])
-    checked_decisions(trial)
-
-
-def _check_countable(plan: SweepPlan) -> None:
-    for each in plan.dimensions:
-        if each.low is not None and not each.whole and each.step is None:
-            raise ConfigError(
-                f"{each.key}: found an interval with sweep.sampler=brute_force, which tries every value; expected "
-                f"choices, or a range with a step. Write {each.key}=0.01,0.1, or choose another sampler."
-            )
+    decisions = {key.removeprefix(PREFIX): value for key, value in _decisions(trial)}
+    faults = list(decision_faults({"decisions": {**dict.fromkeys(_unasked(trial), 0), **decisions}}))
+    if faults:
+        raise ValueError(f"its trial {trial.number}: {faults[0]}"[:300])
 
 
 def _distribution(dimension: Dimension) -> Any:
@@ -229,7 +194,7 @@ class SamePoints:
     """
 
     def __init__(self, optuna: Any, study: Any) -> None:
-        self._optuna, self._study, self._states = optuna, study, optuna.trial.TrialState
+        self._study, self._states = study, optuna.trial.TrialState
         self._first: dict[Point, int] = {}
         self._waiting: dict[int, list[int]] = {}
 
@@ -239,7 +204,7 @@ class SamePoints:
 
     def add(self, trial: Any) -> None:
         """Take note of a trial that has jobs of its own; one whose job has crashed may be tried again."""
-        if not self._has_crashed(self._study.get_trials(deepcopy=False)[trial.number]):
+        if not self._has_crashed(self._trial(trial.number)):
             self._first.setdefault(_point(trial), trial.number)
 
     def note_no_value(self, number: int) -> None:
@@ -258,51 +223,46 @@ class SamePoints:
         Raises:
             ValueError: there is no such other trial.
         """
-        first = trial.user_attrs.get(_SAME)
-        if first is None:
+        if not is_copy(trial):
             return False
+        first = trial.user_attrs[_SAME]
         if type(first) is not int or not 0 <= first < trial.number:
             raise ValueError(f"its trial {trial.number} has the point of trial {first!r}"[:300])
         if not trial.state.is_finished():
             self.repeat(trial.number, first)
         return True
 
-    def pass_on(self, first: int) -> None:
-        """Give the result of a trial to those that wait for it, if it has ended."""
-        found = self._study.get_trials(deepcopy=False)[first]
-        if not found.state.is_finished():
+    def pass_on(self, number: int) -> None:
+        """Give the result of a trial to those that wait for it, if it has ended.
+
+        Values that it reported while it ran are left out, as pruners would compare jobs with each copy of them. The
+        last value of a pruned trial is copied: samplers (TPE, CMA-ES, ours) read it as its result, and pruners look at
+        no pruned trial.
+        """
+        first = self._trial(number)
+        if not first.state.is_finished():
             return
-        if self._has_crashed(found):
-            self._first.pop(_point(found), None)
-        for number in self._waiting.pop(first, []):
-            self._copy_result(number, found)
+        if self._has_crashed(first):
+            self._first.pop(_point(first), None)
+        for copy in self._waiting.pop(number, []):
+            if first.state == self._states.COMPLETE:
+                self._study.tell(copy, first.values)
+                continue
+            if first.state == self._states.PRUNED and first.last_step is not None:
+                last, identity = first.intermediate_values[first.last_step], self._trial(copy)._trial_id
+                self._study._storage.set_trial_intermediate_value(identity, first.last_step, last)
+            self._study.tell(copy, state=first.state)
+
+    def _trial(self, number: int) -> Any:
+        return self._study.get_trials(deepcopy=False)[number]
 
     def _set_attribute(self, number: int, key: str, value: Any) -> None:
         # An `optuna.Trial` can do it too, but to make one draws from the sampler, of which some keep count.
-        self._study._storage.set_trial_user_attr(self._trial_id(number), key, value)
+        self._study._storage.set_trial_user_attr(self._trial(number)._trial_id, key, value)
 
-    def _trial_id(self, number: int) -> int:
-        found: int = self._study.get_trials(deepcopy=False)[number]._trial_id
-        return found
-
-    def _has_crashed(self, found: Any) -> bool:
-        is_known = is_infeasible(found) or _NO_VALUE in found.user_attrs
-        return found.state == self._states.FAIL and not is_known
-
-    def _copy_result(self, number: int, found: Any) -> None:
-        """Give a trial the result of another one.
-
-        Values that the other one reported while it ran are left out, as pruners would compare jobs with each copy of
-        them. The last value of a pruned trial is copied: samplers (TPE, CMA-ES, ours) read it as its result, and
-        pruners look at no pruned trial.
-        """
-        if found.state == self._states.COMPLETE:
-            self._study.tell(number, found.values)
-            return
-        if found.state == self._states.PRUNED and found.last_step is not None:
-            last = found.intermediate_values[found.last_step]
-            self._study._storage.set_trial_intermediate_value(self._trial_id(number), found.last_step, last)
-        self._study.tell(number, state=found.state)
+    def _has_crashed(self, trial: Any) -> bool:
+        is_known = reason_of(trial) is not None or _NO_VALUE in trial.user_attrs
+        return trial.state == self._states.FAIL and not is_known
 
 
 def is_copy(trial: Any) -> bool:

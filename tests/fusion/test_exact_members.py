@@ -9,21 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlotool import (
-    ConjugateGradient,
-    Implicit,
-    Neumann,
-    Program,
-    Stream,
-)
-from tests.fusion.members import (
-    Blobs,
-    Compared,
-    bilevel,
-    compared,
-    network,
-    plain,
-)
+from mlotool import ConjugateGradient, Implicit, Neumann, Program, Stream
+from tests.fusion.members import Blobs, Compared, bilevel, compared, network, plain
 
 pytestmark = pytest.mark.usefixtures("no_clock")
 
@@ -57,6 +44,9 @@ SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
     "rate": lambda k: {"optimizer": partial(torch.optim.SGD, lr=[0.01, 0.1, 0.3][k], momentum=[0.0, 0.5, 0.9][k])},
     "optimizer": lambda k: {"optimizer": OPTIMIZERS[k]},
     "other optimizers": lambda k: {"optimizer": OPTIMIZERS[k + 2]},
+    "betas": lambda k: {
+        "optimizer": partial(torch.optim.Adam, lr=0.01, betas=(0.1 * k, 0.9 + 0.03 * k), eps=[1e-8, 1e-4, 0.1][k])
+    },
     "scheduler": lambda k: {"scheduler": [None, stepping, cosine][k], "scheduler_interval": "step"},
     "clipping": lambda k: {"gradient_clip_norm": [None, 0.1, 10.0][k]},
     "batches": lambda k: {"stream": Stream(Blobs(40, [5, 5, 6][k]), 8, seed=[1, 2, 1][k])},
@@ -70,7 +60,7 @@ SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "setting"), [*((bilevel, each) for each in SETTINGS), *((plain, each) for each in [*SETTINGS][:8])]
+    ("make", "setting"), [*((bilevel, each) for each in SETTINGS), *((plain, each) for each in [*SETTINGS][:9])]
 )
 def test_settings_of_steps_differ(make: Callable[..., Program], setting: str) -> None:
     check(compared(lambda k: make(k, **SETTINGS[setting](k)), ticks=12))
@@ -90,69 +80,6 @@ def one_hot_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
     return (model(batch["input"]).softmax(1) - target).square().mean()
 
 
-def test_numbers_of_a_loss_differ() -> None:
-    losses = [partial(tempered_loss, temperature=t, power=p) for t, p in ((1, 1.0), (0.5, 2), (3.0, 1.5))]
-    check(compared(lambda k: plain(k, loss=losses[k])))
-    losses = [partial(smoothed_loss, smoothing=each) for each in (0.0, 0.1, 0.3)]
-    check(compared(lambda k: plain(k, loss=losses[k])))
-
-
-def test_targets_as_one_hot() -> None:
-    check(compared(lambda k: plain(k, loss=one_hot_loss)))
-
-
-def test_frozen_parameters_differ() -> None:
-    def frozen() -> nn.Module:
-        module = network()
-        module[0].requires_grad_(False)  # type: ignore[index]
-        return module
-
-    check(compared(lambda k: bilevel(k, frozen)))
-
-
-@pytest.mark.parametrize("make", [plain, bilevel])
-def test_running_statistics(make: Callable[..., Program]) -> None:
-    check(compared(lambda k: make(k, lambda: network(nn.BatchNorm1d(8)))))
-
-
-def test_running_statistics_as_a_mean_over_all_batches() -> None:
-    found = compared(lambda k: plain(k, lambda: network(nn.BatchNorm1d(8, momentum=None))))
-    assert found.reasons == [VALUE]
-    assert found.error == 0
-
-
-def test_a_role_in_eval_mode() -> None:
-    roles = {"model": {"problem": "classifier", "mode": "eval"}}
-    check(compared(lambda k: bilevel(k, lambda: network(nn.BatchNorm1d(8)), upper={"roles": roles})))
-
-
-def test_bf16() -> None:
-    def make(k: int) -> Program:
-        program = plain(k, precision="bf16")
-        problem = program.problems["classifier"]
-        problem.module.float()
-        problem.stream.to(dtype=torch.float32)
-        return program
-
-    check(compared(make), 0.02)
-
-
-ALGORITHMS = {
-    "cg": Implicit(ConjugateGradient(8, tolerance=1e-2)),
-    "neumann": Implicit(Neumann(3, 0.1)),
-    "forward": Implicit(Neumann(3, 0.1), product="forward"),
-}
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.filterwarnings("ignore:The ConjugateGradient solve")
-def test_hypergradients(algorithm: str) -> None:
-    found = compared(lambda k: bilevel(k, hypergradient=ALGORITHMS[algorithm], unroll_steps=2), ticks=12)
-    assert found.error < 1e-9
-    if algorithm != "forward":
-        assert not found.reasons
-
-
 class Assigning(nn.Module):
     """A buffer that is assigned anew."""
 
@@ -166,11 +93,6 @@ class Assigning(nn.Module):
         return x - self.mean
 
 
-@pytest.mark.parametrize("make", [plain, bilevel])
-def test_a_buffer_that_is_assigned_anew(make: Callable[..., Program]) -> None:
-    check(compared(lambda k: make(k, lambda: network(Assigning()))))
-
-
 class Noisy(torch.optim.SGD):
     """An optimizer that draws random numbers."""
 
@@ -179,10 +101,6 @@ class Noisy(torch.optim.SGD):
             for parameter in group["params"]:
                 parameter.grad += 0.1 * torch.randn_like(parameter)
         super().step(closure)
-
-
-def test_an_optimizer_that_draws_random_numbers() -> None:
-    check(compared(lambda k: bilevel(k, optimizer=partial(Noisy, lr=0.1))))
 
 
 class Replacing(torch.optim.Optimizer):
@@ -198,16 +116,59 @@ class Replacing(torch.optim.Optimizer):
                 parameter.data = parameter.data - group["lr"] * parameter.grad
 
 
-@pytest.mark.parametrize("make", [plain, bilevel])
-def test_an_optimizer_that_replaces_tensors(make: Callable[..., Program]) -> None:
-    check(compared(lambda k: make(k, optimizer=partial(Replacing, lr=[0.1, 0.2, 0.05][k]))))
+def frozen() -> nn.Module:
+    module = network()
+    module[0].requires_grad_(False)  # type: ignore[index]
+    return module
 
 
+POWERS = [partial(tempered_loss, temperature=t, power=p) for t, p in ((1, 1.0), (0.5, 2), (3.0, 1.5))]
+IN_EVAL_MODE = {"roles": {"model": {"problem": "classifier", "mode": "eval"}}}
+PROGRAMS: dict[str, Callable[[int], Program]] = {
+    "numbers of a loss": lambda k: plain(k, loss=POWERS[k]),
+    "smoothing": lambda k: plain(k, loss=partial(smoothed_loss, smoothing=[0.0, 0.1, 0.3][k])),
+    "targets as one-hot": lambda k: plain(k, loss=one_hot_loss),
+    "frozen parameters": lambda k: bilevel(k, frozen),
+    "running statistics": lambda k: plain(k, lambda: network(nn.BatchNorm1d(8))),
+    "running statistics below": lambda k: bilevel(k, lambda: network(nn.BatchNorm1d(8))),
+    "a role in eval mode": lambda k: bilevel(k, lambda: network(nn.BatchNorm1d(8)), upper=IN_EVAL_MODE),
+    "a buffer that is assigned anew": lambda k: bilevel(k, lambda: network(Assigning())),
+    "an optimizer with noise": lambda k: bilevel(k, optimizer=partial(Noisy, lr=0.1)),
+    "an optimizer that replaces tensors": lambda k: bilevel(k, optimizer=partial(Replacing, lr=[0.1, 0.2, 0.05][k])),
+    "cg": lambda k: bilevel(k, hypergradient=Implicit(ConjugateGradient(4, tolerance=1e-2)), unroll_steps=2),
+    "neumann": lambda k: bilevel(k, hypergradient=Implicit(Neumann(3, 0.1)), unroll_steps=2),
+    "solvers that decide differently": lambda k: bilevel(
+        k, lambda: network(Assigning()), hypergradient=Implicit(ConjugateGradient(4, tolerance=0.05))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:The ConjugateGradient solve")
-def test_solvers_that_decide_differently_beside_a_buffer_that_is_assigned_anew() -> None:
-    algorithm = Implicit(ConjugateGradient(8, tolerance=0.05))
-    found = compared(lambda k: bilevel(k, lambda: network(Assigning()), hypergradient=algorithm), ticks=10)
-    check(found)
+def test_members_compute_what_they_compute_alone(name: str) -> None:
+    check(compared(PROGRAMS[name], ticks=10))
+
+
+def test_forward_mode() -> None:
+    algorithm = Implicit(Neumann(3, 0.1), product="forward")
+    assert compared(lambda k: bilevel(k, hypergradient=algorithm, unroll_steps=2), ticks=8).error < 1e-9
+
+
+def test_running_statistics_as_a_mean_over_all_batches() -> None:
+    found = compared(lambda k: plain(k, lambda: network(nn.BatchNorm1d(8, momentum=None))), ticks=4)
+    assert found.reasons == [VALUE]
+    assert found.error == 0
+
+
+def test_bf16() -> None:
+    def make(k: int) -> Program:
+        program = plain(k, precision="bf16")
+        problem = program.problems["classifier"]
+        problem.module.float()
+        problem.stream.to(dtype=torch.float32)
+        return program
+
+    check(compared(make), 0.02)
 
 
 def test_a_leader_that_leaves_and_a_batch_of_a_new_kind() -> None:

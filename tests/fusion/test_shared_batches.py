@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
-from mlotool.data.in_memory import ImageFiles
-from mlotool.fusion.shared_batches import KeptData, Room, copied, share_reads
+from mlotool.fusion.shared_batches import KeptData, copied, share_reads
 from mlotool.problem.batches import Share
 from mlotool.program import Stream
 
@@ -107,30 +106,6 @@ def test_the_memory_of_what_is_kept_is_bounded() -> None:
         assert_same(streams[1].next(), alone.next())
 
 
-def test_augmented_images_of_files_are_decoded_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from PIL import Image
-
-    paths = []
-    for number in range(6):
-        paths.append(tmp_path / f"{number}.jpg")
-        Image.fromarray(torch.randint(256, (40, 48, 3), dtype=torch.uint8).numpy()).save(paths[-1])
-    decoded: list[Any] = []
-    decode = ImageFiles._decode
-    monkeypatch.setattr(ImageFiles, "_decode", lambda self, path: decoded.append(path) or decode(self, path))
-    files = ImageFiles(paths, 32, 32, num_threads=1)
-    data = InMemoryDataset(files, torch.arange(6), Normalization([0.5] * 3, [0.2] * 3), augmentation=CropAndFlip())
-    streams, alone = [Stream(data, 3, seed=1) for _ in range(4)], Stream(data, 3, seed=1)
-    share_reads(streams)
-    for tick in range(1, 4):
-        batches = [each.next() for each in streams]
-        assert len(decoded) == 3 * tick
-        monkeypatch.undo()
-        expected = alone.next()
-        monkeypatch.setattr(ImageFiles, "_decode", lambda self, path: decoded.append(path) or decode(self, path))
-        for batch in batches:
-            assert_same(batch, expected)
-
-
 def test_streams_of_other_seeds_data_or_dtypes_share_nothing() -> None:
     data = Counted()
     others = [Stream(data, 4, seed=1), Stream(data, 4, seed=2), Stream(Counted(), 4, seed=1), Stream(data, 5, seed=1)]
@@ -161,26 +136,6 @@ def test_copies_keep_their_containers() -> None:
     assert torch.equal(batch["share"].batch["x"], torch.ones(1))
 
 
-def test_an_error_of_a_data_set_comes_to_the_run_that_asks() -> None:
-    class Broken(Counted):
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            if self.count == 4:
-                self.count = 5
-                raise ValueError("a broken file")
-            return super().__getitem__(index)
-
-    data = Broken()
-    streams = [Stream(data, 4, seed=1) for _ in range(2)]
-    share_reads(streams)
-    streams[0].next()
-    streams[1].next()
-    with pytest.raises(ValueError, match="broken"):
-        streams[0].next()
-    alone = Stream(Counted(), 4, seed=1)
-    alone.next()
-    assert_same(streams[1].next(), alone.next())
-
-
 class Data:
     """Two splits, one of which augments; counts calls."""
 
@@ -202,7 +157,7 @@ class Data:
 
 def kept(room: int, num_readers: int = 2) -> tuple[Data, KeptData]:
     data = Data()
-    wrapped = KeptData(data, Room(room))
+    wrapped = KeptData(data, room)
     wrapped.num_readers = num_readers
     return data, wrapped
 

@@ -1,7 +1,8 @@
-"""Steps of several problems by few calls of a kernel have the bits of a step of each."""
+"""Steps of several problems by one call of a kernel have the bits of a step of each."""
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from mlotool.fusion import stacked_steps
 from mlotool.fusion.stacked_gradients import Stacked
-from mlotool.fusion.stacked_steps import StackedSteps, step_together
+from mlotool.fusion.stacked_steps import StackedSteps
 from mlotool.problem.optimizers.fused_step import take_steps
 from mlotool.program import Problem
 
@@ -40,33 +41,6 @@ def problems(kinds: list[Any], gammas: Sequence[float] = GAMMAS, **settings: Any
     return found
 
 
-@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_the_bits_are_those_of_a_step_each(kinds: list[Any], clip: float | None) -> None:
-    settings = {"gradient_clip_norm": clip, "scheduler_interval": "step"}
-    together, apart = problems(kinds, **settings), problems(kinds, **settings)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(4):
-        gradients = [[torch.randn(x.shape, generator=generator) for x in each.own] for each in together]
-        norms = step_together([(*each, None) for each in zip(together, gradients, strict=True)])
-        expected = [each.step(gradient) for each, gradient in zip(apart, gradients, strict=True)]
-        for one, other in zip(norms, expected, strict=True):
-            assert (one is None and other is None) or torch.equal(one, other)  # type: ignore[arg-type]
-    for one, other in zip(together, apart, strict=True):
-        assert one.num_steps == other.num_steps == 4
-        assert all(map(torch.equal, one.own, other.own))
-        assert one.optimizer.param_groups[0]["lr"] == other.optimizer.param_groups[0]["lr"]  # type: ignore[union-attr]
-
-
-def test_one_that_fails_fails_alone() -> None:
-    found = problems(KINDS["sgd"])
-    found[1].optimizer.step = lambda *arguments: 1 / 0  # type: ignore[union-attr, method-assign, assignment]
-    gradients = [[torch.ones_like(x) for x in each.own] for each in found]
-    errors = step_together([(*each, None) for each in zip(found, gradients, strict=True)])
-    assert [type(each) for each in errors] == [type(None), ZeroDivisionError, type(None)]
-    assert [each.num_steps for each in found] == [1, 0, 1]
-
-
 class Pair:
     """Problems that step as rows of one tensor each, and the same ones apart."""
 
@@ -83,10 +57,10 @@ class Pair:
     def step(self, numbers: Sequence[int] = (0, 1, 2)) -> None:
         """Take a step of some of them."""
         gradient = [torch.randn(each.shape, generator=self.generator) for each in self.parameters]
-        errors = self.steps([*numbers], Stacked([*gradient], torch.zeros(3), {}), [None] * len(numbers))
-        assert errors == [None] * len(numbers)
-        for number in numbers:
-            self.apart[number].step([each[number] for each in gradient])
+        norms = self.steps([*numbers], Stacked([*gradient], torch.zeros(3), {}), [None] * len(numbers))
+        for number, norm in zip(numbers, norms, strict=True):
+            expected = self.apart[number].step([each[number] for each in gradient])
+            assert (norm is None and expected is None) or torch.equal(norm, expected)  # type: ignore[arg-type]
             self.compare(self.together[number], self.apart[number])
 
     def compare(self, one: Problem, other: Problem) -> None:
@@ -118,7 +92,7 @@ def test_rows_of_one_tensor_step_as_each_by_itself(kinds: list[Any], calls: list
     for _ in range(3):
         pair.step()
     # The first step is the optimizers' own.
-    assert calls == ([0, 1, 1] if kinds[0] is kinds[1] is kinds[2] else [0, *calls[1:]])
+    assert calls == ([1, 1] if kinds[0] is kinds[1] is kinds[2] else [])
     # The others' rows stay where they are, and so do the bits.
     pair.step([0, 2])
     pair.step([0, 2])
@@ -133,16 +107,28 @@ def test_rows_of_one_tensor_step_as_each_by_itself(kinds: list[Any], calls: list
     pair.step([0, 2])
 
 
+def test_clipping_and_one_that_fails(calls: list[int]) -> None:
+    pair = Pair(KINDS["sgd"], scheduler_interval="evaluation", gradient_clip_norm=0.5)
+    for _ in range(3):
+        pair.step()
+    pair = Pair(KINDS["sgd"], scheduler_interval="evaluation")
+    pair.together[1].optimizer.step = lambda *arguments: 1 / 0  # type: ignore[union-attr, method-assign, assignment]
+    gradient = [torch.ones_like(each) for each in pair.parameters]
+    errors = pair.steps([0, 1, 2], Stacked([*gradient], torch.zeros(3), {}), [None] * 3, [nullcontext()] * 3)
+    assert [type(each) for each in errors] == [type(None), ZeroDivisionError, type(None)]
+    assert [each.num_steps for each in pair.together] == [1, 0, 1]
+
+
 def test_rates_that_become_others(calls: list[int]) -> None:
     settings: dict[str, Any] = {"scheduler_interval": "step"}
     pair = Pair(KINDS["adam"], gammas=(0.5, 0.5, 0.5), **settings)
     for _ in range(4):
         pair.step()
-    assert calls == [0, 1, 1, 1]
+    assert calls == [1, 1, 1]
     pair = Pair(KINDS["adam"], **settings)
     for _ in range(4):
         pair.step()
-    assert calls[4:] == [0, 3, 3, 3]
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])

@@ -38,58 +38,11 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
-def test_a_counter_in_python_is_found_out() -> None:
-    found = compared(lambda k: plain(k, loss=Counting(100 * k)))
-    assert "changes Counting.count" in found.reasons[0]
-    assert found.error == 0
-
-
-def test_a_number_of_a_module_that_differs() -> None:
-    found = compared(lambda k: plain(k, lambda: network(Scaled(1 + 1e-3 * k))))
-    assert "is another function in other runs" in found.reasons[0]
-    assert found.error < 1e-9
-
-
-def test_modules_of_different_structure() -> None:
-    found = compared(lambda k: plain(k, lambda: network(nn.ReLU() if k == 1 else nn.Identity())))
-    assert found.reasons == ["the modules of problems.classifier are of different structures"]
-    assert found.error == 0
-
-
-def test_dropout() -> None:
-    found = compared(lambda k: plain(k, lambda: network(nn.Dropout(0.5))))
-    assert found.reasons == ["the losses draw random numbers"]
-    assert found.error == 0
-
-
 class Failing(torch.optim.lr_scheduler.StepLR):
     def step(self, epoch: int | None = None) -> None:
         if self.last_epoch == 6:
             raise ValueError("no more rates")
         super().step(epoch)
-
-
-def test_an_exception_of_one_member_is_its_own() -> None:
-    def scheduler(k: int) -> Any:
-        return partial(Failing if k == 1 else torch.optim.lr_scheduler.StepLR, step_size=3)
-
-    found = compared(lambda k: bilevel(k, scheduler=scheduler(k), scheduler_interval="step"))
-    [(number, (alone, fused))] = found.failures.items()
-    assert number == 1
-    assert alone is not None and "no more rates" in alone
-    assert alone == fused
-    assert found.error < 1e-9
-
-
-def test_an_optimizer_with_a_line_search_among_others() -> None:
-    optimizers = [
-        partial(torch.optim.SGD, lr=0.1),
-        partial(torch.optim.LBFGS, lr=0.1),
-        partial(torch.optim.Adam, lr=0.1),
-    ]
-    found = compared(lambda k: plain(k, optimizer=optimizers[k]))
-    assert found.reasons == ["problems.classifier: its optimizer evaluates the loss itself"]
-    assert found.error == 0
 
 
 def test_a_member_that_overflows_leaves_the_others_alone() -> None:
@@ -115,12 +68,6 @@ class Growing(nn.Module):
         return x - 0.01 * self.seen.mean()
 
 
-def test_a_buffer_that_grows() -> None:
-    found = compared(lambda k: plain(k, lambda: network(Growing())))
-    assert found.reasons == ["a buffer of a module changes its shape"]
-    assert found.error == 0
-
-
 class Broken(Blobs):
     """Data of which one sample cannot be read."""
 
@@ -134,31 +81,11 @@ class Broken(Blobs):
         return super().__getitem__(index)
 
 
-def test_data_of_one_member_that_cannot_be_read() -> None:
-    found = compared(lambda k: bilevel(k, stream=Stream(Broken(80, k, 17 if k == 1 else -1), 8, seed=k)))
-    [(number, (alone, fused))] = found.failures.items()
-    assert number == 1
-    assert alone is not None and "a broken file" in alone
-    assert alone == fused
-    assert not found.reasons
-    assert found.error < 1e-9
-
-
 class Mislabelled(Blobs):
     def __init__(self, size: int, seed: int, wrong: int) -> None:
         super().__init__(size, seed)
         if wrong >= 0:
             self.target[wrong] = NUM_CLASSES
-
-
-def test_a_target_of_one_member_that_is_out_of_range() -> None:
-    found = compared(lambda k: bilevel(k, stream=Stream(Mislabelled(80, k, 17 if k == 1 else -1), 8, seed=k)))
-    [(number, (alone, fused))] = found.failures.items()
-    assert number == 1
-    assert alone is not None and "out of bounds" in alone
-    assert alone == fused
-    assert not found.reasons
-    assert found.error < 1e-9
 
 
 class Counted:
@@ -170,12 +97,6 @@ class Counted:
     def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
         self.count += 1
         return plain_loss(batch, model=model) * (1 + 1e-3 * self.count)
-
-
-def test_a_counter_that_is_alike_in_all_members_is_found_out() -> None:
-    found = compared(lambda k: plain(k, loss=Counted()))
-    assert "changes Counted.count" in found.reasons[0]
-    assert found.error == 0
 
 
 class Tempered:
@@ -199,7 +120,7 @@ class Setting(torch.optim.lr_scheduler.StepLR):
             self.change()
 
 
-@pytest.mark.parametrize("number", [None, 0, 2])
+@pytest.mark.parametrize("number", [None, 2])
 def test_a_number_that_changes_between_two_ticks_is_seen_at_once(number: int | None) -> None:
     def make(k: int) -> Program:
         loss = Tempered()
@@ -266,14 +187,7 @@ def test_what_is_decided_at_an_older_tick_is_of_what_held_there() -> None:
     assert found.at(60).is_fused and found.at(60).at_once == 2 and found.at(20) == first
 
 
-calls = 0
 seen: list[int] = []
-
-
-def counted_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
-    global calls
-    calls += 1
-    return plain_loss(batch, model=model) * (1 + (calls > 40))
 
 
 def listed_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
@@ -304,20 +218,70 @@ class Warming(nn.Module):
         return x * (1 + (self.calls > 40))
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"loss": counted_loss}, "calls"),
-        ({"loss": listed_loss}, "seen"),
-        ({"loss": closed_loss()}, "count"),
-        ({"module": lambda: network(Warming())}, "Warming.calls"),
-    ],
-)
-def test_a_counter_wherever_it_is_kept_is_found_at_the_first_attempt(settings: dict[str, Any], name: str) -> None:
-    found = compared(lambda k: plain(k, **settings))
-    reason = f"problems.classifier: evaluating its loss changes {name}, which a trace would fix"
-    assert found.reasons == [reason]
-    assert not found.failures
+def top_loss(batch: Mapping[str, Tensor], *, model: Any, k: float) -> Tensor:
+    logits = model(batch["input"])
+    return functional.cross_entropy(logits, batch["target"]) + logits.topk(int(k)).values.mean()
+
+
+CLOSED = closed_loss()
+CHANGES = "problems.classifier: evaluating its loss changes {}, which a trace would fix"
+LINE_SEARCH = [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.LBFGS, lr=0.1), partial(torch.optim.Adam, lr=0.1)]
+UNLIKE: dict[str, tuple[Callable[[int], Program], str]] = {
+    "a counter": (lambda k: plain(k, loss=Counting(100 * k)), CHANGES.format("Counting.count")),
+    "a counter that is alike in all": (lambda k: plain(k, loss=Counted()), CHANGES.format("Counted.count")),
+    "a counter in a global list": (lambda k: plain(k, loss=listed_loss), CHANGES.format("seen")),
+    "a counter in a closure": (lambda k: plain(k, loss=CLOSED), CHANGES.format("count")),
+    "a counter in a tensor": (lambda k: plain(k, lambda: network(Warming())), CHANGES.format("Warming.calls")),
+    "a number of a module": (lambda k: plain(k, lambda: network(Scaled(1 + 1e-3 * k))), "is another function in other"),
+    "other structures": (
+        lambda k: plain(k, lambda: network(nn.ReLU() if k == 1 else nn.Identity())),
+        "the modules of problems.classifier are of different structures",
+    ),
+    "dropout": (lambda k: plain(k, lambda: network(nn.Dropout(0.5))), "the losses draw random numbers"),
+    "a line search": (
+        lambda k: plain(k, optimizer=LINE_SEARCH[k]),
+        "problems.classifier: its optimizer evaluates the loss itself",
+    ),
+    "a buffer that grows": (
+        lambda k: plain(k, lambda: network(Growing())),
+        "a buffer of a module changes its shape",
+    ),
+    "a number that is no arithmetic": (
+        lambda k: plain(k, loss=partial(top_loss, k=1 + k)),
+        "; problems.classifier.loss.k, in which runs differ, may do arithmetic alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_those_that_are_no_stack_are_found_out_at_the_first_attempt(name: str) -> None:
+    make, reason = UNLIKE[name]
+    found = compared(make, ticks=4)
+    assert len(found.reasons) == 1 and reason in found.reasons[0]
+    assert found.error == 0 and not found.failures
+
+
+def steps_of(k: int) -> Any:
+    return partial(Failing if k == 1 else torch.optim.lr_scheduler.StepLR, step_size=3)
+
+
+FAILURES: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
+    "a scheduler": (lambda k: {"scheduler": steps_of(k), "scheduler_interval": "step"}, "no more rates"),
+    "data": (lambda k: {"stream": Stream(Broken(80, k, 17 if k == 1 else -1), 8, seed=k)}, "a broken file"),
+    "a target": (lambda k: {"stream": Stream(Mislabelled(80, k, 17 if k == 1 else -1), 8, seed=k)}, "out of bounds"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_an_exception_of_one_member_is_its_own(name: str) -> None:
+    settings, text = FAILURES[name]
+    found = compared(lambda k: bilevel(k, **settings(k)))
+    [(number, (alone, fused))] = found.failures.items()
+    assert number == 1
+    assert alone is not None and text in alone
+    assert alone == fused
+    assert not found.reasons
+    assert found.error < 1e-9
 
 
 class Hidden:
@@ -407,15 +371,3 @@ def test_evolution_strategies_are_left_to_the_plans() -> None:
     assert list(found.verdicts) == ["classifier", "weights"] and found.verdicts["classifier"].is_fused
     assert "keeps something from one use to the next" in found.reasons[0]
     assert found.error < 1e-9
-
-
-def top_loss(batch: Mapping[str, Tensor], *, model: Any, k: float) -> Tensor:
-    logits = model(batch["input"])
-    return functional.cross_entropy(logits, batch["target"]) + logits.topk(int(k)).values.mean()
-
-
-def test_a_number_that_is_no_arithmetic_is_named() -> None:
-    found = compared(lambda k: plain(k, loss=partial(top_loss, k=1 + k)))
-    [reason] = found.reasons
-    assert reason.endswith("; problems.classifier.loss.k, in which runs differ, may do arithmetic alone")
-    assert found.error == 0

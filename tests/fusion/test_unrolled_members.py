@@ -77,7 +77,7 @@ def shaped(seed: int, upper: nn.Module, optimizer: Any, **settings: Any) -> Prog
         stream=Stream(Blobs(40, seed), 8, seed=seed),
         optimizer=optimizer,
         hypergradient=Unrolled(),
-        unroll_steps=3,
+        unroll_steps=2,
         **settings,
     )
     above = Problem(
@@ -122,7 +122,7 @@ APART: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
         "differ in nesterov",
         lambda k: {"optimizer": partial(SGD, lr=0.1, momentum=0.9, nesterov=[True, False, True][k])},
     ),
-    "momentum": ("has different keys", lambda k: {"optimizer": partial(SGD, lr=0.1, momentum=[0.0, 0.9, 0.9][k])}),
+    "momentum": ("keep different tensors", lambda k: {"optimizer": partial(SGD, lr=0.1, momentum=[0.0, 0.9, 0.9][k])}),
     "noise": ("random", lambda k: {"module": lambda: network(nn.Dropout(0.3))}),
 }
 

@@ -15,7 +15,6 @@ import pytest
 from mlotool import config as configuration
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
-from mlotool.data import InMemoryDataset
 from mlotool.fusion.fused_ticks import FusedTicks
 from mlotool.losses import cross_entropy
 from mlotool.runner import RunResult, run_config
@@ -192,29 +191,6 @@ def test_numpys_random_numbers_are_each_runs_own(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("mlotool.fusion.fused_ticks._has_foreign_code", lambda schedule: True)
     requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(2)]
     run_together(requests, record=None, when_ended=lambda number, result: None)
-    for number, each in enumerate(requests):
-        run_together([replace(each, output_dir=tmp_path / f"alone{number}")], record=None, when_ended=lambda *_: None)
-        together, alone = ((tmp_path / name / "metrics.csv").read_text() for name in (str(number), f"alone{number}"))
-        assert together == alone
-
-
-def test_data_that_draw_from_numpys_random_numbers_are_read_by_each_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    direct = InMemoryDataset.__getitems__
-
-    def noisy(data: InMemoryDataset, places: Any) -> Any:
-        # Data to evaluate on, which draw nothing, are read once for all runs.
-        batch, is_train = direct(data, places), len(data) == 1000
-        return {**batch, "input": batch["input"] + (float(numpy.random.rand()) if is_train else 0.0)}
-
-    monkeypatch.setattr(InMemoryDataset, "__getitems__", noisy)
-    monkeypatch.setattr("mlotool.fusion.fused_ticks._has_foreign_code", lambda schedule: True)
-    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(2)]
-    record = tmp_path / "fusion.json"
-    run_together(requests, record=record, when_ended=lambda number, result: None)
-    [stack] = json.loads(record.read_text())["stacks"]
-    assert "draw from numpy's or Python's global random numbers" in stack["reason"]
     for number, each in enumerate(requests):
         run_together([replace(each, output_dir=tmp_path / f"alone{number}")], record=None, when_ended=lambda *_: None)
         together, alone = ((tmp_path / name / "metrics.csv").read_text() for name in (str(number), f"alone{number}"))

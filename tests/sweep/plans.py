@@ -1,4 +1,4 @@
-"""Plans of sweeps, and a launcher that runs jobs here and now."""
+"""Plans of sweeps, a launcher that runs jobs here and now, and studies as they are found."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,20 @@ from typing import Any
 
 from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension, SweepPlan
-from mlotool.sweep.driver import Sweep
+from mlotool.sweep import study
+from mlotool.sweep.driver import Sweep, run_jobs
 from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job
-from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher
-from mlotool.sweep.points import GroupRecord, Point
+from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher, Ending
+from mlotool.sweep.points import AbstractPoints, GroupRecord, Point
 
 SHARED = JobSpec("mlotool run -m", ("+recipe=plain",), None, ())
+RATE = Dimension("lr", low=1e-3, high=1e-1, log=True)
+Decide = Callable[[str, tuple[Any, ...]], Any]
+Job = Callable[[Path, JobSpec], Any]
+
+
+class Killed(BaseException):
+    """The process dies."""
 
 
 def make_plan(
@@ -38,14 +46,50 @@ def known(folder: Path, *, is_resumed: bool = True) -> GroupRecord:
     return GroupRecord(folder, is_resumed=is_resumed)
 
 
-def sweep_in(folder: Path, record: GroupRecord | None = None, announced: list[tuple[int, str]] | None = None) -> Sweep:
-    """Return what the driver is told of a sweep; `announced` takes the jobs that end, with their status."""
+def take_up(folder: Path, *dimensions: Dimension, draw: Any = None, **settings: Any) -> study.StudyPoints:
+    """Return the points of a search, which an earlier process may have begun."""
+    folder.mkdir(exist_ok=True)
+    return study.StudyPoints(make_plan(folder, *dimensions, **settings), folder, known(folder), draw)
+
+
+def run(points: AbstractPoints, folder: Path, job: Job, *, num_workers: int = 1, announced: Any = None) -> "HereAndNow":
+    """Run the jobs of a sweep; `announced` takes those that end, with their status."""
 
     def announce(point: Point, outcome: JobOutcome) -> None:
         if announced is not None:
             announced.append((point.number, outcome.status))
 
-    return Sweep(folder, SHARED, announce, None if record is None else record.add)
+    launcher = HereAndNow(job)
+    run_jobs(points, launcher, [{}] * num_workers, Sweep(folder, SHARED, announce, known(folder).add))
+    return launcher
+
+
+def words_of(spec: JobSpec) -> dict[str, str]:
+    """Return what a job overrides."""
+    return dict(word.lstrip("+").split("=", 1) for word in spec.words if "=" in word)
+
+
+def rate(folder: Path, spec: JobSpec) -> tuple[str, float]:
+    """Run a job whose objective is its rate."""
+    return "finished", float(words_of(spec)["lr"])
+
+
+def study_of(folder: Path) -> Any:
+    """Return the study in a sweep's folder."""
+    from optuna import load_study
+
+    return load_study(study_name=None, storage=study.open_storage(f"sqlite:///{folder / 'study.db'}"))
+
+
+def trials(folder: Path) -> list[Any]:
+    """Return the trials of that study."""
+    found: list[Any] = study_of(folder).trials
+    return found
+
+
+def states(folder: Path) -> list[str]:
+    """Return how these trials have ended."""
+    return [trial.state.name for trial in trials(folder)]
 
 
 class Ended(AbstractHandle):
@@ -53,19 +97,16 @@ class Ended(AbstractHandle):
         return True
 
     def stop(self) -> None:
-        raise AssertionError("nothing runs")
+        """Nothing runs."""
 
-    def ending(self) -> str:
-        return "it was made to die"
-
-    def was_killed(self) -> bool:
-        return False
+    def ending(self) -> Ending:
+        return Ending("it was made to die", was_killed=False)
 
 
 class HereAndNow(AbstractLauncher):
-    """Runs `job(folder, spec)`, which returns a status and a value; None leaves no summary."""
+    """Runs `job(folder, spec)`, which returns a status and a value, and more of a summary; None leaves none."""
 
-    def __init__(self, job: Callable[[Path, JobSpec], tuple[str, float] | None]) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.started: list[str] = []
         self.groups: list[list[str]] = []
@@ -83,5 +124,7 @@ class HereAndNow(AbstractLauncher):
         result = self.job(folder, spec)
         (folder / "overrides.txt").write_text("\n".join(spec.words))
         if result is not None:
-            objective = {"key": "val/accuracy", "value": result[1], "mode": "max"}
-            (folder / "summary.json").write_text(json.dumps({"status": result[0], "objective": objective}))
+            status, value, *more = result
+            objective = {"key": "val/accuracy", "value": value, "mode": "max"}
+            summary = {"status": status, "objective": objective, **(more[0] if more else {})}
+            (folder / "summary.json").write_text(json.dumps(summary))

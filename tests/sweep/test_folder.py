@@ -1,3 +1,5 @@
+"""The folder of a sweep, those of its jobs, and the devices of its workers."""
+
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -6,11 +8,11 @@ import pytest
 
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError
-from mlotool.sweep.driver import run_jobs, worker_environments
+from mlotool.sweep.driver import visible_devices, worker_devices, worker_environments
 from mlotool.sweep.folder import choose_folder, locked
 from mlotool.sweep.job_folder import JobOutcome, note_failure, read_outcome
 from mlotool.sweep.points import GridPoints
-from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
+from tests.sweep.plans import known, make_plan, run
 
 SEED = Dimension("seed", ("1", "2"))
 
@@ -79,8 +81,7 @@ def test_a_grid_runs_what_has_not_ended(tmp_path: Path) -> None:
         (tmp_path / number / "summary.json").write_text(json.dumps({"status": status}))
     points = GridPoints(plan, tmp_path, known(tmp_path))
     assert (points.num_ended, points.total) == (1, 4)
-    launcher = HereAndNow(lambda folder, spec: ("finished", 1.0))
-    run_jobs(points, launcher, [{}, {}], sweep_in(tmp_path))
+    launcher = run(points, tmp_path, lambda folder, spec: ("finished", 1.0), num_workers=2)
     assert launcher.started == ["1", "2", "3"]
     assert (tmp_path / "3" / "overrides.txt").read_text().splitlines() == ["+recipe=plain", "seed=2", "lr=0.2"]
 
@@ -141,3 +142,31 @@ def test_a_job_that_is_refused_has_ended_only_when_all_of_it_is_there(
         note_failure(tmp_path / "0", ("seed=1",), "it does not fit", "infeasible")
     assert (tmp_path / "0" / "overrides.txt").read_text() == "seed=1\n"
     assert read_outcome(tmp_path / "0").status == "unfinished"
+
+
+FOUR = ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(("value", "devices"), [("GPU-a, 1", ["GPU-a", "1"]), ("", []), ("-1", [])])
+def test_devices_are_those_that_the_process_may_use(value: str, devices: list[str]) -> None:
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": value}) == devices
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_workers", "per_job", "jobs_per_device", "expected"),
+    [
+        (FOUR, 2, 2, 1, [["0", "1"], ["2", "3"]]),
+        (FOUR, 6, 1, 2, [["0"], ["1"], ["2"], ["3"], ["0"], ["1"]]),
+        ([], 3, 1, 1, [[], [], []]),
+        (["0", "1"], 3, 1, 1, r"found 3 with the devices 0, 1.*Set sweep\.workers=2, or sweep\.jobs_per_device=2"),
+        (["0"], 3, 2, 1, r"Set runner\.devices=1\."),
+    ],
+)
+def test_workers_take_devices_in_turn(
+    devices: list[str], num_workers: int, per_job: int, jobs_per_device: int, expected: list[list[str]] | str
+) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            worker_devices(devices, num_workers, per_job=per_job, jobs_per_device=jobs_per_device)
+    else:
+        assert worker_devices(devices, num_workers, per_job=per_job, jobs_per_device=jobs_per_device) == expected

@@ -10,11 +10,11 @@ import pytest
 
 from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError
-from mlotool.sweep.driver import run_jobs
+from mlotool.sweep.driver import Sweep, run_jobs
 from mlotool.sweep.job_folder import JobSpec, read_job
-from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher
+from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher, Ending
 from mlotool.sweep.points import GridPoints, Point, grouped
-from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
+from tests.sweep.plans import SHARED, known, make_plan, run, words_of
 
 RATE = "problems.classifier.optimizer.lr"
 SEEDS = Dimension("seed", tuple(map(str, range(5))))
@@ -87,13 +87,12 @@ def test_auto_takes_as_many_as_there_are() -> None:
 
 
 def finished(folder: Path, spec: JobSpec) -> tuple[str, float]:
-    return "finished", float(dict(word.split("=") for word in spec.words)["seed"])
+    return "finished", float(words_of(spec)["seed"])
 
 
 def test_a_group_is_one_process(tmp_path: Path) -> None:
-    plan, announced = make_plan(tmp_path, SEEDS, fuse=2), list[tuple[int, str]]()
-    points, launcher = GridPoints(plan, tmp_path, known(tmp_path)), HereAndNow(finished)
-    run_jobs(points, launcher, [{}], sweep_in(tmp_path, known(tmp_path), announced))
+    points, announced = GridPoints(make_plan(tmp_path, SEEDS, fuse=2), tmp_path, known(tmp_path)), list[Any]()
+    launcher = run(points, tmp_path, finished, announced=announced)
     assert launcher.groups == [["0", "1"], ["2", "3"], ["4"]]
     assert announced == [(number, "finished") for number in range(5)]
     assert points.num_ended == points.total == 5
@@ -125,11 +124,8 @@ class _Slow(AbstractHandle):
     def stop(self) -> None:
         raise AssertionError("nothing runs")
 
-    def ending(self) -> str:
-        return "it was made to die"
-
-    def was_killed(self) -> bool:
-        return self.is_killed
+    def ending(self) -> Ending:
+        return Ending("it was made to die", self.is_killed)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -137,7 +133,8 @@ def test_a_job_ends_before_its_group(tmp_path: Path, is_killed: bool) -> None:
     plan, announced = make_plan(tmp_path, SEEDS, fuse=3), list[tuple[int, str]]()
     launcher, status = Slow(is_killed=is_killed), "interrupted" if is_killed else "failed"
     workers = [{"worker": "a"}, {"worker": "b"}]
-    run_jobs(GridPoints(plan, tmp_path, known(tmp_path)), launcher, workers, sweep_in(tmp_path, None, announced))
+    sweep = Sweep(tmp_path, SHARED, lambda point, outcome: announced.append((point.number, outcome.status)))
+    run_jobs(GridPoints(plan, tmp_path, known(tmp_path)), launcher, workers, sweep)
     assert launcher.environments == workers
     assert announced == [(0, "finished"), (3, "finished"), (1, "finished"), (4, status), (2, status)]
     error = json.loads((tmp_path / "2" / "summary.json").read_text())["error"]
@@ -156,17 +153,16 @@ def test_a_sweep_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
         return finished(folder, spec)
 
     plan = make_plan(tmp_path, Dimension("seed", tuple(map(str, range(8)))), fuse=3)
-    points = GridPoints(plan, tmp_path, known(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(points, HereAndNow(dies_at_three), [{}], sweep_in(tmp_path, known(tmp_path)))
+        run(GridPoints(plan, tmp_path, known(tmp_path)), tmp_path, dies_at_three)
     for number in (0, 4):
         (tmp_path / str(number) / "job.json").write_text('{"words": ["data._target_=os.system"], "trusted": ["os"]}')
     (tmp_path / "4" / "summary.json").write_text('{"status": "pruned"}')
 
     again = replace(plan, settings={**plan.settings, "fuse": 2})
-    points, launcher = GridPoints(again, tmp_path, known(tmp_path)), HereAndNow(finished)
+    points = GridPoints(again, tmp_path, known(tmp_path))
     assert points.num_ended == 4
-    run_jobs(points, launcher, [{}], sweep_in(tmp_path, known(tmp_path)))
+    launcher = run(points, tmp_path, finished)
     assert launcher.groups == [["3", "4", "5"], ["6", "7"]]
     assert launcher.started == ["3", "5", "6", "7"]
     assert read_job(tmp_path / "4").words == ("+recipe=plain", "seed=4")
@@ -179,13 +175,10 @@ def test_a_sweep_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
         "[[0, 1]]",
         '{"groups": 3}',
         '{"groups": [[0, 1], [1, 2]]}',
-        '{"groups": [["0"]]}',
-        '{"groups": [[true]]}',
+        '{"groups": [["0"], [true]]}',
         '{"groups": [[]]}',
         '{"groups": [[0, 5]]}',
         '{"groups": [[-1]]}',
-        '{"groups": [[1e3]]}',
-        '{"groups": ' + "[" * 100 + "]" * 100 + "}",
         "no JSON",
     ],
 )

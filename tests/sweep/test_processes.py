@@ -55,39 +55,32 @@ def trials(folder: Path) -> list[Any]:
     return found
 
 
-def test_two_workers_run_side_by_side_on_devices_of_their_own(start: Start, tmp_path: Path) -> None:
-    words = ["seed=1,2,3,4", "runner.max_ticks=100", "sweep.workers=2"]
-    code, out, _ = finish(start(*words, CUDA_VISIBLE_DEVICES="5,7"))
-    assert code == 0
+def test_two_workers_run_side_by_side_and_jobs_that_fail_end_no_others(start: Start, tmp_path: Path) -> None:
+    words = ["seed=1,13,2,14,3", "runner.max_ticks=100", "sweep.workers=2"]
+    code, out, err = finish(start(*words, CUDA_VISIBLE_DEVICES="5,7"))
+    assert code == 1
     folder = sweep_folder(tmp_path)
-    began = [read(folder / str(number), "began.json") for number in range(4)]
-    ended = [read(folder / str(number), "ended.json")["at"] for number in range(4)]
-    assert len({each["pid"] for each in began}) == 4
-    assert {each["devices"] for each in began} == {"5", "7"}
+    began = {number: read(folder / str(number), "began.json") for number in range(5)}
+    assert len({each["pid"] for each in began.values()}) == 5
+    assert {each["devices"] for each in began.values()} == {"5", "7"}
     assert began[0]["devices"] != began[1]["devices"]
-    spans = [(each["at"], end, each["devices"]) for each, end in zip(began, ended, strict=True)]
-    assert spans[0][0] < spans[1][1]
-    assert spans[1][0] < spans[0][1]
+    spans = [
+        (began[number]["at"], read(folder / str(number), "ended.json")["at"], began[number]["devices"])
+        for number in (0, 2, 4)
+    ]
     for first in spans:
         for second in spans:
             if first is not second and first[2] == second[2]:
                 assert first[1] <= second[0] or second[1] <= first[0]
-    assert "4 seeds; larger is better" in out
-
-
-def test_failing_jobs_do_not_end_the_others(start: Start, tmp_path: Path) -> None:
-    code, out, err = finish(start("seed=13,1,14,2", "sweep.workers=2", CUDA_VISIBLE_DEVICES=""))
-    assert code == 1
-    folder = sweep_folder(tmp_path)
     rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
-    assert [row["status"] for row in rows] == ["failed", "finished", "failed", "finished"]
-    assert rows[0]["error"] == "thirteen is refused"
-    assert "killed by signal 11" in rows[2]["error"]
-    assert rows[2]["seed"] == "14"
-    assert "2 of 4 jobs of the sweep failed: 0, 2" in err
+    assert [row["status"] for row in rows] == ["finished", "failed", "finished", "failed", "finished"]
+    assert rows[1]["error"] == "thirteen is refused"
+    assert "killed by signal 11" in rows[3]["error"]
+    assert rows[3]["seed"] == "14"
+    assert "2 of 5 jobs of the sweep failed: 1, 3" in err
     script = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
     assert "thirteen is refused" in read_page(folder / "sweep.html", script).text
-    assert json.loads((folder / "plan.json").read_text())["keys"] == {"seed": {"num_values": 4, "is_log": False}}
+    assert read(folder, "plan.json")["keys"] == {"seed": {"num_values": 5, "is_log": False}}
     assert "failed" in out
 
 

@@ -1,39 +1,32 @@
-"""Points that a sampler draws again: told what the first job of each has found, and not trained."""
+"""Points that a sampler draws again, which are not trained; trials that the user has queued, or of another sweep."""
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlotool.config.sweep_plan import Dimension
-from mlotool.core.errors import InfeasibleModelError, MlotoolError
-from mlotool.sweep.driver import run_jobs
+from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.sweep.job_folder import JobSpec, read_job
 from mlotool.sweep.study import StudyPoints
 from mlotool.sweep.watcher import Watcher
-from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
+from tests.sweep.plans import Decide, Killed, known, make_plan, run, states, study_of, take_up, trials
 
 optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.usefixtures("in_memory")
 
 SEED = Dimension("seed", ("0", "1"))
 SIZE = Dimension("width", ("2", "4", "6"))
-Decide = Callable[[str, tuple[Any, ...]], Any]
-
-
 MOST_IN_A_ROW = 15
-"""Draws of known points, each of which writes into a database: enough for spaces of four points."""
+"""Draws of known points: enough for spaces of four points."""
 
 
 @pytest.fixture(autouse=True)
 def few_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlotool.sweep.study.MOST_IN_A_ROW", MOST_IN_A_ROW)
-
-
-class Killed(BaseException):
-    pass
 
 
 def draw(words: Sequence[str], decide: Decide) -> dict[str, Any]:
@@ -44,20 +37,9 @@ def score(folder: Path, spec: JobSpec) -> tuple[str, float]:
     return "finished", float(sum(map(ord, "".join(word for word in spec.words if "seed" not in word))))
 
 
-def take_up(folder: Path, *dimensions: Dimension, decides: Any = draw, **settings: Any) -> StudyPoints:
-    plan = make_plan(folder, *dimensions, **{"num_trials": 4, "sampler": "random", **settings})
-    return StudyPoints(plan, folder, known(folder), decides)
-
-
-def run(points: StudyPoints, folder: Path, job: Any = score, num_workers: int = 1) -> HereAndNow:
-    launcher = HereAndNow(job)
-    run_jobs(points, launcher, [{}] * num_workers, sweep_in(folder, known(folder)))
-    return launcher
-
-
-def trials(folder: Path) -> list[Any]:
-    found: list[Any] = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}").trials
-    return found
+def four(folder: Path, **settings: Any) -> StudyPoints:
+    """Return a search of four models."""
+    return take_up(folder, **{"draw": draw, "num_trials": 4, "sampler": "random", **settings})
 
 
 def point(trial: Any) -> tuple[Any, ...]:
@@ -73,12 +55,12 @@ def jobs(folder: Path) -> list[int]:
 )
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_each_model_is_trained_once(tmp_path: Path, settings: dict[str, Any], num_workers: int) -> None:
-    points = take_up(tmp_path, **settings)
-    started = run(points, tmp_path, num_workers=num_workers).started
+    points = four(tmp_path, **settings)
+    started = run(points, tmp_path, score, num_workers=num_workers).started
     assert len(started) == len({read_job(tmp_path / name).words for name in started}) == 4
     assert (points.total, points.num_ended, points.ending) == (4, 4, "")
-    values = {point(each): each.value for each in trials(tmp_path) if str(each.number) in started}
     found = trials(tmp_path)
+    values = {point(each): each.value for each in found if str(each.number) in started}
     # All that the sampler sees is as if each had been trained.
     assert all((each.state.name, each.value) == ("COMPLETE", values[point(each)]) for each in found)
     others = [each for each in found if str(each.number) not in started]
@@ -89,63 +71,57 @@ def test_each_model_is_trained_once(tmp_path: Path, settings: dict[str, Any], nu
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_search_ends_where_there_is_nothing_else(tmp_path: Path, num_workers: int) -> None:
-    points = take_up(tmp_path, num_trials=10, fuse=2)
-    assert len(run(points, tmp_path, num_workers=num_workers).started) == 4
+    points = four(tmp_path, num_trials=10, fuse=2)
+    assert len(run(points, tmp_path, score, num_workers=num_workers).started) == 4
     assert (points.total, points.num_ended) == (4, 4)
     assert points.ending.startswith(f"the search ends with 4 of 10 jobs: the last {MOST_IN_A_ROW} draws were all of kn")
     assert points.num_same >= MOST_IN_A_ROW
-    assert all(each.state.name == "COMPLETE" for each in trials(tmp_path))
-    again = take_up(tmp_path, num_trials=10, fuse=2)
+    assert {*states(tmp_path)} == {"COMPLETE"}
+    again = four(tmp_path, num_trials=10, fuse=2)
     assert (again.num_ended, again.num_same) == (4, points.num_same)
-    assert run(again, tmp_path).started == []
+    assert run(again, tmp_path, score).started == []
 
 
 def test_a_search_does_not_end_with_jobs_that_were_interrupted(tmp_path: Path) -> None:
-    points = take_up(tmp_path, num_trials=10)
+    points = four(tmp_path, num_trials=10)
     assert len(run(points, tmp_path, lambda folder, spec: ("interrupted", 0.0)).started) == 4
     assert points.num_ended == 0
     assert points.ending.endswith(
         f"the last {MOST_IN_A_ROW} draws were all of known points, of which 4 jobs were interrupted. They go on, and "
         "the search with them: the same command with resume=auto"
     )
-    again = take_up(tmp_path, num_trials=10)
-    assert len(run(again, tmp_path).started) == again.num_ended == 4
+    again = four(tmp_path, num_trials=10)
+    assert len(run(again, tmp_path, score).started) == again.num_ended == 4
 
 
 def test_brute_force_says_that_all_were_tried(tmp_path: Path) -> None:
-    points = take_up(tmp_path, num_trials=10, sampler="brute_force", fuse=3)
-    assert len(run(points, tmp_path).started) == 4
+    points = four(tmp_path, num_trials=10, sampler="brute_force", fuse=3)
+    assert len(run(points, tmp_path, score).started) == 4
     assert points.ending == "the search ends with 4 of 10 jobs: brute force has tried every point"
 
 
 def test_without_decisions_a_seed_is_a_part_of_the_point(tmp_path: Path) -> None:
-    points = take_up(tmp_path, SEED, SIZE, decides=None, num_trials=6)
-    started = run(points, tmp_path).started
+    started = run(take_up(tmp_path, SEED, SIZE, num_trials=6, sampler="random"), tmp_path, score).started
     assert len({read_job(tmp_path / name).words for name in started}) == len(started) == 6
 
 
-def test_repetitions_are_those_of_the_first(tmp_path: Path) -> None:
-    points = take_up(tmp_path, repeats=3, fuse=4)
-    launcher = run(points, tmp_path)
-    assert len(launcher.started) == 12
-    # The seeds of a model stay together.
-    assert [[int(each) // 3 for each in group] for group in launcher.groups] == [
-        [int(group[0]) // 3] * 3 for group in launcher.groups
-    ]
-    counted = Counter(tuple(word for word in read_job(tmp_path / name).words if "seed" not in word)
-                      for name in launcher.started)  # fmt: skip
-    assert list(counted.values()) == [3] * 4
-    assert all(each.state.name == "COMPLETE" for each in trials(tmp_path))
+GROUPS: list[tuple[dict[str, Any], list[int]]] = [
+    # The seeds of a model stay together, and a group has as many models as it has room for.
+    ({"repeats": 3, "fuse": 4}, [3, 3, 3, 3]),
+    ({"repeats": 5, "fuse": 4, "num_trials": 2}, [4, 1, 4, 1]),
+    ({"repeats": 2, "fuse": 5}, [4, 4]),
+]
 
 
-def test_more_seeds_than_a_group_has_room_for(tmp_path: Path) -> None:
-    launcher = run(take_up(tmp_path, repeats=5, fuse=4, num_trials=2), tmp_path)
-    assert [len(group) for group in launcher.groups] == [4, 1, 4, 1]
-
-
-def test_a_group_has_as_many_models_as_it_has_room_for(tmp_path: Path) -> None:
-    launcher = run(take_up(tmp_path, repeats=2, fuse=5, num_trials=4), tmp_path)
-    assert [len(group) for group in launcher.groups] == [4, 4]
+@pytest.mark.parametrize(("settings", "sizes"), GROUPS)
+def test_repetitions_are_those_of_the_first(tmp_path: Path, settings: dict[str, Any], sizes: list[int]) -> None:
+    launcher = run(four(tmp_path, **settings), tmp_path, score)
+    assert [*map(len, launcher.groups)] == sizes
+    models = Counter(
+        tuple(word for word in read_job(tmp_path / name).words if "seed" not in word) for name in launcher.started
+    )
+    assert {*models.values()} == {settings["repeats"]}
+    assert {*states(tmp_path)} == {"COMPLETE"}
 
 
 def test_a_pruned_one_is_pruned_again(tmp_path: Path) -> None:
@@ -155,8 +131,7 @@ def test_a_pruned_one_is_pruned_again(tmp_path: Path) -> None:
             Watcher(**spec.study)(tick, float(tick))
         return ("pruned" if "decisions.first=a" in "".join(spec.words) else "finished"), 20.0
 
-    points = take_up(tmp_path, num_trials=10, pruner="none")
-    run(points, tmp_path, job)
+    run(four(tmp_path, num_trials=10, pruner="none"), tmp_path, job)
     found = trials(tmp_path)
     assert all(each.state.name == ("PRUNED" if each.params["decisions.first"] == "a" else "COMPLETE") for each in found)
     assert all(each.value == 20.0 for each in found)
@@ -167,7 +142,6 @@ def test_a_pruned_one_is_pruned_again(tmp_path: Path) -> None:
         assert each.intermediate_values == ({20: 20.0} if each.state.name == "PRUNED" else {})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pruner", "options"),
     [
@@ -203,11 +177,10 @@ def _ends(folder: Path, pruner: str, options: dict[str, Any], *, has_copies: boo
         ends[chosen] = "pruned" if watch(3, value) else "finished"
         return ends[chosen], value
 
-    folder.mkdir()
     ends = dict[int, str]()
     points = take_up(
         folder,
-        decides=lambda words, decide: {"point": decide("point", tuple(range(30)))},
+        draw=lambda words, decide: {"point": decide("point", tuple(range(30)))},
         num_trials=10,
         pruner=pruner,
         pruner_options=options,
@@ -223,40 +196,33 @@ def test_what_makes_no_model_is_refused_once(tmp_path: Path) -> None:
             raise InfeasibleModelError("node 'x' does not fit")
         return {}
 
-    points = take_up(tmp_path, decides=refuse, num_trials=10)
-    assert len(run(points, tmp_path).started) == 2
+    points = four(tmp_path, draw=refuse, num_trials=10)
+    assert len(run(points, tmp_path, score).started) == 2
     assert (points.total, points.num_ended, len(jobs(tmp_path))) == (4, 4, 4)
     found = trials(tmp_path)
     assert all(each.state.name == ("FAIL" if each.params["decisions.first"] == "a" else "COMPLETE") for each in found)
 
 
 def test_one_that_failed_is_tried_again(tmp_path: Path) -> None:
-    points = take_up(tmp_path, num_trials=10)
+    points = four(tmp_path, num_trials=10)
     assert len(run(points, tmp_path, lambda folder, spec: ("failed", 0.0)).started) == 10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), None])
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_one_that_diverged_would_diverge_again(tmp_path: Path, value: Any, repeats: int) -> None:
-    points = take_up(tmp_path, num_trials=3, repeats=repeats)
+    points = four(tmp_path, num_trials=3, repeats=repeats)
     assert len(run(points, tmp_path, lambda folder, spec: ("finished", value)).started) == 3 * repeats
-    again = take_up(tmp_path, num_trials=10, repeats=repeats)
+    again = four(tmp_path, num_trials=10, repeats=repeats)
     assert len(run(again, tmp_path, lambda folder, spec: ("finished", value)).started) == repeats
-    assert {each.state.name for each in trials(tmp_path)} == {"FAIL"}
+    assert {*states(tmp_path)} == {"FAIL"}
     assert again.total == 4 * repeats
 
 
 def test_two_objectives(tmp_path: Path) -> None:
-    class WithParameters(HereAndNow):
-        def _run(self, folder: Path) -> None:
-            super()._run(folder)
-            summary = json.loads((folder / "summary.json").read_text())
-            (folder / "summary.json").write_text(json.dumps({**summary, "num_parameters": {"net": int(folder.name)}}))
-
     second = {"second_objective": "net/num_parameters", "second_objective_mode": "min", "sampler": "nsga2"}
-    points = take_up(tmp_path, num_trials=10, **second)
-    run_jobs(points, WithParameters(score), [{}], sweep_in(tmp_path))
+    points = four(tmp_path, num_trials=10, **second)
+    run(points, tmp_path, lambda folder, spec: (*score(folder, spec), {"num_parameters": {"net": int(folder.name)}}))
     found = trials(tmp_path)
     firsts = [each.user_attrs.get("same_as_trial", each.number) for each in found]
     assert all(each.values == found[first].values for each, first in zip(found, firsts, strict=True))
@@ -266,16 +232,15 @@ def test_two_objectives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{"fuse": 4}, {"fuse": 4, "repeats": 2}, {"fuse": 1}], ids=str)
 def test_after_a_kill(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Trials that wait for a job go on waiting for it."""
-    deaths = iter(range(6))
+    deaths, num_kills = iter(range(6)), 0
 
     def dies(folder: Path, spec: JobSpec) -> tuple[str, float]:
         if next(deaths, None) is not None and int(folder.name) % 2:
             raise Killed
         return score(folder, spec)
 
-    num_kills = 0
     while True:
-        points = take_up(tmp_path, num_trials=10, **settings)
+        points = four(tmp_path, num_trials=10, **settings)
         try:
             run(points, tmp_path, dies)
             break
@@ -291,12 +256,10 @@ def test_after_a_kill(tmp_path: Path, settings: dict[str, Any]) -> None:
 
 
 def test_one_that_was_drawn_and_not_noted_before_a_kill(tmp_path: Path) -> None:
-    run(take_up(tmp_path, SIZE, decides=None, num_trials=3), tmp_path)
-    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
-    study.ask({"width": optuna.distributions.CategoricalDistribution(SIZE.choices)})
-    points = take_up(tmp_path, SIZE, decides=None, num_trials=4)
-    assert points.num_ended == 3
-    assert trials(tmp_path)[-1].state.name == "COMPLETE"
+    run(take_up(tmp_path, SIZE, num_trials=3, sampler="random"), tmp_path, score)
+    study_of(tmp_path).ask({"width": optuna.distributions.CategoricalDistribution(SIZE.choices)})
+    assert take_up(tmp_path, SIZE, num_trials=4, sampler="random").num_ended == 3
+    assert states(tmp_path)[-1] == "COMPLETE"
 
 
 def test_one_that_makes_no_model_has_its_folder_after_a_kill(tmp_path: Path) -> None:
@@ -309,21 +272,74 @@ def test_one_that_makes_no_model_has_its_folder_after_a_kill(tmp_path: Path) -> 
         raise InfeasibleModelError("node 'x' does not fit")
 
     with pytest.raises(Killed):
-        run(take_up(tmp_path, decides=refuse, fuse=4), tmp_path)
+        run(four(tmp_path, draw=refuse, fuse=4), tmp_path, score)
     assert jobs(tmp_path) == []
-    points = take_up(tmp_path, fuse=4, num_trials=3)
+    points = four(tmp_path, fuse=4, num_trials=3)
     assert points.num_ended == 0
-    assert "0" not in run(points, tmp_path).started
+    assert "0" not in run(points, tmp_path, score).started
     summary = json.loads((tmp_path / "0" / "summary.json").read_text())
     assert (summary["status"], summary["error"]) == ("infeasible", "node 'x' does not fit")
-    assert points.num_ended == len(jobs(tmp_path)) == 3
-    assert take_up(tmp_path, fuse=4, num_trials=3).num_ended == 3
+    assert points.num_ended == len(jobs(tmp_path)) == four(tmp_path, fuse=4, num_trials=3).num_ended == 3
 
 
 @pytest.mark.parametrize("value", ["0", 7, -1, True, None])
 def test_a_spoiled_study(tmp_path: Path, value: Any) -> None:
-    run(take_up(tmp_path, num_trials=2), tmp_path)
-    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
-    study.ask().set_user_attr("same_as_trial", [value])
-    with pytest.raises(MlotoolError, match=r"that is not that of this sweep"):
-        take_up(tmp_path, num_trials=2)
+    run(four(tmp_path, num_trials=2), tmp_path, score)
+    study_of(tmp_path).ask().set_user_attr("same_as_trial", value)
+    with pytest.raises(ValueError, match="has the point of trial"):
+        four(tmp_path, num_trials=2)
+
+
+def three(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+    return {name: decide(name, ("a", "b", "c")) for name in ("first", "second")}
+
+
+def queued(folder: Path, **settings: Any) -> list[str]:
+    """Search among nine models; return the jobs."""
+    return run(
+        take_up(folder, SIZE, **{"draw": three, "sampler": "random", **settings}), folder, lambda *_: ("finished", 1.0)
+    ).started
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_trial_that_was_queued_is_the_next_job(tmp_path: Path, is_resumed: bool) -> None:
+    queued(tmp_path, num_trials=2 if is_resumed else 0)
+    tried = {tuple(each.params.values())[1:] for each in trials(tmp_path)}
+    chosen = next(pair for pair in [("c", "b"), ("b", "c"), ("c", "a")] if pair not in tried)
+    values = dict(zip(("width", "decisions.first", "decisions.second"), ("2", *chosen), strict=True))
+    study_of(tmp_path).enqueue_trial(values)
+    number = len(trials(tmp_path)) - 1
+    # It waits where no more jobs are asked for.
+    assert queued(tmp_path, num_trials=len(jobs(tmp_path))) == [] and states(tmp_path)[-1] == "WAITING"
+    assert queued(tmp_path, num_trials=4)[0] == str(number)
+    assert trials(tmp_path)[number].params == values
+
+
+def test_brute_force_goes_on_after_one_that_is_known(tmp_path: Path) -> None:
+    queued(tmp_path, num_trials=2, sampler="brute_force")
+    study_of(tmp_path).enqueue_trial(trials(tmp_path)[0].params)
+    assert len(queued(tmp_path, num_trials=40, sampler="brute_force")) == 3 * 9 - 2
+
+
+@pytest.mark.parametrize(("key", "value"), [("width", "3"), ("decisions.first", "d"), ("decisions.second", ["a"])])
+def test_a_value_that_the_sweep_does_not_have_is_drawn_instead(tmp_path: Path, key: str, value: Any) -> None:
+    queued(tmp_path, num_trials=1)
+    given = {"width": "4", "decisions.first": "c", "decisions.second": "c"}
+    study_of(tmp_path).enqueue_trial({**given, key: value})
+    with pytest.warns(UserWarning, match=rf"trial 1 was queued with {key}=.*, which this sweep does not have; the val"):
+        queued(tmp_path, num_trials=2)
+    params = trials(tmp_path)[1].params
+    assert {name: params[name] for name in given.keys() - {key}} == {name: given[name] for name in given.keys() - {key}}
+    assert params[key] != value
+
+
+def test_two_sweeps_of_one_name_in_one_database(tmp_path: Path) -> None:
+    """The second one would take the trials of the first for its own."""
+    folders, storage = [tmp_path / name / "search" for name in ("first", "second")], f"sqlite:///{tmp_path / 'all.db'}"
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert len(queued(folders[0], storage=storage, num_trials=2)) == 2
+    expected = r"sweep.storage: found a study 'search' with \d+ trials in sqlite:.*/all.db, while this sweep is a new"
+    with pytest.raises(ConfigError, match=expected):
+        StudyPoints(make_plan(folders[1], SIZE, storage=storage), folders[1], known(folders[1], is_resumed=False))
+    assert len(queued(folders[0], storage=storage, num_trials=3)) == 1

@@ -35,10 +35,10 @@ def countable(distribution: BaseDistribution, limit: int) -> list[Any] | None:
 
 
 def contains(distribution: BaseDistribution, value: Any) -> bool:
-    """Say whether a value of another trial may be taken."""
+    """Say whether a value of another trial, or one that was queued, may be taken."""
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
-    except ValueError:
+    except (ValueError, TypeError):
         return False
 
 
@@ -97,6 +97,7 @@ def _on_grid(distribution: BaseDistribution, value: float) -> float | int:
     return int(value) if isinstance(distribution, IntDistribution) else float(value)
 
 
+OPTIONS = "sweep.sampler_options"
 Point = frozenset[tuple[str, Any]]
 
 
@@ -251,35 +252,6 @@ class AbstractHistorySampler(BaseSampler, Generic[State]):
                 self._states.pop(next(iter(self._states)))
             self._states[key] = self.begin(read_history(study, trial.number, self._name), trial.number)
         return self.choose(self._states[key], trial, param_name, param_distribution)
-
-
-def check_whole(name: str, value: Any, least: int) -> None:
-    """Refuse an option that is no whole number of at least `least`.
-
-    Raises:
-        ConfigError: with what was found.
-    """
-    if type(value) is not int or value < least:
-        raise ConfigError(
-            f"sweep.sampler_options.{name}: found {value!r}; expected a whole number of at least {least}. Correct "
-            f"sweep.sampler_options.{name}."
-        )
-
-
-def check_number(name: str, value: Any, low: float, high: float = float("inf"), *, above: bool = False) -> None:
-    """Refuse an option that is no number from `low` to `high`; with `above`, `low` itself is too small.
-
-    Raises:
-        ConfigError: with what was found.
-    """
-    is_number = type(value) in (int, float)
-    if not is_number or not low <= value <= high or value == float("inf") or (above and value == low):
-        least = f"above {low:g}" if above else f"of at least {low:g}"
-        most = "" if high == float("inf") else f" and at most {high:g}"
-        raise ConfigError(
-            f"sweep.sampler_options.{name}: found {value!r}; expected a number {least}{most}. Correct "
-            f"sweep.sampler_options.{name}."
-        )
 
 
 class NumberedSampler(BaseSampler):

@@ -6,11 +6,12 @@ from typing import Any
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
+from mlotool.core.arguments import at_least, require_all
 from mlotool.sweep.samplers.base import (
+    OPTIONS,
     AbstractHistorySampler,
     History,
     Outcome,
-    check_whole,
     contains,
     countable,
     draw,
@@ -66,8 +67,8 @@ class EvolutionSampler(AbstractHistorySampler[Mutation | None]):
     """
 
     def __init__(self, population_size: int = 20, sample_size: int = 10, seed: int = 0) -> None:
-        check_whole("population_size", population_size, 1)
-        check_whole("sample_size", sample_size, 1)
+        options = {"population_size": population_size, "sample_size": sample_size}
+        require_all(OPTIONS, options, dict.fromkeys(options, at_least(1)))
         super().__init__("evolution")
         self._population_size, self._sample_size, self._seed = population_size, sample_size, seed
 

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
+from mlotool.core.arguments import at_least, require_all
 from mlotool.sweep.samplers.base import (
+    OPTIONS,
     AbstractHistorySampler,
     History,
     Outcome,
     Point,
     at,
-    check_whole,
     countable,
     draw,
     generator,
@@ -300,8 +301,8 @@ class PredictorSampler(AbstractHistorySampler[Prediction | None]):
     """
 
     def __init__(self, num_startup_trials: int = 10, max_trials: int = 250, seed: int = 0) -> None:
-        check_whole("num_startup_trials", num_startup_trials, 2)
-        check_whole("max_trials", max_trials, 2)
+        options = {"num_startup_trials": num_startup_trials, "max_trials": max_trials}
+        require_all(OPTIONS, options, dict.fromkeys(options, at_least(2)))
         super().__init__("predictor")
         self._num_startup_trials, self._max_trials, self._seed = num_startup_trials, max_trials, seed
 

@@ -8,17 +8,24 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
+from mlotool.core.arguments import Rule, at_least, is_number, require_all
 from mlotool.sweep.samplers.base import (
+    OPTIONS,
     AbstractHistorySampler,
     History,
     Outcome,
     at,
-    check_number,
-    check_whole,
     countable,
     generator,
     position,
 )
+
+_RULES = {
+    "learning_rate": Rule(lambda value: is_number(value) and 0 < value < math.inf, "a number above 0"),
+    "baseline_window": at_least(1),
+    "entropy_weight": Rule(lambda value: is_number(value) and 0 <= value < math.inf, "a number of at least 0"),
+    "num_bins": at_least(2),
+}
 
 Cell = tuple[str, Any]
 """A choice by its number, a value, or by its number one of the equal parts of a range, which is drawn from evenly."""
@@ -84,10 +91,13 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
         num_bins: int = 8,
         seed: int = 0,
     ) -> None:
-        check_number("learning_rate", learning_rate, 0.0, above=True)
-        check_whole("baseline_window", baseline_window, 1)
-        check_number("entropy_weight", entropy_weight, 0.0)
-        check_whole("num_bins", num_bins, 2)
+        options = {
+            "learning_rate": learning_rate,
+            "baseline_window": baseline_window,
+            "entropy_weight": entropy_weight,
+            "num_bins": num_bins,
+        }
+        require_all(OPTIONS, options, _RULES)
         super().__init__("reinforce")
         self._learning_rate, self._window, self._entropy = learning_rate, baseline_window, entropy_weight
         self._num_bins, self._seed = num_bins, seed

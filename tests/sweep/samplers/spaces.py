@@ -1,7 +1,24 @@
-"""An objective whose parameters depend on each other."""
+"""Samplers of ours, and an objective whose parameters depend on each other."""
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from mlotool.sweep.samplers.evolution import EvolutionSampler
+from mlotool.sweep.samplers.predictor import PredictorSampler
+from mlotool.sweep.samplers.reinforce import ReinforceSampler
+
+Make = Callable[[int], Any]
+MAKERS: dict[str, Make] = {
+    "evolution": lambda seed: EvolutionSampler(population_size=8, sample_size=4, seed=seed),
+    "reinforce": lambda seed: ReinforceSampler(seed=seed),
+    "predictor": lambda seed: PredictorSampler(num_startup_trials=8, seed=seed),
+}
+each_sampler = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 def conditional(trial: Any) -> float:

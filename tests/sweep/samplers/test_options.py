@@ -18,12 +18,15 @@ WRONG = [
     ("reinforce", {"learning_rate": 0}, "learning_rate: found 0; expected a number above 0"),
     ("reinforce", {"learning_rate": float("inf")}, "learning_rate: found inf"),
     ("reinforce", {"entropy_weight": float("nan")}, "entropy_weight: found nan; expected a number of at least 0"),
-    ("reinforce", {"learning_rate": "fast"}, "learning_rate: found 'fast'"),
     ("reinforce", {"baseline_window": 0}, "baseline_window: found 0"),
     ("reinforce", {"num_bins": 1}, "num_bins: found 1; expected a whole number of at least 2"),
     ("predictor", {"num_startup_trials": 1}, "num_startup_trials: found 1"),
     ("predictor", {"max_trials": None}, "max_trials: found None"),
-    ("predictor", {"seed": 3}, "sampler_options.seed: found 3; expected the seed in a key of its own"),
+    (
+        "predictor",
+        {"seed": 3},
+        "sampler_options.seed: found an option that 'predictor' does not have; expected sweep.seed",
+    ),
 ]
 
 

@@ -1,6 +1,5 @@
 """What a sampler draws follows from the study, the seed and the trial's number, and from nothing that it keeps."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,28 +7,14 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from mlotool.sweep.samplers.evolution import EvolutionSampler  # noqa: E402
-from mlotool.sweep.samplers.predictor import PredictorSampler  # noqa: E402
-from mlotool.sweep.samplers.reinforce import ReinforceSampler  # noqa: E402
-from tests.sweep.samplers.spaces import conditional  # noqa: E402
-
-Make = Callable[[int], Any]
-MAKERS: dict[str, Make] = {
-    "evolution": lambda seed: EvolutionSampler(population_size=5, sample_size=3, seed=seed),
-    "reinforce": lambda seed: ReinforceSampler(seed=seed),
-    "predictor": lambda seed: PredictorSampler(num_startup_trials=5, seed=seed),
-}
-
-
-@pytest.fixture(params=MAKERS)
-def make(request: pytest.FixtureRequest) -> Make:
-    return MAKERS[request.param]
+from tests.sweep.samplers.spaces import Make, conditional, each_sampler  # noqa: E402
 
 
 def values_of(study: Any) -> list[dict[str, Any]]:
     return [trial.params for trial in study.trials]
 
 
+@each_sampler
 def test_a_study_that_goes_on_draws_as_one_that_was_never_interrupted(make: Make, tmp_path: Path) -> None:
     whole = optuna.create_study(sampler=make(1))
     whole.optimize(conditional, n_trials=20)
@@ -40,6 +25,7 @@ def test_a_study_that_goes_on_draws_as_one_that_was_never_interrupted(make: Make
     assert values_of(optuna.load_study(storage=url, study_name="study")) == values_of(whole)
 
 
+@each_sampler
 def test_another_seed_draws_other_points(make: Make) -> None:
     studies = [optuna.create_study(sampler=make(seed)) for seed in (1, 1, 2)]
     for study in studies:
@@ -49,6 +35,7 @@ def test_another_seed_draws_other_points(make: Make) -> None:
     assert all(one != two for one, two in zip(first, other, strict=True))
 
 
+@each_sampler
 def test_the_order_in_which_workers_ask_does_not_matter(make: Make) -> None:
     """Trials that are open at once take their values by turns; the order of their names does not matter either."""
     space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in "abc"}
@@ -70,6 +57,7 @@ def test_the_order_in_which_workers_ask_does_not_matter(make: Make) -> None:
     assert found[0] == found[1]
 
 
+@each_sampler
 def test_a_trial_keeps_to_what_was_known_when_it_began(make: Make) -> None:
     """Its values are drawn from one state, even if another trial ends between two of them."""
     found = []
@@ -86,6 +74,7 @@ def test_a_trial_keeps_to_what_was_known_when_it_began(make: Make) -> None:
     assert found[0] == found[1]
 
 
+@each_sampler
 def test_studies_of_one_name_do_not_share_what_was_learned(make: Make) -> None:
     sampler, found = make(0), []
     for _ in range(2):

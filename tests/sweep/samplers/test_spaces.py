@@ -10,23 +10,9 @@ import pytest
 optuna = pytest.importorskip("optuna")
 
 from mlotool.core.errors import ConfigError  # noqa: E402
-from mlotool.sweep.samplers.evolution import EvolutionSampler  # noqa: E402
-from mlotool.sweep.samplers.predictor import PredictorSampler  # noqa: E402
-from mlotool.sweep.samplers.reinforce import ReinforceSampler  # noqa: E402
-from tests.sweep.samplers.spaces import conditional  # noqa: E402
+from tests.sweep.samplers.spaces import Make, conditional, each_sampler  # noqa: E402
 
-Make = Callable[[int], Any]
-MAKERS: dict[str, Make] = {
-    "evolution": lambda seed: EvolutionSampler(population_size=10, sample_size=5, seed=seed),
-    "reinforce": lambda seed: ReinforceSampler(seed=seed),
-    "predictor": lambda seed: PredictorSampler(seed=seed),
-}
 CHOICES = tuple("abcde")
-
-
-@pytest.fixture(params=MAKERS)
-def make(request: pytest.FixtureRequest) -> Make:
-    return MAKERS[request.param]
 
 
 def best(sampler: Any, num_trials: int) -> float:
@@ -35,11 +21,13 @@ def best(sampler: Any, num_trials: int) -> float:
     return float(study.best_value)
 
 
+@each_sampler
 def test_parameters_that_only_some_trials_have(make: Make) -> None:
     random = mean(best(optuna.samplers.RandomSampler(seed=seed), 60) for seed in range(8))
     assert mean(best(make(seed), 60) for seed in range(8)) < random
 
 
+@each_sampler
 def test_distributions_that_are_given_at_once(make: Make) -> None:
     kinds = optuna.distributions
     space = {
@@ -63,22 +51,41 @@ def separable(trial: Any) -> float:
     return float(sum(CHOICES.index(trial.suggest_categorical(str(each), CHOICES)) for each in range(4)))
 
 
-def late_mean(make: Make, direction: str, objective: Callable[[Any], float]) -> float:
-    """Return the mean of the late trials' values, over some seeds."""
-    found = []
+def failing(trial: Any) -> float:
+    value = separable(trial)
+    if trial.params["0"] == "a":
+        raise ArithmeticError
+    return value
+
+
+def infinite(trial: Any) -> float:
+    value = separable(trial)
+    return math.inf if value > 10 else value
+
+
+def pruned(trial: Any) -> float:
+    """Report its value, after a worse one; three of four trials are pruned."""
+    value = separable(trial)
+    trial.report(value + 10.0, 1)
+    trial.report(value, 2)
+    if trial.number % 4:
+        raise optuna.TrialPruned
+    return value
+
+
+@each_sampler
+@pytest.mark.parametrize("objective", [separable, failing, infinite, pruned])
+def test_late_trials_are_better_than_random_ones(objective: Callable[[Any], float], make: Make) -> None:
+    """The best that does not fail is worth 0, or 1; a random point is worth 8."""
+    late = []
     for seed in range(4):
-        study = optuna.create_study(sampler=make(seed), direction=direction)
-        study.optimize(objective, n_trials=80, catch=(ArithmeticError,))
-        found += [separable(trial) for trial in study.trials[40:]]
-    return mean(found)
+        study = optuna.create_study(sampler=make(seed))
+        study.optimize(objective, n_trials=60, catch=(ArithmeticError,))
+        late += [separable(trial) for trial in study.trials[30:]]
+    assert mean(late) < 6.5
 
 
-@pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
-def test_both_directions(direction: str, sign: int, make: Make) -> None:
-    # A random point is worth 8.
-    assert sign * (late_mean(make, direction, separable) - 8.0) < -1.5
-
-
+@each_sampler
 def test_one_does_as_well_upwards_as_downwards(make: Make) -> None:
     down, up = (optuna.create_study(sampler=make(0), direction=each) for each in ("minimize", "maximize"))
     down.optimize(separable, n_trials=30)
@@ -86,17 +93,7 @@ def test_one_does_as_well_upwards_as_downwards(make: Make) -> None:
     assert [trial.params for trial in down.trials] == [trial.params for trial in up.trials]
 
 
-def test_trials_that_fail_are_avoided_or_left_out(make: Make) -> None:
-    def failing(trial: Any) -> float:
-        value = separable(trial)
-        if trial.params["0"] == "a":
-            raise ArithmeticError
-        return value
-
-    # The best that does not fail is worth 1.
-    assert late_mean(make, "minimize", failing) < 6.5
-
-
+@each_sampler
 def test_all_trials_may_fail(make: Make) -> None:
     study = optuna.create_study(sampler=make(0))
     for _ in range(40):
@@ -105,22 +102,7 @@ def test_all_trials_may_fail(make: Make) -> None:
     assert {trial.params["kind"] for trial in study.trials} == set(CHOICES)
 
 
-def test_infinite_losses_are_failures(make: Make) -> None:
-    assert late_mean(make, "minimize", lambda trial: math.inf if separable(trial) > 10 else separable(trial)) < 6.5
-
-
-def test_pruned_trials_count_with_their_last_value(make: Make) -> None:
-    def pruned(trial: Any) -> float:
-        value = separable(trial)
-        trial.report(value + 10.0, 1)
-        trial.report(value, 2)
-        if trial.number % 4:
-            raise optuna.TrialPruned
-        return value
-
-    assert late_mean(make, "minimize", pruned) < 6.5
-
-
+@each_sampler
 def test_values_that_another_process_fixed_are_learned_from(make: Make) -> None:
     study = optuna.create_study(sampler=make(0))
     for _ in range(12):
@@ -131,6 +113,7 @@ def test_values_that_another_process_fixed_are_learned_from(make: Make) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@each_sampler
 def test_hyperband_shows_a_sampler_the_trials_of_its_bracket(make: Make) -> None:
     def objective(trial: Any) -> float:
         value = separable(trial)
@@ -147,6 +130,7 @@ def test_hyperband_shows_a_sampler_the_trials_of_its_bracket(make: Make) -> None
     assert study.best_value < 4
 
 
+@each_sampler
 def test_two_objectives_are_refused(make: Make) -> None:
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=make(0))
     with pytest.raises(ConfigError, match=r"sweep\.sampler: found '\w+' with 2 objectives; expected one.*=nsga2"):
