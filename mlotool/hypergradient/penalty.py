@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
-from mlotool.hypergradient.diagnostics.checks import warn_of_hidden_values
+from mlotool.hypergradient.products.choice import warn_of_differences
 from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
@@ -192,7 +192,7 @@ class _PenaltyPullback:
             point = [y.to(z) for y, z in zip(before.point, theta, strict=True)]
         slopes = _Slopes(self.view, theta, inputs, wanted)
         vector = list(cotangent)
-        warn_of_hidden_values(self.view, theta, inputs, wanted, vector, with_hessian=True)
+        warn_of_differences(self.view, theta, inputs, wanted, vector)
         if settings.rule == "fixed":
             assert multiplier is not None
             last: float | Tensor = multiplier

@@ -102,11 +102,7 @@ def test_a_graph_is_kept_where_it_changes_no_bit(
     assert_identical(ticked(built), ticked(again))
     assert decision(built) is is_exact
     assert are_kept(built) == {is_exact}
-    expected = (
-        "keeps the graphs of its steps: 3 of them take"
-        if is_exact
-        else "is rounded otherwise with a graph, or depends on buffers"
-    )
+    expected = "keeps the graphs of its steps: 3 of them take" if is_exact else "is rounded otherwise with a graph"
     assert [expected in record.message for record in caplog.records] == [True]
 
 
@@ -117,7 +113,7 @@ def test_the_budget_is_what_the_steps_take_together(caplog: pytest.LogCaptureFix
     class Watched(Unrolled):
         def pullback(self, view: LowerView, inputs: Any) -> Any:
             assert view.unroll is not None
-            seen.append(3 * measure(view.unroll, inputs, view).size)
+            seen.append(3 * measure(view.unroll, inputs, view)[0])
             return super().pullback(view, inputs)
 
     ticked(network(nn.Tanh(), Watched(remat="auto")))
@@ -173,8 +169,8 @@ def test_the_largest_step_counts_for_all_of_an_unroll() -> None:
     steps = [StepRecord((theta,), (), (), ((torch.ones(size), random),), {}) for size in (1000, 1000, 1)]
     _, view = view_of(lambda theta, inputs: theta[0], theta)
     unroll = Unroll(tuple(steps), True, (), loss, *[None] * 5)  # type: ignore[arg-type]
-    size = measure(unroll, [theta], view).size
-    assert size == measure(replace(unroll, records=tuple(steps[:1])), [theta], view).size >= 4000
+    size = measure(unroll, [theta], view)[0]
+    assert size == measure(replace(unroll, records=tuple(steps[:1])), [theta], view)[0] >= 4000
     assert fit(unroll, [theta], view, 3 * size)
     assert not fit(unroll, [theta], view, 3 * size - 1)
     # In the middle of an unroll.
@@ -215,3 +211,35 @@ def test_the_decision_is_taken_once_and_resumed(caplog: pytest.LogCaptureFixture
     assert decision(second) is True
     assert len(caplog.records) == 1
     assert_identical(parameters(second), expected)
+
+
+def test_what_is_measured_are_the_activations() -> None:
+    """Of each further function that autograd saves something of, and in proportion to the batch."""
+
+    def size(num_layers: int, num_samples: int) -> int:
+        batch = torch.ones(num_samples, dtype=torch.float64)
+
+        def loss(theta: Any, inputs: Any) -> Tensor:
+            value = batch * theta[0]
+            for _ in range(num_layers):
+                value = value.tanh()
+            return value.sum() * inputs[0]
+
+        unroll, view = view_of(loss, torch.ones((), dtype=torch.float64))
+        return measure(unroll, [torch.ones((), dtype=torch.float64)], view)[0]
+
+    per_layer = (size(9, 1000) - size(5, 1000)) / 4
+    # Its value, and at most four more of the size in its derivative.
+    assert 8000 <= per_layer <= 5 * 8000
+    assert (size(9, 2000) - size(5, 2000)) / 4 == pytest.approx(2 * per_layer, rel=0.01)
+
+
+def test_a_loss_that_cannot_be_measured_is_computed_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+
+    def loss(theta: Any, inputs: Any) -> Tensor:
+        return torch.func.grad(lambda x: (x**3 * inputs[0]).sum())(theta[0]).sum()
+
+    unroll, view = view_of(loss, torch.ones(2))
+    assert not fit(unroll, [torch.ones(2)], view, 10**9)
+    assert "cannot be measured" in caplog.text

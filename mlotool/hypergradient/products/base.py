@@ -8,7 +8,40 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from mlotool.core.replay import RandomState
 from mlotool.problem.interface import LowerView, Vector
+
+
+class PairedLoss:
+    """The loss of a view, of which all evaluations draw the same random numbers.
+
+    Args:
+        view: of the problem.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = PairedLoss(LowerView(LowerProblem("w"), (), lambda theta, inputs: torch.rand(())))
+        >>> bool(loss([], []) == loss([], []))
+        True
+    """
+
+    def __init__(self, view: LowerView) -> None:
+        self._view = view
+        self._random: RandomState | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it was evaluated."""
+        return self._random is not None
+
+    def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
+        """Return the loss on this rank's part of the batch."""
+        if self._random is None:
+            self._random = RandomState(self._view.devices)
+        else:
+            self._random.restore()
+        return self._view.own_loss(theta, inputs)
 
 
 class AbstractProduct(ABC):
@@ -61,3 +94,7 @@ class AbstractProduct(ABC):
 
         A pullback hands it on as it is: the gradient that it becomes a part of is averaged as a whole.
         """
+
+    @abstractmethod
+    def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
+        """Return `H u` and `M^T u` of this rank's part of the batch; the last call."""

@@ -1,6 +1,5 @@
 """Second-order products by central differences of first-order gradients."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
 
     The floor, 1.5e-4 in float32 and 2e-10 in float64, is for parameters that begin at zero: those of which a change by
     1 matters then have errors of 5e-3 and 1e-5. Parameters whose own scale is below 1e-3 in float32 want a radius of
-    their own; `mlotool.hypergradient.diagnostics.checks` finds out.
+    their own; the first pullback of a problem finds out (`products.choice.warn_of_differences`).
 
     Example:
         >>> import torch
@@ -114,7 +113,6 @@ class FiniteDifferenceProduct(AbstractProduct):
         self._given = inputs
         self._wanted = tuple(wanted)
         self._radius = radius
-        self._share = 1.0
         point, loss, devices = self._theta, view.own_loss, view.devices
         # Not a method of its own: a circle of references would keep the tensors until it is collected.
         self._replay = Replay(lambda: [loss(point, constants(inputs))], devices, view.problem.traits)
@@ -125,24 +123,6 @@ class FiniteDifferenceProduct(AbstractProduct):
     @cached_property
     def _inputs(self) -> list[Tensor]:
         return constants(self._given)
-
-    @property
-    def radius(self) -> Tensor:
-        """The 2-norm of the perturbation in `H u`: 0-D, or one a task."""
-        found = default_radius(self._theta, self._loss.problem.num_tasks) if self._radius is None else self._radius
-        return self._share * torch.as_tensor(found)
-
-    def gradient(self) -> list[Tensor]:
-        """Return the gradient at the point, on the same random numbers."""
-        point = leaves(self._theta)
-        with Recording(True):
-            return self._mean(list(self._replay(_Side(self._loss.own_loss, point, self._inputs, point).gradient)))
-
-    def at(self, share: float) -> "FiniteDifferenceProduct":
-        """Return the same products, on the same random numbers, at a share of the radius."""
-        other = copy.copy(self)
-        other._share = share
-        return other
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
@@ -182,6 +162,10 @@ class FiniteDifferenceProduct(AbstractProduct):
             return _Side(loss, _moved(self._theta, vector, factor), inputs, sources)
 
         return self._difference(side, vector, scale, factor * inverse)
+
+    def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
+        """Return both products, one after the other."""
+        return self.own_hessian(vector), self.cross(vector)
 
     def _difference(self, side: _MakeSide, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
         """Return `factor` times a difference of gradients, with solutions inside the loss moved along."""
@@ -227,8 +211,6 @@ class FiniteDifferenceProduct(AbstractProduct):
     def _step(self, vector: Vector, point: Vector, num_tasks: int | None) -> tuple[Factor, Factor]:
         """Return the factor that makes `vector` as long as the radius, and what undoes it in a difference."""
         radius = default_radius(point, num_tasks) if self._radius is None else self._radius
-        if self._share != 1.0:
-            radius = self._share * radius
         tiny = torch.finfo(vector[0].dtype).tiny
         # A zero vector has a zero product: keep 0 * (radius / 0) away.
         if num_tasks is not None or is_tracing() or vector[0].is_cuda:

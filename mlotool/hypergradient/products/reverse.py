@@ -71,7 +71,7 @@ class ReverseProduct(AbstractProduct):
         return found if factor == 1.0 else scaled(found, factor)
 
     def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return `H u` and `M^T u` of this rank's part of the batch; frees the graph."""
+        """Return both products in one pass, which frees the graph."""
         found = self._product([*self._theta, *self._wanted], vector, retain=False)
         return found[: len(self._theta)], found[len(self._theta) :]
 

@@ -45,8 +45,8 @@ class SolveResult:
         num_products: Hessian-vector products used.
         residual: `norm(H q - v) / norm(v)` if the solver knows it, with its damping added to H; the largest over tasks.
         task_statuses: how each task's solve ended; empty without a task axis.
-        ending: while a gradient is traced, what differs from replay to replay: the number of products and, by system,
-            the position of its status, (1 + systems,). None else.
+        ending: while a gradient is traced, what differs from replay to replay: the residual (NaN where it is not
+            known), the number of products and, by system, the position of its status, (2 + systems,). None else.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class SolveResult:
     solution: list[Tensor]
     status: Status
     num_products: int
-    residual: float | Tensor | None = None
+    residual: float | None = None
     task_statuses: tuple[Status, ...] = ()
     ending: Tensor | None = None
 
@@ -191,9 +191,9 @@ def require_settings(solver: AbstractSolver, is_right: Callable[[], bool], expec
     """
     require_fields("hypergradient.solver", solver, names_class=True)
     if not is_right():
-        found = ", ".join(f"{name}={value}" for name, value in vars(solver).items())
+        settings = ", ".join(f"{name}={value}" for name, value in vars(solver).items())
         name = type(solver).__name__
-        raise ConfigError(f"{name}: found {found}; expected {expected}. Correct hypergradient.solver.")
+        raise ConfigError(f"{name}: found {settings}; expected {expected}. Correct hypergradient.solver.")
 
 
 def tasks_of(view: LowerView | None) -> int | None:

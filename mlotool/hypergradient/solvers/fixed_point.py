@@ -18,7 +18,7 @@ from mlotool.hypergradient.solvers.base import (
     require_settings,
     tasks_of,
 )
-from mlotool.hypergradient.solvers.systems import Number, Progress, growth, measured, norms, relative, where
+from mlotool.hypergradient.solvers.systems import Number, Progress, end_growing, measured, norms, relative, where
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.problem.interface import LowerView, Vector
 
@@ -95,7 +95,7 @@ class FixedPoint(AbstractSolver):
                 break
             if number or start is not None:
                 before, residual = residual, add(vector, matvec(solution), -1.0)
-                num_products = num_products + progress.one
+                num_products = num_products + progress.count_if(progress.running)
             if number == 0:
                 first = residual
             if self.tolerance:
@@ -110,7 +110,7 @@ class FixedPoint(AbstractSolver):
         reached, of_first, of_vector, whole = norms((residual, first, vector, solution), num_tasks)
         progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
         progress.end_not_finite(whole)
-        growth(of_first, reached, measured(dot(before, residual, num_tasks)), progress)
+        end_growing(progress, of_first, reached, measured(dot(before, residual, num_tasks)))
         # A single iteration a pullback shows no growth of its own.
         progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)
         return progress.result(solution, num_products, residuals)
