@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -28,31 +27,8 @@ Factor = float | Tensor
 Loss = Callable[[Vector, Vector], Tensor]
 
 
-@dataclass(slots=True)
-class _Side:
-    """One side of a difference.
-
-    Args:
-        loss: evaluated there.
-        theta: the perturbed point, or the point itself.
-        inputs: likewise.
-        sources: of these, the tensors whose gradient is asked for.
-    """
-
-    loss: Loss
-    theta: Vector
-    inputs: Vector
-    sources: list[Tensor]
-
-    def value(self) -> list[Tensor]:
-        return [self.loss(self.theta, self.inputs)]
-
-    def gradient(self) -> list[Tensor]:
-        return slopes_of(self.loss(self.theta, self.inputs), self.sources)
-
-
-# `(loss, factor) -> side` at the point plus that many times the vector.
-_MakeSide = Callable[[Loss, Factor], _Side]
+# `(loss, factor) -> its value at the point plus that many times the vector, and the tensors whose gradient is wanted`.
+_Side = Callable[[Loss, Factor], list[Tensor]]
 
 
 def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
@@ -129,9 +105,9 @@ class FiniteDifferenceProduct(AbstractProduct):
         # Tasks share nothing here, so each has a step of its own; in the cross product they share the inputs.
         scale, inverse = self._step(vector, self._theta, self._loss.problem.num_tasks)
 
-        def side(loss: Loss, factor: Factor) -> _Side:
+        def side(loss: Loss, factor: Factor) -> list[Tensor]:
             point = [tensor.requires_grad_() for tensor in _moved(self._theta, vector, factor)]
-            return _Side(loss, point, self._inputs, point)
+            return [loss(point, self._inputs), *point]
 
         return self._difference(side, vector, scale, inverse)
 
@@ -145,12 +121,11 @@ class FiniteDifferenceProduct(AbstractProduct):
         moved = [tensor for tensor, flag in zip(self._inputs, self._wanted, strict=True) if flag]
         scale, inverse = self._step(whole, moved, None)
 
-        def side(loss: Loss, factor: Factor) -> _Side:
+        def side(loss: Loss, factor: Factor) -> list[Tensor]:
             point = leaves(self._theta)
-            return _Side(loss, point, _moved(self._inputs, whole, factor), point)
+            return [loss(point, _moved(self._inputs, whole, factor)), *point]
 
-        own = self._loss.own_loss
-        return self._apart(side, scale, inverse, self._replay, (own, own))
+        return self._difference(side, whole, scale, inverse)
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`."""
@@ -158,8 +133,8 @@ class FiniteDifferenceProduct(AbstractProduct):
         inputs = leaves(self._given, self._wanted)
         sources = [point for point, flag in zip(inputs, self._wanted, strict=True) if flag]
 
-        def side(loss: Loss, factor: Factor) -> _Side:
-            return _Side(loss, _moved(self._theta, vector, factor), inputs, sources)
+        def side(loss: Loss, factor: Factor) -> list[Tensor]:
+            return [loss(_moved(self._theta, vector, factor), inputs), *sources]
 
         return self._difference(side, vector, scale, factor * inverse)
 
@@ -167,29 +142,21 @@ class FiniteDifferenceProduct(AbstractProduct):
         """Return both products, one after the other."""
         return self.own_hessian(vector), self.cross(vector)
 
-    def _difference(self, side: _MakeSide, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
+    def _difference(self, side: _Side, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
         """Return `factor` times a difference of gradients, with solutions inside the loss moved along."""
-        own = self._loss.own_loss
-        if self._loss.eliminated is None:
-            return self._apart(side, scale, factor, self._replay, (own, own))
-        return self._apart(side, scale, factor, *self._with_solutions(side, scaled(vector, scale)))
-
-    def _apart(
-        self, side: _MakeSide, scale: Factor, factor: Factor, replay: Replay, losses: tuple[Loss, Loss]
-    ) -> list[Tensor]:
-        here = side(losses[0], scale)
+        replay, ahead = self._replay, self._loss.own_loss
+        behind = ahead
+        if self._loss.eliminated is not None:
+            replay, ahead, behind = self._with_solutions(side, scaled(vector, scale))
         with Recording(True):
             if not self._is_joint:
-                above = replay(here.gradient)
-                return scaled(add(above, replay(side(losses[1], -scale).gradient), -1.0), factor)
-            ahead, sources = replay(here.value)[0], here.sources
-            # The first point is not kept beside the second one.
-            del here
-            there = side(losses[1], -scale)
-            behind = replay(there.value)[0]
-            return _joint(ahead, behind, sources, there.sources, factor)
+                above = replay(lambda: _slopes(*side(ahead, scale)))
+                return scaled(add(above, replay(lambda: _slopes(*side(behind, -scale))), -1.0), factor)
+            here, *sources = replay(lambda: side(ahead, scale))
+            there, *others = replay(lambda: side(behind, -scale))
+            return _joint(here, there, sources, others, factor)
 
-    def _with_solutions(self, side: _MakeSide, step: Vector) -> tuple[Replay, tuple[Loss, Loss]]:
+    def _with_solutions(self, side: _Side, step: Vector) -> tuple[Replay, Loss, Loss]:
         """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""
         eliminated, random = self._loss.eliminated, self._random
         assert eliminated is not None and random is not None
@@ -200,10 +167,11 @@ class FiniteDifferenceProduct(AbstractProduct):
 
         def unmoved() -> list[Tensor]:
             with torch.enable_grad():
-                return side(self._loss.own_loss, 0.0).gradient()
+                return _slopes(*side(self._loss.own_loss, 0.0))
 
         # The pullbacks inside evaluate losses as well, more or fewer of them in either product.
-        return Replay(unmoved, self._loss.devices), (
+        return (
+            Replay(unmoved, self._loss.devices),
             lambda theta, inputs: eliminated.own_loss(theta, inputs, moves),
             lambda theta, inputs: eliminated.own_loss(theta, inputs, back),
         )
@@ -221,11 +189,16 @@ class FiniteDifferenceProduct(AbstractProduct):
         return reach / max(size, tiny), size / (2.0 * reach)
 
 
+def _slopes(value: Tensor, *sources: Tensor) -> list[Tensor]:
+    return slopes_of(value, sources)
+
+
 def _joint(
     ahead: Tensor, behind: Tensor, sources: list[Tensor], sources_behind: list[Tensor], factor: Factor
 ) -> list[Tensor]:
     """Return `factor` times the gradient of one loss less that of the other, by one backward pass."""
-    is_shared, count = sources is sources_behind, len(sources)
+    count = len(sources)
+    is_shared = all(a is b for a, b in zip(sources, sources_behind, strict=True))
     if not (sources and ahead.requires_grad and behind.requires_grad):
         return zeros(sources)
     sources = sources if is_shared else [*sources, *sources_behind]

@@ -12,8 +12,7 @@ from mlotool.core.forward_mode import forward_mode
 from mlotool.core.gradient import dense
 from mlotool.core.tangents import apart, dual_level, joined
 from mlotool.hypergradient.products.base import AbstractProduct, PairedLoss
-from mlotool.hypergradient.products.reverse import FP16_LOSS_SCALE
-from mlotool.hypergradient.vector import constants, norm, scaled
+from mlotool.hypergradient.vector import constants, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 # How tensors move, one for each; None where one stays.
@@ -117,12 +116,11 @@ class ForwardProduct(AbstractProduct):
 
     def __init__(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> None:
         super().__init__(view)
-        self._view = view
+        self._problem = view.problem
         self._points = [*constants(theta), *constants(inputs)]
         self._count = len(theta)
         self._of_inputs = [*[False] * len(theta), *wanted]
         self._of_theta = [*[True] * len(theta), *[False] * len(inputs)]
-        self._scale = FP16_LOSS_SCALE if view.problem.precision == "fp16" else None
         self._loss = PairedLoss(view)
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
@@ -146,18 +144,19 @@ class ForwardProduct(AbstractProduct):
 
     def _along(self, direction: Vector, moving: Sequence[bool], wanted: Sequence[bool]) -> list[Tensor]:
         """Return how the gradient with respect to the wanted points moves along a direction of the moving ones."""
-        length = None if self._scale is None else norm(direction).clamp_min(torch.finfo(torch.float32).tiny)
-        parts = iter(direction if length is None else scaled(direction, 1.0 / length))
-        count, loss = self._count, self._loss
-        found = moving_gradient(
-            lambda points: loss(points[:count], points[count:]),
-            self._points,
-            [next(parts) if flag else None for flag in moving],
-            wanted,
-            problem=self._view.problem.name,
-            seed=self._scale or 1.0,
-            is_nested=self._view.problem.is_nested,
-        )[1]
-        sources = [point for point, flag in zip(self._points, wanted, strict=True) if flag]
-        tangents = [torch.zeros_like(x) if each is None else each for x, each in zip(sources, found, strict=True)]
-        return tangents if length is None or self._scale is None else scaled(tangents, length / self._scale)
+        count, sources = self._count, [point for point, flag in zip(self._points, wanted, strict=True) if flag]
+
+        def tangents(vector: Vector) -> list[Tensor]:
+            parts = iter(vector)
+            found = moving_gradient(
+                lambda points: self._loss(points[:count], points[count:]),
+                self._points,
+                [next(parts) if flag else None for flag in moving],
+                wanted,
+                problem=self._problem.name,
+                seed=self._scale or 1.0,
+                is_nested=self._problem.is_nested,
+            )[1]
+            return [torch.zeros_like(x) if each is None else each for x, each in zip(sources, found, strict=True)]
+
+        return self._normalised(direction, tangents)
