@@ -161,6 +161,22 @@ class AbstractSolver(ABC):
             ConfigError: it cannot.
         """
 
+    def require(self, is_right: Callable[[], bool], expected: str) -> None:
+        """Refuse settings, which are those of a dataclass, of a wrong kind or out of range.
+
+        Args:
+            is_right: whether they are in range, asked where their kinds are right.
+            expected: in words.
+
+        Raises:
+            ConfigError: they are.
+        """
+        require_fields("hypergradient.solver", self, names_class=True)
+        if not is_right():
+            settings = ", ".join(f"{name}={value}" for name, value in vars(self).items())
+            name = type(self).__name__
+            raise ConfigError(f"{name}: found {settings}; expected {expected}. Correct hypergradient.solver.")
+
     def initial_state(self) -> Any:
         """Return what is kept before the first solve; None for a solver that keeps nothing."""
         return None
@@ -172,38 +188,3 @@ class AbstractSolver(ABC):
     def load_state(self, saved: dict[str, Any]) -> Any:
         """Return the state that `state_dict` has saved."""
         return self.initial_state()
-
-
-def require_settings(solver: AbstractSolver, is_right: Callable[[], bool], expected: str) -> None:
-    """Refuse settings of a solver that are of a wrong kind, or out of range.
-
-    Args:
-        solver: a dataclass of settings.
-        is_right: whether they are in range, asked where their kinds are right.
-        expected: in words.
-
-    Raises:
-        ConfigError: they are.
-
-    Example:
-        >>> from mlotool.hypergradient.solvers import Identity
-        >>> require_settings(Identity(), lambda: True, "")  # nothing to refuse
-    """
-    require_fields("hypergradient.solver", solver, names_class=True)
-    if not is_right():
-        settings = ", ".join(f"{name}={value}" for name, value in vars(solver).items())
-        name = type(solver).__name__
-        raise ConfigError(f"{name}: found {settings}; expected {expected}. Correct hypergradient.solver.")
-
-
-def tasks_of(view: LowerView | None) -> int | None:
-    """Return the length of the task axis.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> view = LowerView(LowerProblem("w", num_tasks=3), (torch.ones(3, 2),), lambda theta, inputs: theta[0].sum())
-        >>> tasks_of(view), tasks_of(None)
-        (3, None)
-    """
-    return None if view is None else view.problem.num_tasks

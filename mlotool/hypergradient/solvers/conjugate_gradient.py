@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy
 
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.systems import LinearSystem, may_hold, where
 from mlotool.hypergradient.vector import add, choose
 from mlotool.problem.interface import LowerView, Vector
@@ -57,8 +57,7 @@ class ConjugateGradient(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_settings(
-            self,
+        self.require(
             lambda: self.max_iterations >= 1 and self.tolerance >= 0 and self.damping >= 0,
             "a whole max_iterations >= 1, tolerance >= 0 and damping >= 0",
         )

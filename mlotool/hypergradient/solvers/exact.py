@@ -8,16 +8,8 @@ from typing import ClassVar
 import torch
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    AbstractSolver,
-    Matvec,
-    SolveResult,
-    Status,
-    require_settings,
-    tasks_of,
-)
-from mlotool.hypergradient.solvers.systems import Progress
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import Progress, tasks_of
 from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
@@ -52,9 +44,7 @@ class Exact(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_settings(
-            self, lambda: self.damping >= 0 and self.max_parameters >= 1, "damping >= 0 and max_parameters >= 1"
-        )
+        self.require(lambda: self.damping >= 0 and self.max_parameters >= 1, "damping >= 0 and max_parameters >= 1")
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

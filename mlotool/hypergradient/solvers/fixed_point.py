@@ -8,17 +8,17 @@ from typing import ClassVar
 import numpy
 from torch import Tensor
 
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    OVERFLOW,
-    AbstractSolver,
-    Matvec,
-    SolveResult,
-    Status,
-    require_settings,
+from mlotool.hypergradient.solvers.base import NOT_FINITE, OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import (
+    Number,
+    Progress,
+    end_growing,
+    measured,
+    norms,
+    relative,
     tasks_of,
+    where,
 )
-from mlotool.hypergradient.solvers.systems import Number, Progress, end_growing, measured, norms, relative, where
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.problem.interface import LowerView, Vector
 
@@ -70,8 +70,7 @@ class FixedPoint(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_settings(
-            self,
+        self.require(
             lambda: self.num_iterations >= 1 and self.step_size > 0 and self.tolerance >= 0,
             "a whole num_iterations >= 1, step_size > 0 and tolerance >= 0",
         )

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, require_settings, tasks_of
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import tasks_of
 from mlotool.hypergradient.vector import scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -33,7 +34,7 @@ class Identity(AbstractSolver):
     needs_products: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_settings(self, lambda: 0 < self.step_size < math.inf, "a finite step_size > 0")
+        self.require(lambda: 0 < self.step_size < math.inf, "a finite step_size > 0")
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.solvers.systems import finished
 from mlotool.hypergradient.vector import scaled, vector_jacobian
@@ -66,7 +66,7 @@ class KFAC(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_settings(self, lambda: self.damping > 0, "damping > 0, since G may be singular")
+        self.require(lambda: self.damping > 0, "damping > 0, since G may be singular")
 
     def check(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a task axis, and kinds whose extra is missing."""

@@ -4,17 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    OVERFLOW,
-    AbstractSolver,
-    Matvec,
-    SolveResult,
-    Status,
-    require_settings,
-    tasks_of,
-)
-from mlotool.hypergradient.solvers.systems import Progress, end_growing, measured, norms
+from mlotool.hypergradient.solvers.base import NOT_FINITE, OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import Progress, end_growing, measured, norms, tasks_of
 from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -57,9 +48,7 @@ class Neumann(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_settings(
-            self, lambda: self.num_terms >= 1 and self.step_size > 0, "a whole num_terms >= 1 and step_size > 0"
-        )
+        self.require(lambda: self.num_terms >= 1 and self.step_size > 0, "a whole num_terms >= 1 and step_size > 0")
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

@@ -9,16 +9,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    AbstractSolver,
-    Matvec,
-    SolveResult,
-    Status,
-    require_settings,
-    tasks_of,
-)
-from mlotool.hypergradient.solvers.systems import Progress, norms, relative
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import Progress, norms, relative, tasks_of
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
@@ -72,8 +64,7 @@ class Nystrom(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_settings(
-            self,
+        self.require(
             lambda: 1 <= self.rank <= MAX_RANK and self.rho > 0 and self.seed >= 0,
             f"a whole rank from 1 to {MAX_RANK}, rho > 0 and a whole seed >= 0",
         )

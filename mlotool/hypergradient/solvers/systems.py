@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from mlotool.core.tracing import assume, decided, is_joint, is_tracing
-from mlotool.hypergradient.solvers.base import Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import Matvec, SolveResult, Status
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
 
@@ -34,6 +34,19 @@ GROWTH = 1.01
 
 # The same of negative curvature, which every network has: a short series that grows less is a sound one of steps.
 CURVED_GROWTH = 2.0
+
+
+def tasks_of(view: LowerView | None) -> int | None:
+    """Return the length of the task axis.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> view = LowerView(LowerProblem("w", num_tasks=3), (torch.ones(3, 2),), lambda theta, inputs: theta[0].sum())
+        >>> tasks_of(view), tasks_of(None)
+        (3, None)
+    """
+    return None if view is None else view.problem.num_tasks
 
 
 def where(condition: Truth, a: Any, b: Any) -> Any:
