@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mlotool.core.errors import Interrupted
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -87,14 +87,3 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def memory_of(device: "torch.device") -> int | None:
-    """Return the bytes of memory that a device has in all; None where nobody says."""
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    if device.type != "cpu" or not hasattr(os, "sysconf"):
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -348,16 +348,6 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     return block(*inputs, **options)
 
 
-@contextmanager
-def without_remat() -> Iterator[None]:
-    """Make `remat` a plain call, for who watches what a block does: a later evaluation of it would not be watched."""
-    token = _IS_PLAIN.set(True)
-    try:
-        yield
-    finally:
-        _IS_PLAIN.reset(token)
-
-
 def graph_inside(node: Any) -> list[Tensor]:
     """Return what a node of `remat` stands for, with its graph, made again; nothing for any other node.
 

@@ -147,16 +147,6 @@ class ConstantsOfPart:
             yield
 
 
-@contextmanager
-def outside_replay() -> Iterator[None]:
-    """Make `stop_gradient` a plain detach."""
-    token = _TAPE.set(None)
-    try:
-        yield
-    finally:
-        _TAPE.reset(token)
-
-
 class RandomState:
     """The state of torch's generators, on the CPU and on the devices in use.
 
@@ -219,10 +209,7 @@ class LossTraits:
 
     Attributes:
         num_constants: calls of `stop_gradient` in one evaluation.
-        has_searched_hidden_values: whether it has been searched for values that only finite differences see.
-        has_measured_radius: whether its finite differences have been taken at two radii.
-        num_judged_solves: how many solves have had products with H taken at two radii.
-        has_compared_forward: whether its products by forward mode have been compared with double backward.
+        has_compared_product: whether its products have been compared with double backward.
         num_comparisons: how often they have been.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
         replaces_operators: whether double backward takes other operators in the place of some of the loss.
@@ -232,10 +219,7 @@ class LossTraits:
 
     def __init__(self) -> None:
         self.num_constants = 0
-        self.has_searched_hidden_values = False
-        self.has_measured_radius = False
-        self.num_judged_solves = 0
-        self.has_compared_forward = False
+        self.has_compared_product = False
         self.num_comparisons = 0
         self.is_twice_differentiable = False
         self.replaces_operators = False

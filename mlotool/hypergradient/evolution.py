@@ -11,7 +11,7 @@ from mlotool.core.arguments import require
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, Positive, Rounds, Seed, target
 from mlotool.hypergradient.step_products import simulate, step_gradients
-from mlotool.hypergradient.vector import add, copies, leaves, unflatten
+from mlotool.hypergradient.vector import add, copies, leaves, moved_to, unflatten, zeros
 from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.trajectory import on_device
@@ -36,12 +36,11 @@ class History(NamedTuple):
 
     def extended(self, directions: Sequence[Vector]) -> "History":
         """Return the history with a round's directions, one a pair, in its sums."""
-        sums = dict(self.sums)
-        for number, direction in enumerate(directions):
-            before = sums.get(number)
-            moved = None if before is None else [old.to(new) for old, new in zip(before, direction, strict=True)]
-            sums[number] = list(direction) if moved is None else add(moved, direction)
-        return History(sums, self.num_rounds)
+        sums = {
+            number: add(moved_to(self.sums[number], direction), direction) if number in self.sums else list(direction)
+            for number, direction in enumerate(directions)
+        }
+        return History({**self.sums, **sums}, self.num_rounds)
 
     def after_round(self, is_finite: Tensor, restart_every: int | None) -> "History":
         """Return it without the pairs that begin again: those not finite, and all after `restart_every` rounds."""
@@ -170,9 +169,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         key = view.problem.name, view.problem.reader, particle.number
         begin = None if particle.is_new else memory.value.ends.get(key)
         if begin is not None:
-            # Those of a checkpoint are on the CPU.
-            device = view.theta[0].device
-            begin = tuple(tensor.to(device) for tensor in begin[0]), on_device(begin[1], device)
+            begin = tuple(moved_to(begin[0], view.theta)), on_device(begin[1], view.theta[0].device)
         end = self._roll_out(view, inputs, begin)
         memory.value = memory.value._replace(ends={**memory.value.ends, key: end})
         return end[0]
@@ -231,7 +228,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         memory.value = EvolutionState(generator.get_state(), last, histories, state.ends)
         if num_tasks is None:
             weights = weights[:, 0]
-        total = [torch.zeros_like(tensor) for tensor in theta]
+        total = zeros(theta)
         for direction, weight in zip(directions, weights, strict=True):
             total = add(total, direction, weight)
         return total
@@ -266,10 +263,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         count = num_tasks or 1
         size = sum(tensor.numel() for tensor in theta) // count
         drawn = torch.stack([self._rows(size, generator) for _ in range(count)], 1)
-        return [
-            [part.to(like) for part, like in zip(unflatten(rows, theta, num_tasks), theta, strict=True)]
-            for rows in drawn
-        ]
+        return [moved_to(unflatten(rows, theta, num_tasks), theta) for rows in drawn]
 
     def _rows(self, size: int, generator: torch.Generator) -> Tensor:
         if self.directions == "gaussian":

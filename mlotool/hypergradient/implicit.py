@@ -6,9 +6,9 @@ theta*_l(x) solves F(theta, x) = dC_l/dtheta = 0, so for a cotangent v
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,21 +18,16 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import twice_differentiable
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Positive, Whole, target
-from mlotool.core.tracing import is_tracing, report
-from mlotool.hypergradient.diagnostics.checks import (
-    Quality,
-    assess,
-    warn_of_hidden_values,
-    warn_of_kinks,
-    warn_of_radius,
-)
+from mlotool.core.tracing import report
+from mlotool.hypergradient.diagnostics.quality import Quality, assess
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
-from mlotool.hypergradient.products.forward import chosen_product
+from mlotool.hypergradient.products.base import PairedLoss
+from mlotool.hypergradient.products.choice import chosen_product, warn_of_differences
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.solvers.base import NOT_FINITE
 from mlotool.hypergradient.solvers.systems import ended_with
 from mlotool.hypergradient.vector import aliases, copies, is_finite, vector_jacobian
-from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView, Memory, Vector
+from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
 
 
 class ImplicitState(NamedTuple):
@@ -71,15 +66,15 @@ class Implicit(AbstractHypergradient):
             reverse mode, exact; no graph of the gradient, and an evaluation for each product) or "finite_difference"
             (central differences; no graph of the gradient); "auto" is "forward" where blocks of the problem's module
             are evaluated again (`remat`), and "reverse" elsewhere. Differences see through `detach` and
-            `torch.no_grad` in the loss, unlike through `stop_gradient`; the first pullback of a problem looks whether
-            that matters, and warns. Where the problem both shapes and reads a lower one, that one's solution moves
-            along by its derivative, with "forward" or differences, which costs a solve there a product.
+            `torch.no_grad` in the loss, unlike through `stop_gradient`, and jump at kinks; the first pullback of a
+            problem compares them with double backward, and warns. Where the problem both shapes and reads a lower one,
+            that one's solution moves along by its derivative, with "forward" or differences, which costs a solve there
+            a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
         radius: 2-norm of a finite difference's perturbation; None takes 0.03 of the parameters' root mean square in
-            float32 and 4e-5 of it in float64, with a floor (`products.default_radius`). The first pullback of a
-            problem takes the cross product at two radii more, and warns where they differ.
+            float32 and 4e-5 of it in float64, with a floor (`products.default_radius`).
         warm_start: begin each solve at the last one's `q`, kept for each problem above whose gradient it is. Not within
             differentiated pullbacks.
         report_every: every n-th pullback is also compared with a converged one, by reverse products; `statistics`
@@ -157,12 +152,12 @@ class Implicit(AbstractHypergradient):
 
         With `report_every`, the residual and the cosine of the last report.
         """
-        found, last, quality = {}, state.last, state.quality
+        numbers, last, quality = {}, state.last, state.quality
         if last is not None and last.residual is not None:
-            found = {"solver_residual": float(last.residual), "solver_products": float(last.num_products)}
+            numbers = {"solver_residual": last.residual, "solver_products": float(last.num_products)}
         if quality is not None:
-            found |= {"solver_residual": quality.residual, "solver_cosine": quality.cosine}
-        return found
+            numbers |= {"solver_residual": quality.residual, "solver_cosine": quality.cosine}
+        return numbers
 
     def state_dict(self, state: ImplicitState) -> dict[str, Any]:
         """Return the starts, the count of pullbacks, the solver's state and what is reported, where there is any."""
@@ -173,7 +168,7 @@ class Implicit(AbstractHypergradient):
         if self.report_every:
             saved["num_pullbacks"] = state.num_pullbacks
         if last is not None and last.residual is not None:
-            saved["last"] = [last.status.value, last.num_products, float(last.residual)]
+            saved["last"] = [last.status.value, last.num_products, last.residual]
         if quality is not None:
             saved["quality"] = [quality.residual, quality.cosine]
         return {**saved, "solver": of_solver} if of_solver else saved
@@ -196,7 +191,7 @@ class _ImplicitPullback:
         self.settings = settings
         self.solver = settings.solver
         self._unpaired = view
-        self._paired = _Paired(view)
+        self._paired = PairedLoss(view)
         self.outputs = view.theta
 
     @cached_property
@@ -211,29 +206,30 @@ class _ImplicitPullback:
         settings, problem = self.settings, self._unpaired.problem
         loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
-        product = self._product(loss, theta, inputs, wanted)
-        start = start_for(problem, cotangent) if settings.warm_start else None
-        solution = self._solve(product, cotangent, theta, inputs, start)
-        if settings.warm_start:
-            keep_start(problem, solution)
-        found = product.cross(solution, -1.0)
         if settings.product == "finite_difference":
-            warn_of_hidden_values(
-                self._unpaired,
-                theta,
-                inputs,
-                wanted,
-                solution,
-                radius=settings.radius,
-                with_hessian=self.solver.needs_products,
-            )
-            warn_of_radius(self._unpaired, theta, inputs, wanted, solution, settings.radius)
+            of = self._unpaired, theta, inputs, wanted, cotangent
+            warn_of_differences(*of, radius=settings.radius, with_hessian=self.solver.needs_products)
+        product = self._product(loss, theta, inputs, wanted)
+        solution = self._solve(product, cotangent, theta, inputs, self._start(cotangent))
+        if settings.warm_start and is_finite(solution):
+            state: ImplicitState = problem.memory.value
+            starts = {**(state.starts or {}), problem.reader: tuple(solution)}
+            problem.memory.value = state._replace(starts=starts)
+        cotangents = product.cross(solution, -1.0)
         if before is not None:
             # On the same random numbers; afterwards the generators go on as if nothing had been.
             with before.replayed():
-                quality = assess(loss, theta, inputs, wanted, cotangent, solution, found)
+                quality = assess(loss, theta, inputs, wanted, cotangent, solution, cotangents)
             problem.memory.value = problem.memory.value._replace(quality=quality)
-        return found
+        return cotangents
+
+    def _start(self, vector: Vector) -> list[Tensor] | None:
+        """Return the last solution for the problem's reader, if it fits `vector`."""
+        problem = self._unpaired.problem
+        start = (problem.memory.value.starts or {}).get(problem.reader, ()) if self.settings.warm_start else ()
+        if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
+            return None
+        return [each.to(like.device) for each, like in zip(start, vector, strict=True)]
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the same as functions of theta, the inputs and the cotangent, for problems that are nested above.
@@ -267,26 +263,11 @@ class _ImplicitPullback:
 
     def record(self, result: SolveResult) -> None:
         """Keep how a solve ended, and warn the first time that it failed in this way."""
-        problem, residual = self._unpaired.problem, result.residual
-        is_traced = isinstance(residual, Tensor) and is_tracing()
-        # Without its solution, and without the residual of a trace: what is kept outlives the step.
-        kept = None if is_traced else residual
-        state, ending = problem.memory.value, (result.status, result.num_products, result.task_statuses)
-        last = state.last
-        is_unmeasured = residual is None and last is not None and last.residual is None and result.ending is None
-        if is_unmeasured and ending == (last.status, last.num_products, last.task_statuses):
-            # As the one before has ended: that one is kept, and its warning given.
-            return
-        last = SolveResult([], result.status, result.num_products, kept, result.task_statuses)
-        problem.memory.value = state._replace(last=last)
-        warn, warned_of = partial(warn_of_failure, self.solver, problem.name), problem.traits.warned_of
+        problem = self._unpaired.problem
+        solve = TracedSolve(self.solver, problem.name, problem.memory, problem.traits.warned_of)
         if result.ending is not None:
-            nothing = torch.full_like(result.ending[:1], torch.nan, dtype=torch.float64)
-            residual = nothing if residual is None else torch.as_tensor(residual).reshape(1).to(nothing)
-            report(TracedSolve(problem.memory, last, warn, warned_of), torch.cat([residual, result.ending.to(nothing)]))
-        elif isinstance(residual, Tensor) and is_traced:
-            report(TracedSolve(problem.memory, last), residual)
-        warn(warned_of, last)
+            report(replace(solve, has_tasks=bool(result.task_statuses)), result.ending)
+        solve.keep(result)
 
     def _is_reported(self) -> bool:
         """Count a pullback; return whether it is compared with a converged one."""
@@ -319,64 +300,8 @@ class _ImplicitPullback:
             )
         if state is not kept:
             memory.value = memory.value._replace(solver=state)
-        if isinstance(product, FiniteDifferenceProduct) and self.solver.needs_products:
-            directions = vector, result.solution
-            warn_of_kinks(product, self._unpaired, theta, directions, result, tuple(self.solver.failures))
         self.record(result)
         return result.solution
-
-
-class _Paired:
-    """A loss that draws the same random numbers each time."""
-
-    def __init__(self, view: LowerView) -> None:
-        self._loss = view
-        self._random: RandomState | None = None
-
-    @property
-    def is_used(self) -> bool:
-        """Whether it has drawn random numbers."""
-        return self._random is not None
-
-    def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
-        if self._random is None:
-            self._random = RandomState(self._loss.devices)
-        else:
-            self._random.restore()
-        return self._loss.own_loss(theta, inputs)
-
-
-def start_for(problem: LowerProblem, vector: Vector) -> list[Tensor] | None:
-    """Return the last solution for the problem's reader if it fits `vector`; None to begin at zero.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.problem.memory import Memory
-        >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
-        >>> keep_start(problem, [torch.ones(2)])
-        >>> start_for(problem, [torch.zeros(2)]), start_for(problem, [torch.zeros(3)])
-        ([tensor([1., 1.])], None)
-    """
-    start = (problem.memory.value.starts or {}).get(problem.reader, ())
-    if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
-        return None
-    return [each.to(like.device) for each, like in zip(start, vector, strict=True)]
-
-
-def keep_start(problem: LowerProblem, solution: Vector) -> None:
-    """Keep a solution for the reader's next start, if it is finite.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.problem.memory import Memory
-        >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
-        >>> keep_start(problem, [torch.ones(2)])
-        >>> problem.memory.value.starts
-        {'u': (tensor([1., 1.]),)}
-    """
-    state: ImplicitState = problem.memory.value
-    if is_finite(solution):
-        problem.memory.value = state._replace(starts={**(state.starts or {}), problem.reader: tuple(solution)})
 
 
 class _LinearSolve(torch.autograd.Function):
@@ -422,9 +347,8 @@ class _LinearSolve(torch.autograd.Function):
             shared = pullback.view.problem.rank_mean.shared
             product = vector_jacobian(gradient, theta, shared(solution), create_graph=True)
             points = [point for point, flag in zip((*theta, *inputs), wanted, strict=True) if flag]
-            found = vector_jacobian(product, points, shared(adjoint), create_graph=is_differentiable)
-        values = iter(found)
-        return (None, None, *adjoint, *(-next(values) if flag else None for flag in wanted))
+            slopes = iter(vector_jacobian(product, points, shared(adjoint), create_graph=is_differentiable))
+        return (None, None, *adjoint, *(-next(slopes) if flag else None for flag in wanted))
 
 
 def _stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
@@ -478,25 +402,25 @@ class TracedSolve:
     """A solve of a trace, of whose replays is known what they report.
 
     Args:
+        solver: of the solve.
+        problem: its name.
         memory: of the problem.
-        last: how the solve ended.
-        warn: is given what the problem was warned of, and how the solve of a replay has ended, where replays report it.
         warned_of: what the problem was warned of.
+        has_tasks: whether it is one of tasks.
 
     Example:
-        >>> import torch
-        >>> from mlotool.hypergradient.implicit import ImplicitState
-        >>> from mlotool.hypergradient.solvers import Status
+        >>> from mlotool.hypergradient.solvers import Neumann
         >>> memory = Memory(ImplicitState(None))
-        >>> TracedSolve(memory, SolveResult([], Status.CONVERGED, 3)).reported(torch.tensor(0.5))
-        >>> memory.value.last.residual
-        tensor(0.5000)
+        >>> TracedSolve(Neumann(), "w", memory, set()).reported(torch.tensor([0.5, 3.0, 0.0]))
+        >>> memory.value.last.residual, memory.value.last.num_products
+        (0.5, 3)
     """
 
+    solver: AbstractSolver
+    problem: str
     memory: Memory
-    last: SolveResult
-    warn: Callable[[set[object], SolveResult], None] | None = None
-    warned_of: set[object] = field(default_factory=set)
+    warned_of: set[object]
+    has_tasks: bool = False
 
     def of(self, memory: Memory, warned_of: set[object]) -> "TracedSolve":
         """Return the same solve of a problem of equal structure in another program.
@@ -507,17 +431,13 @@ class TracedSolve:
         """
         return replace(self, memory=memory, warned_of=warned_of)
 
-    def reported(self, values: Tensor) -> None:
-        """Keep how the solve of a replay ended.
+    def reported(self, ending: Tensor) -> None:
+        """Keep how the solve of a replay ended, and warn of it. Argument as of `SolveResult`."""
+        residual, count, *codes = ending.tolist()
+        status, statuses = ended_with(codes, has_tasks=self.has_tasks)
+        self.keep(SolveResult([], status, int(count), residual if math.isfinite(residual) else None, statuses))
 
-        Args:
-            values: the residual, 0-D; or it (NaN where it is not known) and `SolveResult.ending`, 1-D.
-        """
-        last = replace(self.last, residual=values)
-        if values.dim():
-            residual, count, *codes = values.tolist()
-            status, statuses = ended_with(codes, has_tasks=bool(self.last.task_statuses))
-            last = SolveResult([], status, int(count), residual if math.isfinite(residual) else None, statuses)
-            if self.warn is not None:
-                self.warn(self.warned_of, last)
-        self.memory.value = self.memory.value._replace(last=last)
+    def keep(self, result: SolveResult) -> None:
+        """Keep how a solve ended, without its solution, which would outlive the step; warn of it."""
+        self.memory.value = self.memory.value._replace(last=replace(result, solution=[], ending=None))
+        warn_of_failure(self.solver, self.problem, self.warned_of, result)

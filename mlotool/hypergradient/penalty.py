@@ -11,8 +11,8 @@ from mlotool.core.arguments import require
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
-from mlotool.hypergradient.diagnostics.checks import warn_of_hidden_values
-from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, scaled
+from mlotool.hypergradient.products.choice import warn_of_differences
+from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, moved_to, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
@@ -186,10 +186,10 @@ class _PenaltyPullback:
         multiplier = settings.multiplier if before is None else before.multiplier
         point: Vector = theta
         if settings.warm_start and before is not None:
-            point = [y.to(z) for y, z in zip(before.point, theta, strict=True)]
+            point = moved_to(before.point, theta)
         slopes = _Slopes(self.view, theta, inputs, wanted)
         vector = list(cotangent)
-        warn_of_hidden_values(self.view, theta, inputs, wanted, vector, with_hessian=True)
+        warn_of_differences(self.view, theta, inputs, wanted, vector)
         if settings.rule == "fixed":
             assert multiplier is not None
             last: float | Tensor = multiplier
@@ -277,8 +277,8 @@ class _Slopes:
             values, sources = self._sources()
             return self._loss.slopes(at, values, [*at, *sources])
 
-        found = self._replay(evaluate)
-        return list(found[: len(point)]), list(found[len(point) :])
+        slopes = self._replay(evaluate)
+        return list(slopes[: len(point)]), list(slopes[len(point) :])
 
     def direct(self) -> list[Tensor]:
         """Return the derivative of the reader's loss with respect to the wanted inputs, all solutions fixed."""

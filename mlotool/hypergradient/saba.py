@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Positive, target
 from mlotool.hypergradient.products import ReverseProduct
-from mlotool.hypergradient.vector import add, copies, is_finite, scaled
+from mlotool.hypergradient.vector import add, copies, is_finite, moved_to, scaled, zeros
 from mlotool.problem.interface import AbstractDirector, LowerView, Memory, Vector
 
 
@@ -103,11 +104,11 @@ class SABA(AbstractDirector):
         is_used = tuple([was or value is not None for was, value in zip(before, gradient, strict=True)])
         number = number_of(problem, batch, batch_number, self.key)
         present = [torch.zeros_like(x) if value is None else value for x, value in zip(theta, gradient, strict=True)]
-        found, gradients = state.gradients.replaced(number, present)
+        averaged, gradients = state.gradients.replaced(number, present)
         # In a table a NaN would stay for ever: its sum goes on by differences.
-        if is_finite(found):
+        if is_finite(averaged):
             memory.value = SABAState(state.readers, gradients, is_used)
-        return [value if used else None for value, used in zip(found, is_used, strict=True)]
+        return [value if used else None for value, used in zip(averaged, is_used, strict=True)]
 
     def initial_state(self) -> "SABAState":
         """Return what is kept before the first pullback."""
@@ -115,15 +116,26 @@ class SABA(AbstractDirector):
 
     def state_dict(self, state: "SABAState") -> dict[str, Any]:
         """Return q and the tables, by reader, and the table of gradients."""
-        return {
-            "readers": {name: each.state_dict() for name, each in state.readers.items()},
-            "gradients": state.gradients.state_dict(),
-            "is_used": list(state.is_used),
+        readers = {
+            name: {
+                "solution": None if each.solution is None else list(each.solution),
+                "hessian": each.hessian.state_dict(),
+                "cross": each.cross.state_dict(),
+            }
+            for name, each in state.readers.items()
         }
+        return {"readers": readers, "gradients": state.gradients.state_dict(), "is_used": list(state.is_used)}
 
     def load_state(self, saved: dict[str, Any]) -> "SABAState":
         """Return the state that was saved."""
-        readers = {name: Averages.from_state_dict(each) for name, each in saved["readers"].items()}
+        readers = {
+            name: Averages(
+                None if each["solution"] is None else copies(each["solution"]),
+                Table.from_state_dict(each["hessian"]),
+                Table.from_state_dict(each["cross"]),
+            )
+            for name, each in saved["readers"].items()
+        }
         return SABAState(readers, Table.from_state_dict(saved["gradients"]), tuple(saved["is_used"]))
 
 
@@ -150,12 +162,10 @@ class Table(NamedTuple):
         """Return SAGA's estimate of the mean, and the table with a batch's new vector in the place of its old one."""
         old, count, new = self.last.get(key), len(self.last), copies(vector)
         last = {**self.last, key: new}
-        # Those of a checkpoint are on the CPU.
-        total = [tensor.to(like) for tensor, like in zip(self.total, new, strict=True)] if count else []
+        total = moved_to(self.total, new) if count else zeros(new)
         if old is None:
-            return new, Table(last, add(total, new) if count else copies(new))
-        old = [tensor.to(like) for tensor, like in zip(old, new, strict=True)]
-        change = add(new, old, -1.0)
+            return new, Table(last, add(total, new))
+        change = add(new, moved_to(old, new), -1.0)
         return add(change, total, 1 / count), Table(last, add(total, change))
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,20 +194,6 @@ class Averages(NamedTuple):
     solution: Vector | None = None
     hessian: Table = Table({}, ())
     cross: Table = Table({}, ())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, in plain containers."""
-        return {
-            "solution": None if self.solution is None else list(self.solution),
-            "hessian": self.hessian.state_dict(),
-            "cross": self.cross.state_dict(),
-        }
-
-    @classmethod
-    def from_state_dict(cls, saved: Mapping[str, Any]) -> "Averages":
-        """Return the state that was saved."""
-        solution = None if saved["solution"] is None else copies(saved["solution"])
-        return cls(solution, Table.from_state_dict(saved["hessian"]), Table.from_state_dict(saved["cross"]))
 
 
 class SABAState(NamedTuple):
@@ -233,9 +229,7 @@ class _AveragedPullback:
         state: SABAState = problem.memory.value
         averages = state.readers.get(problem.reader) or Averages()
         product = ReverseProduct(loss, theta, inputs, wanted)
-        kept = averages.solution
-        start = [torch.zeros_like(v) for v in cotangent] if kept is None else kept
-        start = [q.to(v) for q, v in zip(start, cotangent, strict=True)]
+        start = zeros(cotangent) if averages.solution is None else moved_to(averages.solution, cotangent)
         # Means over ranks, so that the tables are the same on all of them.
         curved, hessian = averages.hessian.replaced(number, product.hessian(start))
         residual = add(curved, cotangent, -1.0)
@@ -273,15 +267,10 @@ def number_of(problem: str, batch: Any, batch_number: int | None, key: str | Non
             raise ConfigError(_NO_PARTITION.format(problem=problem))
         return batch_number
     value = batch.get(key) if isinstance(batch, Mapping) else None
-    found: set[Any] = set(value.reshape(-1).tolist()) if isinstance(value, Tensor) else {value}
-    if len(found) != 1 or not isinstance(next(iter(found)), int):
-        raise ConfigError(
-            f"hypergradient.key: found '{key}', which in the batch of '{problem}' is {value!r:.200}; expected "
-            "an entry that holds one whole number, the same in each epoch (and for all tasks). Correct "
-            "hypergradient.key."
-        )
-    number: int = found.pop()
-    return number
+    numbers = set(value.reshape(-1).tolist()) if isinstance(value, Tensor) else {value}
+    expected = "an entry of the batch that holds one whole number, the same in each epoch (and for all tasks)"
+    require(len(numbers) == 1 and is_whole(min(numbers)), f"problems.{problem}.hypergradient.key", key, expected)
+    return int(numbers.pop())
 
 
 _NO_PARTITION = (

@@ -1,32 +1,25 @@
 """Differentiation through the optimizer's steps, in reverse.
 
 With `remat: auto` graphs of recorded steps are kept where they fit into a budget, and where a comparison shows no
-difference in any bit. There are two reasons for a difference:
-
-- Rounding. Some functions of torch (SiLU, GroupNorm) have one backward for gradients with a graph and another one
-  without, which differ in the last bits.
-- Buffers. A graph that is kept has read the buffers as they were at its step. A step that is computed again reads them
-  as they are now, but for those of the problem's own module that moved in the steps before it, which are put back. (All
-  steps of an unroll that a resumed run finds begun are computed again.)
+difference in any bit: some functions of torch (SiLU, GroupNorm) have one backward for gradients with a graph and
+another one without, and all steps of an unroll that a resumed run finds begun are computed again.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlotool.core.arguments import require
-from mlotool.core.bound_module import Slots
 from mlotool.core.gradient import pulled_back
 from mlotool.core.settings import Count, Whole, target
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient.products.forward import chosen_product, takes_forward
+from mlotool.hypergradient.products.choice import chosen_product, random_direction, takes_forward
 from mlotool.hypergradient.step_products import (
     AbstractStepProduct,
     Cotangents,
@@ -40,10 +33,9 @@ from mlotool.hypergradient.step_products import (
     simulate,
     step_gradients,
 )
-from mlotool.hypergradient.vector import leaves, vector_jacobian
-from mlotool.problem.interface import AbstractHypergradient, Connected, LowerView, Unroll, Vector
+from mlotool.hypergradient.vector import add, leaves, vector_jacobian
+from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
-from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.step_store import AbstractStepStore, KeepAll
 from mlotool.problem.trajectory import StepRecord
 
@@ -237,22 +229,6 @@ class UnrolledState(NamedTuple):
     keeps_graphs: bool | None = None
 
 
-class Measured(NamedTuple):
-    """What recorded steps show about the graphs of their gradients.
-
-    Args:
-        size: bytes that the largest graph of a step holds.
-        is_exact: whether the gradient with a graph is, bit by bit, the one without a graph and at other buffers.
-
-    Example:
-        >>> Measured(size=1000, is_exact=True).size
-        1000
-    """
-
-    size: int
-    is_exact: bool
-
-
 def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
     """Return whether the graphs of all steps of an unroll can be kept on every rank, and log the figure.
 
@@ -262,7 +238,7 @@ def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
         view: of the problem.
         budget: bytes.
 
-    Cost: two gradients, one of them with its graph; one more with its graph for each further shape of batches.
+    Cost: two gradients, one of them with its graph, for each shape of batches.
 
     Example:
         >>> from mlotool.core.replay import RandomState
@@ -284,7 +260,7 @@ def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
         fits = count * size <= budget and is_exact
         why = f"{count} of them take {count * size / 2**20:.4g} MiB, of a graph_budget of {budget / 2**20:.4g} MiB"
         if not is_exact:
-            why = "their gradient is rounded otherwise with a graph, or depends on buffers; remat=false keeps it anyway"
+            why = "their gradient is rounded otherwise with a graph; remat=false keeps it anyway"
     is_kept = not ranks.any([not fits], view.theta[0].device)[0]
     if fits and not is_kept:
         why += " on this rank, but not on all"
@@ -293,14 +269,14 @@ def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
     return is_kept
 
 
-def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> Measured:
-    """Take gradients of recorded steps with their graphs, one for each shape of batches, and one without.
+def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]:
+    """Return the bytes of the largest graph of a step's gradient, and whether the gradient is the same without one.
 
-    A graph holds the storages of the tensors that autograd saves, and copies of the parameters, of what shapes them
-    and of the gradient. Batches, and parameters and buffers of the modules, are there anyhow.
+    One step is looked at for each shape of batches, bit by bit. A graph holds the storages of the tensors that autograd
+    saves, and copies of the parameters, of what shapes them and of the gradient. Batches and modules are there anyhow.
 
     All are taken near the step: where a gradient is zero (below a last layer that begins at zero), its bits would be
-    equal by accident. Parameters, buffers and random numbers are afterwards as they were.
+    equal by accident.
 
     Args:
         unroll: of the problem, with its records.
@@ -316,97 +292,48 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> Measured:
         >>> loss = lambda theta, inputs, batch, lower: (theta[0] * inputs[0]).exp().sum()
         >>> view = LowerView(LowerProblem("w"), (torch.ones(2),), loss)
         >>> record = StepRecord((torch.ones(2),), (), (), ((None, RandomState(())),), {})
-        >>> measure(Unroll((record,), True, (), loss, *[None] * 5), [torch.ones(2)], view).is_exact
+        >>> measure(Unroll((record,), True, (), loss, *[None] * 5), [torch.ones(2)], view)[1]
         True
     """
-    near = disturbed(inputs)
-    size, largest, kept = -1, unroll.records[-1], []
+    largest, is_exact, points = 0, True, leaves(_near(inputs))
     for record in _of_each_shape(unroll.records):
-        taken, gradients = _with_graph(unroll, record, near, view)
-        if taken > size:
-            size, largest, kept = taken, record, gradients
-    theta, points = leaves(disturbed(largest.theta)), leaves(near)
-    with _disturbed_buffers(unroll.modules):
-        plain = _gradients(unroll, largest, theta, points, view, create_graph=False)
-    return Measured(size, all(_equal(a, b) for a, b in zip(kept, plain, strict=True)))
+        theta = leaves(_near(record.theta))
+        there: list[Any] = [*theta, *points, *tree_leaves([batch for batch, _ in record.draws])]
+        for module in unroll.modules:
+            there += [*module.parameters(), *module.buffers()]
+        known, sizes = {_place(each) for each in there if isinstance(each, Tensor)}, dict[Any, int]()
+
+        def pack(tensor: Tensor, known: set[Any] = known, sizes: dict[Any, int] = sizes) -> Tensor:
+            if (place := _place(tensor)) not in known:
+                sizes[place] = tensor.untyped_storage().nbytes()
+            # Not the tensor itself: saved with its own node it would never be freed.
+            return tensor.detach()
+
+        # All graphs are held until the end: of memory that was freed, another tensor may have the place.
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            kept = _gradients(unroll, record, theta, points, view, create_graph=True)
+        plain = _gradients(unroll, record, theta, points, view, create_graph=False)
+        is_exact = is_exact and all(a is b or torch.equal(a, b) for a, b in zip(kept, plain, strict=True))
+        copies = sum(each.untyped_storage().nbytes() for each in (*theta, *theta, *points))
+        largest = max(largest, sum(sizes.values()) + copies)
+    return largest, is_exact
 
 
-def disturbed(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors near others, the same each time: about a hundredth of their rms away, and 1e-3.
-
-    Numbers that are counted (0-D integers) go on by one; other integers, such as indices, stay.
-
-    Args:
-        tensors: any; they stay as they are, and so do torch's random numbers.
-
-    Example:
-        >>> disturbed([torch.zeros(2, dtype=torch.int64), torch.tensor(4)])
-        [tensor([0, 0]), tensor(5)]
-        >>> bool((disturbed([torch.zeros(2)])[0] != 0).all())
-        True
-    """
-    found = []
-    for number, tensor in enumerate(tensors):
-        there = tensor.detach()
-        if there.is_floating_point() or there.is_complex():
-            generator = torch.Generator(there.device).manual_seed(number)
-            noise = torch.randn(there.shape, generator=generator, dtype=there.dtype, device=there.device)
-            scale = there.abs().float().square().mean().sqrt() / 100 + 1e-3
-            found.append(there + (scale * noise).to(there.dtype))
-        else:
-            is_count = there.ndim == 0 and there.dtype != torch.bool
-            found.append(there + 1 if is_count else there.clone())
-    return found
-
-
-def _with_graph(unroll: Unroll, record: StepRecord, near: Vector, view: LowerView) -> tuple[int, list[Tensor | None]]:
-    """Return how many bytes the graph of a step's gradient holds, and the gradient."""
-    theta, points = leaves(disturbed(record.theta)), leaves(near)
-    there: list[Any] = [*theta, *points, *tree_leaves([batch for batch, _ in record.draws])]
-    for module in unroll.modules:
-        there += [*module.parameters(), *module.buffers()]
-    known = {_place(each) for each in there if isinstance(each, Tensor)}
-    sizes: dict[tuple[torch.device, int], int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        place = _place(tensor)
-        if place not in known:
-            sizes[place] = tensor.untyped_storage().nbytes()
-        # Not the tensor itself: saved with its own node it would never be freed.
-        return tensor.detach()
-
-    # All graphs are held until the end: of memory that was freed, another tensor may have the place.
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        kept = _gradients(unroll, record, theta, points, view, create_graph=True)
-    copied = sum(each.untyped_storage().nbytes() for each in (*theta, *theta, *points))
-    return sum(sizes.values()) + copied, [None if each is None else each.detach() for each in kept]
+def _near(tensors: Vector) -> list[Tensor]:
+    return add(tensors, random_direction(tensors), 0.01) if tensors else []
 
 
 def _gradients(
     unroll: Unroll, record: StepRecord, theta: Vector, points: Vector, view: LowerView, *, create_graph: bool
-) -> list[Tensor | None]:
+) -> list[Any]:
     """Return the gradients on all batches of a step, one after the other."""
-    found: list[Tensor | None] = []
+    gradients: list[Any] = []
     for batch, as_then in record.evaluations(view.problem.module):
         with as_then:
-            found += batch_gradient(
+            gradients += batch_gradient(
                 view, unroll, batch, record.lower_snapshots, theta, points, create_graph=create_graph
             )
-    return found
-
-
-@contextmanager
-def _disturbed_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put disturbed copies into the places of all buffers, for a while; what was there is never written to."""
-    slots = [Slots(module, ()) for module in modules]
-    own = [each.buffers() for each in slots]
-    try:
-        for each, buffers in zip(slots, own, strict=True):
-            each.put_buffers(disturbed(buffers))
-        yield
-    finally:
-        for each, buffers in zip(slots, own, strict=True):
-            each.put_buffers(buffers)
+    return gradients
 
 
 def _of_each_shape(records: Sequence[StepRecord]) -> list[StepRecord]:
@@ -416,10 +343,6 @@ def _of_each_shape(records: Sequence[StepRecord]) -> list[StepRecord]:
         return tuple(getattr(part, "shape", None) for part in tree_leaves([batch for batch, _ in record.draws]))
 
     return list({shapes(record): record for record in records}.values())
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b if a is None or b is None else torch.equal(a, b)
 
 
 def _place(tensor: Tensor) -> tuple[torch.device, int]:
@@ -450,11 +373,10 @@ class Unrolled(AbstractHypergradient):
         remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
             which saves a gradient a step and holds the activations of all steps. "auto" keeps graphs where they fit
             into `graph_budget` and a comparison shows no difference in any bit: the first pullback measures the largest
-            graph of a recorded step, times the number of steps, compares its gradient with one without a graph and at
-            other buffers, where these have not moved (so SiLU, GroupNorm and BatchNorm in eval mode are computed
-            again), and logs which way it chose. Batches are assumed to become no larger afterwards. The choice is kept
-            in checkpoints. Steps before it, steps that read solutions, simulated ones and those of a trace keep no
-            graph; where steps are traced, nothing is chosen.
+            graph of a recorded step, times the number of steps, compares its gradient with one without a graph (so SiLU
+            and GroupNorm are computed again), and logs which way it chose. Batches are assumed to become no larger
+            afterwards. The choice is kept in checkpoints. Steps before it, steps that read solutions, simulated ones
+            and those of a trace keep no graph; where steps are traced, nothing is chosen.
         graph_budget: bytes for the graphs of one problem's steps, with `remat: auto`.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
             paths through the start, the momentum and the hyperparameters.
@@ -518,7 +440,7 @@ class Unrolled(AbstractHypergradient):
         """Whether the steps are differentiated along directions."""
         return self.product == "forward" and self.second_order
 
-    def pullback(self, view: LowerView, inputs: Vector) -> "ReversePass | Connected":
+    def pullback(self, view: LowerView, inputs: Vector) -> ReversePass:
         """Return the reverse pass through the steps that were taken, or those that are taken here."""
         unroll = view.unroll
         assert unroll is not None
@@ -526,8 +448,6 @@ class Unrolled(AbstractHypergradient):
             records, theta = unroll.records, view.theta
             if self.remat == "auto" and self.second_order and not (unroll.is_traced or is_tracing()):
                 self._decide(unroll, inputs, view)
-        elif self.remat is False and view.problem.rank_mean.is_alone and torch.is_grad_enabled():
-            return Connected(_connected(self, unroll, inputs, view))
         else:
             still = [each.detach() for each in inputs]
             problem = view.problem
@@ -550,7 +470,7 @@ class Unrolled(AbstractHypergradient):
             return FirstOrderStep
         if not takes_forward(self._setting, view.problem.has_blocks, view.problem.is_nested):
             return ReverseStepProduct
-        if view.problem.traits.has_compared_forward or in_dual_level():
+        if view.problem.traits.has_compared_product or in_dual_level():
             kind = chosen_product(self._setting, view, view.theta, inputs, ())
         else:
             there, as_then = steps.last()
@@ -576,27 +496,3 @@ class Unrolled(AbstractHypergradient):
     def load_state(self, saved: dict[str, Any]) -> UnrolledState:
         """Return the state that was saved."""
         return UnrolledState(saved.get("keeps_graphs"))
-
-
-def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[Tensor, ...]:
-    """Take the steps of `unroll.batches` in one graph from the inputs: no node of its own is needed."""
-    theta, state = unroll.begin()
-    if unroll.start is not None:
-        theta = unroll.start(inputs)
-    num_steps = len(unroll.batches)
-    first = 0 if algorithm.horizon is None else max(0, num_steps - algorithm.horizon)
-    for number, (batches, hyperparameters) in enumerate(
-        zip(unroll.batches, unroll.hyperparameters(num_steps), strict=True)
-    ):
-        is_connected = number >= first
-        if not is_connected or number == first > 0:
-            theta = [tensor.detach() for tensor in theta]
-            state = [{key: value.detach() for key, value in each.items()} for each in state]
-        # A gradient is taken at an alias: the start may be a view that several parameters share.
-        at = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in theta]
-        create_graph = is_connected and algorithm.second_order
-        slopes = [batch_gradient(view, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
-        gradient = mean_gradient(slopes, at, view.problem.rank_mean)
-        with torch.set_grad_enabled(is_connected):
-            theta, state = unroll.step(at, gradient, state, hyperparameters, inputs)
-    return tuple(theta)

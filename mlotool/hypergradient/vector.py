@@ -67,6 +67,17 @@ def copies(a: Vector) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in a]
 
 
+def moved_to(a: Vector, like: Vector) -> list[Tensor]:
+    """Return the tensors on the devices and of the types of others: those of a checkpoint are on the CPU.
+
+    Example:
+        >>> import torch
+        >>> moved_to([torch.ones(1)], [torch.zeros(1, dtype=torch.float64)])
+        [tensor([1.], dtype=torch.float64)]
+    """
+    return [tensor.to(other) for tensor, other in zip(a, like, strict=True)]
+
+
 def zeros(a: Vector) -> list[Tensor]:
     """Return zeros of the same shapes.
 

@@ -44,23 +44,6 @@ class Pullback(Protocol):
         """Return the same as functions of theta, the inputs and the cotangent."""
 
 
-@dataclass(frozen=True)
-class Connected:
-    """A solution that autograd itself connects to its inputs.
-
-    Args:
-        outputs: theta*_l, with its graph.
-    """
-
-    outputs: tuple[Tensor, ...]
-
-    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the cotangents of the wanted inputs, by autograd. Arguments as for `Pullback`."""
-        points = [tensor for tensor, flag in zip(inputs, wanted, strict=True) if flag]
-        found = torch.autograd.grad(self.outputs, points, list(cotangent), allow_unused=True)
-        return [torch.zeros_like(x) if value is None else value for x, value in zip(points, found, strict=True)]
-
-
 Step = Callable[
     [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Hyperparameters], Vector],
     tuple[list[Tensor], list[State]],
@@ -370,7 +353,7 @@ class AbstractHypergradient(ABC):
     can_push: bool = False
 
     @abstractmethod
-    def pullback(self, view: LowerView, inputs: Vector) -> Pullback | Connected | None:
+    def pullback(self, view: LowerView, inputs: Vector) -> Pullback | None:
         """Return how a cotangent of theta*_l is pulled back; None takes theta*_l for a constant.
 
         Args:

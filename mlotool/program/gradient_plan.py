@@ -21,7 +21,7 @@ from mlotool.core.precision import full_precision
 from mlotool.core.tracing import is_tracing
 from mlotool.problem.arguments import without_gradient
 from mlotool.problem.batches import Share
-from mlotool.problem.interface import AbstractZerothOrder, Connected, Particle, Pullback, Vector
+from mlotool.problem.interface import AbstractZerothOrder, Particle, Pullback, Vector
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.shards import runs_in_part
 from mlotool.program.loss_plan import NOW, Moment, Values
@@ -52,7 +52,7 @@ class _Evaluated:
 
     step: _SolutionOfPlan
     inputs: list[Tensor]
-    pullback: Pullback | Connected
+    pullback: Pullback
     leaves: list[Tensor]
 
 

@@ -23,7 +23,6 @@ from mlotool.problem.batches import Share
 from mlotool.problem.interface import (
     AbstractHypergradient,
     AbstractZerothOrder,
-    Connected,
     Eliminated,
     LowerProblem,
     LowerView,
@@ -256,8 +255,6 @@ class SolutionPlan:
         pullback = self.algorithm.pullback(view, inputs)
         if pullback is None:
             values[self.number] = self._theta(moment)
-        elif isinstance(pullback, Connected):
-            values[self.number] = pullback.outputs
         else:
             node = Node(self._engine.rank_mean, self._engine.random, pullback, view.devices)
             values[self.number] = solution(node, inputs, partial(self._push, view, pullback))

@@ -1,7 +1,7 @@
 """What a loss may do besides calling operators: under forward over reverse it means what it means to gradients."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -384,3 +384,28 @@ def test_dropout_of_attention_draws_what_a_training_step_draws(mode: Callable[[s
     with mode("w"):
         found = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+@ways
+@pytest.mark.parametrize("name", ["no_grad and enable_grad", "set_grad_enabled as a context"])
+def test_below_and_above_other_modes(name: str, way: Way):
+    def function(x: Tensor) -> Tensor:
+        # A device is a mode of its own.
+        with torch.device("cpu"):
+            return HIDDEN[name](x) + HIDDEN[name](x)
+
+    @contextmanager
+    def nested() -> Iterator[None]:
+        with forward_mode("w"), torch.device("cpu"), forward_mode("w"):
+            yield
+
+    expected = 2 * reverse(lambda x: (HIDDEN[name](x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
+    for mode in (None, nested):
+        torch.testing.assert_close(product(way, function, mode=mode), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_switches_that_stay_off_do_not_last():
+    with forward_mode("w"):
+        torch.set_grad_enabled(False)
+    assert torch._C._is_fwd_grad_enabled()
+    torch.set_grad_enabled(True)

@@ -200,3 +200,28 @@ def test_a_counter_is_seen_within_tasks() -> None:
     net = Net()
     with pytest.raises(ConfigError, match="returned something else"):
         torch.autograd.grad(torch.vmap(one)(weights).sum(), weights)
+
+
+def test_a_cache_that_a_function_closes_over_is_refused() -> None:
+    cache, weight = Cache(), torch.eye(4, dtype=torch.float64, requires_grad=True)
+
+    def block(x: Tensor, weight: Tensor) -> Tensor:
+        keys = cache.update(x @ weight)
+        return (x @ keys.mT).softmax(-1) @ keys
+
+    with pytest.raises(ConfigError, match=r"another shape|bound with"):
+        torch.autograd.grad(remat(block, X, weight).sum(), weight)
+
+
+@pytest.mark.parametrize("step", [3, 6, 11])
+def test_a_block_that_changes_in_a_later_call_is_seen(step: int) -> None:
+    def late(block: Any, keys: Tensor) -> Tensor:
+        block.count = getattr(block, "count", 0) + 1
+        return keys * (2.0 if block.count > 2 * step else 1.0)
+
+    block = Block(late)
+    block.count = 1
+    for _ in range(step - 1):
+        slopes(block, remat)
+    with pytest.raises(ConfigError, match="returned something else"):
+        slopes(block, remat)

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
@@ -331,3 +332,32 @@ def test_a_deeper_net_holds_the_inputs_of_its_blocks_and_no_more(way: Callable[.
     # Inputs and cotangents, or their tangents; and the tensors of a weight's size that come and go.
     assert per_block < 4 * one_input
     assert plain > 12 * one_input
+
+
+class _Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_computed_that_a_backward_pass_does_not_ask_for():
+    weight, x = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    scale = torch.ones(3, 3, requires_grad=True)
+    found = remat(lambda x, weight: x @ weight, x, weight)
+    slopes = torch.autograd.grad(found, [x, weight], scale, create_graph=True)
+    counts = {}
+    for sources in ([scale], [scale, x, weight]):
+        with _Products() as products:
+            torch.autograd.grad(slopes, sources, [torch.ones_like(each) for each in slopes], retain_graph=True)
+        counts[len(sources)] = products.count
+    # The product again and its backward pass (3), then the cotangent of `scale` (2); of x and of the weight one each.
+    assert counts == {1: 5, 3: 7}
+    for source in (x, weight, scale):
+        alone = torch.autograd.grad(slopes, source, [torch.ones_like(each) for each in slopes], retain_graph=True)[0]
+        plain = torch.autograd.grad(x @ weight, [x, weight], scale, create_graph=True)
+        expected = torch.autograd.grad(plain, source, [torch.ones_like(each) for each in plain])[0]
+        torch.testing.assert_close(alone, expected)

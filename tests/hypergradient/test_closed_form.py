@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient import Exact, Implicit
+from mlotool.hypergradient import ConjugateGradient, Exact, Identity, Implicit, Neumann
 from tests import programs
 
 CASES = {
@@ -18,6 +18,20 @@ CASES = {
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("cubic", [0.0, 0.05])
+@pytest.mark.parametrize("name", CASES)
+def test_the_solved_program(name, cubic):
+    case = CASES[name](cubic)
+    for solver, product, tolerance in (
+        (Exact(), "reverse", 1e-9),
+        (ConjugateGradient(50, 1e-13), "reverse", 1e-9),
+        (Exact(), "finite_difference", 1e-5),
+    ):
+        if name != "nested" or product == "reverse":
+            program = case.program(lambda s=solver, p=product: Implicit(s, product=p))
+            assert relative_error(program.gradient(case.top)["x"], case.reference()) < tolerance
 
 
 @pytest.mark.parametrize("cubic", [0.0, 0.05])
@@ -49,3 +63,17 @@ def test_the_solution_is_differentiable_in_code_of_the_users_own():
     loss = case.losses["lam"](upper, program.solution("w")["x"])
     (found,) = torch.autograd.grad(loss, upper)
     assert relative_error(found, case.reference()) < 1e-9
+
+
+def test_neumann_differentiates_through_its_series_in_a_nested_program():
+    """Many terms agree with the exact solver, so the derivative of the series is the series' own."""
+    case = programs.nested(0.02)
+    found = case.program(lambda: Implicit(Neumann(60, 0.2))).gradient("top")["x"]
+    assert relative_error(found, case.reference()) < 1e-6
+
+
+def test_identity_is_the_first_term_of_neumann():
+    case = programs.trilevel(0.05)
+    one = case.program(lambda: Implicit(Identity(0.3))).gradient("top")["x"]
+    other = case.program(lambda: Implicit(Neumann(1, 0.3))).gradient("top")["x"]
+    assert torch.equal(one, other)

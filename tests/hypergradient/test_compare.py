@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient import ConjugateGradient, FirstOrder, Identity, Implicit, Unrolled
+from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Identity, Implicit, Unrolled
 from mlotool.hypergradient.diagnostics.compare import compare, solved_slope
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient import every_algorithm
@@ -105,3 +105,36 @@ def test_an_unrolled_recipe_is_compared_with_what_takes_one_batch() -> None:
     *_, row = compare(program, "weigher", batches, {"fd": lambda: Implicit(Identity(), "finite_difference")})
     assert row.note == ""
     assert row.cosine is not None
+
+
+def test_what_is_refused_is_a_row_with_the_reason() -> None:
+    def low(batch: Any, *, w: Any, u: Any) -> Tensor:
+        return 0.5 * (w() - u()).square().sum()
+
+    lower = Problem("w", Point(numbers(0.1)), low, roles={"w": "w", "u": "u"}, hypergradient=Implicit(Exact()))
+    upper = Problem("u", Point(numbers(0.3)), lambda batch, *, w: w().square().sum(), roles={"w": "w"})
+    program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    *_, row = compare(program, "u", {}, {"unrolled": Unrolled})
+    assert row.norm is None
+    assert "found nothing; expected one of torch.optim.SGD" in row.note
+
+
+def test_an_indefinite_problem_has_no_reference() -> None:
+    singular = torch.diag(numbers(1.0, 0.0))
+
+    def low(batch: Any, *, w: Any, u: Any) -> Tensor:
+        return 0.5 * w() @ singular @ w() - w() @ u()
+
+    lower = Problem("w", Point(numbers(0.1, 0.2)), low, roles={"w": "w", "u": "u"}, hypergradient=Implicit(Identity()))
+    upper = Problem("u", Point(numbers(0.3, 0.4)), lambda batch, *, w: w().square().sum(), roles={"w": "w"})
+    program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    with pytest.warns(UserWarning, match="a matrix that is singular") as caught:
+        first, *_ = rows = [*compare(program, "u", {}, {"cg": lambda: Implicit(ConjugateGradient())})]
+    assert not first.has_converged
+    # Only of the reference: the others' ends are in their notes, since a warning has no row.
+    assert not [each for each in caught if "ConjugateGradient" in str(each.message)]
+    assert "singular" in rows[-1].note
+
+
+def test_what_is_not_solved_says_why() -> None:
+    assert "2 parameters; it is solved up to 1" in solved_slope(quadratic(Implicit(Exact())), "u", {}, 1).note

@@ -95,9 +95,10 @@ def test_refused_in_a_lower_problem(algorithm: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .* solve at problem", "ignore:problems.* not traced")
 @pytest.mark.parametrize(
-    "settings", [{}, {"gradient_clip_norm": 0.3}, {"optimizer": partial(torch.optim.Adam, lr=0.1)}]
+    ("trace", "settings"),
+    [(None, {"gradient_clip_norm": 0.3}), ("eager", {"optimizer": partial(torch.optim.Adam, lr=0.1)})],
+    ids=["clipped", "traced, Adam"],
 )
-@pytest.mark.parametrize("trace", [None, "eager"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS[:-1], ids=repr)
 def test_right_in_an_upper_problem(algorithm: Any, trace: str | None, settings: Any) -> None:
     found, expected = (end(bilevel(algorithm, upper=upper, trace=trace, **settings)) for upper in (Point, Pairs))

@@ -65,7 +65,7 @@ def test_orthogonal_directions_are_exact_for_a_linear_function(num_pairs: int) -
 
 def test_a_quadratic_within_the_standard_error() -> None:
     """Its smoothed gradient is its gradient; the estimate's variance is |g|^2 + g_i^2 a pair."""
-    num_pairs = 2000
+    num_pairs = 500
     found = program(EvolutionStrategies(num_pairs, sigma=0.5), quadratic, steps=2).gradient("u")["x"]
     exact = program(Unrolled(), quadratic, steps=2).gradient("u")["x"]
     deviation = ((exact.square().sum() + exact.square()) / num_pairs).sqrt()

@@ -1,5 +1,8 @@
 """Both sides of a finite difference in one backward pass, or one after the other."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -84,3 +87,19 @@ def test_a_loss_that_does_not_depend_on_the_inputs_gives_zeros() -> None:
     product = FiniteDifferenceProduct(view, THETA, INPUTS, [True, True])
     assert all(not each.any() for each in product.cross(THETA))
     assert all(not each.any() for each in product.hessian([torch.zeros_like(each) for each in THETA]))
+
+
+def test_a_product_leaves_no_circle_of_references() -> None:
+    # It would keep the perturbed tensors until the collector comes by.
+    theta, inputs = [torch.ones(3)], [torch.ones(3, requires_grad=True)]
+    view = LowerView(LowerProblem("w"), tuple(theta), lambda at, given: (at[0] ** 2 * given[0]).sum())
+    product = FiniteDifferenceProduct(view, theta, inputs, [True])
+    product.hessian([torch.ones(3)])
+    product.cross([torch.ones(3)])
+    reference = weakref.ref(product)
+    gc.disable()
+    try:
+        del product
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -23,7 +23,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient import step_products
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
-from mlotool.hypergradient.products.forward import check_forward_product
+from mlotool.hypergradient.products.choice import check_forward_product
 from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.rank_mean import RankMean
@@ -276,7 +276,7 @@ def test_parameters_without_a_gradient_are_compared_again() -> None:
 
     view, theta, inputs = view_of(loss)
     check_forward_product(view, theta, inputs, (True,))
-    assert not view.problem.traits.has_compared_forward
+    assert not view.problem.traits.has_compared_product
     gain += 1
     with pytest.raises(ConfigError, match="differs from that of double"):
         check_forward_product(view, theta, inputs, (True,))
@@ -303,3 +303,33 @@ def test_on_ranks_all_exchange_the_same_tensors() -> None:
     step = RecordedStep(Unroll((), True, (), loss, *[None] * 5), view, record, [torch.ones(1)], [True])
     of_theta, _ = ForwardStepProduct(step).pull([torch.ones(1), torch.ones(1)], needs_theta=True)
     assert [float(each) for each in of_theta] == [6.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        nn.functional.silu,
+        lambda x: nn.functional.mse_loss(x, torch.ones_like(x)),
+        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None] ** 2, x[None]),
+        lambda x: nn.functional.group_norm(x[None].transpose(1, 2), 2).sin(),
+    ],
+    ids=["silu", "mse", "attention", "group_norm"],
+)
+@pytest.mark.parametrize("is_remat", [False, True])
+def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_remat: bool) -> None:
+    def loss(theta: Vector, inputs: Vector) -> Tensor:
+        x = torch.outer(theta[0], theta[1]).repeat(2, 2)
+        return ((remat(block, x) if is_remat else block(x)) * inputs[0].sum()).sum()
+
+    def by_differences(vector: Vector) -> list[Tensor]:
+        def slope(sign: float) -> list[Tensor]:
+            at = [(x + sign * 1e-5 * u).requires_grad_() for x, u in zip(theta, vector, strict=True)]
+            return list(torch.autograd.grad(loss(at, inputs), at))
+
+        return [(a - b) / 2e-5 for a, b in zip(slope(1.0), slope(-1.0), strict=True)]
+
+    view, theta, inputs = view_of(loss)
+    vector = [torch.tensor([0.3, -0.5], dtype=torch.float64), torch.tensor([0.2, 0.9], dtype=torch.float64)]
+    found = ForwardProduct(view, theta, inputs, [True]).hessian(vector)
+    for mine, its in zip(found, by_differences(vector), strict=True):
+        assert torch.allclose(mine, its, rtol=1e-6, atol=1e-8)

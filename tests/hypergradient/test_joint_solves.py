@@ -81,7 +81,7 @@ def check(solver: AbstractSolver, *system: Tensor) -> None:
     assert len(course.conditions) <= 4
     for one, other in zip(expected.solution, found.solution, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-11, atol=0, equal_nan=True)
-    count, *codes = found.ending.tolist()
+    _, count, *codes = found.ending.tolist()
     assert count == expected.num_products
     assert ended_with(codes, has_tasks=bool(expected.task_statuses)) == (expected.status, expected.task_statuses)
     if expected.residual is not None:
@@ -120,9 +120,10 @@ def test_a_vector_out_of_range_is_left_to_the_plan(size: float) -> None:
 
 
 def test_a_replay_reports_how_it_ended() -> None:
-    memory, other, warned = Memory(ImplicitState(None)), Memory(ImplicitState(None)), []
-    solve = TracedSolve(other, SolveResult([], Status.FIXED, 2), lambda *what: warned.append(what), {"of the traced"})
+    memory, other, warned_of = Memory(ImplicitState(None)), Memory(ImplicitState(None)), set()
+    solve = TracedSolve(Neumann(3, 0.1), "w", other, {Status.DIVERGED})
     code = [*Status].index(Status.DIVERGED)
-    solve.of(memory, {"of this one"}).reported(torch.tensor([math.nan, 2, code], dtype=torch.float64))
+    with pytest.warns(UserWarning, match="Neumann solve at problem 'w' ended with terms that grow"):
+        solve.of(memory, warned_of).reported(torch.tensor([math.nan, 2, code], dtype=torch.float64))
     assert memory.value.last == SolveResult([], Status.DIVERGED, 2)
-    assert warned == [({"of this one"}, memory.value.last)]
+    assert (other.value.last, warned_of) == (None, {Status.DIVERGED})

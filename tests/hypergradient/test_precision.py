@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from mlotool import (
     ConjugateGradient,
     EvolutionStrategies,
+    Exact,
     Graph,
     Identity,
     Implicit,
     Neumann,
+    Nystrom,
     Penalty,
     Problem,
     Program,
@@ -206,5 +208,30 @@ def test_training_in_fp16_follows_full_precision() -> None:
 
 @pytest.mark.parametrize("algorithm", [Unrolled(), EvolutionStrategies()], ids=repr)
 def test_fp16_is_refused_where_steps_are_differentiated(algorithm: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.model.precision: found 'fp16'.*expected bf16 or fp32"):
+    with pytest.raises(ConfigError, match=r"problems.model.precision: found 'fp16'.*expected fp32 or bf16"):
         program(algorithm, "fp16")
+
+
+@pytest.mark.filterwarnings("ignore:The .* solve at problem")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
+@pytest.mark.parametrize("solver", [Exact(damping=1.0), Nystrom(5, rho=1.0)])
+def test_dense_solves_of_parameters_in_half_precision(solver: Any, product: Any, dtype: torch.dtype) -> None:
+    algorithm = Implicit(solver, product)
+
+    def gradient(dtype: torch.dtype) -> Tensor:
+        def lower(batch: Any, *, w: Any, u: Any) -> Tensor:
+            x = w(torch.tensor([[1.0, 0.5], [-0.5, 1.0]], dtype=dtype))
+            return ((x - u(torch.ones(1, 1, dtype=dtype))) ** 2).sum()
+
+        torch.manual_seed(0)
+        low = Problem("w", nn.Linear(2, 1).to(dtype), lower, roles={"w": "w", "u": "u"}, hypergradient=algorithm)
+        top = Problem("u", nn.Linear(1, 1).to(dtype), lambda batch, *, w: (w(torch.ones(1, 2, dtype=dtype)) ** 2).sum(),
+                      roles={"w": "w"})  # fmt: skip
+        found = Program([low, top], Graph({"u": ["w"]}, {"w": ["u"]})).gradient("u")
+        assert all(each.dtype == dtype for each in found.values())
+        return torch.cat([each.flatten() for each in found.values()]).float()
+
+    # Differences divide rounding by their radius.
+    near = 0.3 if algorithm.product == "finite_difference" else 0.03
+    assert error(gradient(dtype), gradient(torch.float32)) < near

@@ -15,7 +15,7 @@ from mlotool.hypergradient import (
     NormalEquationConjugateGradient,
     Nystrom,
 )
-from mlotool.hypergradient.diagnostics import checks
+from mlotool.hypergradient.diagnostics import quality
 from mlotool.program import Graph, Problem, Program
 from tests import programs
 
@@ -91,7 +91,7 @@ def test_beyond_the_dense_solve_the_reference_is_iterative(monkeypatch: Any, is_
     program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
     program.gradient("u")
     expected = program.statistics()
-    monkeypatch.setattr(checks, "MAX_DENSE_PARAMETERS", 0)
+    monkeypatch.setattr(quality, "MAX_DENSE_PARAMETERS", 0)
     program.gradient("u")
     assert program.statistics() == pytest.approx(expected, rel=1e-6)
     assert abs(expected["w/solver_cosine"]) < 0.999

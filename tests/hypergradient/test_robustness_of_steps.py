@@ -52,15 +52,8 @@ def sequential(optimizer: Optimizer) -> Any:
 
 SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
     "lambda": partial(rates.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
-    "multiplicative": partial(rates.MultiplicativeLR, lr_lambda=lambda step: 0.9),
-    "step": partial(rates.StepLR, step_size=2, gamma=0.3),
-    "multi_step": partial(rates.MultiStepLR, milestones=[1, 4], gamma=0.3),
-    "constant": partial(rates.ConstantLR, factor=0.3, total_iters=2),
-    "linear": partial(rates.LinearLR, start_factor=0.2, total_iters=5),
     "exponential": partial(rates.ExponentialLR, gamma=0.7),
-    "polynomial": partial(rates.PolynomialLR, total_iters=9, power=2),
     "cosine": partial(rates.CosineAnnealingLR, T_max=7),
-    "restarts": partial(rates.CosineAnnealingWarmRestarts, T_0=2),
     "one_cycle": partial(rates.OneCycleLR, max_lr=0.2, total_steps=12),
     "cyclic": partial(rates.CyclicLR, base_lr=0.02, max_lr=0.2, step_size_up=2, cycle_momentum=True),
     "sequential": sequential,

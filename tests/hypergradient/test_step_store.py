@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from mlotool import Schedule, Stream, Unrolled
+from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.hypergradient import AbstractStepStore, Binomial, KeepAll, KeepEvery
 from mlotool.problem.optimizers.optimizer_step import replayed_step
 from mlotool.problem.step_store import middle
 from tests.hypergradient.test_unrolled import OPTIMIZERS, program
+from tests.live_storage import LiveStorage
 from tests.program.small import assert_identical, parameters, samples
 
 STORES: dict[str, AbstractStepStore] = {
@@ -34,8 +35,15 @@ def trained(way: str, name: str, algorithm: Unrolled, num_ticks: int, **settings
 
 
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize(("way", "name"), [("loss", "adam"), ("start", "nesterov"), ("lr", "adamw"), ("loss", "sgd")])
-@pytest.mark.parametrize("product", ["reverse", "forward"])
+@pytest.mark.parametrize(
+    ("way", "name", "product"),
+    [
+        ("loss", "adam", "forward"),
+        ("start", "nesterov", "reverse"),
+        ("lr", "adamw", "reverse"),
+        ("loss", "sgd", "reverse"),
+    ],
+)
 def test_training_is_the_same_to_the_bit(store: str, way: str, name: str, product: Any) -> None:
     """Also across several unrolls, whose state of the optimizer goes on where it is not reset."""
     whole = trained(way, name, Unrolled(product=product), 15)
@@ -155,3 +163,45 @@ def test_binomial_keeps_no_more_than_its_checkpoints(num_steps: int, count: int)
     kept = [number for number in range(num_steps) if Binomial(checkpoints=count).keeps(number, num_steps)]
     assert kept[0] == 0
     assert len(kept) == min(count, num_steps)
+
+
+def test_memory_of_a_long_unroll() -> None:
+    """Vectors of the size of the parameters that are held before the upper step, and at most."""
+
+    def held(store: AbstractStepStore) -> tuple[float, float]:
+        size = 1000
+        weight = torch.nn.Linear(size, 1, bias=False, dtype=torch.float64)
+
+        def loss(batch: None, w: Any, u: Any) -> torch.Tensor:
+            return (
+                (w(torch.ones(1, size, dtype=torch.float64)) - u(torch.ones(1, 1, dtype=torch.float64))).square().sum()
+            )
+
+        upper = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        optimizer = partial(torch.optim.Adam, lr=0.01)
+        roles = {"w": "w", "u": "u"}
+        lower = Problem(
+            "w",
+            weight,
+            loss,
+            roles=roles,
+            optimizer=optimizer,
+            unroll_steps=17,
+            hypergradient=Unrolled(trajectory=store),
+        )
+        top = Problem("u", upper, loss, roles=roles, optimizer=partial(torch.optim.SGD, lr=0.0))
+        schedule = Schedule(Program([lower, top], Graph({"u": ["w"]}, {"w": ["u"]})))
+        with LiveStorage() as live:
+            for _ in range(16):
+                schedule.tick()
+            static = live.now
+            live.reset_peak()
+            schedule.tick()
+        return static / (8 * size), live.peak / (8 * size)
+
+    whole, every, binomial = held(KeepAll()), held(KeepEvery(steps=4)), held(Binomial(checkpoints=4))
+    # Parameters and two moments a step, of all; a gradient a step, and three at each fourth; three at each checkpoint.
+    assert whole[0] > 45
+    assert every[0] < 16 + 3 * 4 + 6
+    assert binomial[0] < 3 * 4 + 6
+    assert binomial[1] < every[1] < whole[1]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
-from mlotool.core.errors import MlotoolError
+from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.hypergradient import Binomial, KeepEvery
-from tests.hypergradient.modules_with_buffers import MOVING, Born, Sparse
-from tests.hypergradient.test_forward_probe import OldStyle
+from tests.hypergradient.modules_with_buffers import MOVING, Born, Momentum, Sparse
+from tests.hypergradient.test_compared_products import OldStyle
 from tests.hypergradient.test_unrolled import BATCHES, Pair, lower_loss, upper_loss
 from tests.program.small import numbers, samples
 from tests.programs import Point
@@ -211,3 +211,68 @@ def test_gradients_are_saved_while_forward_mode_reads_them(block: Callable[[], n
     for _ in range(7):
         schedule.tick()
     assert [record.gradient is not None for record in program.problems["w"].trajectory] == [is_saved] * 3
+
+
+def test_one_that_changes_later_is_refused_later() -> None:
+    """Of the first, second, fourth and eighth unroll the steps are looked at."""
+
+    class Late(Counting):
+        def factor(self) -> float:
+            return max(super().factor(), 5.0)
+
+    schedule = scheduled(Late(), Unrolled())
+    with pytest.raises(ConfigError, match="found another gradient"):
+        for _ in range(40):
+            schedule.tick()
+
+
+def test_a_teacher_that_trains_beside_is_named() -> None:
+    """Buffers of other problems' modules are today's in steps that are taken again."""
+    teacher = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+
+    def fit(batch: Tensor, *, w: Any, t: Any, u: Any) -> Tensor:
+        return (w(batch) - t(batch)).square().mean() * torch.exp(u()).sum()
+
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    problems = [
+        Problem(
+            "t",
+            teacher,
+            lambda batch, *, t: (t(batch) - torch.cos(batch)).square().mean(),
+            roles={"t": "t"},
+            stream=Stream(samples(20, 7), 5, seed=4),
+            optimizer=sgd,
+        ),
+        Problem(
+            "w",
+            nn.Linear(3, 3).double(),
+            fit,
+            roles={"w": "w", "u": "u", "t": {"problem": "t", "mode": "eval"}},
+            stream=Stream(samples(20, 1), 5, seed=1),
+            optimizer=sgd,
+            unroll_steps=4,
+            hypergradient=Unrolled(),
+        ),
+        Problem(
+            "u",
+            Point(numbers(0.1, 0.2, -0.4)),
+            lambda batch, *, w: (w(batch) - 1).square().mean(),
+            roles={"w": "w"},
+            stream=Stream(samples(12, 2), 4, seed=2),
+            optimizer=sgd,
+        ),
+    ]
+    schedule = Schedule(Program(problems, Graph({"u": ["w"]}, {"w": ["u"], "t": ["w"]})))
+    with pytest.raises(ConfigError, match="a teacher with BatchNorm that trains beside"):
+        for _ in range(12):
+            schedule.tick()
+
+
+def test_buffers_that_stay_are_not_copied() -> None:
+    program = network(Momentum().double(), Unrolled())
+    schedule = Schedule(program)
+    for _ in range(3):
+        schedule.tick()
+    records = [record.buffers[0] for record in program.problems["w"].trajectory]
+    assert len({id(record["still"]) for record in records}) == 1
+    assert len({id(record["mean"]) for record in records}) == 3

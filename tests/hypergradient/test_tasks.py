@@ -32,9 +32,9 @@ SIZE = 8
 SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "identity": lambda: Identity(0.3),
     "neumann": lambda: Neumann(6, 0.2),
-    "long neumann": lambda: Neumann(1500, 0.4),
+    "long neumann": lambda: Neumann(300, 0.4),
     "fixed_point": lambda: FixedPoint(6, 0.2),
-    "converged fixed_point": lambda: FixedPoint(2000, 0.2, 1e-8),
+    "converged fixed_point": lambda: FixedPoint(500, 0.2, 1e-5),
     "cg": lambda: ConjugateGradient(4, 1e-10),
     "converged cg": lambda: ConjugateGradient(50, 1e-10),
     "damped cg": lambda: ConjugateGradient(50, 1e-10, 0.7),

@@ -1,6 +1,7 @@
 """Solves that begin at the last solution."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -15,8 +16,7 @@ from mlotool.hypergradient import (
     NormalEquationConjugateGradient,
     Nystrom,
 )
-from mlotool.hypergradient.implicit import keep_start, start_for
-from mlotool.problem.interface import LowerProblem, Memory
+from mlotool.problem.interface import LowerProblem, LowerView, Memory
 from tests import programs
 
 HESSIAN = programs.definite(1)
@@ -88,17 +88,23 @@ def test_the_columns_of_a_resumed_nystrom_are_those_of_the_whole_run() -> None:
     assert all(torch.equal(second.gradient("lam")["x"], each) for each in drawn[3:])
 
 
-def test_a_start_of_other_shapes_is_dropped() -> None:
+def test_a_start_of_other_shapes_or_another_reader_is_dropped() -> None:
+    """And a solution that is not finite is kept for nobody."""
+
+    def pulled(reader: str, size: int, factor: float = 1.0) -> Tensor:
+        problem, theta = LowerProblem("w", reader, memory=memory), (torch.full((size,), 2.0, dtype=torch.float64),)
+        view = LowerView(problem, theta, lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum())
+        cotangent = [torch.full((size,), factor, dtype=torch.float64)]
+        return algorithm.pullback(view, [theta[0]]).first_order(theta, [theta[0]], [True], cotangent)[0]
+
     algorithm = Implicit(FixedPoint(1, 0.2), warm_start=True)
     memory = Memory(algorithm.initial_state())
-    read, other = (LowerProblem("w", reader, memory=memory) for reader in ("u", "v"))
-    keep_start(read, [torch.ones(3)])
-    assert start_for(read, [torch.zeros(3)]) is not None
-    assert start_for(other, [torch.zeros(3)]) is None
-    assert start_for(read, [torch.zeros(4)]) is None
-    assert start_for(read, [torch.zeros(3, dtype=torch.float64)]) is None
-    keep_start(read, [torch.full((3,), torch.nan)])  # keeps the last good one
-    assert torch.equal(start_for(read, [torch.zeros(3)])[0], torch.ones(3))
+    # From zero q = 0.2 v; from there 0.2 + 0.2 (1 - 2 * 0.2), and the cotangent is 2 q.
+    for reader, size, expected in (("u", 3, 0.4), ("u", 3, 0.64), ("v", 3, 0.4), ("u", 4, 0.4)):
+        torch.testing.assert_close(pulled(reader, size), torch.full((size,), expected, dtype=torch.float64))
+    with pytest.warns(UserWarning, match="not finite"):
+        assert bool(pulled("v", 3, math.nan).isnan().all())
+    torch.testing.assert_close(pulled("v", 3), torch.full((3,), 0.64, dtype=torch.float64))
     assert Implicit(FixedPoint()).state_dict(memory.value) == {}
 
 

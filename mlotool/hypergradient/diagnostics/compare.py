@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.checks import Converged
+from mlotool.hypergradient.diagnostics.quality import Converged
 from mlotool.hypergradient.first_order import FirstOrder
 from mlotool.hypergradient.implicit import Implicit
 from mlotool.hypergradient.solvers import SolveResult, Status
@@ -145,7 +145,7 @@ def compare(
             continue
         with warnings.catch_warnings():
             # Its note says how a solve ended; without the row's name a warning would seem to be of the recipe's own.
-            warnings.filterwarnings("ignore", r"The \w+ solve at problem", UserWarning)
+            warnings.filterwarnings("ignore", r"The \w+ solve at problem|problems\.\w+: the product with", UserWarning)
             yield _measured(name, other, upper, _batches_of(other, program, batches), exact)[1]
 
 

@@ -1,9 +1,7 @@
 """Second-order products by central differences of first-order gradients."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -29,31 +27,8 @@ Factor = float | Tensor
 Loss = Callable[[Vector, Vector], Tensor]
 
 
-@dataclass(slots=True)
-class _Side:
-    """One side of a difference.
-
-    Args:
-        loss: evaluated there.
-        theta: the perturbed point, or the point itself.
-        inputs: likewise.
-        sources: of these, the tensors whose gradient is asked for.
-    """
-
-    loss: Loss
-    theta: Vector
-    inputs: Vector
-    sources: list[Tensor]
-
-    def value(self) -> list[Tensor]:
-        return [self.loss(self.theta, self.inputs)]
-
-    def gradient(self) -> list[Tensor]:
-        return slopes_of(self.loss(self.theta, self.inputs), self.sources)
-
-
-# `(loss, factor) -> side` at the point plus that many times the vector.
-_MakeSide = Callable[[Loss, Factor], _Side]
+# `(loss, factor) -> its value at the point plus that many times the vector, and the tensors whose gradient is wanted`.
+_Side = Callable[[Loss, Factor], list[Tensor]]
 
 
 def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
@@ -67,7 +42,7 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
 
     The floor, 1.5e-4 in float32 and 2e-10 in float64, is for parameters that begin at zero: those of which a change by
     1 matters then have errors of 5e-3 and 1e-5. Parameters whose own scale is below 1e-3 in float32 want a radius of
-    their own; `mlotool.hypergradient.diagnostics.checks` finds out.
+    their own; the first pullback of a problem finds out (`products.choice.warn_of_differences`).
 
     Example:
         >>> import torch
@@ -114,7 +89,6 @@ class FiniteDifferenceProduct(AbstractProduct):
         self._given = inputs
         self._wanted = tuple(wanted)
         self._radius = radius
-        self._share = 1.0
         point, loss, devices = self._theta, view.own_loss, view.devices
         # Not a method of its own: a circle of references would keep the tensors until it is collected.
         self._replay = Replay(lambda: [loss(point, constants(inputs))], devices, view.problem.traits)
@@ -126,32 +100,14 @@ class FiniteDifferenceProduct(AbstractProduct):
     def _inputs(self) -> list[Tensor]:
         return constants(self._given)
 
-    @property
-    def radius(self) -> Tensor:
-        """The 2-norm of the perturbation in `H u`: 0-D, or one a task."""
-        found = default_radius(self._theta, self._loss.problem.num_tasks) if self._radius is None else self._radius
-        return self._share * torch.as_tensor(found)
-
-    def gradient(self) -> list[Tensor]:
-        """Return the gradient at the point, on the same random numbers."""
-        point = leaves(self._theta)
-        with Recording(True):
-            return self._mean(list(self._replay(_Side(self._loss.own_loss, point, self._inputs, point).gradient)))
-
-    def at(self, share: float) -> "FiniteDifferenceProduct":
-        """Return the same products, on the same random numbers, at a share of the radius."""
-        other = copy.copy(self)
-        other._share = share
-        return other
-
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
         # Tasks share nothing here, so each has a step of its own; in the cross product they share the inputs.
         scale, inverse = self._step(vector, self._theta, self._loss.problem.num_tasks)
 
-        def side(loss: Loss, factor: Factor) -> _Side:
+        def side(loss: Loss, factor: Factor) -> list[Tensor]:
             point = [tensor.requires_grad_() for tensor in _moved(self._theta, vector, factor)]
-            return _Side(loss, point, self._inputs, point)
+            return [loss(point, self._inputs), *point]
 
         return self._difference(side, vector, scale, inverse)
 
@@ -165,12 +121,11 @@ class FiniteDifferenceProduct(AbstractProduct):
         moved = [tensor for tensor, flag in zip(self._inputs, self._wanted, strict=True) if flag]
         scale, inverse = self._step(whole, moved, None)
 
-        def side(loss: Loss, factor: Factor) -> _Side:
+        def side(loss: Loss, factor: Factor) -> list[Tensor]:
             point = leaves(self._theta)
-            return _Side(loss, point, _moved(self._inputs, whole, factor), point)
+            return [loss(point, _moved(self._inputs, whole, factor)), *point]
 
-        own = self._loss.own_loss
-        return self._apart(side, scale, inverse, self._replay, (own, own))
+        return self._difference(side, whole, scale, inverse)
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`."""
@@ -178,34 +133,30 @@ class FiniteDifferenceProduct(AbstractProduct):
         inputs = leaves(self._given, self._wanted)
         sources = [point for point, flag in zip(inputs, self._wanted, strict=True) if flag]
 
-        def side(loss: Loss, factor: Factor) -> _Side:
-            return _Side(loss, _moved(self._theta, vector, factor), inputs, sources)
+        def side(loss: Loss, factor: Factor) -> list[Tensor]:
+            return [loss(_moved(self._theta, vector, factor), inputs), *sources]
 
         return self._difference(side, vector, scale, factor * inverse)
 
-    def _difference(self, side: _MakeSide, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
-        """Return `factor` times a difference of gradients, with solutions inside the loss moved along."""
-        own = self._loss.own_loss
-        if self._loss.eliminated is None:
-            return self._apart(side, scale, factor, self._replay, (own, own))
-        return self._apart(side, scale, factor, *self._with_solutions(side, scaled(vector, scale)))
+    def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
+        """Return both products, one after the other."""
+        return self.own_hessian(vector), self.cross(vector)
 
-    def _apart(
-        self, side: _MakeSide, scale: Factor, factor: Factor, replay: Replay, losses: tuple[Loss, Loss]
-    ) -> list[Tensor]:
-        here = side(losses[0], scale)
+    def _difference(self, side: _Side, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
+        """Return `factor` times a difference of gradients, with solutions inside the loss moved along."""
+        replay, ahead = self._replay, self._loss.own_loss
+        behind = ahead
+        if self._loss.eliminated is not None:
+            replay, ahead, behind = self._with_solutions(side, scaled(vector, scale))
         with Recording(True):
             if not self._is_joint:
-                above = replay(here.gradient)
-                return scaled(add(above, replay(side(losses[1], -scale).gradient), -1.0), factor)
-            ahead, sources = replay(here.value)[0], here.sources
-            # The first point is not kept beside the second one.
-            del here
-            there = side(losses[1], -scale)
-            behind = replay(there.value)[0]
-            return _joint(ahead, behind, sources, there.sources, factor)
+                above = replay(lambda: _slopes(*side(ahead, scale)))
+                return scaled(add(above, replay(lambda: _slopes(*side(behind, -scale))), -1.0), factor)
+            here, *sources = replay(lambda: side(ahead, scale))
+            there, *others = replay(lambda: side(behind, -scale))
+            return _joint(here, there, sources, others, factor)
 
-    def _with_solutions(self, side: _MakeSide, step: Vector) -> tuple[Replay, tuple[Loss, Loss]]:
+    def _with_solutions(self, side: _Side, step: Vector) -> tuple[Replay, Loss, Loss]:
         """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""
         eliminated, random = self._loss.eliminated, self._random
         assert eliminated is not None and random is not None
@@ -216,10 +167,11 @@ class FiniteDifferenceProduct(AbstractProduct):
 
         def unmoved() -> list[Tensor]:
             with torch.enable_grad():
-                return side(self._loss.own_loss, 0.0).gradient()
+                return _slopes(*side(self._loss.own_loss, 0.0))
 
         # The pullbacks inside evaluate losses as well, more or fewer of them in either product.
-        return Replay(unmoved, self._loss.devices), (
+        return (
+            Replay(unmoved, self._loss.devices),
             lambda theta, inputs: eliminated.own_loss(theta, inputs, moves),
             lambda theta, inputs: eliminated.own_loss(theta, inputs, back),
         )
@@ -227,8 +179,6 @@ class FiniteDifferenceProduct(AbstractProduct):
     def _step(self, vector: Vector, point: Vector, num_tasks: int | None) -> tuple[Factor, Factor]:
         """Return the factor that makes `vector` as long as the radius, and what undoes it in a difference."""
         radius = default_radius(point, num_tasks) if self._radius is None else self._radius
-        if self._share != 1.0:
-            radius = self._share * radius
         tiny = torch.finfo(vector[0].dtype).tiny
         # A zero vector has a zero product: keep 0 * (radius / 0) away.
         if num_tasks is not None or is_tracing() or vector[0].is_cuda:
@@ -239,11 +189,16 @@ class FiniteDifferenceProduct(AbstractProduct):
         return reach / max(size, tiny), size / (2.0 * reach)
 
 
+def _slopes(value: Tensor, *sources: Tensor) -> list[Tensor]:
+    return slopes_of(value, sources)
+
+
 def _joint(
     ahead: Tensor, behind: Tensor, sources: list[Tensor], sources_behind: list[Tensor], factor: Factor
 ) -> list[Tensor]:
     """Return `factor` times the gradient of one loss less that of the other, by one backward pass."""
-    is_shared, count = sources is sources_behind, len(sources)
+    count = len(sources)
+    is_shared = all(a is b for a, b in zip(sources, sources_behind, strict=True))
     if not (sources and ahead.requires_grad and behind.requires_grad):
         return zeros(sources)
     sources = sources if is_shared else [*sources, *sources_behind]

@@ -43,8 +43,8 @@ class SolveResult:
         num_products: Hessian-vector products used.
         residual: `norm(H q - v) / norm(v)` if the solver knows it, with its damping added to H; the largest over tasks.
         task_statuses: how each task's solve ended; empty without a task axis.
-        ending: while a gradient is traced, what differs from replay to replay: the number of products and, by system,
-            the position of its status, (1 + systems,). None else.
+        ending: while a gradient is traced, what differs from replay to replay: the residual (NaN where it is not
+            known), the number of products and, by system, the position of its status, (2 + systems,). None else.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class SolveResult:
     solution: list[Tensor]
     status: Status
     num_products: int
-    residual: float | Tensor | None = None
+    residual: float | None = None
     task_statuses: tuple[Status, ...] = ()
     ending: Tensor | None = None
 
@@ -170,16 +170,3 @@ class AbstractSolver(ABC):
     def load_state(self, saved: dict[str, Any]) -> Any:
         """Return the state that `state_dict` has saved."""
         return self.initial_state()
-
-
-def tasks_of(view: LowerView | None) -> int | None:
-    """Return the length of the task axis.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> view = LowerView(LowerProblem("w", num_tasks=3), (torch.ones(3, 2),), lambda theta, inputs: theta[0].sum())
-        >>> tasks_of(view), tasks_of(None)
-        (3, None)
-    """
-    return None if view is None else view.problem.num_tasks

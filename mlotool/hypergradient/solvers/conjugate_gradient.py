@@ -9,8 +9,8 @@ import numpy
 
 from mlotool.core.settings import Count, NonNegative, target
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import begin_system, count_if, larger, may_hold, where
-from mlotool.hypergradient.vector import add, choose, scaled
+from mlotool.hypergradient.solvers.systems import LinearSystem, may_hold, where
+from mlotool.hypergradient.vector import add, choose
 from mlotool.problem.interface import LowerView, Vector
 
 _RETURNED = "An iterate before is used, or {else_} where there was none."
@@ -63,39 +63,34 @@ class ConjugateGradient(AbstractSolver):
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = begin_system(self, self.tolerance, self.damping, matvec, vector, start=start, view=view)
-        if isinstance(system, SolveResult):
-            return system
-        progress, inner, vector = system.progress, system.inner, system.vector
-        size, eps, is_cold = system.size, system.eps, system.is_cold
+        system = LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        progress, inner, size, eps = system.progress, system.inner, system.size, system.eps
         solution, residual, squared = system.solution, system.residual, system.squared
         direction = system.of_running(residual)
+        length, largest = squared, 0.0
         # Zero is no solution to fall back to: a hypergradient of exactly zero looks like one that has converged.
-        best, smallest = solution, where(is_cold, math.inf, squared)
-        length, largest, has_failed = squared, 0.0, False
+        best, smallest, has_failed = solution, where(system.is_cold, math.inf, squared), False
         for number in range(self.max_iterations):
             if not progress.is_running:
                 break
             product = system.product(direction)
             curvature = inner(direction, product)
-            largest = larger(largest, abs(curvature) / length)
+            ratio = abs(curvature) / length
+            largest = where(largest > ratio, largest, ratio)
             has_ended = progress.end_not_finite(curvature)
             # Below eps it is rounding, whatever its sign.
             has_ended = has_ended | progress.end(abs(curvature) <= eps * length * largest, Status.SINGULAR)
             has_ended = has_ended | progress.end(curvature < 0, Status.NEGATIVE_CURVATURE)
-            has_failed = has_failed | (has_ended if number else where(is_cold, False, has_ended))
-            is_first = has_ended & is_cold
-            if number == 0 and may_hold(is_first):
-                # The first direction is v itself: the step that its curvature's size allows, which has the scale of H.
-                factor = where(curvature < 0, size / abs(curvature), 1.0)
-                solution = choose(is_first, scaled(vector, factor), solution)
-                residual = choose(is_first, add(residual, product, -factor), residual)
-                squared = inner(residual, residual)
-            if not progress.is_running:
-                break
-            step = where(progress.running, squared / curvature, 0.0)
-            # An ended system's product may be NaN, which zero does not remove.
-            product = system.of_running(product)
+            step, moves = squared / curvature, progress.running
+            if number == 0:
+                # Without an iterate before, the step that the size of its curvature allows, which has the scale of H.
+                is_first = has_ended & system.is_cold
+                step = where(is_first, where(curvature < 0, abs(step), 1.0), step)
+                moves, has_ended = moves | is_first, where(is_first, False, has_ended)
+            has_failed = has_failed | has_ended
+            step = where(moves, step, 0.0)
+            # An ended system's product may be NaN, which a step of zero does not remove.
+            product = choose(moves, product, system.nothing)
             solution = add(solution, direction, step)
             residual = add(residual, product, -step)
             previous, squared = squared, inner(residual, residual)
@@ -105,15 +100,14 @@ class ConjugateGradient(AbstractSolver):
             is_better = squared < smallest
             best, smallest = choose(is_better, solution, best), where(is_better, squared, smallest)
             ratio = squared / previous
+            direction = system.of_running(add(residual, direction, ratio))
             # The residual is orthogonal to the direction before.
             length = squared + ratio * ratio * length
-            direction = system.of_running(add(residual, direction, ratio))
         # Along a small curvature it may have left for far away.
         is_lost = has_failed & (squared > size)
         if may_hold(is_lost):
             solution = choose(is_lost, best, solution)
             # Measured again: the recursion has drifted from the truth on the way.
-            residual = add(vector, system.matvec(solution), -1.0)
+            residual = add(system.vector, system.product(solution, is_lost), -1.0)
             squared = where(is_lost, inner(residual, residual), squared)
-            system.num_products = system.num_products + count_if(is_lost)
         return system.result(solution, squared)

@@ -6,19 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, NonNegative, target
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    AbstractSolver,
-    Matvec,
-    SolveResult,
-    Status,
-    tasks_of,
-)
-from mlotool.hypergradient.solvers.systems import Progress
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import Progress, tasks_of
 from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
@@ -76,37 +68,20 @@ class Exact(AbstractSolver):
         matrix = 0.5 * (matrix + matrix.mT) + self.damping * identity
         progress = Progress(num_tasks, Status.CONVERGED)
         has_numbers = rows.isfinite().all(1)
-        progress.end(~has_numbers.cpu().reshape(progress.shape), Status.NON_FINITE_VECTOR)
         is_finite = matrix.isfinite().all(2).all(1) & has_numbers
-        progress.end(~is_finite.cpu().reshape(progress.shape), Status.NON_FINITE)
+        progress.end_rows(~has_numbers, Status.NON_FINITE_VECTOR)
+        progress.end_rows(~is_finite, Status.NON_FINITE)
         matrix = torch.where(is_finite[:, None, None], matrix, identity)
-        given = torch.where(is_finite[:, None], rows, 0.0)
-        found, is_singular = _solve(matrix, given)
-        progress.end(is_singular.cpu().reshape(progress.shape), Status.SINGULAR)
+        rows = torch.where(is_finite[:, None], rows, 0.0)
+        # Relative to the largest eigenvalue; an inverse would make rounding of what is below.
+        values = torch.linalg.eigvalsh(matrix).abs()
+        is_singular = values.amin(1) <= size * torch.finfo(rows.dtype).eps * values.amax(1)
+        progress.end_rows(is_singular, Status.SINGULAR)
+        solution = torch.linalg.solve_ex(matrix, rows[..., None])[0]
         for index in is_singular.nonzero().flatten().tolist():
-            found[index] = torch.linalg.pinv(matrix[index], hermitian=True) @ given[index]
-        residuals = torch.where(is_finite, _residuals(matrix, found, given), math.nan)
+            solution[index] = torch.linalg.pinv(matrix[index], hermitian=True) @ rows[index, :, None]
+        lengths = torch.linalg.vector_norm(rows, dim=1).clamp_min(torch.finfo(rows.dtype).tiny)
+        residuals = torch.linalg.vector_norm((matrix @ solution)[..., 0] - rows, dim=1) / lengths
+        residuals = torch.where(is_finite, residuals, math.nan)
         known_residuals = float(residuals[0]) if num_tasks is None else residuals
-        return progress.result(unflatten(found, vector, num_tasks), size, known_residuals)
-
-
-def _solve(matrix: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what LU finds, and by system whether the matrix is singular up to rounding."""
-    factors, pivots, info = torch.linalg.lu_factor_ex(matrix)
-    found = torch.linalg.lu_solve(factors, pivots, given[..., None])[..., 0]
-    eps = torch.finfo(given.dtype).eps
-    # Two steps of inverse iteration from a vector that no structure of H is orthogonal to: a right-hand side that H
-    # reaches has a small residual whatever is added along what H annuls.
-    generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(given.shape[1], dtype=torch.float64, generator=generator).to(given).expand_as(given)
-    for _ in range(2):
-        probe = probe / torch.linalg.vector_norm(probe, dim=1, keepdim=True)
-        probe = torch.linalg.lu_solve(factors, pivots, probe[..., None])[..., 0]
-    condition = torch.linalg.matrix_norm(matrix, float("inf")) * torch.linalg.vector_norm(probe, dim=1)
-    # Not less, so that NaN is singular.
-    return found, (info != 0) | ~(condition < 0.1 / eps) | ~(_residuals(matrix, found, given) < eps**0.5)
-
-
-def _residuals(matrix: Tensor, found: Tensor, given: Tensor) -> Tensor:
-    lengths = torch.linalg.vector_norm(given, dim=1).clamp_min(torch.finfo(given.dtype).tiny)
-    return torch.linalg.vector_norm((matrix @ found[..., None])[..., 0] - given, dim=1) / lengths
+        return progress.result(unflatten(solution[..., 0], vector, num_tasks), size, known_residuals)

@@ -9,16 +9,17 @@ import numpy
 from torch import Tensor
 
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    OVERFLOW,
-    AbstractSolver,
-    Matvec,
-    SolveResult,
-    Status,
+from mlotool.hypergradient.solvers.base import NOT_FINITE, OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import (
+    Number,
+    Progress,
+    end_growing,
+    measured,
+    norms,
+    relative,
     tasks_of,
+    where,
 )
-from mlotool.hypergradient.solvers.systems import Number, Progress, growth, measured, norms, relative, where
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.problem.interface import LowerView, Vector
 
@@ -89,7 +90,7 @@ class FixedPoint(AbstractSolver):
                 break
             if number or start is not None:
                 before, residual = residual, add(vector, matvec(solution), -1.0)
-                num_products = num_products + progress.one
+                num_products = num_products + progress.count_if(progress.running)
             if number == 0:
                 first = residual
             if self.tolerance:
@@ -104,7 +105,7 @@ class FixedPoint(AbstractSolver):
         reached, of_first, of_vector, whole = norms((residual, first, vector, solution), num_tasks)
         progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
         progress.end_not_finite(whole)
-        growth(of_first, reached, measured(dot(before, residual, num_tasks)), progress)
+        end_growing(progress, of_first, reached, measured(dot(before, residual, num_tasks)))
         # A single iteration a pullback shows no growth of its own.
         progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)
         return progress.result(solution, num_products, residuals)

@@ -15,7 +15,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, NonNegative, Positive, target
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
-from mlotool.hypergradient.solvers.systems import Progress, norms
+from mlotool.hypergradient.solvers.systems import finished
 from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.spaces.shared.shared_space import SharedSpace
@@ -83,14 +83,13 @@ class KFAC(AbstractSolver):
     ) -> SolveResult:
         """Return the product of the inverse with `v`."""
         curvature = None if self.kind == "ggn" else _import()
-        module, data = self._problem(view, vector)
+        module, data = self._problem(view)
         assert view is not None
         # Neither its buffers nor its hooks nor the random numbers are to move: a copy, and the state set back.
         random = RandomState(view.devices)
         try:
             with torch.enable_grad(), _quiet():
-                target = [tensor.detach() for tensor in vector]
-                solution, result = self._invert(curvature, module, data, target, start, view)
+                found = self._invert(curvature, module, data, [tensor.detach() for tensor in vector], view)
         except NotImplementedError as error:
             raise ConfigError(
                 f"problems.{view.problem.name}.hypergradient.solver: KFAC(kind={self.kind!r}) met a module it has no "
@@ -99,30 +98,18 @@ class KFAC(AbstractSolver):
             ) from error
         finally:
             random.restore()
-        status, num_products, residual = result
-        progress = Progress(None, status)
-        of_vector, whole = norms((vector, solution), None)
-        progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
-        progress.end_not_finite(whole)
-        return progress.result(solution, num_products, residual)
+        return finished(vector, found.solution, None, residual=found.residual, status=found.status)
 
     def _invert(
-        self,
-        curvature: Any,
-        module: nn.Module,
-        data: tuple[Tensor, Tensor],
-        vector: Vector,
-        start: Vector | None,
-        view: LowerView,
-    ) -> tuple[list[Tensor], tuple[Status, int, float | Tensor | None]]:
+        self, curvature: Any, module: nn.Module, data: tuple[Tensor, Tensor], vector: Vector, view: LowerView
+    ) -> SolveResult:
         parameters = [tensor for tensor in module.parameters() if tensor.requires_grad]
         loss = _LOSSES[self.loss]()
         if self.kind == "ggn":
             product = gauss_newton(module, loss, parameters, data)
             mean = view.mean_of(lambda direction: scaled(product(direction), view.own_weight))
             solver = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
-            found = solver.solve(mean, vector, start=start)
-            return found.solution, (found.status, 0, found.residual)
+            return solver.solve(mean, vector)
         make = curvature.KFACLinearOperator if self.kind == "kfac" else curvature.EKFACLinearOperator
         operator = make(
             module,
@@ -137,12 +124,12 @@ class KFAC(AbstractSolver):
         inverse = curvature.KFACInverseLinearOperator(operator, damping=self.damping, use_exact_damping=True)
 
         def own(target: Vector) -> Vector:
-            return [found.detach().reshape(x.shape) for found, x in zip(inverse @ list(target), target, strict=True)]
+            return [part.detach().reshape(x.shape) for part, x in zip(inverse @ list(target), target, strict=True)]
 
         # Of several ranks, each has the factors of its own part of the batch, and none may go its own way.
-        return view.mean_of(own)(vector), (Status.FIXED, 0, None)
+        return SolveResult(view.mean_of(own)(vector), Status.FIXED, 0)
 
-    def _problem(self, view: LowerView | None, vector: Vector) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    def _problem(self, view: LowerView | None) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         """Return a copy of the module, and its inputs and targets."""
         if view is None or view.problem.module is None:
             raise ConfigError("KFAC: found no module; expected view.problem.module. Use it inside Implicit.")
@@ -152,14 +139,14 @@ class KFAC(AbstractSolver):
                 f"{key}.hypergradient.solver: found KFAC with a shared space; expected a module that is one model, as "
                 "the curvature of the path that is trained is not that of the module alone. Write hypergradient: cg."
             )
-        has_keys = isinstance(batch, dict) and isinstance(batch.get(self.input_key), Tensor)
-        if not has_keys or not isinstance(batch.get(self.target_key), Tensor):
+        parts = batch if isinstance(batch, dict) else {}
+        inputs, targets = parts.get(self.input_key), parts.get(self.target_key)
+        if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
             found = f"the keys {sorted(batch)}" if isinstance(batch, dict) else type(batch).__name__
             raise ConfigError(
                 f"{key}.stream: KFAC found a batch with {found}; expected tensors under input_key={self.input_key!r} "
                 f"and target_key={self.target_key!r}. Correct hypergradient.solver.input_key and target_key."
             )
-        targets = batch[self.target_key]
         if self.kind != "ggn" and self.loss == "mean_squared_error" and targets.dim() < 2:
             raise ConfigError(
                 f"{key}.stream: KFAC(kind={self.kind!r}) found targets of shape {tuple(targets.shape)} under "
@@ -170,7 +157,7 @@ class KFAC(AbstractSolver):
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for parameter, value in zip(trained, view.theta, strict=True):
             parameter.data = value.detach().clone()
-        return module, (batch[self.input_key], targets)
+        return module, (inputs, targets)
 
 
 def gauss_newton(

@@ -5,16 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlotool.core.settings import Positive, Rounds, target
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    OVERFLOW,
-    AbstractSolver,
-    Matvec,
-    SolveResult,
-    Status,
-    tasks_of,
-)
-from mlotool.hypergradient.solvers.systems import Progress, growth, measured, norms
+from mlotool.hypergradient.solvers.base import NOT_FINITE, OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import Progress, end_growing, measured, norms, tasks_of
 from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -79,5 +71,5 @@ class Neumann(AbstractSolver):
             first, last, whole = norms((vector, term, total), num_tasks)
             progress.end_not_finite(first, Status.NON_FINITE_VECTOR)
             progress.end_not_finite(whole + last)
-            growth(first, last, measured(dot(before, term, num_tasks)), progress)
+            end_growing(progress, first, last, measured(dot(before, term, num_tasks)))
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

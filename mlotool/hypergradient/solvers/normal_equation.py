@@ -8,7 +8,7 @@ import numpy
 
 from mlotool.core.settings import Count, NonNegative, target
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import begin_system, larger, where
+from mlotool.hypergradient.solvers.systems import LinearSystem, where
 from mlotool.hypergradient.vector import add, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -56,9 +56,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = begin_system(self, self.tolerance, self.damping, matvec, vector, start=start, view=view)
-        if isinstance(system, SolveResult):
-            return system
+        system = LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
         progress, inner, eps = system.progress, system.inner, system.eps
         solution, residual, error = system.solution, system.residual, system.squared
         direction, steepness, largest = system.nothing, 1.0, 0.0
@@ -70,7 +68,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
             previous, steepness = steepness, inner(slope, slope)
             progress.end_not_finite(steepness)
             # A residual that A nearly annuls is in its null space: what is left cannot be removed.
-            largest = larger(largest, steepness / error)
+            largest = where(largest > steepness / error, largest, steepness / error)
             progress.end(steepness <= eps**1.5 * largest * error, Status.SINGULAR)
             if not progress.is_running:
                 break
@@ -78,12 +76,11 @@ class NormalEquationConjugateGradient(AbstractSolver):
             product = system.product(direction)
             growth = inner(product, product)
             progress.end_not_finite(growth)
-            largest = larger(largest, growth / inner(direction, direction))
+            ratio = growth / inner(direction, direction)
+            largest = where(largest > ratio, largest, ratio)
             progress.end(growth == 0, Status.SINGULAR)
-            if not progress.is_running:
-                break
             step = where(progress.running, steepness / growth, 0.0)
-            # An ended system's product may be NaN, which zero does not remove.
+            # An ended system's product may be NaN, which a step of zero does not remove.
             product = system.of_running(product)
             solution = add(solution, direction, step)
             residual = add(residual, product, -step)

@@ -10,18 +10,9 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.process import memory_of
 from mlotool.core.settings import Positive, Seed, target
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    AbstractSolver,
-    Matvec,
-    SolveResult,
-    Status,
-    tasks_of,
-)
-from mlotool.hypergradient.solvers.systems import Progress, norms, relative
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.systems import Progress, norms, relative, tasks_of
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
@@ -88,20 +79,20 @@ class Nystrom(AbstractSolver):
         """Return the same by the next columns, and how often columns were drawn, which is the state."""
         num_tasks = tasks_of(view)
         rows = flatten(vector, num_tasks)
-        _check_memory(self.rank, rows)
-        indices = self._draw(rows.shape[1], state)
+        # A generator made anew: what is drawn depends on the seed and the number of the solve alone.
+        generator = random.Random(f"{self.seed}/{state}")
+        indices = generator.sample(range(rows.shape[1]), min(self.rank, rows.shape[1]))
         columns = []
         for index in indices:
             basis = torch.zeros_like(rows)
             basis[:, index] = 1.0
             columns.append(flatten(matvec(unflatten(basis, vector, num_tasks)), num_tasks))
         progress = Progress(num_tasks, Status.FIXED)
-        shape = progress.shape
         sketch = torch.stack(columns, 2)
         has_numbers = rows.isfinite().all(1)
-        progress.end(~has_numbers.cpu().reshape(shape), Status.NON_FINITE_VECTOR)
         is_sound = sketch.isfinite().all(2).all(1) & has_numbers
-        progress.end(~is_sound.cpu().reshape(shape), Status.NON_FINITE)
+        progress.end_rows(~has_numbers, Status.NON_FINITE_VECTOR)
+        progress.end_rows(~is_sound, Status.NON_FINITE)
         factor, is_negative = _factor(torch.where(is_sound[:, None, None], sketch, 0.0), indices)
         # No product is taken at what is not finite.
         whole, shown = self._inverse(factor, rows)
@@ -118,9 +109,9 @@ class Nystrom(AbstractSolver):
         is_wrong = share * rest / (missed + rest) > _WRONG
         # H may be not finite where it has no column.
         progress.end_not_finite(error)
-        progress.end(is_negative.cpu().reshape(shape), Status.NEGATIVE_CURVATURE)
+        progress.end_rows(is_negative, Status.NEGATIVE_CURVATURE)
         progress.end(residuals > 1, Status.INACCURATE)
-        progress.end(is_wrong.cpu().reshape(shape), Status.INACCURATE)
+        progress.end_rows(is_wrong, Status.INACCURATE)
         return progress.result(solution, len(indices) + 1, residuals), state + 1
 
     def initial_state(self) -> int:
@@ -136,11 +127,6 @@ class Nystrom(AbstractSolver):
         count: int = saved["num_solves"]
         return count
 
-    def _draw(self, size: int, num_solves: int) -> list[int]:
-        # A generator made anew: what is drawn depends on the seed and the number of the solve alone.
-        generator = random.Random(f"{self.seed}/{num_solves}")
-        return generator.sample(range(size), min(self.rank, size))
-
     def _inverse(self, factor: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the solution, and a basis of what the columns show: the rest is divided by rho."""
         left, sigma, _ = torch.linalg.svd(factor, full_matrices=False)
@@ -155,21 +141,6 @@ def _outside(rows: Tensor, left: Tensor) -> Tensor:
     for _ in range(2):
         rows = rows - (left @ (left.mT @ rows[..., None]))[..., 0]
     return rows
-
-
-def _check_memory(rank: int, rows: Tensor) -> None:
-    """Refuse columns that the memory does not hold, before hours go by in making them."""
-    num_tasks, size = rows.shape
-    # The columns one by one, and together.
-    needed = 2 * num_tasks * size * min(rank, size) * rows.element_size()
-    room = memory_of(rows.device)
-    if room is not None and needed > room:
-        whose = "" if num_tasks == 1 else f" in each of {num_tasks} tasks"
-        raise ConfigError(
-            f"hypergradient.solver.rank: found {rank} for a problem of {size} parameters{whose}, whose columns take "
-            f"{needed / 2**30:.1f} GiB; expected no more than the {room / 2**30:.1f} GiB of memory here. Lower "
-            "hypergradient.solver.rank, or use hypergradient=cg."
-        )
 
 
 def _factor(sketch: Tensor, indices: list[int]) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,8 @@ import torch
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import target
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import Progress, norms
+from mlotool.hypergradient.solvers.systems import finished
 from mlotool.problem.interface import LowerView, Vector
-
-_NO_STEP = (
-    "OptimizerPreconditioner: found no optimizer step to differentiate; expected view.step_pullback. Use it "
-    "inside Implicit, at a problem with an optimizer."
-)
 
 
 @target("solver")
@@ -52,13 +47,11 @@ class OptimizerPreconditioner(AbstractSolver):
     ) -> SolveResult:
         """Return the adapted vector."""
         if view is None or view.step_pullback is None:
-            raise ConfigError(_NO_STEP)
+            raise ConfigError(
+                "OptimizerPreconditioner: found no optimizer step to differentiate; expected view.step_pullback. Use "
+                "it inside Implicit, at a problem with an optimizer."
+            )
         # The derivative of a step that is linear in the gradient is the same at any: theta stands for it.
         gradient = view.theta if view.problem.has_linear_step else view.gradient(view.theta, ())
         solution = list(torch._foreach_neg(view.step_pullback(view.theta, gradient, vector)))
-        num_tasks = view.problem.num_tasks
-        progress = Progress(num_tasks, Status.FIXED)
-        of_vector, whole = norms((vector, solution), num_tasks)
-        progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
-        progress.end_not_finite(whole)
-        return progress.result(solution, 0)
+        return finished(vector, solution, view.problem.num_tasks)

@@ -6,8 +6,7 @@ traced all are tensors; in a joint trace, which serves many runs, even the truth
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from mlotool.core.tracing import assume, decided, is_joint, is_tracing
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import Matvec, SolveResult, Status
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
 
@@ -37,21 +36,24 @@ GROWTH = 1.01
 CURVED_GROWTH = 2.0
 
 
+def tasks_of(view: LowerView | None) -> int | None:
+    """Return the length of the task axis.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> view = LowerView(LowerProblem("w", num_tasks=3), (torch.ones(3, 2),), lambda theta, inputs: theta[0].sum())
+        >>> tasks_of(view), tasks_of(None)
+        (3, None)
+    """
+    return None if view is None else view.problem.num_tasks
+
+
 def where(condition: Truth, a: Any, b: Any) -> Any:
     """Return `a` where the condition holds, and `b` elsewhere."""
     if isinstance(condition, Tensor):
         return torch.where(condition, a, b)
     return a if condition else b
-
-
-def larger(a: Number, b: Number) -> Number:
-    """Return the larger one; NaN where one of them is NaN."""
-    return where((a > b) | (a != a), a, b)
-
-
-def root(a: Number) -> Number:
-    """Return the square root."""
-    return a.sqrt() if isinstance(a, Tensor) else numpy.sqrt(a)
 
 
 def relative(lengths: Number, of: Number) -> Number:
@@ -79,11 +81,6 @@ def may_hold(condition: Truth) -> bool:
     return (is_joint() or decided(condition.any())) if isinstance(condition, Tensor) else condition
 
 
-def count_if(condition: Truth) -> int | Tensor:
-    """Return what counts for 1 where `may_hold(condition)`: 1; in a joint trace, which comes there anyway, 1 or 0."""
-    return condition.any().long() if isinstance(condition, Tensor) and is_joint() else 1
-
-
 class Progress:
     """The statuses of one solve: one of each task, or a single one.
 
@@ -93,7 +90,6 @@ class Progress:
 
     Attributes:
         running: by system, whether nothing has ended it.
-        shape: of a tensor with a value for each system.
 
     Example:
         >>> progress = Progress(num_tasks=None)
@@ -104,22 +100,19 @@ class Progress:
     """
 
     def __init__(self, num_tasks: int | None, status: Status = Status.MAX_ITERATIONS) -> None:
-        self.shape = () if num_tasks is None else (num_tasks,)
+        self._shape = () if num_tasks is None else (num_tasks,)
         has_truths = num_tasks is not None or is_joint()
-        self.running: Truth = torch.full(self.shape, True) if has_truths else True
-        self._codes: int | Tensor = _ORDER.index(status)
-        if has_truths:
-            self._codes = torch.full(self.shape, self._codes)
+        self.running: Truth = torch.full(self._shape, True) if has_truths else True
+        self._codes: Any = torch.full(self._shape, _ORDER.index(status)) if has_truths else _ORDER.index(status)
 
     @property
     def is_running(self) -> bool:
         """Whether any system may be."""
         return may_hold(self.running)
 
-    @property
-    def one(self) -> int | Tensor:
-        """What a product counts that is taken where any system may run."""
-        return count_if(self.running)
+    def count_if(self, condition: Truth) -> int | Tensor:
+        """Return 1, what a product counts that is taken where the condition may hold; in a joint trace 1 or 0."""
+        return condition.any().long() if isinstance(condition, Tensor) and is_joint() else 1
 
     def end(self, condition: Truth, status: Status) -> Truth:
         """End the running systems for which the condition holds; return which these are."""
@@ -132,6 +125,10 @@ class Progress:
             self.running, self._codes = False, code
             return True
         return False
+
+    def end_rows(self, condition: Tensor, status: Status) -> None:
+        """End the running systems by a tensor with a row a system, on any device."""
+        self.end(condition.cpu().reshape(self._shape), status)
 
     def end_not_finite(self, number: Number, status: Status = Status.NON_FINITE) -> Truth:
         """End the running systems whose number is not finite; return which these are."""
@@ -147,23 +144,25 @@ class Progress:
             num_products: of all systems together: a product serves each.
             residuals: by system; NaN where it is not known.
         """
-        codes, largest, ending = self._codes, None, None
+        codes, worst = self._codes, math.nan if residuals is None else residuals
         is_lost = codes >= _ORDER.index(Status.NON_FINITE)
         if may_hold(is_lost):
             solution = choose(is_lost, scaled(solution, math.nan), solution)
-        is_reported = is_tracing() and isinstance(codes, Tensor)
-        if residuals is not None:
-            worst = residuals.max() if isinstance(residuals, Tensor) else residuals
-            if (is_reported and isinstance(worst, Tensor)) or decided(abs(worst) < math.inf):
-                largest = worst if is_tracing() else float(worst)
-        if not isinstance(codes, Tensor):
-            return SolveResult(solution, _ORDER[codes], int(num_products), largest)
-        if is_reported:
-            ending = torch.cat([torch.as_tensor(num_products, device=codes.device).reshape(1), codes.reshape(-1)])
+        ending = None
+        if isinstance(worst, Tensor):
+            worst = worst.max()
+        elif is_lost is True:
+            worst = math.nan
+        if is_tracing() and (isinstance(codes, Tensor) or residuals is not None):
+            # What differs from replay to replay.
+            numbers = [worst, num_products, codes]
+            ending = torch.cat([torch.as_tensor(number, dtype=torch.float64).reshape(-1) for number in numbers])
         with disable_proxy_modes_tracing():
             # While tracing those of this time, and not of another replay.
-            status, statuses = ended_with(codes.reshape(-1).tolist(), has_tasks=bool(codes.dim()))
-            return SolveResult(solution, status, int(num_products), largest, statuses, ending)
+            numbers = [codes] if isinstance(codes, int) else codes.reshape(-1).tolist()
+            status, statuses = ended_with(numbers, has_tasks=bool(self._shape))
+            residual = float(worst) if math.isfinite(worst) else None
+            return SolveResult(solution, status, int(num_products), residual, statuses, ending)
 
 
 def ended_with(codes: Sequence[float], *, has_tasks: bool) -> tuple[Status, tuple[Status, ...]]:
@@ -172,60 +171,108 @@ def ended_with(codes: Sequence[float], *, has_tasks: bool) -> tuple[Status, tupl
     return max(statuses, key=_ORDER.index), statuses if has_tasks else ()
 
 
-def growth(first: Number, last: Number, product: Number, progress: Progress) -> None:
+def finished(
+    vector: Vector,
+    solution: list[Tensor],
+    num_tasks: int | None,
+    num_products: int = 0,
+    residual: Number | None = None,
+    *,
+    status: Status = Status.FIXED,
+) -> SolveResult:
+    """Return the result of a solve that takes no steps, which fails where its vector or its solution is not finite."""
+    progress = Progress(num_tasks, status)
+    of_vector, whole = norms((vector, solution), num_tasks)
+    progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
+    progress.end_not_finite(whole)
+    return progress.result(solution, num_products, residual)
+
+
+def end_growing(progress: Progress, first: Number, last: Number, product: Number) -> None:
     """End the systems whose terms `(I - a H)^k v` have grown: more terms would lead away from `H^-1 v`.
 
     Args:
+        progress: takes the statuses.
         first: norm of the first term.
         last: norm of the last one.
         product: the last two terms' inner product: a step that is too large turns the sign of the term that grows, and
             negative curvature does not.
-        progress: takes the statuses.
     """
     # A term that H annuls stays as it is up to rounding, which in finite differences is large.
     progress.end((last > GROWTH * first) & (product < 0), Status.DIVERGED)
     progress.end(last > CURVED_GROWTH * first, Status.NEGATIVE_CURVATURE)
 
 
-@dataclass
 class LinearSystem:
     """`A q = v` with `A = H + damping I` before the first iteration; one system a task where there are tasks.
 
+    Where v is very long or short, a power of two is taken out of it, which is exact: the square of a length of 1e-23
+    is 0 in float32, and v would seem to be solved by zero.
+
     Args:
-        matvec: `u -> A u`.
-        inner: `(a, b) -> a'b`, a number to decide by for each system.
+        tolerance: relative residual at which a system has converged.
+        damping: added to the diagonal of H.
+        matvec, vector, start, view: as for `AbstractSolver.solve`.
+
+    Attributes:
         progress: which systems still run.
-        size: `v'v`, by system.
-        eps: rounding of one number.
-        target: squared norm of a residual that is small enough, by system.
         nothing: zeros in the shapes of `v`.
         vector: `v`, with zeros for a system that does not run.
+        size: `v'v`, by system.
         solution: where the iteration begins.
         residual: `v - A q` there.
         squared: its squared norm, by system.
+        target: squared norm of a residual that is small enough, by system.
         is_cold: by system, whether it begins at zero, and not at the start that was given.
+        eps: rounding of one number.
         num_products: products with A so far.
     """
 
-    matvec: Matvec
-    inner: Callable[[Vector, Vector], Number]
-    progress: Progress
-    size: Number
-    eps: float
-    target: Number
-    nothing: list[Tensor]
-    vector: list[Tensor]
-    solution: list[Tensor]
-    residual: list[Tensor]
-    squared: Number
-    is_cold: Truth
-    num_products: int | Tensor
+    def __init__(
+        self,
+        tolerance: float,
+        damping: float,
+        matvec: Matvec,
+        vector: Vector,
+        start: Vector | None,
+        view: LowerView | None,
+    ) -> None:
+        self._matvec, self._damping, self._num_tasks = matvec, damping, tasks_of(view)
+        self.progress, self.num_products = Progress(self._num_tasks), 0
+        self.size = self.inner(vector, vector)
+        self._scale = self._power_of_two(vector)
+        if self._scale is not None:
+            vector = scaled(vector, 1.0 / self._scale)
+            start = None if start is None else scaled(start, 1.0 / self._scale)
+            self.size = self.inner(vector, vector)
+        self.progress.end_not_finite(self.size, Status.NON_FINITE_VECTOR)
+        self.progress.end(self.size == 0, Status.CONVERGED)
+        self.nothing = zeros(vector)
+        self.vector = self.of_running(vector)
+        self.solution, self.residual, self.is_cold = self.nothing, self.vector, True
+        if start is not None and self.progress.is_running:
+            # One that is worse than zero is no start; nor is one with a NaN, which is not less.
+            left = add(self.vector, self.product(start), -1.0)
+            self.is_cold = ~(self.inner(left, left) < self.inner(self.vector, self.vector))
+            self.solution = choose(self.is_cold, self.nothing, start)
+            self.residual = choose(self.is_cold, self.vector, left)
+        self.squared = self.inner(self.residual, self.residual)
+        # Below eps nothing but rounding is left, and a further step would divide by it.
+        self.eps = torch.finfo(vector[0].dtype).eps
+        self.target = max(tolerance, self.eps) ** 2 * self.size
+        self.progress.end(self.squared <= self.target, Status.CONVERGED)
 
-    def product(self, direction: Vector) -> Vector:
-        """Return `A u`, and count it."""
-        product = self.matvec(direction)
-        self.num_products = self.num_products + self.progress.one
-        return product
+    def inner(self, a: Vector, b: Vector) -> Number:
+        """Return `a'b`, a number to decide by for each system."""
+        return measured(dot(a, b, self._num_tasks))
+
+    def product(self, direction: Vector, needed: Truth = None) -> Vector:
+        """Return `A u`, and count it where a system needs it: one that runs, by default."""
+        self.num_products = self.num_products + self.progress.count_if(
+            self.progress.running if needed is None else needed
+        )
+        product = self._matvec(direction)
+        return add(product, direction, self._damping) if self._damping else product
 
     def of_running(self, vector: Vector) -> list[Tensor]:
         """Return a vector with zeros for the systems that have ended, whose numbers may be NaN."""
@@ -233,85 +280,21 @@ class LinearSystem:
 
     def result(self, solution: list[Tensor], squared: Number) -> SolveResult:
         """Return the result, by the squared norms of the residuals."""
-        return self.progress.result(solution, self.num_products, root(relative(squared, self.size)))
+        if self._scale is not None:
+            solution = scaled(solution, self._scale)
+        return self.progress.result(solution, self.num_products, relative(squared, self.size) ** 0.5)
 
-
-def begin_system(
-    solver: AbstractSolver,
-    tolerance: float,
-    damping: float,
-    matvec: Matvec,
-    vector: Vector,
-    *,
-    start: Vector | None,
-    view: LowerView | None,
-) -> LinearSystem | SolveResult:
-    """Return the system before its first iteration, or its solution where there is nothing to iterate.
-
-    Args:
-        solver: solves a system whose `v` is scaled, where that of this one is very small or large.
-        tolerance: relative residual at which a system has converged.
-        damping: added to the diagonal of H.
-        matvec, vector, start, view: as for `AbstractSolver.solve`.
-    """
-    num_tasks = tasks_of(view)
-
-    def damped(direction: Vector) -> Vector:
-        product = matvec(direction)
-        return add(product, direction, damping) if damping else product
-
-    def inner(a: Vector, b: Vector) -> Number:
-        return measured(dot(a, b, num_tasks))
-
-    progress, nothing = Progress(num_tasks), zeros(vector)
-    size = inner(vector, vector)
-    if (result := _solved_in_range(solver, size, matvec, vector, start, view)) is not None:
-        return result
-    progress.end_not_finite(size, Status.NON_FINITE_VECTOR)
-    progress.end(size == 0, Status.CONVERGED)
-    if not progress.is_running:
-        return progress.result(nothing, 0, relative(size, size))
-    vector = choose(progress.running, vector, nothing)
-    solution, residual, is_cold = nothing, list(vector), True
-    num_products: int | Tensor = 0
-    if start is not None:
-        num_products = progress.one
-        # One that is worse than zero is no start; nor is one with a NaN, which is not less.
-        left = add(vector, damped(start), -1.0)
-        is_cold = ~(inner(left, left) < inner(vector, vector))
-        solution, residual = choose(is_cold, nothing, start), choose(is_cold, vector, left)
-    squared = inner(residual, residual)
-    # Below eps nothing but rounding is left, and a further step would divide by it.
-    eps = torch.finfo(vector[0].dtype).eps
-    target = max(tolerance, eps) ** 2 * size
-    progress.end(squared <= target, Status.CONVERGED)
-    return LinearSystem(
-        damped, inner, progress, size, eps, target, nothing, vector, solution, residual, squared, is_cold, num_products
-    )
-
-
-def _solved_in_range(
-    solver: AbstractSolver, size: Number, matvec: Matvec, vector: Vector, start: Vector | None, view: LowerView | None
-) -> SolveResult | None:
-    """Return the solution by way of `H (q / c) = v / c`, c a power of two; None where v is as it should be.
-
-    Else a vector of length 1e-23 has the squared norm 0 in float32, and would seem to be solved by zero.
-    """
-    is_out = (size < 1e-24) | ~(size < 1e24)
-    if is_joint() and isinstance(is_out, Tensor):
-        # The run of which this is so takes the step by its own plan.
-        assume(~is_out.any())
-        return None
-    if not may_hold(is_out):
-        return None
-    # By system the power of two near the largest entry; division by it is exact.
-    rows = [tensor.detach().abs().reshape(tasks_of(view) or 1, -1).amax(1) for tensor in vector if tensor.numel()]
-    peaks = torch.stack(rows).amax(0).cpu().double()
-    exponents = torch.where(peaks.isfinite() & (peaks > 0), peaks, 1.0).log2().round()
-    powers = torch.exp2(exponents.clamp(-_MAX_EXPONENT, _MAX_EXPONENT))
-    if not may_hold(powers != 1):
-        return None
-    factor = float(powers[0]) if tasks_of(view) is None else powers
-    start = None if start is None else scaled(start, 1.0 / factor)
-    result = solver.solve(matvec, scaled(vector, 1.0 / factor), start=start, view=view)
-    return replace(result, solution=scaled(result.solution, factor))
+    def _power_of_two(self, vector: Vector) -> float | Tensor | None:
+        """Return by system the power of two near the largest entry; None where v is as long as it should be."""
+        is_out = (self.size < 1e-24) | ~(self.size < 1e24)
+        if is_joint() and isinstance(is_out, Tensor):
+            # The run of which this is so takes the step by its own plan.
+            assume(~is_out.any())
+            return None
+        if not may_hold(is_out):
+            return None
+        rows = [tensor.detach().abs().reshape(self._num_tasks or 1, -1).amax(1) for tensor in vector if tensor.numel()]
+        peaks = torch.stack(rows).amax(0).cpu().double()
+        exponents = torch.where(peaks.isfinite() & (peaks > 0), peaks, 1.0).log2().round()
+        powers = torch.exp2(exponents.clamp(-_MAX_EXPONENT, _MAX_EXPONENT))
+        return float(powers[0]) if self._num_tasks is None else powers
