@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> l
         num_blocks: how many blocks that keep the shape each copy has at most; the first ones remain.
 
     Returns:
-        K - 1 modules with the inputs and the output of the stages.
+        K - 1 modules with the inputs and the output of the stages, and their parameters.
 
     Example:
         >>> from mlotool.layerparallel.partition.cut import partition
@@ -74,7 +75,7 @@ def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> l
             seen = _Observed(stage.module, stage.graph)
             state = seen.run(*(inputs if stage.is_first else (state, *inputs)))
             parts.append(fx.GraphModule(stage.module, _thinned(stage.graph, seen.blocks, num_blocks)))
-    return [copy.deepcopy(part) for part in parts]
+    return parts
 
 
 def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inputs, key: str) -> list[nn.Module]:
@@ -102,23 +103,22 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
         torch.Size([5, 4])
     """
     chain = chain_for(auxnet, key, inputs, cut=None)
-    places, total = _states(chain, auxnet, inputs)
+    costs, offered = chain.costs(inputs), _shapes(chain, auxnet, inputs)
+    before = dict(zip(chain.names, accumulate(costs.values()), strict=False))
     cut: list[str] = []
     for number, shape in enumerate(shapes, start=1):
         begin = chain.names.index(cut[-1]) + 1 if cut else 0
-        offered = [places[name][0] for name in chain.names]
-        ends = [end for end in range(begin + 1, len(offered) + 1) if _follow(shapes[number:], offered[end:])]
-        fitting = [chain.names[end - 1] for end in ends if offered[end - 1] == shape]
+        ends = [end for end in range(begin, len(offered)) if _follow(shapes[number:], offered[end + 1 :])]
+        fitting = [chain.names[end] for end in ends if offered[end] == shape]
         if not fitting:
-            has = "; ".join(f"{name}: {list(places[name][0])}" for name in chain.names) or "none"
+            places = "; ".join(f"{name}: {list(size)}" for name, size in zip(chain.names, offered, strict=True))
             raise ConfigError(
                 f"{key}: {type(auxnet).__name__} has no place for interface {number} of {len(shapes)} (a state of "
-                f"shape {list(shape)}, with {len(shapes) - number} more behind it); it has {has}. Give a smaller "
-                "network of the same widths, or set auxnet to null for thinned copies of the stages."
+                f"shape {list(shape)}, with {len(shapes) - number} more behind it); it has {places or 'none'}. Give a "
+                "smaller network of the same widths, or set auxnet to null for thinned copies of the stages."
             )
-        wanted = total * number / (len(shapes) + 1)
-        distances = {name: abs(places[name][1] - wanted) for name in fitting}
-        cut.append(min(fitting, key=distances.__getitem__))
+        wanted = sum(costs.values()) * number / (len(shapes) + 1)
+        cut.append(min(fitting, key=lambda name: abs(before[name] - wanted)))
     return [fx.GraphModule(stage.module, stage.graph) for stage in chain.stages(cut)[:-1]]
 
 
@@ -128,18 +128,14 @@ def _follow(shapes: Sequence[torch.Size], offered: Sequence[torch.Size]) -> bool
     return all(shape in rest for shape in shapes)
 
 
-def _states(chain: Chain, module: nn.Module, inputs: Inputs) -> tuple[dict[str, tuple[torch.Size, float]], float]:
-    """Return, by possible cut, the shape of a sample's state there and the cost up to it; and the whole cost."""
-    costs, cost = chain.costs(inputs), 0.0
-    state: Tensor | None = None
-    places = {}
+def _shapes(chain: Chain, module: nn.Module, inputs: Inputs) -> list[torch.Size]:
+    """Return the shape of a sample's state at each possible cut."""
+    state, shapes = None, []
     with undisturbed(module), torch.no_grad():
-        for name, stage in zip(["", *chain.names], chain.stages(chain.names), strict=True):
-            if state is not None:
-                places[name] = (state.shape[1:], cost)
+        for stage in chain.stages(chain.names)[:-1]:
             state = stage(state, inputs)
-            cost += costs[name]
-    return places, cost
+            shapes.append(state.shape[1:])
+    return shapes
 
 
 class _Observed(fx.Interpreter):
