@@ -102,13 +102,13 @@ def encoder() -> nn.Module:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "ours": (lambda: ResNet(14, 4, [3, 8, 8], width=4), drawn(3, 3, 8, 8), "stages.1.0"),
-    "perceptron": (lambda: MLP([3, 8, 8], 4, hidden=[192, 192, 64]), drawn(3, 3, 8, 8), "layers.3"),
+    "perceptron": (lambda: MLP([8], 4, hidden=[16, 16, 16]), drawn(8, 8), "layers.5"),
     "transformer": (
         lambda: TextTransformer(20, 12, 2, width=8, num_heads=2, num_layers=4, hidden=8),
         tokens(),
         "blocks.2",
     ),
-    "resnet18": (resnet18, drawn(4, 3, 64, 64), "layer3.0"),
+    "resnet18": (resnet18, drawn(2, 3, 64, 64), "layer3.1"),
     "vision transformer": (vision_transformer, drawn(4, 3, 32, 32), "encoder.layers.encoder_layer_2"),
     "tied decoder": (lambda: Decoder(20, width=16, hidden=32, num_heads=2, num_layers=6), tokens(), "blocks.3"),
     "encoder": (encoder, drawn(2, 6, 16), "layers.2"),
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
 }
 NESTED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "a mask by the size of an embedding": (Masked, tokens(), "encoder.layers.3"),
-    "a network in a Sequential": (lambda: nn.Sequential(Rgb(), resnet18()), drawn(4, 1, 64, 64), "1.layer3.0"),
+    "a network in a Sequential": (lambda: nn.Sequential(Rgb(), resnet18()), drawn(2, 1, 64, 64), "1.layer3.1"),
     "an encoder in a Sequential": (
         lambda: nn.Sequential(nn.Linear(4, 16), encoder(), nn.Linear(16, 2)),
         drawn(2, 6, 4),
@@ -144,7 +144,6 @@ def run(stages: list[Stage], *inputs: Tensor) -> Tensor:
     return state
 
 
-@pytest.mark.filterwarnings("ignore:.*by the time of the first batch:UserWarning")
 @pytest.mark.parametrize("name", [*CASES, *NESTED])
 def test_it_is_cut_where_its_stages_are_balanced_and_stays_the_same(name: str) -> None:
     """Outputs, gradients and what the buffers become, bit for bit; blocks are looked into where that is needed."""
@@ -167,8 +166,8 @@ def test_it_is_cut_where_its_stages_are_balanced_and_stays_the_same(name: str) -
     # A checkpoint, and a user, name what was found.
     for traced in (chain, chain_for(module, "parallel", inputs, [cut])):
         stages = traced.stages([cut])
-        names = {key for stage in stages for key in (*stage.parameters, *stage.buffers())}
-        assert names == {key for key, _ in (*module.named_parameters(), *module.named_buffers())}
+        used = [each for stage in stages for each in (*stage.parameters.values(), *stage.buffers().values())]
+        assert set(map(id, used)) == set(map(id, (*module.parameters(), *module.buffers())))
         for ours, theirs in zip(computed(lambda stages=stages: run(stages, *inputs)), expected, strict=True):
             assert torch.equal(ours, theirs)
 
@@ -318,7 +317,7 @@ def test_a_named_block_is_enough() -> None:
 
 def test_what_the_inputs_are_is_still_looked_at() -> None:
     module, x = Checked(), drawn(4, 8)
-    inputs = bound(module, (x, torch.rand(4, 8)[:, :3]), {})
+    inputs = bound(module, (x, torch.rand(4, 8)), {})
     stages = chain_for(module, "parallel", inputs, None).stages(["blocks.3.0"])
     assert torch.equal(run(stages, *inputs), module(*inputs))
     first, _ = partition(module, 2, example=x)

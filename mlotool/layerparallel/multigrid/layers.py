@@ -163,11 +163,7 @@ class StackedLayers(nn.Module):
         _check_step(h)
         blocks = [make_block() for _ in range(num_layers)]
         buffers = [name for name, _ in blocks[0].named_buffers()]
-        if buffers:
-            raise ConfigError(
-                f"make_block: found the buffer '{buffers[0]}' in {type(blocks[0]).__name__}; expected none, since "
-                "stacked layers run in one call. Use BlockLayers."
-            )
+        require(not buffers, "make_block", buffers, "blocks without buffers", "Use BlockLayers.")
         self._names = [name for name, _ in blocks[0].named_parameters()]
         stacked, _ = torch.func.stack_module_state(blocks)
         self.stacked = nn.ParameterList(nn.Parameter(stacked[name].detach()) for name in self._names)

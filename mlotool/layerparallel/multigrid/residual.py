@@ -13,7 +13,7 @@ so that derivatives of any order are multigrid solves. They are exact where the 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -22,7 +22,6 @@ from torch.autograd.function import once_differentiable
 
 from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require
 from mlotool.core.bound_module import Slots
-from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.layerparallel.exchange import Exchange, exchanges, has_ranks
 from mlotool.layerparallel.multigrid.guard import (
@@ -124,11 +123,12 @@ class MultigridSettings:
 
     def methods(self, num_layers: int) -> tuple[Method, Method]:
         """Return how the states and how the adjoints of so many layers are solved."""
-        backward_cycles = self.cycles if self.backward_cycles is None else self.backward_cycles
-        return (
-            self._method(num_layers, self.cycles, self.tolerance),
-            self._method(num_layers, backward_cycles, self.backward_tolerance),
-        )
+        factor = max(2, min(4, num_layers // 2)) if self.coarsening is None else self.coarsening
+        # Of `cycles: auto` the plans have their own.
+        cycles = self.cycles if isinstance(self.cycles, int) else 0
+        backward_cycles = cycles if self.backward_cycles is None else self.backward_cycles
+        forward = Method(factor, self.levels, self.relaxation, cycles, None, self.tolerance, self.cycle, self.nested)
+        return forward, replace(forward, cycles=backward_cycles, relative_tolerance=self.backward_tolerance)
 
     @property
     def is_chosen(self) -> bool:
@@ -147,12 +147,6 @@ class MultigridSettings:
         for key in keys:
             is_unset = getattr(self, key) in (None, False)
             require(is_unset, key, getattr(self, key), f"null with cycles={self.cycles}, which does not look at it")
-
-    def _method(self, num_layers: int, cycles: int | str, tolerance: float | None) -> Method:
-        # Of `cycles: auto` the plans have their own.
-        count = cycles if isinstance(cycles, int) else 0
-        factor = max(2, min(4, num_layers // 2)) if self.coarsening is None else self.coarsening
-        return Method(factor, self.levels, self.relaxation, count, None, tolerance, self.cycle, self.nested)
 
 
 class WarmStart:
@@ -604,12 +598,9 @@ def _check_equal_on_ranks(exchange: Exchange, arguments: CallArguments) -> None:
         first, *others = exchange.gather(tensor[None])
         return all(torch.equal(first, other) for other in others)
 
-    if arguments.tensors or not all(map(is_equal, arguments.constants)):
-        raise ConfigError(
-            "over_ranks: found arguments of the layers beside the state that have a gradient, or differ from rank to "
-            "rank; expected equal ones, since each rank evaluates its layers for the samples of all. Set "
-            "over_ranks=false."
-        )
+    is_right = not arguments.tensors and all(map(is_equal, arguments.constants))
+    expected = "arguments of the layers beside the state that have no gradient, and are equal on all ranks"
+    require(is_right, "over_ranks", True, expected, "Set over_ranks=false.")
 
 
 class States(torch.autograd.Function):
@@ -671,16 +662,9 @@ class _Adjoints(torch.autograd.Function):
     """`w = A^-T g` of the states, g and theta; g is given at all points, or at the last one, or as the sum of both."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        system: BatchSystem,
-        is_first: bool,
-        states: Tensor,
-        sources: Tensor | None,
-        last: Tensor | None,
-        *theta: Tensor,
-    ) -> Tensor:
-        """Solve."""
+    def forward(ctx: Any, system: BatchSystem, is_first: bool, *tensors: Any) -> Tensor:
+        """Solve, for the states, g at all points, g at the last one, and theta."""
+        states, sources, last, *theta = tensors
         adjoints = system.solve_adjoints(states, sources, last, theta, is_first=is_first)
         ctx.system = system
         ctx.is_given = sources is not None, last is not None
