@@ -2,15 +2,15 @@
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
 
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.partition.chain import Chain
-from mlotool.layerparallel.partition.costs import OperationCounter
 from mlotool.layerparallel.partition.cut import chain_for
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS
@@ -72,9 +72,9 @@ def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> l
     state, parts = None, []
     with undisturbed(stages[0].module), torch.no_grad():
         for stage in stages[:-1]:
-            seen = _Observed(stage.module, stage.graph)
-            state = seen.run(*(inputs if stage.is_first else (state, *inputs)))
-            parts.append(fx.GraphModule(stage.module, _thinned(stage.graph, seen.blocks, num_blocks)))
+            whole = fx.GraphModule(stage.module, stage.graph)
+            state = ShapeProp(whole).propagate(*(inputs if stage.is_first else (state, *inputs)))
+            parts.append(fx.GraphModule(stage.module, _thinned(whole, num_blocks)))
     return parts
 
 
@@ -138,41 +138,27 @@ def _shapes(chain: Chain, module: nn.Module, inputs: Inputs) -> list[torch.Size]
     return shapes
 
 
-class _Observed(fx.Interpreter):
-    """Runs a stage and notes its blocks: layers with products that keep the shape of what they are given."""
-
-    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
-        super().__init__(module, graph=graph)
-        self.blocks: list[fx.Node] = []
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one operation."""
-        with OperationCounter() as counter:
-            result = super().run_node(n)
-        if n.op == "call_module" and isinstance(n.args[0], fx.Node):
-            given = self.map_nodes_to_values(n.args[0], n)
-            is_kept = isinstance(given, Tensor) and isinstance(result, Tensor) and given.shape == result.shape
-            if is_kept and counter.products:
-                self.blocks.append(n)
-        return result
-
-
-def _thinned(graph: fx.Graph, blocks: Sequence[fx.Node], num_blocks: int) -> fx.Graph:
+def _thinned(module: fx.GraphModule, num_blocks: int) -> fx.Graph:
     """Return a copy with the first so many of the blocks; what another is given goes on in place of its result."""
     copies: dict[fx.Node, fx.Node] = {}
-    found = fx.Graph()
-    found.output(found.graph_copy(graph, copies))
-    for block in blocks:
-        copy_of = copies[block]
-        layers = block.kwargs.get(LAYERS)
-        num_layers = len(layers) if isinstance(layers, range) else 1
+    thinned = fx.Graph()
+    thinned.output(thinned.graph_copy(module.graph, copies))
+    for block in filter(partial(_is_block, module), module.graph.nodes):
+        copy, layers = copies[block], block.kwargs.get(LAYERS)
         if isinstance(layers, range) and num_blocks:
-            copy_of.kwargs = {LAYERS: layers[:num_blocks]}
+            copy.kwargs = {LAYERS: layers[:num_blocks]}
         elif num_blocks <= 0:
             # Of the copy: what it is given may itself stand in for a block that has gone.
-            given = copy_of.args[0]
-            assert isinstance(given, fx.Node)
-            copy_of.replace_all_uses_with(given)
-            found.erase_node(copy_of)
-        num_blocks = max(0, num_blocks - num_layers)
-    return found
+            copy.replace_all_uses_with(copy.all_input_nodes[0])
+            thinned.erase_node(copy)
+        num_blocks = max(0, num_blocks - (len(layers) if isinstance(layers, range) else 1))
+    return thinned
+
+
+def _is_block(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Say whether a node is a layer with a matrix that keeps the shape of what it is given."""
+    if node.op != "call_module" or not node.all_input_nodes:
+        return False
+    before, after = (getattr(each.meta.get("tensor_meta"), "shape", None) for each in (node.all_input_nodes[0], node))
+    has_matrix = any(parameter.ndim > 1 for parameter in module.get_submodule(str(node.target)).parameters())
+    return before is not None and before == after and has_matrix
