@@ -17,7 +17,7 @@ from torch import Tensor
 import mlotool
 from benchmarks.harness import record
 from mlotool.layerparallel import MultigridResidual
-from mlotool.layerparallel.multigrid.choice import Choice
+from mlotool.layerparallel.multigrid.guard import Choice
 from mlotool.models import DenseResidualNetwork
 
 NUM_LAYERS = (64, 256, 1024)

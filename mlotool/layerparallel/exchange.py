@@ -163,6 +163,12 @@ class Exchange:
         """Return what the process of the first part has given, (b, ...): the value at which the recursion begins."""
         return self._ranks.broadcast_one(value, self._at(0)) if self.num_parts > 1 else value.detach()
 
+    def join(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the samples of all processes (B, ...), one rank's after the other, and which are this one's, (B,)."""
+        rank = self._ranks.rank
+        whole, owners = self._ranks.gather_rows([rows.detach(), torch.full((len(rows),), rank)])
+        return whole, owners == rank
+
     def _at(self, part: int) -> int:
         """Return the rank of a part, and the part of a rank."""
         return self.num_parts - 1 - part if self._is_mirrored else part

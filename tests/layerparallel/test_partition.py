@@ -1,91 +1,175 @@
-"""Stages, one after the other, are the module."""
+"""Stages, one after the other, are the module: ours, torch's, torchvision's, and code that looks at its inputs."""
 
 import itertools
+import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.partition import Chain, partition
-from mlotool.layerparallel.partition.chain import balanced
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.layerparallel import BlockLayers, StackedLayers
+from mlotool.layerparallel.partition import Chain, Stage, partition
+from mlotool.layerparallel.partition.chain import balanced, bound
 from mlotool.layerparallel.partition.costs import OperationCounter
-from mlotool.models import MLP, Decoder, ResNet, TextTransformer
+from mlotool.layerparallel.partition.cut import LARGEST_IMBALANCE, balanced_cut, chain_for, imbalance
+from mlotool.models import MLP, Decoder, DenseResidualNetwork, ResNet, TextTransformer
 
 
-def images(size: int = 3, shape: tuple[int, ...] = (3, 8, 8)) -> Tensor:
-    return torch.randn(size, *shape, generator=torch.Generator().manual_seed(0))
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def resnet8() -> nn.Module:
-    return ResNet(14, 4, [3, 8, 8], width=4)
+def tokens(length: int = 12) -> Tensor:
+    return torch.arange(2 * length).view(2, length) % 20
 
 
-def perceptron() -> nn.Module:
-    return MLP([3, 8, 8], 4, hidden=[16, 16, 16])
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
 
-def convolutions() -> nn.Module:
-    return nn.Sequential(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
-        nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
-        nn.Flatten(),
-        nn.Linear(64, 4),
-    )
+class Checked(nn.Module):
+    """Looks at its input before it takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(6))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if not isinstance(x, torch.Tensor) or x.dim() != 2:
+            raise TypeError("expected a matrix")
+        if x.shape[1] != 8 or torch.isnan(x).any():
+            raise ValueError("expected eight numbers a row")
+        for each in self.blocks:
+            x = each(x)
+        if mask is not None:
+            x = x * mask
+        return self.head(x)
 
 
-def torchvision_resnet() -> nn.Module:
-    return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4)
+def layer(width: int, dropout: float = 0.1) -> nn.Module:
+    return nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=dropout, batch_first=True)
 
 
-def transformer() -> nn.Module:
-    return TextTransformer(12, 6, 2, width=8, num_heads=2, num_layers=3, hidden=8)
+class Held(nn.Module):
+    """Holds one of torch's stacks of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(layer(8), 4, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(1))
 
 
-def decoder() -> nn.Module:
-    return Decoder(12, width=8, hidden=8, num_heads=2, num_layers=3, tied=False)
+class Masked(nn.Module):
+    """Makes its mask for as many tokens as its embedding returns, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
+        self.encoder = nn.TransformerEncoder(layer(16, 0.0), 6, enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device, dtype=x.dtype)
+        return self.head(self.encoder(x, mask=mask, is_causal=True))
 
 
-def texts() -> Tensor:
-    return torch.randint(0, 12, (3, 6), generator=torch.Generator().manual_seed(0))
+class Rgb(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, 3, -1, -1)
 
 
-CASES = {
-    "resnet": (resnet8, images),
-    "perceptron": (perceptron, images),
-    "sequential": (convolutions, images),
-    "torchvision": (torchvision_resnet, lambda: images(2, (3, 32, 32))),
-    "transformer": (transformer, texts),
-    "decoder": (decoder, texts),
+def vision_transformer() -> nn.Module:
+    kind, sizes = torchvision.models.VisionTransformer, {"hidden_dim": 32, "mlp_dim": 64, "num_classes": 5}
+    return kind(image_size=32, patch_size=8, num_layers=4, num_heads=2, **sizes)
+
+
+def resnet18() -> nn.Module:
+    return torchvision.models.resnet18(num_classes=4)
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoder(layer(16), num_layers=4)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+    "ours": (lambda: ResNet(14, 4, [3, 8, 8], width=4), drawn(3, 3, 8, 8), "stages.1.0"),
+    "perceptron": (lambda: MLP([8], 4, hidden=[16, 16, 16]), drawn(8, 8), "layers.5"),
+    "transformer": (
+        lambda: TextTransformer(20, 12, 2, width=8, num_heads=2, num_layers=4, hidden=8),
+        tokens(),
+        "blocks.2",
+    ),
+    "resnet18": (resnet18, drawn(2, 3, 64, 64), "layer3.1"),
+    "vision transformer": (vision_transformer, drawn(4, 3, 32, 32), "encoder.layers.encoder_layer_2"),
+    "tied decoder": (lambda: Decoder(20, width=16, hidden=32, num_heads=2, num_layers=6), tokens(), "blocks.3"),
+    "encoder": (encoder, drawn(2, 6, 16), "layers.2"),
+    "held encoder": (Held, drawn(2, 6, 8), "encoder.layers.2"),
+    "checked": (Checked, drawn(16, 8), "blocks.3.0"),
+    "blocks": (lambda: BlockLayers([block() for _ in range(6)], 0.5), drawn(16, 8), "blocks.3.0"),
+    "stacked": (lambda: StackedLayers(block, 6, 0.5), drawn(16, 8), "layers.3"),
+    "dense residual": (lambda: DenseResidualNetwork([8], 3, num_layers=16), drawn(16, 8), "layers.8"),
+}
+NESTED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+    "a mask by the size of an embedding": (Masked, tokens(), "encoder.layers.3"),
+    "a network in a Sequential": (lambda: nn.Sequential(Rgb(), resnet18()), drawn(2, 1, 64, 64), "1.layer3.1"),
+    "an encoder in a Sequential": (
+        lambda: nn.Sequential(nn.Linear(4, 16), encoder(), nn.Linear(16, 2)),
+        drawn(2, 6, 4),
+        "1.layers.2",
+    ),
+    "a network in networks": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Sequential(Held(), nn.Linear(3, 3))),
+        drawn(2, 6, 8),
+        "1.0.encoder.layers.2",
+    ),
 }
 
 
-@pytest.mark.parametrize("num_stages", [1, 3])
-@pytest.mark.parametrize("case", CASES)
-def test_stages_are_the_module_bit_for_bit(case: str, num_stages: int) -> None:
-    """Outputs, gradients, and what the buffers become; each parameter belongs to one stage."""
-    make, sample = CASES[case]
-    found = []
-    for is_cut in (False, True):
-        torch.manual_seed(0)
-        module, x = make(), sample()
-        state = None
-        if is_cut:
-            stages = partition(module, num_stages, example=x)
-            assert len(stages) == num_stages
-            names = [name for stage in stages for name in (*stage.parameters, *stage.buffers())]
-            tensors = (*module.named_parameters(), *module.named_buffers())
-            assert sorted(names) == sorted(name for name, _ in tensors)
-            for stage in stages:
-                state = stage(state, (x,))
-        else:
-            state = module(x)
-        state.square().sum().backward()
-        slopes = [parameter.grad for parameter in module.parameters()]
-        found.append([state, *slopes, *module.buffers()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+def run(stages: list[Stage], *inputs: Tensor) -> Tensor:
+    """Return what stages make of inputs, one after the other."""
+    state: Tensor | None = None
+    torch.manual_seed(1)
+    for stage in stages:
+        state = stage(state, inputs)
+    assert state is not None
+    return state
+
+
+@pytest.mark.parametrize("name", [*CASES, *NESTED])
+def test_it_is_cut_where_its_stages_are_balanced_and_stays_the_same(name: str) -> None:
+    """Outputs, gradients and what the buffers become, bit for bit; blocks are looked into where that is needed."""
+    make, x, cut = {**CASES, **NESTED}[name]
+    torch.manual_seed(0)
+    module = make()
+    inputs = bound(module, (x,), {})
+    chain = chain_for(module, "parallel", inputs, None, num_stages=2 if name in NESTED else None)
+    assert balanced_cut(chain, 2, None, inputs, "parallel") == [cut]
+    assert imbalance(chain.costs_of([cut], inputs)) < LARGEST_IMBALANCE
+
+    def computed(call: Callable[[], Tensor]) -> list[Tensor]:
+        module.load_state_dict(start)
+        torch.manual_seed(1)
+        value = call()
+        return [value, *torch.autograd.grad(value.square().sum(), list(module.parameters())), *module.buffers()]
+
+    start = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    expected = [each.clone() for each in computed(lambda: module(x))]
+    # A checkpoint, and a user, name what was found.
+    for traced in (chain, chain_for(module, "parallel", inputs, [cut])):
+        stages = traced.stages([cut])
+        used = [each for stage in stages for each in (*stage.parameters.values(), *stage.buffers().values())]
+        assert set(map(id, used)) == set(map(id, (*module.parameters(), *module.buffers())))
+        for ours, theirs in zip(computed(lambda stages=stages: run(stages, *inputs)), expected, strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_looking_for_cuts_changes_nothing() -> None:
@@ -98,17 +182,9 @@ def test_looking_for_cuts_changes_nothing() -> None:
 
 
 def test_cuts_by_name() -> None:
-    stages = partition(resnet8(), 3, cut=["stages.1", "stages.2.1"])
+    stages = partition(ResNet(14, 4, [3, 8, 8], width=4), 3, cut=["stages.1", "stages.2.1"])
     assert [stage.layers[0] for stage in stages] == ["convolution", "stages.1.0", "stages.2.1"]
     assert stages[1].layers == ["stages.1.0", "stages.1.1", "stages.2.0"]
-
-
-def test_costs_are_balanced() -> None:
-    """Of 1 + 9 blocks: the first three are at the full size, and have more numbers to read and write."""
-    chain = Chain(ResNet(20, 4, [3, 8, 8], width=4))
-    cut = chain.balance(3, (images(),))
-    shares = chain.costs_of(cut, (images(),))
-    assert max(shares) * 3 / sum(shares) < 1.2
 
 
 def test_costs_are_counted() -> None:
@@ -130,11 +206,9 @@ def test_costs_are_counted() -> None:
     assert counters[0].elements > 9 * 5 + 5 * 7 + 9 * 7 + 4 * 9 * 7
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_transformer_layer_costs_what_it_computes(training: bool) -> None:
-    """In eval mode torch takes a fused path, of which no operation is seen."""
-    layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(8)]
-    module = nn.Sequential(*layers, nn.Linear(8, 3)).train(training)
+def test_a_transformer_layer_costs_in_eval_mode_what_it_computes() -> None:
+    """There torch takes a fused path, of which no operation is seen."""
+    module = nn.Sequential(*[layer(8) for _ in range(8)], nn.Linear(8, 3)).eval()
     assert Chain(module).balance(2, (torch.randn(2, 5, 8),)) == ["4"]
 
 
@@ -147,71 +221,248 @@ def test_no_cut_is_better(num_stages: int) -> None:
         bounds = [0, *cuts, len(costs)]
         return max(sum(costs[a:b]) for a, b in itertools.pairwise(bounds))
 
-    found = tuple(int(name) for name in balanced(costs, names, num_stages))
-    best = min(largest(cuts) for cuts in itertools.combinations(range(1, len(costs)), num_stages - 1))
-    assert largest(found) == best
+    cuts = tuple(int(name) for name in balanced(costs, names, num_stages))
+    assert largest(cuts) == min(map(largest, itertools.combinations(range(1, len(costs)), num_stages - 1)))
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
+def test_stages_balanced_by_time() -> None:
+    """A layer that waits costs time, and no operations."""
+
+    class Slow(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            time.sleep(0.02)
+            return super().forward(input)
+
+    module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)], Slow(4, 4), Slow(4, 4))
+    inputs = (torch.zeros(2, 4),)
+    assert balanced_cut(Chain(module), 2, "measured", inputs, "parallel") == ["5"]
+    assert balanced_cut(Chain(module), 2, None, inputs, "parallel") == ["3"]
+    with pytest.warns(UserWarning, match=r"takes 1.\d\d times their mean; .* Set cut: \[3\]"):
+        assert balanced_cut(Chain(module), 2, ["1"], inputs, "parallel") == ["1"]
+
+
+class Called(nn.Module):
+    """Four linear layers, called as `run` says; those of the same number share their weight."""
+
+    def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], shares: tuple[int, ...] = (0, 1, 2, 3)) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])
-        self.blocks[2].weight = self.blocks[0].weight
+        self.blocks, self.run = nn.ModuleList(nn.Linear(3, 3) for _ in shares), run
+        for linear, number in zip(self.blocks, shares, strict=True):
+            linear.weight = self.blocks[number].weight
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return self.run(self.blocks, x)
 
 
-def test_tied_parameters_may_be_on_both_sides_of_a_cut() -> None:
-    module = Tied()
-    assert Chain(module).names == ["blocks.1", "blocks.2", "blocks.3"]
-    first, second = partition(module, 2, cut=["blocks.1"])
-    assert set(first.parameters) & set(second.parameters) == {"blocks.0.weight"}
+def chained(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for each in blocks:
+        x = torch.tanh(each(x))
+    return x
 
 
-def test_a_norm_that_is_called_twice_stays_in_one_stage() -> None:
-    norm = nn.BatchNorm1d(3)
-    module = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3, 3))
-    assert Chain(module).names == ["1", "4"]
+def shortcut(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    first = blocks[0](x)
+    return first + blocks[3](blocks[2](blocks[1](first)))
 
 
-class Skip(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.blocks[0](x)
-        return first + self.blocks[2](self.blocks[1](first))
+def masking(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """Draws a mask that it needs on both sides of any cut."""
+    mask = torch.bernoulli(torch.full_like(x, 0.5))
+    return chained(blocks, x * mask) * (1 - mask)
 
 
-def test_no_cut_under_a_shortcut() -> None:
-    assert Chain(Skip()).names == ["blocks.1"]
-
-
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) if x.sum() > 0 else x
+norm = nn.BatchNorm1d(3)
+TWICE = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3, 3))
 
 
 @pytest.mark.parametrize(
-    ("make", "num_stages", "cut", "message"),
+    ("module", "names"),
     [
-        (perceptron, 5, None, r"found 5 stages; expected at most 4.*Set stages=4"),
-        (perceptron, 3, ["layers.3"], r"found 3 stages and 1 cuts.*Set stages=2"),
-        (perceptron, 2, ["layer.3"], r"found the cut 'layer\.3'.*Did you mean 'layers\.3'\?"),
-        (perceptron, 3, ["layers.5", "layers.3"], r"expected each once, in the order"),
-        (Branching, 2, None, r"found 2 stages; expected at most 1, since Branching may be cut before no layer"),
-        (convolutions, 2, None, r"partition.example: found None; expected a tensor, by which stages are balanced"),
+        # Parameters may be on both sides of a cut, and a layer's buffers on one.
+        (Called(chained, (0, 1, 0, 3)), ["blocks.1", "blocks.2", "blocks.3"]),
+        (TWICE, ["1", "4"]),
+        (Called(shortcut), ["blocks.1"]),
+        (Called(masking), []),
     ],
 )
-def test_what_cannot_be_cut(make, num_stages, cut, message) -> None:
-    examples = {Branching: torch.ones(2, 3), convolutions: None}
+def test_where_it_may_be_cut(module: nn.Module, names: list[str]) -> None:
+    assert Chain(module).names == names
+
+
+class Measured(nn.Module):
+    """Python numbers leave its tracer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / float(np.abs(x.detach().numpy()).max())
+
+
+def test_a_named_block_is_enough() -> None:
+    """Only what holds it is looked into; the opening cannot be traced, and need not be."""
+
+    class Opaque(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.opening, self.inner = Measured(), Checked()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.opening(x))
+
+    module, x = Opaque(), drawn(4, 8)
+    with pytest.raises(ConfigError, match=r"Name the blocks before which it may be cut, as in cut: \[blocks.3\]"):
+        partition(module, 2, example=x)
+    stages = partition(module, 2, cut=["inner.blocks.3"], example=x)
+    assert [stage.layers[0] for stage in stages] == ["opening", "inner.blocks.3"]
+    assert torch.equal(run(stages, x), module(x))
+
+
+def test_what_the_inputs_are_is_still_looked_at() -> None:
+    module, x = Checked(), drawn(4, 8)
+    inputs = bound(module, (x, torch.rand(4, 8)), {})
+    stages = chain_for(module, "parallel", inputs, None).stages(["blocks.3.0"])
+    assert torch.equal(run(stages, *inputs), module(*inputs))
+    first, _ = partition(module, 2, example=x)
+    with pytest.raises(RunError, match=r"decides by bool\(..\) at .*test_partition.py:\d+, which is True for"):
+        first(None, (torch.full((4, 8), float("nan")), None))
+    # What fails by itself says so itself.
+    with pytest.raises(ValueError, match="expected eight numbers a row"):
+        partition(module, 2, example=drawn(4, 7))
+
+
+class Chained(nn.Module):
+    """Six layers, with what `around` does before them."""
+
+    def __init__(self, around: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.opening = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+        self.around = around
+
+    def forward(self, x: Tensor) -> Tensor:
+        return chained(self.blocks, self.around(self.opening(x)))
+
+
+def decides_then_divides(x: Tensor) -> Tensor:
+    k = x.abs().max()
+    if int(k * 1000) > 3000:
+        x = x * 0.1
+    return x / k
+
+
+def loops_over_a_size(x: Tensor) -> Tensor:
+    total, length = torch.zeros_like(x[:, 0]), x.shape[1]
+    for i in range(length):
+        total = total + (i / length) * x[:, i]
+    return total
+
+
+def causal(x: Tensor) -> Tensor:
+    return torch.tril(torch.ones(x.shape[1], x.shape[1])) @ x
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.zeros(*x.shape)
+
+
+def halved(x: Tensor) -> Tensor:
+    """Its width is that of the batch by chance."""
+    return x.view(x.shape[0], 2, x.shape[1] // 2).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("around", "first", "later"),
+    [
+        (decides_then_divides, drawn(8, 4) * 0.01, drawn(8, 4) * 100),
+        (loops_over_a_size, drawn(2, 3, 4), drawn(2, 5, 4)),
+        (causal, drawn(2, 5, 4), drawn(3, 5, 4)),
+        (noisy, drawn(2, 5, 4), drawn(3, 5, 4)),
+        (halved, drawn(4, 4), drawn(2, 4)),
+    ],
+)
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_later_batches_are_right_or_refused(around: Any, first: Tensor, later: Tensor, device: str | None) -> None:
+    """A decision of the user's code is never forgotten; what only asks for a size follows the batch.
+
+    With a default device torch asks a size for its value more than once, and from code of its own.
+    """
+    module = Chained(around)
+    try:
+        torch.set_default_device(device)
+        stages = chain_for(module, "parallel", (first,), None, num_stages=2).stages(["blocks.3"])
+        state = run(stages, later)
+    except RunError as error:
+        assert around in (decides_then_divides, loops_over_a_size)
+        assert "the forward decides by int(..)" in str(error)
+    else:
+        assert torch.equal(state, module(later))
+    finally:
+        torch.set_default_device(None)
+
+
+class Strided(nn.Module):
+    """Asks for a size that only by chance is one of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opening = nn.Conv1d(1, 4, 3)
+        self.blocks = nn.ModuleList(nn.Conv1d(4, 4, 1) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.opening(x)
+        scale = torch.linspace(0, 1, x.shape[2])
+        for each in self.blocks:
+            x = each(x) * scale
+        return x
+
+
+def test_a_size_follows_the_inputs_or_is_a_constant_that_is_checked() -> None:
+    module = Masked()
+    stages = chain_for(module, "parallel", (tokens(),), None, num_stages=2).stages(["encoder.layers.3"])
+    assert torch.equal(run(stages, tokens(5)), module(tokens(5)))
+    strided = Strided()
+    stages = chain_for(strided, "parallel", (drawn(2, 1, 12),), None, num_stages=2).stages(["blocks.3"])
+    assert torch.equal(run(stages, drawn(3, 1, 12)), strided(drawn(3, 1, 12)))
+    with pytest.raises(RunError, match=r"asks for a size, type or device at .*, which is 7 for this batch; .*it is 10"):
+        stages[0](None, (drawn(2, 1, 9),))
+
+
+@pytest.mark.parametrize("has_values", [False, True])
+def test_what_runs_without_gradients_has_none(has_values: bool) -> None:
+    def frozen(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = torch.relu(blocks[0](x))
+        return chained(blocks[1:], x)
+
+    module, x = Called(frozen), drawn(4, 3)
+    value = run(Chain(module, "parallel", (x,) if has_values else None).stages(["blocks.2"]), x)
+    assert torch.equal(value, module(x))
+    slopes = torch.autograd.grad(value.sum(), list(module.parameters()), allow_unused=True)
+    assert [slope is None for slope in slopes] == [True, True, *[False] * 6]
+
+
+def casts(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (x @ x.T @ x).float()
+
+
+PERCEPTRON = MLP([8], 4, hidden=[16, 16, 16])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: partition(PERCEPTRON, 5, example=drawn(2, 8)), r"found 5 stages; expected at most 4.*Set stages=4"),
+        (lambda: partition(PERCEPTRON, 3, ["layers.3"]), r"cut: found .*; expected 2 names for 3 stages"),
+        (lambda: partition(PERCEPTRON, 2, ["layer.3"]), r"cut: found 'layer\.3'.*Did you mean 'layers\.3'\?"),
+        (lambda: partition(PERCEPTRON, 3, ["layers.5", "layers.3"]), r"expected each once, in the order"),
+        (lambda: partition(Called(masking), 2, example=drawn(4, 3)), "expected at most 1, since Called .* no layer"),
+        (lambda: partition(PERCEPTRON, 2), r"example: found None; expected a tensor, by which stages are balanced"),
+        (lambda: partition(Checked(), 2, ["blocks.3"]), r"found None for Checked, whose forward decides by values"),
+        (
+            lambda: partition(Chained(casts), 2, example=drawn(4, 4)),
+            "it switches autocast; set the problem's precision",
+        ),
+    ],
+)
+def test_what_cannot_be_cut(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        partition(make(), num_stages, cut, example=examples.get(make, images(2, (3, 8, 8))))
+        make()

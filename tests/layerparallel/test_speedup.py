@@ -3,11 +3,6 @@ import pytest
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 8])
-def test_stages_that_add_nothing_are_as_many_times_faster(num_stages: int) -> None:
-    assert predicted_speedup(BatchSeconds(forward=1.0, backward=2.0), num_stages) == pytest.approx(num_stages)
-
-
 def test_it_is_the_printed_formula() -> None:
     data, forward, backward, penalty, auxiliary, num_stages = 0.1, 1.1, 2.3, 0.05, 0.4, 3
     total = data + forward + backward

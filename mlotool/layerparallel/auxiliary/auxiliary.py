@@ -3,13 +3,14 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.settings import target
@@ -17,11 +18,11 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.step import Samples, StageStep
-from mlotool.layerparallel.auxiliary.team import TINY, StagePlan, Team
+from mlotool.layerparallel.auxiliary.team import TINY, Team
 from mlotool.layerparallel.auxiliary.timeline import Timeline, forecast
 from mlotool.layerparallel.exchange import Transport
-from mlotool.layerparallel.partition.chain import Chain, bound
-from mlotool.layerparallel.partition.cut import MEASURED, balanced_cut, chain_for, may_be_finer, resolved
+from mlotool.layerparallel.partition.chain import MEASURED, Chain, bound
+from mlotool.layerparallel.partition.cut import balanced_cut, chain_for
 from mlotool.layerparallel.partition.stage import Inputs
 from mlotool.layerparallel.partition.trace import UntraceableError
 from mlotool.problem.parallel import AbstractParallel
@@ -127,7 +128,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
     """
 
     def __post_init__(self) -> None:
-        self.settings = AuxiliarySettings(**{each.name: getattr(self, each.name) for each in fields(AuxiliarySettings)})
+        super().__post_init__()
         self.transport = Transport()
         self._timeline = Timeline(self.record)
         self._team: Team | None = None
@@ -137,9 +138,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         self._samples = Samples(self.copies)
         # Of the step at hand: its samples, its weight, what its call and its loss were, and another start of the end.
         self._slots: Tensor | None = None
-        self._share = 1.0
+        self._share, self._is_open = 1.0, False
         self._step: StageStep | None = None
-        self._is_open = False
         self._loss: Callable[[], LossOutput] | None = None
         self._point: Tensor | None = None
         self._metrics: list[str] | None = None
@@ -151,8 +151,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         # What decides by values is cut at the first step.
         with suppress(UntraceableError):
             chain = Chain(module, self.key)
-            if not may_be_finer(chain):
-                resolved(chain, self.stages, self.cut)
+            if not chain.may_be_finer:
+                chain.resolve(self.stages, self.cut)
 
     def seed(self, seed: int) -> None:
         """Take the seed of the program, the same in all processes; drawing one would change what the run draws."""
@@ -162,12 +162,11 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
     def check_data(self, dataset: Any) -> None:
         """Refuse stored variables of samples that come in another form each time."""
         is_finite = hasattr(getattr(dataset, "augmentation", None), "num_copies")
-        if getattr(dataset, "seeded", False) and not is_finite and self.is_stored and self.stages > 1:
-            raise ConfigError(
-                f"{self.key}.variables: found stored, but the data are augmented anew each time; expected samples that "
-                f"come again as they were. Set {self.key}.variables=auxnet, data.augment=false, or data.augment and "
-                f"{self.key}.copies to a number of copies."
-            )
+        is_new = getattr(dataset, "seeded", False) and not is_finite
+        expected = "networks for data that are augmented anew each time"
+        advice = f"Set {self.key}.variables=auxnet, or data.augment and {self.key}.copies to a number of copies."
+        is_right = not (is_new and self.is_stored and self.stages > 1)
+        require(is_right, f"{self.key}.variables", self.variables, expected, advice)
 
     def to(self, device: torch.device) -> None:
         """Move the networks and tables of auxiliary variables to a device."""
@@ -190,8 +189,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         """Take a stage (with `processes`), or all of them, for a part of the batch."""
         if self.processes and num_ranks == 1:
             warnings.warn(
-                f"{self.key}.processes: found true on one rank, which runs all {self.stages} stages one after the "
-                f"other; expected a rank a stage. Set runner.devices={self.stages}, or leave processes out.",
+                f"{self.key}.processes: found true on one rank, which runs all stages one after the other; expected a "
+                f"rank a stage. Set runner.devices={self.stages}, or leave processes out.",
                 stacklevel=2,
             )
         if self.processes and num_ranks > 1:
@@ -226,9 +225,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
 
     def begin(self, batch: Any, weight: float) -> None:
         """Begin a step: note which samples the batch has, and the weight of this process's part of it."""
-        if self._team is not None and self._team.device.type == "cuda":
-            # Of the last step: by now it is done, so looking at it makes nothing wait.
-            self._check_finite(self._team)
+        # Of the last step: by now it is done, so looking at it makes no GPU wait.
+        self._check_finite()
         self._share, self._is_open, self._step = weight, True, None
         self._slots = self._samples.slots(batch, self.key) if self.is_stored and self.stages > 1 else None
 
@@ -236,11 +234,11 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         """Run all stages from their variables; what the last one returns goes on into the loss."""
         if self._point is not None:
             assert self._team is not None and self._step is not None
-            return self._team.plan.stages[-1](self._point, self._step.inputs)
+            return self._team.stages[-1](self._point, self._step.inputs)
         if not self._is_open:
             raise ConfigError(
-                f"{self.key}: the loss calls its module a second time in one step; expected once, since the stages "
-                "are trained by what the call leaves behind. Join the inputs into one call, or remove parallel."
+                f"{self.key}: the loss calls its module a second time in one step; expected once. Join the inputs "
+                "into one call, or remove parallel."
             )
         self._is_open = False
         inputs = bound(self._module, args, kwargs)
@@ -272,9 +270,9 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             values = torch.zeros(1 + len(self._metrics), dtype=team.dtype, device=team.device)
             self.transport.expect("output", last, stages.rank, values)
             return LossOutput(values[0], dict(zip(self._metrics, values[1:], strict=True)))
-        packed = [each.detach().to(team.device, team.dtype) for each in (output.loss, *output.metrics.values())]
+        values = [value.detach().to(team.device, team.dtype) for value in (output.loss, *output.metrics.values())]
         for stage in range(last):
-            self.transport.send("output", last, stage, torch.stack(packed))
+            self.transport.send("output", last, stage, torch.stack(values))
         return output
 
     def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -282,16 +280,14 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         team, step = self._team, self._step
         if step is None or team is None:
             raise ConfigError(
-                f"{self.key}: the loss has not called its module; expected model(..) once in each step, and no "
-                "model.method(..). Call the module itself, or remove parallel."
+                f"{self.key}: the loss has not called its module; expected model(..) once in each step. Call the "
+                "module itself, not a method of it, or remove parallel."
             )
         slopes = team.backward(step, loss, theta, self._loss_at)
         if not team.has_last:
             stages = self.transport.stages
             self.transport.receive("output", stages.size - 1, stages.rank)
         self._num_steps += 1
-        if team.device.type != "cuda":
-            self._check_finite(team)
         self._step = self._loss = None
         return slopes
 
@@ -308,14 +304,13 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         """Return the constraint violations at each interface, absolute and relative, and beta."""
         if self._team is None or self.stages == 1:
             return {}
-        if self._team.device.type == "cuda":
-            self._check_finite(self._team)
-        betas = [beta.at(max(self._num_steps - 1, 0)) for beta in self.settings.betas]
-        found = {f"beta_{number}": beta for number, beta in enumerate(betas, start=1)}
-        found = found if len(set(betas)) > 1 else {"beta": betas[0]}
+        self._check_finite()
+        betas = [beta.at(max(self._num_steps - 1, 0)) for beta in self.betas]
+        values = {f"beta_{number}": beta for number, beta in enumerate(betas, start=1)}
+        values = values if len(set(betas)) > 1 else {"beta": betas[0]}
         for number, (violation, relative) in sorted(self._team.violations().items()):
-            found |= {f"violation_{number}": violation, f"relative_violation_{number}": relative}
-        return found | {f"curvature_{number}": each for number, each in self._team.curvatures().items()}
+            values |= {f"violation_{number}": violation, f"relative_violation_{number}": relative}
+        return values | {f"curvature_{number}": value for number, value in self._team.curvatures().items()}
 
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
@@ -332,7 +327,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
 
     def forecast(self) -> Sequence[str]:
         """Return how well the stages are balanced, and the speed-up of equation 27, after recorded steps."""
-        return forecast(() if self._team is None else self._team.plan.cut, self.timeline())
+        return forecast(() if self._team is None else self._team.cut, self.timeline())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the variables, multipliers, networks, and counters."""
@@ -343,7 +338,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             "num_steps": self._num_steps,
             "seed": self._seed,
             "samples": {"seen": self._samples.seen.clone()},
-            "cut": list(self._team.plan.cut),
+            "cut": list(self._team.cut),
             "stages": self._team.state_dict(),
         }
 
@@ -367,14 +362,10 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             cut = kept
         chain = chain_for(self._module, self.key, inputs, None if isinstance(cut, str) else cut, self.stages)
         names = self.transport.agreed(lambda: balanced_cut(chain, self.stages, cut, inputs, self.key))
-        if kept is not None and kept != names:
-            raise ConfigError(
-                f"{self.key}: the checkpoint has the cuts {kept}, this run {names}; expected the same. Set "
-                f"{self.key}.cut to those of the checkpoint."
-            )
+        require(kept in (None, names), f"{self.key}.cut", names, f"the checkpoint's cuts {kept}")
         assert self._seed is not None, "A program has a seed for it."
-        shared = self.settings, self.transport, self._timeline, self._seed
-        self._team = Team(StagePlan(self.key, self._module, chain.stages(names), names, inputs, *shared))
+        shared = self, self.transport, self._timeline, self._seed
+        self._team = Team(self.key, self._module, chain.stages(names), names, inputs, *shared)
         if self._pending is not None:
             self._team.load_state_dict(self._pending["stages"])
             self._pending = None
@@ -387,27 +378,24 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             unseen = self._samples.meet(self._slots, everybody)
         states = team.shapes(inputs), team.dtype, team.device
         sizes = self._share, replicas.size
-        return StageStep(self.settings, self._num_steps, inputs, *states, *sizes, self._slots, unseen)
+        return StageStep(self, self._num_steps, inputs, *states, *sizes, self._slots, unseen)
 
-    def _check_finite(self, team: Team) -> None:
+    def _check_finite(self) -> None:
         """Refuse stages that have parted so far that training goes nowhere; warn once where they part."""
-        for number, worker in team.workers.items():
-            if worker.violations is None:
-                continue
-            violation, size = worker.violations.tolist()
+        violations = {} if self._team is None else self._team.last_violations()
+        for number, (violation, size) in violations.items():
             if not violation <= max(DIVERGED * size, DIVERGED):
-                beta = self.settings.betas[number - 1].at(self._num_steps - 1)
+                beta = self.betas[number - 1].at(self._num_steps - 1)
                 raise RunError(
                     f"{self.key}: the violation at interface {number} became {violation:.3g} at step "
                     f"{self._num_steps} with beta={beta:g}, beside states of norm {size:.3g}; the stages diverge. "
-                    f"Lower {self.key}.beta (or the factor of its schedule), {self.key}.lambda_rate, or the "
-                    "learning rates of the stages and of their networks."
+                    f"Lower {self.key}.beta, {self.key}.lambda_rate, or the learning rates."
                 )
             if violation > PARTED * size and not self._has_warned:
                 self._has_warned = True
                 warnings.warn(
                     f"{self.key}: at interface {number} the violation is {violation / max(size, TINY):.3g} times the "
-                    f"states (step {self._num_steps}): the stages train on states that the serial network does not "
-                    f"have. Raise {self.key}.beta where it is small, or lower {self.key}.lambda_rate.",
+                    f"states (step {self._num_steps}), which the serial network does not have. Raise {self.key}.beta, "
+                    f"or lower {self.key}.lambda_rate.",
                     stacklevel=2,
                 )

@@ -2,14 +2,15 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
 
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.partition.chain import Chain
-from mlotool.layerparallel.partition.costs import OperationCounter
 from mlotool.layerparallel.partition.cut import chain_for
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS
@@ -59,7 +60,7 @@ def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> l
         num_blocks: how many blocks that keep the shape each copy has at most; the first ones remain.
 
     Returns:
-        K - 1 modules with the inputs and the output of the stages.
+        K - 1 modules with the inputs and the output of the stages, and their parameters.
 
     Example:
         >>> from mlotool.layerparallel.partition.cut import partition
@@ -71,10 +72,10 @@ def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> l
     state, parts = None, []
     with undisturbed(stages[0].module), torch.no_grad():
         for stage in stages[:-1]:
-            seen = _Observed(stage.module, stage.graph)
-            state = seen.run(*(inputs if stage.is_first else (state, *inputs)))
-            parts.append(fx.GraphModule(stage.module, _thinned(stage.graph, seen.blocks, num_blocks)))
-    return [copy.deepcopy(part) for part in parts]
+            whole = fx.GraphModule(stage.module, stage.graph)
+            state = ShapeProp(whole).propagate(*(inputs if stage.is_first else (state, *inputs)))
+            parts.append(fx.GraphModule(stage.module, _thinned(whole, num_blocks)))
+    return parts
 
 
 def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inputs, key: str) -> list[nn.Module]:
@@ -102,23 +103,22 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
         torch.Size([5, 4])
     """
     chain = chain_for(auxnet, key, inputs, cut=None)
-    places, total = _states(chain, auxnet, inputs)
+    costs, offered = chain.costs(inputs), _shapes(chain, auxnet, inputs)
+    before = dict(zip(chain.names, accumulate(costs.values()), strict=False))
     cut: list[str] = []
     for number, shape in enumerate(shapes, start=1):
         begin = chain.names.index(cut[-1]) + 1 if cut else 0
-        offered = [places[name][0] for name in chain.names]
-        ends = [end for end in range(begin + 1, len(offered) + 1) if _follow(shapes[number:], offered[end:])]
-        fitting = [chain.names[end - 1] for end in ends if offered[end - 1] == shape]
+        ends = [end for end in range(begin, len(offered)) if _follow(shapes[number:], offered[end + 1 :])]
+        fitting = [chain.names[end] for end in ends if offered[end] == shape]
         if not fitting:
-            has = "; ".join(f"{name}: {list(places[name][0])}" for name in chain.names) or "none"
+            places = "; ".join(f"{name}: {list(size)}" for name, size in zip(chain.names, offered, strict=True))
             raise ConfigError(
                 f"{key}: {type(auxnet).__name__} has no place for interface {number} of {len(shapes)} (a state of "
-                f"shape {list(shape)}, with {len(shapes) - number} more behind it); it has {has}. Give a smaller "
-                "network of the same widths, or set auxnet to null for thinned copies of the stages."
+                f"shape {list(shape)}, with {len(shapes) - number} more behind it); it has {places or 'none'}. Give a "
+                "smaller network of the same widths, or set auxnet to null for thinned copies of the stages."
             )
-        wanted = total * number / (len(shapes) + 1)
-        distances = {name: abs(places[name][1] - wanted) for name in fitting}
-        cut.append(min(fitting, key=distances.__getitem__))
+        wanted = sum(costs.values()) * number / (len(shapes) + 1)
+        cut.append(min(fitting, key=lambda name: abs(before[name] - wanted)))
     return [fx.GraphModule(stage.module, stage.graph) for stage in chain.stages(cut)[:-1]]
 
 
@@ -128,55 +128,37 @@ def _follow(shapes: Sequence[torch.Size], offered: Sequence[torch.Size]) -> bool
     return all(shape in rest for shape in shapes)
 
 
-def _states(chain: Chain, module: nn.Module, inputs: Inputs) -> tuple[dict[str, tuple[torch.Size, float]], float]:
-    """Return, by possible cut, the shape of a sample's state there and the cost up to it; and the whole cost."""
-    costs, cost = chain.costs(inputs), 0.0
-    state: Tensor | None = None
-    places = {}
+def _shapes(chain: Chain, module: nn.Module, inputs: Inputs) -> list[torch.Size]:
+    """Return the shape of a sample's state at each possible cut."""
+    state, shapes = None, []
     with undisturbed(module), torch.no_grad():
-        for name, stage in zip(["", *chain.names], chain.stages(chain.names), strict=True):
-            if state is not None:
-                places[name] = (state.shape[1:], cost)
+        for stage in chain.stages(chain.names)[:-1]:
             state = stage(state, inputs)
-            cost += costs[name]
-    return places, cost
+            shapes.append(state.shape[1:])
+    return shapes
 
 
-class _Observed(fx.Interpreter):
-    """Runs a stage and notes its blocks: layers with products that keep the shape of what they are given."""
-
-    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
-        super().__init__(module, graph=graph)
-        self.blocks: list[fx.Node] = []
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one operation."""
-        with OperationCounter() as counter:
-            result = super().run_node(n)
-        if n.op == "call_module" and isinstance(n.args[0], fx.Node):
-            given = self.map_nodes_to_values(n.args[0], n)
-            is_kept = isinstance(given, Tensor) and isinstance(result, Tensor) and given.shape == result.shape
-            if is_kept and counter.products:
-                self.blocks.append(n)
-        return result
-
-
-def _thinned(graph: fx.Graph, blocks: Sequence[fx.Node], num_blocks: int) -> fx.Graph:
+def _thinned(module: fx.GraphModule, num_blocks: int) -> fx.Graph:
     """Return a copy with the first so many of the blocks; what another is given goes on in place of its result."""
     copies: dict[fx.Node, fx.Node] = {}
-    found = fx.Graph()
-    found.output(found.graph_copy(graph, copies))
-    for block in blocks:
-        copy_of = copies[block]
-        layers = block.kwargs.get(LAYERS)
-        num_layers = len(layers) if isinstance(layers, range) else 1
+    thinned = fx.Graph()
+    thinned.output(thinned.graph_copy(module.graph, copies))
+    for block in filter(partial(_is_block, module), module.graph.nodes):
+        copy, layers = copies[block], block.kwargs.get(LAYERS)
         if isinstance(layers, range) and num_blocks:
-            copy_of.kwargs = {LAYERS: layers[:num_blocks]}
+            copy.kwargs = {LAYERS: layers[:num_blocks]}
         elif num_blocks <= 0:
             # Of the copy: what it is given may itself stand in for a block that has gone.
-            given = copy_of.args[0]
-            assert isinstance(given, fx.Node)
-            copy_of.replace_all_uses_with(given)
-            found.erase_node(copy_of)
-        num_blocks = max(0, num_blocks - num_layers)
-    return found
+            copy.replace_all_uses_with(copy.all_input_nodes[0])
+            thinned.erase_node(copy)
+        num_blocks = max(0, num_blocks - (len(layers) if isinstance(layers, range) else 1))
+    return thinned
+
+
+def _is_block(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Say whether a node is a layer with a matrix that keeps the shape of what it is given."""
+    if node.op != "call_module" or not node.all_input_nodes:
+        return False
+    before, after = (getattr(each.meta.get("tensor_meta"), "shape", None) for each in (node.all_input_nodes[0], node))
+    has_matrix = any(parameter.ndim > 1 for parameter in module.get_submodule(str(node.target)).parameters())
+    return before is not None and before == after and has_matrix

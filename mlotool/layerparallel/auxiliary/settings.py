@@ -1,26 +1,14 @@
 """What a user sets of the method of auxiliary variables, checked, with the defaults that depend on others."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from torch import nn
 
-from mlotool.core.arguments import is_number, is_whole, require
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
-from mlotool.layerparallel.partition.cut import Cut, check_cut
-
-CHOICES = {
-    "method": ("penalty", "lagrangian"),
-    "variables": ("stored", "auxnet", "recursive"),
-    "reduction": ("mean", "sum"),
-    "multiplier_rule": ("exact", "paper"),
-    "auxnet_optimizer": ("sgd", "adam"),
-    "auxnet_gradient": ("local", "chain"),
-}
-LEAST = {"stages": 1, "auxnet_blocks": 0, "distillation_steps": 1, "lambda_steps": 1, "copies": 1, "recalibrate": 0}
+from mlotool.core.arguments import Rule, at_least, is_number, require, require_all
+from mlotool.layerparallel.partition.chain import MEASURED, Cut
 
 AUTO = "auto"
 
@@ -28,6 +16,38 @@ BETWEEN_PENALTIES = 0.5
 """Rate of stored variables of a stage that has a penalty before and behind it; of three stages on MNIST
 0.05 ends 19 points of accuracy lower, 0.3 seven lower, 0.7 two higher; on digits 1 ends three lower
 (benchmarks/README.md)."""
+
+
+_POSITIVE = Rule(lambda value: is_number(value) and 0 < value < inf, "a number above 0")
+
+
+def _one_of(*choices: str) -> Rule:
+    return Rule(lambda value: value in choices, " or ".join(choices))
+
+
+def _is_cut(value: Any) -> bool:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return value in (None, MEASURED) or (is_list and all(isinstance(name, str) for name in value))
+
+
+_RULES = {
+    **dict.fromkeys(("stages", "distillation_steps", "lambda_steps", "copies"), at_least(1)),
+    **dict.fromkeys(("auxnet_blocks", "recalibrate"), at_least(0)),
+    "cut": Rule(_is_cut, f"names of layers, {MEASURED} or null", "Write cut: [layer3], or cut: measured."),
+    "method": _one_of("penalty", "lagrangian"),
+    "variables": _one_of("stored", "auxnet", "recursive"),
+    "auxnet": Rule(
+        lambda value: isinstance(value, nn.Module | None),
+        "a smaller model",
+        "Write auxnet: {_target_: mlotool.models.ResNet, ..}, or null for thinned stages.",
+    ),
+    "auxnet_optimizer": _one_of("sgd", "adam"),
+    "auxnet_gradient": _one_of("local", "chain"),
+    "reduction": _one_of("mean", "sum"),
+    "lambda_lr": Rule(lambda value: value is None or _POSITIVE.is_right(value), "a number above 0, or null"),
+    "multiplier_rule": _one_of("exact", "paper"),
+    "noise": Rule(lambda value: is_number(value) and 0 <= value < inf, "no negative number"),
+}
 
 
 @dataclass(frozen=True)
@@ -63,13 +83,12 @@ class StepSchedule:
             ConfigError: there is no `start`, an unknown entry, or a value out of range.
         """
         entries: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"start": value}
-        is_known = "start" in entries and entries.keys() <= {"start", "factor", "every", "maximum"}
-        expected = "a number, or {start: .., factor: .., every: .., maximum: ..}"
-        require(is_known, key, value, expected)
+        maximum = Rule(lambda number: is_number(number) and number > 0, "")
+        rules = {"start": _POSITIVE, "factor": _POSITIVE, "every": at_least(1), "maximum": maximum}
+        is_known = "start" in entries and entries.keys() <= rules.keys()
+        is_right = is_known and all(rules[name].is_right(number) for name, number in entries.items())
+        require(is_right, key, value, "a number above 0, or {start: .., factor: .., every: .., maximum: ..} of such")
         every = entries.pop("every", 1)
-        is_endless = math.inf in (entries["start"], entries.get("factor"))
-        is_right = not is_endless and all(map(_is_above_zero, entries.values())) and is_whole(every, 1)
-        require(is_right, key, value, f"{expected}, all above 0, and a whole number for every")
         return StepSchedule(every=every, **{name: float(number) for name, number in entries.items()})
 
     def at(self, step: int) -> float:
@@ -122,7 +141,13 @@ class AuxiliarySettings:
     record: int = 0
 
     def __post_init__(self) -> None:
-        self._check()
+        require_all("parallel", vars(self), _RULES)
+        if not self.is_stored:
+            # Networks give no multipliers, and know no copies.
+            for key, value in (("method", "penalty"), ("copies", 1)):
+                expected = f"{value} with variables={self.variables}"
+                advice = "Set parallel.variables=stored."
+                require(getattr(self, key) == value, f"parallel.{key}", getattr(self, key), expected, advice)
         betas = _of_interfaces(self.beta, self.stages, "parallel.beta")
         self.betas = [StepSchedule.of(beta, "parallel.beta") for beta in betas]
         self.auxnet_rate = StepSchedule.of(self.auxnet_lr, "parallel.auxnet_lr")
@@ -169,29 +194,8 @@ class AuxiliarySettings:
         """
         return 1.0 / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
 
-    def _check(self) -> None:
-        for key, least in LEAST.items():
-            value = getattr(self, key)
-            require(is_whole(value, least), f"parallel.{key}", value, f"a whole number of at least {least}")
-        advice = "Write auxnet: {_target_: mlotool.models.ResNet, ..}, or null for thinned stages."
-        require(isinstance(self.auxnet, nn.Module | None), "parallel.auxnet", self.auxnet, "a smaller model", advice)
-        check_cut(self.cut, "parallel.cut")
-        for key, known in CHOICES.items():
-            value = getattr(self, key)
-            advice = f"{did_you_mean(str(value), known)} Correct parallel.{key}.".strip()
-            require(value in known, f"parallel.{key}", value, " or ".join(known), advice)
-        if not self.is_stored and (self.has_multipliers or self.copies > 1):
-            key, value = ("method", "lagrangian") if self.has_multipliers else ("copies", str(self.copies))
-            raise ConfigError(
-                f"parallel.{key}: found {value} with variables={self.variables}; expected stored ones, since networks "
-                "give no multipliers, and know no copies. Set parallel.variables=stored."
-            )
-        is_right = self.lambda_lr is None or (_is_finite(self.lambda_lr) and self.lambda_lr > 0)
-        require(is_right, "parallel.lambda_lr", self.lambda_lr, "a number above 0")
-        require(_is_finite(self.noise) and self.noise >= 0, "parallel.noise", self.noise, "no negative number")
-
     def _rate(self, rate: Any, interface: int) -> float | None:
-        is_right = rate in (None, AUTO) or (_is_finite(rate) and rate > 0)
+        is_right = rate in (None, AUTO) or _POSITIVE.is_right(rate)
         require(is_right, "parallel.lambda_rate", rate, "a number above 0, auto, null, or a list of these")
         if rate is not None:
             return None if rate == AUTO else float(rate)
@@ -204,20 +208,5 @@ def _of_interfaces(value: Any, num_stages: int, key: str) -> list[Any]:
     count = max(num_stages - 1, 1)
     if not isinstance(value, Sequence) or isinstance(value, str):
         return [value] * count
-    if len(value) != count:
-        raise ConfigError(
-            f"{key}: found {len(value)} values; expected {count}, one for each interface of {num_stages} stages, or "
-            f"one for all. Correct {key}."
-        )
+    require(len(value) == count, key, value, f"{count} values for {num_stages} stages, or one for all")
     return list(value)
-
-
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
-
-
-def _is_above_zero(value: Any) -> bool:
-    try:
-        return is_number(value) and float(value) > 0.0
-    except OverflowError:
-        return False

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.partition.stage import Inputs
 from mlotool.problem.batches import bounds
@@ -142,24 +141,18 @@ class Samples:
             ConfigError: it has not.
         """
         for name in ("index",) if self._num_copies == 1 else ("index", "copy"):
-            if not isinstance(batch, Mapping) or name not in batch:
-                raise ConfigError(
-                    f"{key}.variables: found stored, but the batch has no '{name}'; expected a mapping with what says "
-                    f"whose variables these are. Use a data set that gives it, or set {key}.variables=auxnet."
-                )
-            value = batch[name]
+            value = batch.get(name) if isinstance(batch, Mapping) else None
             is_right = isinstance(value, Tensor) and value.ndim == 1 and value.dtype in _WHOLE and int(value.min()) >= 0
-            expected = "a whole number of at least 0 a sample, that of its place in the data set"
-            require(is_right, f"the batch's '{name}'", value, expected, "Return it from __getitem__: 'index': index.")
+            expected = "a whole number of at least 0 a sample, as variables=stored needs"
+            advice = f"Return 'index': index from __getitem__, or set {key}.variables=auxnet."
+            require(is_right, f"{key}: the batch's '{name}'", value, expected, advice)
         slots: Tensor = batch["index"].cpu()
         if "copy" not in batch:
             return slots
         copy = batch["copy"].cpu()
-        if int(copy.max()) >= self._num_copies:
-            raise ConfigError(
-                f"{key}.copies: found {self._num_copies}, but the batch has copy number {int(copy.max())} of a sample; "
-                f"expected as many as the data has. Set {key}.copies to data.augment."
-            )
+        largest, advice = int(copy.max()), f"Set {key}.copies to data.augment."
+        expected = f"more than {largest}, the number of a copy in the batch"
+        require(largest < self._num_copies, f"{key}.copies", self._num_copies, expected, advice)
         return slots * self._num_copies + copy
 
     def meet(self, own: Tensor, everybody: Tensor) -> Tensor:
@@ -169,9 +162,8 @@ class Samples:
             own: numbers of this part of the batch, (s,).
             everybody: numbers of all parts.
         """
-        missing = int(everybody.max()) + 1 - len(self.seen)
-        if missing > 0:
-            self.seen = torch.cat([self.seen, torch.zeros(missing, dtype=torch.bool)])
+        missing = max(int(everybody.max()) + 1 - len(self.seen), 0)
+        self.seen = torch.cat([self.seen, torch.zeros(missing, dtype=torch.bool)])
         unseen = ~self.seen[own]
         self.seen[everybody] = True
         return unseen

@@ -1,9 +1,9 @@
 """The stages of one module at work, as many of them as this process has."""
 
 import functools
-import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,16 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mlotool.core.arguments import require
 from mlotool.core.bound_module import Slots
-from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
-from mlotool.layerparallel.auxiliary.network_variables import ChainVariables, RecursiveVariables
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.step import StageStep, num_rows
-from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
 from mlotool.layerparallel.auxiliary.timeline import Timeline
-from mlotool.layerparallel.auxiliary.variables import AbstractVariables
+from mlotool.layerparallel.auxiliary.variables import (
+    AbstractVariables,
+    ChainVariables,
+    RecursiveVariables,
+    StoredVariables,
+)
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 
@@ -42,44 +45,6 @@ DECAY = 0.9
 
 RADIUS = 1e-2
 """Of the finite differences, relative to the norm of a sample's variables."""
-
-_log = logging.getLogger("mlotool")
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """A module, the stages that it is cut into, and how they are trained.
-
-    Args:
-        key: of the setting, for messages.
-        module: the whole module.
-        stages: its parts, K of them.
-        cut: names of the layers that begin the stages 1 .. K-1.
-        inputs: a batch that the module is called with.
-        settings: how the stages are trained.
-        transport: between the stages; it says which of them are this process's.
-        timeline: records what takes how long.
-        seed: of the noise on auxiliary variables.
-
-    Example:
-        >>> from mlotool.layerparallel.partition.cut import partition
-        >>> net, settings = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), AuxiliarySettings(stages=2)
-        >>> stages, inputs = partition(net, 2, ["2"]), (torch.zeros(1, 2),)
-        >>> plan = StagePlan("parallel", net, stages, ["2"], inputs, settings, Transport(), Timeline(0), seed=0)
-        >>> team = Team(plan)
-        >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
-        ([0, 1], [torch.Size([4])])
-    """
-
-    key: str
-    module: nn.Module
-    stages: Sequence[Stage]
-    cut: Sequence[str]
-    inputs: Inputs
-    settings: AuxiliarySettings
-    transport: Transport
-    timeline: Timeline
-    seed: int
 
 
 class Worker:
@@ -192,19 +157,20 @@ class Worker:
 
         Args:
             loss: the module's, for the last stage.
-            theta: parameters of the module; for a stage but the last, its own.
+            theta: parameters of the module.
         """
         loss = loss if self.variables.is_last else self._loss
         assert loss is not None
         points = [*theta] if self._leaf is None else [*theta, self._leaf]
-        slopes: Sequence[Tensor | None] = [None] * len(points)
+        slopes: list[Tensor | None] = [None] * len(points)
         with self._timeline.span(self.number, "backward"):
             if loss.requires_grad:
-                slopes = torch.autograd.grad(loss, points, allow_unused=True)
+                slopes[:] = torch.autograd.grad(loss, points, allow_unused=True)
         self._loss = None
         if self._leaf is not None:
-            self._onward = torch.zeros_like(self._leaf) if slopes[-1] is None else slopes[-1]
-        return list(slopes[: len(theta)])
+            onward = slopes.pop()
+            self._onward = torch.zeros_like(self._leaf) if onward is None else onward
+        return slopes
 
     def correct(self, step: StageStep, loss_at: Callable[[Tensor], Tensor] | None = None) -> None:
         """Move lambda_k and kappa_k towards where the stage before has ended.
@@ -222,7 +188,7 @@ class Worker:
         point, onward = self._leaf.detach(), self._onward
         self.violations = violations(point, state)
         with self._timeline.span(number, "auxnet"):
-            slope = self._slopes(step, state, point, onward, functools.partial(self._gradient, step, loss_at=loss_at))
+            slope = self._slopes(step, state, point, onward, lambda other: self._gradient(step, other, loss_at))
             self.variables.correct(step, state, slope.contiguous())
         self._leaf = self._onward = self.variables.own = self._aim = None
 
@@ -267,21 +233,27 @@ class Worker:
     @contextmanager
     def _buffers(self, are_moved: bool) -> Iterator[None]:
         """Let the stage's buffers move, or be copies that are thrown away."""
-        if are_moved:
+        with ExitStack() as stack:
+            if not are_moved:
+                copies = {name: buffer.clone() for name, buffer in self.stage.buffers().items()}
+                stack.callback(self._places.fill({}, copies))
             yield
-            return
-        restore = self._places.fill({}, {name: buffer.clone() for name, buffer in self.stage.buffers().items()})
-        try:
-            yield
-        finally:
-            restore()
 
 
+@dataclass(eq=False, repr=False)
 class Team:
-    """The workers of this process: one for each stage that it has; see the example of `StagePlan`.
+    """A module, the stages that it is cut into, and the workers of this process: one for each stage that it has.
 
     Args:
-        plan: the module and its stages.
+        key: of the setting, for messages.
+        module: the whole module.
+        stages: its parts, K of them.
+        cut: names of the layers that begin the stages 1 .. K-1.
+        inputs: a batch that the module is called with.
+        settings: how the stages are trained.
+        transport: between the stages; it says which of them are this process's.
+        timeline: records what takes how long.
+        seed: of the noise on auxiliary variables.
 
     Attributes:
         workers: by the stage's number.
@@ -289,43 +261,59 @@ class Team:
     Raises:
         ConfigError: a network for auxiliary variables does not fit the stages, or, in `backward`, the loss of divided
             stages uses parameters outside of the module's call.
+
+    Example:
+        >>> from mlotool.layerparallel.partition.cut import partition
+        >>> net, settings = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), AuxiliarySettings(stages=2)
+        >>> stages, inputs = partition(net, 2, ["2"]), (torch.zeros(1, 2),)
+        >>> team = Team("parallel", net, stages, ["2"], inputs, settings, Transport(), Timeline(0), seed=0)
+        >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
+        ([0, 1], [torch.Size([4])])
     """
 
-    def __init__(self, plan: StagePlan) -> None:
-        self.plan, self._transport = plan, plan.transport
+    key: str
+    module: nn.Module
+    stages: Sequence[Stage]
+    cut: Sequence[str]
+    inputs: Inputs
+    settings: AuxiliarySettings
+    transport: Transport
+    timeline: Timeline
+    seed: int
+
+    def __post_init__(self) -> None:
         self._shapes: dict[tuple[torch.Size, ...], list[torch.Size]] = {}
-        parameter = next(plan.module.parameters())
+        parameter = next(self.module.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
-        num_stages = len(plan.stages)
-        transport = plan.transport
-        transport.has_lanes = plan.settings.streams and self.device.type == "cuda" and not transport.is_divided
+        num_stages, transport = len(self.stages), self.transport
+        transport.has_lanes = self.settings.streams and self.device.type == "cuda" and not transport.is_divided
         # The last stage works on the current stream, where the loss is computed.
         numbers = range(num_stages - 1) if transport.has_lanes else ()
         self._lanes = {number: torch.cuda.Stream(self.device) for number in numbers}
-        parts = [] if plan.settings.is_stored or num_stages == 1 else self._parts()
+        parts = [] if self.settings.is_stored or num_stages == 1 else self._parts()
         self.workers: dict[int, Worker] = {}
         for number in transport.own(num_stages):
-            variables = _variables(number, plan, parts)
+            variables = self._variables(number, parts)
             variables.to(self.device)
-            self.workers[number] = Worker(plan.stages[number], variables, plan.timeline)
-        users = [name for stage in plan.stages for name in stage.parameters]
-        self._shared = [each for name, each in plan.stages[0].module.named_parameters() if users.count(name) > 1]
+            self.workers[number] = Worker(self.stages[number], variables, self.timeline)
+        users = Counter(id(parameter) for stage in self.stages for parameter in stage.parameters.values())
+        self._shared = {identity for identity, count in users.items() if count > 1}
 
     @property
     def has_last(self) -> bool:
         """Whether this process has the last stage."""
-        return len(self.plan.stages) - 1 in self.workers
+        return len(self.stages) - 1 in self.workers
 
     def sync(self) -> None:
         """Give all processes of this part of the batch the parameters and buffers of each stage."""
-        of_stages = [[*stage.parameters.values(), *stage.buffers().values()] for stage in self.plan.stages]
-        self._transport.stages.broadcast(of_stages)
+        of_stages = [[*stage.parameters.values(), *stage.buffers().values()] for stage in self.stages]
+        self.transport.stages.broadcast(of_stages)
 
     def sync_optimizer(self, optimizer: Optimizer) -> None:
         """Give all processes of this part of the batch the optimizer's state of each stage."""
-        [own], stages = self.workers, self.plan.stages
-        state = {name: optimizer.state.get(each, {}) for name, each in stages[own].parameters.items()}
-        for number, of_stage in self._transport.gathered({str(own): state}).items():
+        [own], stages = self.workers, self.stages
+        state = {name: optimizer.state.get(parameter, {}) for name, parameter in stages[own].parameters.items()}
+        for number, of_stage in self.transport.gathered({str(own): state}).items():
             for name, parameter in stages[int(number)].parameters.items():
                 if int(number) != own and of_stage[name]:
                     # A count of steps stays where torch keeps it.
@@ -336,22 +324,25 @@ class Team:
 
     def agree_on_buffers(self) -> None:
         """Average the buffers of each stage over the parts of the batch, and give them to all processes."""
-        [own], stages = self.workers, self.plan.stages
-        buffers = [each for each in stages[own].buffers().values() if each.is_floating_point()]
-        for buffer, mean in zip(buffers, self._transport.replicas.mean(buffers), strict=True):
+        [own], stages = self.workers, self.stages
+        buffers = [buffer for buffer in stages[own].buffers().values() if buffer.is_floating_point()]
+        for buffer, mean in zip(buffers, self.transport.replicas.mean(buffers), strict=True):
             buffer.copy_(mean)
-        self._transport.stages.broadcast([[*stage.buffers().values()] for stage in stages])
+        self.transport.stages.broadcast([[*stage.buffers().values()] for stage in stages])
 
     def shapes(self, inputs: Inputs) -> list[torch.Size]:
         """Return the shapes of one sample's state at the interfaces 1 .. K - 1, for inputs of these shapes."""
-        key = tuple(each.shape[1:] for each in inputs if isinstance(each, Tensor))
+        key = tuple(value.shape[1:] for value in inputs if isinstance(value, Tensor))
         if key not in self._shapes:
             shapes: list[torch.Size] = []
             state: Any = None
-            with undisturbed(self.plan.module), torch.no_grad():
-                for stage, name in zip(self.plan.stages, self.plan.cut, strict=False):
+            with undisturbed(self.module), torch.no_grad():
+                for stage, name in zip(self.stages, self.cut, strict=False):
                     state = stage(state, inputs)
-                    self._check_rows(name, state, num_rows(inputs))
+                    is_right = num_rows(inputs) in (None, len(state) if state.ndim else 0)
+                    expected = f"a row for each of {num_rows(inputs)} samples"
+                    advice = f"Cut elsewhere than before {name}."
+                    require(is_right, f"{self.key}.cut: the state", state, expected, advice)
                     shapes.append(state.shape[1:])
             self._shapes[key] = shapes
         return self._shapes[key]
@@ -359,7 +350,7 @@ class Team:
     def forward(self, step: StageStep) -> Any:
         """Run this process's stages; return what the last stage returns where this process has it, and else None."""
         # Here, and not at the end of the last step: what was still leaving had all of the optimizer's step for it.
-        self._transport.finish()
+        self.transport.finish()
         # From here to the end of `backward` no other stream may change what the stages read.
         for lane in self._lanes.values():
             lane.wait_stream(torch.cuda.current_stream(self.device))
@@ -382,19 +373,16 @@ class Team:
         Returns:
             One tensor a parameter; None for those of other processes' stages.
         """
-        parts = self._each(lambda worker: self._backward(worker, loss, theta))
+        by_stage = self._each(lambda worker: self._backward(worker, loss, theta))
         self._each(lambda worker: worker.correct(step, loss_at))
         self._each(lambda worker: worker.finish(step), is_last_first=True)
         for lane in self._lanes.values():
             torch.cuda.current_stream(self.device).wait_stream(lane)
-        total: list[Tensor | None] = [None] * len(theta)
-        for places, slopes in parts:
-            for place, slope in zip(places, slopes, strict=True):
-                before = total[place]
-                total[place] = slope if before is None else before if slope is None else before + slope
-        if self._transport.is_divided:
-            means = iter(self._transport.replicas.mean([each for each in total if each is not None]))
-            return self._with_shared([None if each is None else next(means) for each in total], theta)
+        used = [[slope for slope in slopes if slope is not None] for slopes in zip(*by_stage, strict=True)]
+        total = [functools.reduce(torch.add, slopes) if slopes else None for slopes in used]
+        if self.transport.is_divided:
+            means = iter(self.transport.replicas.mean([slope for slope in total if slope is not None]))
+            return self._with_shared([None if slope is None else next(means) for slope in total], theta)
         return total
 
     def _each(self, phase: Callable[[Worker], T], *, is_last_first: bool = False) -> list[T]:
@@ -408,40 +396,38 @@ class Team:
                 results.append(phase(self.workers[number]))
         return results
 
-    def _backward(
-        self, worker: Worker, loss: Tensor, theta: Sequence[Tensor]
-    ) -> tuple[list[int], Sequence[Tensor | None]]:
-        """Return which of theta a stage's loss may depend on, and its derivatives with respect to them."""
-        own = {id(each) for each in worker.stage.parameters.values()}
-        # The problem's loss may use any parameter beside the module's call: a decay, a proximal term.
-        places = [place for place, each in enumerate(theta) if worker.variables.is_last or id(each) in own]
-        slopes = worker.backward(loss, [theta[place] for place in places])
-        if self._transport.is_divided:
-            pairs = zip(places, slopes, strict=True)
-            others = {id(theta[place]) for place, slope in pairs if slope is not None} - own
-            for name in (name for name, each in self.plan.module.named_parameters() if id(each) in others):
-                key = self.plan.key
-                raise ConfigError(
-                    f"{key}.processes: found true, but the loss uses the parameter '{name}' beside the module's call; "
-                    "expected the call alone, since the process that evaluates the loss has one stage. Decay by the "
-                    f"optimizer's weight_decay, or set {key}.processes=false."
-                )
-        return places, slopes
+    def _backward(self, worker: Worker, loss: Tensor, theta: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the derivatives of a stage's loss."""
+        slopes = worker.backward(loss, theta)
+        if self.transport.is_divided:
+            # The problem's loss may use any parameter beside the module's call: a decay, a proximal term.
+            used = {id(point) for point, slope in zip(theta, slopes, strict=True) if slope is not None}
+            foreign = used.difference(map(id, worker.stage.parameters.values()))
+            names = [name for name, parameter in self.module.named_parameters() if id(parameter) in foreign]
+            advice = f"Decay by the optimizer's weight_decay, or set {self.key}.processes=false."
+            expected = f"a loss that uses no parameter beside the module's call, and not {', '.join(names)}"
+            require(not names, f"{self.key}.processes", True, expected, advice)
+        return slopes
+
+    def last_violations(self) -> dict[int, list[float]]:
+        """Return, by interface, the violation of the last step and the norm of the states, of this process's part."""
+        workers = self.workers.items()
+        return {number: worker.violations.tolist() for number, worker in workers if worker.violations is not None}
 
     def violations(self) -> dict[str, list[float]]:
         """Return, by interface, the norms of the last step's violations, absolute and relative."""
-        norms = {}
+        replicas, norms = self.transport.replicas, {}
         for number, worker in self.workers.items():
             if worker.violations is not None:
-                [squares] = self._transport.replicas.mean([worker.violations.square()])
-                total, size = (squares * self._transport.replicas.size).sqrt().tolist()
+                [squares] = replicas.mean([worker.violations.square()])
+                total, size = (squares * replicas.size).sqrt().tolist()
                 norms[str(number)] = [total, total / max(size, TINY)]
-        return self._transport.gathered(norms)
+        return self.transport.gathered(norms)
 
     def curvatures(self) -> dict[str, float]:
         """Return, by interface, the curvature that the rate follows, where it does."""
         own = {str(number): worker.curvature for number, worker in self.workers.items() if worker.curvature}
-        return self._transport.gathered(own)
+        return self.transport.gathered(own)
 
     def to(self, device: torch.device) -> None:
         """Move the networks and tables of auxiliary variables to a device."""
@@ -455,7 +441,7 @@ class Team:
             str(number): {**worker.variables.state_dict(), "curvature": worker.curvature}
             for number, worker in self.workers.items()
         }
-        return dict(sorted(self._transport.gathered(own).items()))
+        return dict(sorted(self.transport.gathered(own).items()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned."""
@@ -468,61 +454,37 @@ class Team:
 
         The sum is the same bit by bit in all processes, which then step alike.
         """
-        places = {id(each): place for place, each in enumerate(theta)}
-        shared = [places[id(each)] for each in self._shared if id(each) in places]
-        if shared:
-            own = [slopes[place] for place in shared]
-            blanks = [torch.zeros_like(theta[place]) for place in shared]
-            flat = torch.cat([(a if b is None else b).flatten() for a, b in zip(blanks, own, strict=True)])
-            total = functools.reduce(torch.add, self._transport.stages.gather_tensors(flat))
-            [worker] = self.workers.values()
-            used = {id(each) for each in worker.stage.parameters.values()}
-            for place, part in zip(shared, total.split([theta[place].numel() for place in shared]), strict=True):
-                if id(theta[place]) in used:
-                    slopes[place] = part.view_as(theta[place])
+        [worker] = self.workers.values()
+        used = set(map(id, worker.stage.parameters.values()))
+        for place, parameter in enumerate(theta):
+            if id(parameter) in self._shared:
+                slope = slopes[place]
+                gathered = self.transport.stages.gather_tensors(torch.zeros_like(parameter) if slope is None else slope)
+                slopes[place] = functools.reduce(torch.add, gathered) if id(parameter) in used else slope
         return slopes
 
     def _parts(self) -> list[nn.Module]:
         """Return the networks of auxiliary variables: of a smaller module, or thinned copies of the stages."""
-        plan, auxnet, num_blocks = self.plan, self.plan.settings.auxnet, self.plan.settings.auxnet_blocks
+        auxnet, num_blocks = self.settings.auxnet, self.settings.auxnet_blocks
         if auxnet is not None:
             auxnet.to(self.device, self.dtype)
-            return matching_parts(auxnet, self.shapes(plan.inputs), plan.inputs, f"{plan.key}.auxnet")
-        parts = thinned_parts(plan.stages, plan.inputs, num_blocks)
-        for number, (part, stage) in enumerate(zip(parts, plan.stages, strict=False)):
-            size, whole = (sum(map(Tensor.numel, each)) for each in (part.parameters(), stage.parameters.values()))
-            if whole and not size:
-                raise ConfigError(
-                    f"{plan.key}.auxnet_blocks: found {num_blocks}, which leaves nothing of stage {number} that could "
-                    "learn; expected at least one block. Set auxnet_blocks=1, or give a smaller network by auxnet."
-                )
-            if size == whole:
-                _log.info(
-                    "%s: the network of stage %d is a copy of the whole stage, since that has at most auxnet_blocks=%d "
-                    "blocks that keep the shape. A smaller network is given by auxnet.",
-                    *(plan.key, number, num_blocks),
-                )
+            return matching_parts(auxnet, self.shapes(self.inputs), self.inputs, f"{self.key}.auxnet")
+        parts = thinned_parts(self.stages, self.inputs, num_blocks)
+        for number, (part, stage) in enumerate(zip(parts, self.stages, strict=False)):
+            is_right = bool([*part.parameters()]) or not stage.parameters
+            expected = f"blocks of stage {number} that can learn"
+            require(is_right, f"{self.key}.auxnet_blocks", num_blocks, expected, "Set auxnet_blocks=1, or give auxnet.")
         return parts
 
-    def _check_rows(self, name: str, state: Tensor, size: int | None) -> None:
-        """Refuse a cut where the state has other rows than samples."""
-        if size is not None and (state.ndim == 0 or len(state) != size):
-            raise ConfigError(
-                f"{self.plan.key}.cut: the state before {name} has the shape {tuple(state.shape)} for a batch of "
-                f"{size}; expected a row for each sample. Cut elsewhere, as in cut: [blocks.3], or reshape in a block."
-            )
-
-
-def _variables(number: int, plan: StagePlan, parts: Sequence[nn.Module]) -> AbstractVariables:
-    settings, transport, seed = plan.settings, plan.transport, plan.seed + number
-    if settings.is_stored:
-        return StoredVariables(number, settings, transport, seed)
-    if settings.variables == "auxnet":
-        network = AuxNet(parts[number : number + 1], number == 0) if number < len(plan.stages) - 1 else None
-        # The noise at an interface is its own, whichever of its stages draws it.
-        return ChainVariables(number, settings, transport, seed + 1, network)
-    network = AuxNet(parts[:number], is_first=True) if number else None
-    return RecursiveVariables(number, settings, transport, seed, network)
+    def _variables(self, number: int, parts: Sequence[nn.Module]) -> AbstractVariables:
+        how = number, self.settings, self.transport
+        if self.settings.is_stored:
+            return StoredVariables(*how, self.seed + number)
+        if self.settings.variables == "auxnet":
+            network = AuxNet(parts[number : number + 1], number == 0) if number < len(self.stages) - 1 else None
+            # The noise at an interface is its own, whichever of its stages draws it.
+            return ChainVariables(*how, self.seed + number + 1, network)
+        return RecursiveVariables(*how, self.seed + number, AuxNet(parts[:number], is_first=True) if number else None)
 
 
 def _largest_curvature(gradient: Callable[[Tensor], Tensor], point: Tensor, slope: Tensor) -> Tensor:

@@ -79,9 +79,6 @@ class Timeline:
         return time.perf_counter() - self._began
 
 
-PASSES = ("forward", "backward")
-
-
 def forecast(cut: Sequence[str], timeline: Mapping[str, Any] | None) -> list[str]:
     """Return how well stages are balanced, and how much faster they are at most, in sentences.
 
@@ -108,14 +105,14 @@ stages of equal length (equation 27 of Sun et al. 2021).
     count = timeline["stages"]
 
     def mean(rank: int, kinds: Sequence[str]) -> float:
-        found = [each for each in spans if each["rank"] == rank and each["what"] in kinds and each["batch"] in kept]
-        return sum(each["end"] - each["begin"] for each in found) / len(kept)
+        some = [span for span in spans if span["rank"] == rank and span["what"] in kinds and span["batch"] in kept]
+        return sum(span["end"] - span["begin"] for span in some) / len(kept)
 
-    stages = [mean(rank, PASSES) for rank in range(count)]
-    method = max(mean(rank, ("auxnet",)) for rank in range(count))
+    stages = [mean(rank, ("forward", "backward")) for rank in range(count)]
+    method = max(mean(rank, ["auxnet"]) for rank in range(count))
     equal = predicted_speedup(BatchSeconds(forward=sum(stages), backward=0.0, penalty=method), count)
     places = " and at ".join(["the input", ", ".join(cut)])
-    times = " / ".join(f"{1e3 * each:.3g}" for each in stages)
+    times = " / ".join(f"{1e3 * seconds:.3g}" for seconds in stages)
     return [
         f"{count} stages begin at {places}; the longest takes {imbalance(stages):.2f} times the mean ({times} ms).",
         f"With a process for each stage a batch is at most {sum(stages) / (max(stages) + method):.2f} times as fast as "

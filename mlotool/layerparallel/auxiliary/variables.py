@@ -4,11 +4,15 @@ One object a stage. Interface k lies between the stages k - 1 and k; lambda_k is
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Adam, Optimizer
 
+from mlotool.layerparallel.auxiliary.auxnet import AuxNet
+from mlotool.layerparallel.auxiliary.equations import next_multiplier
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.exchange import Transport
@@ -34,7 +38,6 @@ class AbstractVariables(ABC):
         is_last: whether there is no interface behind the stage.
 
     Example:
-        >>> from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
         >>> last: AbstractVariables = StoredVariables(1, AuxiliarySettings(stages=2), Transport(), seed=0)
         >>> last.is_first, last.is_last, last.multiplier()
         (False, True, None)
@@ -106,3 +109,375 @@ class AbstractVariables(ABC):
         shape = size, *clean.shape[1:]
         drawn = torch.randn(shape, dtype=clean.dtype, device=clean.device, generator=self._generator)
         return clean + self.settings.noise * drawn[begin : begin + len(clean)]
+
+
+class Table:
+    """A tensor for each sample of a data set; it grows to the largest sample number that it meets.
+
+    Args:
+        device: where the tensors are kept; None is where the first values are.
+
+    Example:
+        >>> table = Table()
+        >>> table.put(torch.tensor([2]), torch.ones(1, 3))
+        >>> table.get(torch.tensor([2, 0]), like=torch.zeros(2, 3))
+        tensor([[1., 1., 1.],
+                [0., 0., 0.]])
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._values: Tensor | None = None
+        self._size = 0
+
+    def get(self, slots: Tensor, like: Tensor) -> Tensor:
+        """Return the values of samples, (s, ...); zeros where none have been put.
+
+        Args:
+            slots: numbers of the samples, (s,).
+            like: a tensor (s, ...) of the shape, dtype and device to return.
+        """
+        table = self._grown(slots, like)
+        return table[slots.to(table.device)].to(like.device, non_blocking=True)
+
+    def put(self, slots: Tensor, values: Tensor) -> None:
+        """Keep the values of samples.
+
+        Args:
+            slots: numbers of the samples, (s,).
+            values: (s, ...), of the same shape behind s in every call.
+        """
+        table = self._grown(slots, values)
+        table[slots.to(table.device)] = values.to(table.device)
+
+    def to(self, device: torch.device) -> None:
+        """Move the values to a device, unless the table was given a device of its own."""
+        if self._values is not None and self._device is None:
+            self._values = self._values.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values."""
+        return {"values": None if self._values is None else self._values[: self._size].clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the values back."""
+        values = state["values"]
+        device = self._device if self._device is not None or self._values is None else self._values.device
+        self._values = None if values is None else values.to(device, copy=True)
+        self._size = 0 if values is None else len(values)
+
+    def _grown(self, slots: Tensor, like: Tensor) -> Tensor:
+        room = 0 if self._values is None else len(self._values)
+        needed = int(slots.max()) + 1 if len(slots) else 0
+        self._size = max(self._size, needed)
+        device = self._device or like.device
+        if self._values is None or self._values.device != device or needed > room:
+            # By a quarter more: the first epoch meets ever larger numbers.
+            grown = torch.zeros(max(needed + needed // 4, room), *like.shape[1:], dtype=like.dtype, device=device)
+            if self._values is not None:
+                grown[:room] = self._values.to(device)
+            self._values = grown
+        return self._values
+
+
+class StoredVariables(AbstractVariables):
+    """lambda_k and kappa_k of every sample, kept in tables from one visit of the sample to the next.
+
+        lambda_k <- lambda_k - eta slope,    kappa_k <- kappa_k - rate (lambda_k - X^{k-1})
+
+    Args:
+        number: k, of the stage.
+        settings: how the stages are trained.
+        transport: to and from the neighbours.
+        seed: of the noise on auxiliary variables.
+
+    Source: Sun et al. 2021, arXiv 2112.05387, eq. 23, 24.
+
+    Example:
+        A sample that is seen for the first time begins where a serial pass enters the stage, here with the state 1:
+
+        >>> settings = AuxiliarySettings(stages=2, reduction="sum")
+        >>> last = StoredVariables(1, settings, Transport(), seed=0)
+        >>> sample = {"slots": torch.tensor([5]), "unseen": torch.tensor([True])}
+        >>> step = StageStep(settings, 0, (), [torch.Size([3])], torch.float32, torch.device("cpu"), **sample)
+        >>> last.start(step, torch.ones(1, 3))
+        >>> last.prepare(step)
+        >>> last.own
+        tensor([[1., 1., 1.]])
+    """
+
+    def __init__(self, number: int, settings: AuxiliarySettings, transport: Transport, seed: int) -> None:
+        super().__init__(number, settings, transport, seed)
+        device = None if settings.table_device is None else torch.device(settings.table_device)
+        self._tables = {"variables": Table(device), "multipliers": Table(device)}
+        self._kinds = ["variable", "multiplier"] if settings.has_multipliers else ["variable"]
+        # Of the samples at hand: lambda_k without noise, and kappa_k where there is one.
+        self._values: list[Tensor] = []
+
+    def start(self, step: StageStep, state: Tensor) -> None:
+        """Store where a serial pass enters the stage, (s, ...), for the samples that are seen for the first time."""
+        if not self.is_first and step.unseen is not None and step.slots is not None:
+            self._tables["variables"].put(step.slots[step.unseen], state[step.unseen.to(state.device)])
+
+    def prepare(self, step: StageStep) -> None:
+        """Look up lambda_k and kappa_k of the batch's samples, and send them to the stage before."""
+        number = self.number
+        if not self.is_first:
+            assert step.slots is not None
+            self._values = [self._tables[f"{kind}s"].get(step.slots, step.blank(number)) for kind in self._kinds]
+            self.own = self._perturbed(step, self._values[0])
+            for kind, values in zip(self._kinds, (self.own, *self._values[1:]), strict=True):
+                self.transport.send(kind, number, number - 1, values)
+        for kind in () if self.is_last else self._kinds:
+            self.transport.expect(kind, number + 1, number, step.blank(number + 1))
+
+    def target(self) -> tuple[Tensor, Tensor | None]:
+        """Return the lambda_{k+1} and kappa_{k+1} that the next stage has looked up."""
+        variable, *rest = (self.transport.receive(kind, self.number + 1, self.number) for kind in self._kinds)
+        return variable, rest[0] if rest else None
+
+    def multiplier(self) -> Tensor | None:
+        """Return the kappa_k (s, ...) that was looked up; None is zero."""
+        return self._values[1] if len(self._values) > 1 else None
+
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
+        """lambda <- lambda - eta slope, then kappa <- kappa - rate (lambda - X)."""
+        assert step.slots is not None
+        variable, *multipliers = self._values
+        step_size = step.step_size(self.number)
+        moved = [variable - step_size * slope]
+        for multiplier in multipliers:
+            eta = step_size * (self.settings.rate(self.number) or 1.0)
+            rate = self.settings.multiplier_rate(step.beta(self.number), eta)
+            moved.append(next_multiplier(multiplier, moved[0], state, rate))
+        # A part without samples of its own stands in with another part's.
+        slots = step.slots if step.share else step.slots[:0]
+        slots, *moved = self.transport.replicas.gather_rows([slots, *(values[: len(slots)] for values in moved)])
+        for table, values in zip(self._tables.values(), moved, strict=False):
+            table.put(slots, values)
+        self._values = []
+
+    def to(self, device: torch.device) -> None:
+        """Move the tables to a device, unless the settings give them a place of their own."""
+        for table in self._tables.values():
+            table.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tables and the state of the noise."""
+        return {**super().state_dict(), **{name: table.state_dict() for name, table in self._tables.items()}}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Go on from what `state_dict` has returned."""
+        super().load_state_dict(state, device)
+        for name, table in self._tables.items():
+            table.load_state_dict(state[name])
+        self.to(device)
+
+
+class _AbstractNetworkVariables(AbstractVariables):
+    """Variables that a network of this stage gives; it learns to give the corrected ones.
+
+        xi <- optimizer step on c norm(lambda' - net(given; xi))^2,    lambda' = lambda - eta slope
+
+    One such step of gradient descent at rate eta_aux is eq. 29 at rate 2 c eta_aux eta. Noise moves the point at which
+    the slope is taken, not what is learned from it.
+
+    Args:
+        network: this stage's; None where it has none.
+    """
+
+    def __init__(
+        self, number: int, settings: AuxiliarySettings, transport: Transport, seed: int, network: AuxNet | None
+    ) -> None:
+        super().__init__(number, settings, transport, seed)
+        self.network = network
+        self._optimizer: Optimizer | None = None
+        if network is not None:
+            kind = SGD if settings.auxnet_optimizer == "sgd" else Adam
+            self._optimizer = kind(network.parameters(), lr=settings.auxnet_rate.start)
+        # Of the step at hand: the state that the network was given, and what it has made of it.
+        self._given: Tensor | None = None
+        self._proposed: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the network and its optimizer."""
+        state = super().state_dict()
+        if self.network is not None and self._optimizer is not None:
+            network = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
+            state |= {"network": network, "optimizer": self._optimizer.state_dict()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take them back."""
+        super().load_state_dict(state, device)
+        if self.network is not None and self._optimizer is not None:
+            self.network.load_state_dict(state["network"])
+            self._optimizer.load_state_dict(state["optimizer"])
+
+    def to(self, device: torch.device) -> None:
+        """Move the network; its optimizer's state follows with the next load."""
+        if self.network is not None:
+            self.network.to(device)
+
+    def _propose(self, step: StageStep, given: Tensor | None) -> Tensor:
+        """Return what the network gives from a state, perturbed; its graph is kept for the first distillation step."""
+        if given is not None and self.settings.is_chained:
+            given = given.detach().requires_grad_()
+        self._given, self._proposed = given, self._run(step, given)
+        return self._perturbed(step, self._proposed.detach().contiguous())
+
+    def _run(self, step: StageStep, given: Tensor | None) -> Tensor:
+        assert self.network is not None
+        variables: Tensor = self.network(given, step.inputs)
+        return variables.to(step.dtype)
+
+    def _distill(
+        self, step: StageStep, interface: int, slope: Tensor, give_back: Callable[[Tensor], None] | None = None
+    ) -> None:
+        """Let the network learn the variables of an interface after their correction along `-slope`.
+
+        Args:
+            step: the one at hand.
+            interface: whose variables the network gives.
+            slope: (s, ...), of these variables.
+            give_back: takes J^T slope, (s, ...), with the Jacobian J of the network in what it has been given, as soon
+                as it is known; None: nobody wants it.
+        """
+        assert self.network is not None and self._optimizer is not None and self._proposed is not None
+        proposed, weight, size = self._proposed, step.weight(interface), step.step_size(interface)
+        target = proposed.detach() - size * slope
+        parameters = list(self.network.parameters())
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.auxnet_rate.at(step.number)
+        for number in range(self.settings.distillation_steps):
+            if number:
+                proposed = self._run(step, self._given)
+            if give_back is not None and number == 0:
+                assert self._given is not None
+                *slopes, onward = _slopes(proposed, [*parameters, self._given], slope)
+                give_back(onward)
+                # That of the loss below, where it begins.
+                slopes = [2.0 * weight * size * slope for slope in slopes]
+            else:
+                slopes = _slopes(weight * (target - proposed).square().sum(), parameters)
+            for parameter, gradient in zip(parameters, self.transport.replicas.mean(slopes), strict=True):
+                parameter.grad = gradient
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._given = self._proposed = None
+
+
+class ChainVariables(_AbstractNetworkVariables):
+    """A chain of networks gives the variables: lambda_{k+1} = AuxNet_k(lambda_k), with lambda_0 the inputs.
+
+    Stage k has AuxNet_k. Stage k + 1 sends it the derivative with respect to lambda_{k+1}, from which AuxNet_k learns.
+    With `auxnet_gradient=chain` that is the total one: lambda_{k+2} depends on lambda_{k+1} by AuxNet_{k+1}.
+
+    Args:
+        number: k, of the stage.
+        settings: how the stages are trained.
+        transport: to and from the neighbours.
+        seed: of the noise on auxiliary variables.
+        network: AuxNet_k; None for the last stage.
+
+    Source: Sun et al. 2021, arXiv 2112.05387, eq. 25, 26 and algorithm 1.
+
+    Example:
+        >>> settings = AuxiliarySettings(stages=2, variables="auxnet")
+        >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
+        >>> first = ChainVariables(0, settings, Transport(), seed=0, network=network)
+        >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
+        >>> first.prepare(StageStep(settings, 0, inputs, shapes, torch.float32, torch.device("cpu")))
+        >>> first.target()  # lambda_1 and kappa_1, which is zero
+        (tensor([[1., 1., 1.]]), None)
+    """
+
+    def await_variable(self, step: StageStep) -> None:
+        """Receive lambda_k from the stage before."""
+        number = self.number
+        if not self.is_first:
+            self.transport.expect("variable", number - 1, number, step.blank(number))
+            self.own = self.transport.receive("variable", number - 1, number)
+
+    def prepare(self, step: StageStep) -> None:
+        """Compute lambda_{k+1} by AuxNet_k, and send it to the next stage."""
+        if not self.is_last:
+            self._target = self._propose(step, self.own)
+            self.transport.send("variable", self.number, self.number + 1, self._target)
+
+    def target(self) -> tuple[Tensor, Tensor | None]:
+        """Return the lambda_{k+1} that AuxNet_k has given."""
+        return self._target, None
+
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
+        """Send the derivative with respect to lambda_k to the stage before, whose network learns from it.
+
+        Where the next network has been given lambda_k, `finish` does that, once that network's part is known.
+        """
+        if self.settings.is_chained and not self.is_last:
+            self._local_slope = slope
+        else:
+            self.transport.send("slope", self.number, self.number - 1, slope)
+
+    def await_slope(self, step: StageStep) -> None:
+        """Receive the derivative with respect to lambda_{k+1} from the next stage."""
+        number = self.number
+        if not self.is_last:
+            self.transport.expect("slope", number + 1, number, step.blank(number + 1))
+            self._slope = self.transport.receive("slope", number + 1, number)
+
+    def finish(self, step: StageStep) -> None:
+        """Let AuxNet_k learn from that derivative."""
+        if self.is_last:
+            return
+        is_asked = self.settings.is_chained and not self.is_first
+        self._distill(step, self.number + 1, self._slope, self._give_back if is_asked else None)
+
+    def _give_back(self, onward: Tensor) -> None:
+        """Send the stage before the total derivative with respect to lambda_k, of which `onward` is the network's."""
+        self.transport.send("slope", self.number, self.number - 1, (self._local_slope + onward).contiguous())
+
+
+class RecursiveVariables(_AbstractNetworkVariables):
+    """A network for each stage gives its variables from the inputs of the module: lambda_k = ReAuxNet_k(X_0).
+
+    Args:
+        number: k, of the stage.
+        settings: how the stages are trained.
+        transport: to and from the neighbours.
+        seed: of the noise on auxiliary variables.
+        network: ReAuxNet_k; None for the first stage.
+
+    Source: Sun et al. 2021, arXiv 2112.05387, eq. 28, 29.
+
+    Example:
+        >>> settings = AuxiliarySettings(stages=2, variables="recursive")
+        >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
+        >>> last = RecursiveVariables(1, settings, Transport(), seed=0, network=network)
+        >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
+        >>> last.prepare(StageStep(settings, 0, inputs, shapes, torch.float32, torch.device("cpu")))
+        >>> last.own
+        tensor([[1., 1., 1.]])
+    """
+
+    def prepare(self, step: StageStep) -> None:
+        """Compute lambda_k from the inputs, and send it to the stage before."""
+        number = self.number
+        if not self.is_first:
+            self.own = self._propose(step, None)
+            self.transport.send("variable", number, number - 1, self.own)
+        if not self.is_last:
+            self.transport.expect("variable", number + 1, number, step.blank(number + 1))
+
+    def target(self) -> tuple[Tensor, Tensor | None]:
+        """Return the lambda_{k+1} that the next stage's network has given."""
+        return self.transport.receive("variable", self.number + 1, self.number), None
+
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
+        """Let this stage's network learn from the derivative with respect to lambda_k."""
+        self._distill(step, self.number, slope)
+
+
+def _slopes(value: Tensor, points: Sequence[Tensor], weights: Tensor | None = None) -> list[Tensor]:
+    slopes = torch.autograd.grad(value, points, weights, allow_unused=True, materialize_grads=True)
+    return [slope.contiguous() for slope in slopes]

@@ -1,11 +1,11 @@
 """Multigrid across the layers of a residual network (Günther et al. 2020, arXiv 1812.04352)."""
 
-from mlotool.layerparallel.multigrid.grids import CriticalPath, critical_path
 from mlotool.layerparallel.multigrid.guard import Guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, StackedLayers, WholeLayers
 from mlotool.layerparallel.multigrid.propagation import mgrit, mgrit_adjoint
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
 from mlotool.layerparallel.multigrid.setting import Multigrid
+from mlotool.layerparallel.multigrid.solver import CriticalPath, critical_path
 from mlotool.layerparallel.multigrid.steps import BatchedStep
 
 __all__ = [

@@ -57,11 +57,10 @@ class Layers(Protocol):
 class _AbstractBlocks(nn.Module, ABC):
     """N blocks that are layers, one after the other; all are given the same further arguments beside the state."""
 
-    def __init__(self, blocks: Iterable[nn.Module], h: float) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], h: float = 1.0) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
-        if not self.blocks:
-            raise ConfigError("blocks: found none; expected one block a layer. Pass the modules of the layers.")
+        require(bool(self.blocks), "blocks", [], "one block a layer", "Pass the modules of the layers.")
         _check_step(h)
         self.num_layers = len(self.blocks)
         self.h = h
@@ -109,9 +108,6 @@ class BlockLayers(_AbstractBlocks):
         (torch.Size([2, 3]), torch.Size([2, 2, 3]))
     """
 
-    def __init__(self, blocks: Iterable[nn.Module], h: float = 1.0) -> None:
-        super().__init__(blocks, h)
-
     def forward(self, state: Tensor) -> Tensor:
         """Return u^N (b, ...) of u^0 (b, ...), one layer after the other."""
         return self._run(state, (), {})
@@ -135,9 +131,6 @@ class WholeLayers(_AbstractBlocks):
         >>> WholeLayers([double, double]).many(torch.ones(1, 1, 1), range(1), 4.0).item()
         5.0
     """
-
-    def __init__(self, blocks: Iterable[nn.Module]) -> None:
-        super().__init__(blocks, h=1.0)
 
     def forward(self, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return u^N (b, ...) of u^0 (b, ...), one layer after the other; all blocks get the further arguments."""
@@ -170,11 +163,7 @@ class StackedLayers(nn.Module):
         _check_step(h)
         blocks = [make_block() for _ in range(num_layers)]
         buffers = [name for name, _ in blocks[0].named_buffers()]
-        if buffers:
-            raise ConfigError(
-                f"make_block: found the buffer '{buffers[0]}' in {type(blocks[0]).__name__}; expected none, since "
-                "stacked layers run in one call. Use BlockLayers."
-            )
+        require(not buffers, "make_block", buffers, "blocks without buffers", "Use BlockLayers.")
         self._names = [name for name, _ in blocks[0].named_parameters()]
         stacked, _ = torch.func.stack_module_state(blocks)
         self.stacked = nn.ParameterList(nn.Parameter(stacked[name].detach()) for name in self._names)
@@ -193,11 +182,12 @@ class StackedLayers(nn.Module):
     def many(self, states: Tensor, layers: range, h: float) -> Tensor:
         """Return the states (k, b, ...) after k layers, each applied to its own state, in one call; see `Layers`."""
         if len(layers) == 1:
-            # Without vmap, in which nothing may be drawn at random.
+            # Without vmap, as in a pass through the layers.
             row = [tensor[layers.start] for tensor in self.stacked]
             return self._step(row, states[0], h)[None]
         parameters = tuple(tensor[layers.start : layers.stop : layers.step] for tensor in self.stacked)
-        moved: Tensor = torch.vmap(lambda own, state: self._step(own, state, h))(parameters, states)
+        run = torch.vmap(lambda row, state: self._step(row, state, h), randomness="different")
+        moved: Tensor = run(parameters, states)
         return moved
 
     @property
@@ -213,27 +203,6 @@ class StackedLayers(nn.Module):
 
 def _check_step(h: float) -> None:
     require(is_number(h) and isfinite(h), "h", h, "a finite number", "Give the step of each layer.")
-
-
-def draws_numbers(layers: nn.Module) -> bool:
-    """Say whether layers have a dropout, as modules of torch's show it.
-
-    Args:
-        layers: a module, of which all submodules are looked at.
-
-    Example:
-        >>> [draws_numbers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(p))) for p in (0.0, 0.5)]
-        [False, True]
-    """
-    inside = layers.block.modules() if isinstance(layers, StackedLayers) else ()
-    for module in (*layers.modules(), *inside):
-        # The last two draw without a module of that kind.
-        rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else 0
-        if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            rate = module.dropout
-        if rate > 0:
-            return True
-    return False
 
 
 def check_pure(
@@ -256,27 +225,24 @@ def check_pure(
         >>> check_pure(layers, lambda theta: layers.many, [], torch.ones(5, 2, 3))
     """
     leaves = [each.detach().requires_grad_(each.is_floating_point() or each.is_complex()) for each in theta]
-    own, drawn, kept = {id(each) for each in leaves}, _drawn(), {id(each) for _, each in _kept(layers)}
-    many, count, h = evaluate(leaves), len(states) - 1, layers.h
-    for n in range(count):
+    own, drawn, kept = {id(leaf) for leaf in leaves}, _drawn(), {id(tensor) for _, tensor in _kept(layers)}
+    many, h = evaluate(leaves), layers.h
+    for n in range(len(states) - 1):
         with torch.enable_grad():
             moved = many(states[n : n + 1].detach(), range(n, n + 1), h)  # type: ignore[arg-type]
-        foreign = next((each for each in _sources(moved) if id(each) not in own), None)
-        left = next(((name, each) for name, each in _kept(layers) if id(each) not in kept), None)
+        foreign = next((leaf for leaf in _sources(moved) if id(leaf) not in own), None)
+        left = next((name for name, tensor in _kept(layers) if id(tensor) not in kept), None)
         if foreign is not None:
-            found = f"reads {kind_of(foreign)} that requires a gradient, and is neither its parameter nor an argument"
+            fault = f"reads {kind_of(foreign)} that requires a gradient, and is neither its parameter nor an argument"
             advice = "Give it to all blocks as an argument, or make it a parameter or submodule of the blocks"
         elif left is not None:
-            found = f"leaves {kind_of(left[1])} with a gradient in its attribute '{left[0]}'"
+            fault = f"leaves a tensor with a gradient in its attribute '{left}'"
             advice = "Detach it there, or compute what the loss reads from the states between the blocks"
         elif _drawn() != drawn:
-            found, advice = "draws random numbers of Python's or numpy's", "Draw them by torch"
+            fault, advice = "draws random numbers of Python's or numpy's", "Draw them by torch"
         else:
             continue
-        raise ConfigError(
-            f"parallel.part: layer {n} {found}; expected layers that are functions of their state, parameters and "
-            f"arguments, since multigrid evaluates each many times. {advice}, or name other layers as the part."
-        )
+        raise ConfigError(f"parallel.part: layer {n} {fault}, which multigrid misses. {advice}.")
 
 
 def _drawn() -> object:
@@ -285,30 +251,23 @@ def _drawn() -> object:
 
 def _sources(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the leaves with a gradient from which a tensor was computed."""
-    waiting: list[Any] = [tensor.grad_fn]
-    seen: set[Any] = set()
+    waiting, seen = [tensor.grad_fn], set()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        waiting += [each for each, _ in node.next_functions]
+        if node is not None and node not in seen:
+            seen.add(node)
+            if hasattr(node, "variable"):
+                yield node.variable
+            waiting += [source for source, _ in node.next_functions]
 
 
 def _kept(layers: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the computed tensors with a gradient in attributes of modules that are neither parameters nor buffers."""
+    """Yield the computed tensors with a gradient in attributes of modules, also in lists, tuples and dicts."""
     for module in layers.modules():
-        for name, value in module.__dict__.items():
-            if name.startswith("_") and name in _INTERNAL:
-                continue
-            found = (value,) if isinstance(value, Tensor) else tree_leaves(value) if type(value) in _PLAIN else ()
-            yield from ((name, each) for each in found if isinstance(each, Tensor) and each.grad_fn is not None)
-
-
-_PLAIN = (list, tuple, dict)
-_INTERNAL = frozenset(nn.Module().__dict__)
+        for name, value in vars(module).items():
+            # Parameters and buffers are no computed tensors, and modules are looked at by themselves.
+            leaves = tree_leaves(value) if type(value) in (list, tuple, dict) else [value]
+            yield from ((name, leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None)
 
 
 class CallArguments:
@@ -320,6 +279,7 @@ class CallArguments:
 
     Attributes:
         tensors: those that require a gradient, each once a place.
+        constants: the tensors that require none.
 
     Example:
         >>> condition = torch.ones(2, requires_grad=True)
@@ -330,10 +290,10 @@ class CallArguments:
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
         self._leaves, self._structure = tree_flatten((tuple(args), dict(kwargs or {})))
-        self._places = [
-            place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor) and leaf.requires_grad
-        ]
+        tensors = [(place, leaf) for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
+        self._places = [place for place, tensor in tensors if tensor.requires_grad]
         self.tensors: list[Tensor] = [self._leaves[place] for place in self._places]
+        self.constants: list[Tensor] = [tensor for _, tensor in tensors if not tensor.requires_grad]
 
     def __bool__(self) -> bool:
         """Return whether there is any."""
@@ -347,25 +307,14 @@ class CallArguments:
         args, kwargs = tree_unflatten(leaves, self._structure)
         return args, kwargs
 
-    def constants(self) -> list[Tensor]:
-        """Return the tensors without a gradient."""
-        return [leaf for leaf in self._leaves if isinstance(leaf, Tensor) and not leaf.requires_grad]
-
     def equals(self, other: "CallArguments") -> bool:
         """Say whether two calls were given the same: tensors with a gradient are compared by identity."""
         return self._structure == other._structure and all(map(_is_same, self._leaves, other._leaves))
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        is_plain = not one.requires_grad and not other.requires_grad
-        # A part of a mask that is cut out anew for each block.
-        return is_plain and one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return False
-    try:
-        return bool(one == other)
-    except ValueError:  # of arrays
-        return bool(np.array_equal(one, other))
+    if one is other or not (isinstance(one, Tensor) or isinstance(other, Tensor)):
+        return one is other or bool(np.array_equal(one, other))
+    # A part of a mask may be cut out anew for each block.
+    are_plain = all(isinstance(each, Tensor) and not each.requires_grad for each in (one, other))
+    return are_plain and one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)

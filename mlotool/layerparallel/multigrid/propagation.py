@@ -1,18 +1,17 @@
 """MGRIT for the states and the adjoints of a residual network, as functions."""
 
-import inspect
-import math
+from dataclasses import dataclass, field
+from functools import partial
+from math import isfinite
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlotool.core.arguments import is_number, require
-from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.exchange import Exchange
 from mlotool.layerparallel.multigrid.grids import Grid
-from mlotool.layerparallel.multigrid.settings import Method
-from mlotool.layerparallel.multigrid.solver import Advance, solve
-from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, Step, batched, layers_of, states_at
+from mlotool.layerparallel.multigrid.solver import Advance, Method, solve
+from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, Step, batched
 
 
 def mgrit(
@@ -80,9 +79,9 @@ def mgrit(
         >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
         (0.1853, 0.1853, 5, True)
     """
-    _check_solve(step, h, group, u0=u0)
-    how = num_layers, float(h), Method(**method), initial, Exchange(group)
-    states, residuals = solve_states(batched(step), u0, *how)
+    _check_arguments(step, h, u0=u0)
+    layers = Propagation(batched(step), num_layers, float(h), Method(**method), Exchange(group))
+    states, residuals = layers.states(u0, initial)
     return states, residuals.tolist()
 
 
@@ -133,205 +132,139 @@ def mgrit_adjoint(
         >>> round(adjoints[0].item(), 4), adjoints[16].item()
         (0.1853, 1.0)
     """
-    _check_solve(step, h, group, states=states, cotangent=cotangent)
-    how = num_layers, float(h), Method(**method), initial, Exchange(group, is_mirrored=True)
-    adjoints, residuals = solve_adjoints(batched(step), states, (None, cotangent), *how)
+    _check_arguments(step, h, states=states, cotangent=cotangent)
+    layers = Propagation(batched(step), num_layers, float(h), Method(**method), Exchange(group, is_mirrored=True))
+    adjoints, residuals = layers.adjoints(states, None, cotangent, initial)
     return adjoints, residuals.tolist()
 
 
-def solve_states(
-    evaluate: Evaluate,
-    u0: Tensor,
-    num_layers: int,
-    h: float,
-    method: Method,
-    initial: Tensor | None,
-    exchange: Exchange,
-) -> tuple[Tensor, Tensor]:
-    """Return the states of this process's points, and the residuals, as `mgrit` does.
+@dataclass(frozen=True)
+class Propagation:
+    """The solves of some layers: of their states, and at these states of adjoints and tangents.
 
     Args:
         evaluate: the layers, many of them in one call.
-        u0: (b, ...), the first state; on several ranks that of the first one counts.
-        num_layers: N, of all ranks.
+        num_layers: N, of all P ranks.
         h: step of the finest grid.
         method: how the layers are coarsened, and how often.
-        initial: (N/P + 1, b, ...), the start of the points on P ranks; None starts at u0.
-        exchange: with the ranks that have the other layers.
-
-    Returns:
-        The states (N/P + 1, b, ...), and the residuals' norms (cycles + 1,).
+        exchange: with the ranks that have the other layers; of adjoints from the last rank to the first.
 
     Raises:
-        ConfigError: chunks cannot be divided over the ranks, or `initial` has another shape.
+        ConfigError: from each solve: chunks cannot be divided over the ranks, or a start has another shape.
 
     Example:
         >>> import torch
-        >>> evaluate, method = batched(lambda u, n, h: u - h * u), Method(relaxation="F", cycles=4)
-        >>> states, residuals = solve_states(evaluate, torch.ones(2, 1), 16, 0.1, method, None, Exchange())
-        >>> states.shape, residuals.shape
-        (torch.Size([17, 2, 1]), torch.Size([5]))
+        >>> layers = Propagation(batched(lambda u, n, h: u - h * u), 16, 0.1, Method(relaxation="F", cycles=4))
+        >>> states, residuals = layers.states(torch.ones(2, 1))
+        >>> states.shape, residuals.shape, layers.adjoints(states, None, torch.ones(2, 1))[0].shape
+        (torch.Size([17, 2, 1]), torch.Size([5]), torch.Size([17, 2, 1]))
     """
-    own = method.grids(num_layers)[0].part(exchange.part, exchange.num_parts)
-    origin = exchange.origin(u0)
 
-    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-        return evaluate(values, layers_of(grid, points), h * grid.stride)
+    evaluate: Evaluate
+    num_layers: int
+    h: float
+    method: Method
+    exchange: Exchange = field(default_factory=Exchange)
 
-    values = start_of(origin, len(own), initial, place=0 if exchange.part == 0 else None)
-    return solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
+    @property
+    def own(self) -> range:
+        """The numbers of this process's layers."""
+        return self.method.grids(self.num_layers)[0].part(self.exchange.part, self.exchange.num_parts)
+
+    def states(self, u0: Tensor, initial: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the states (N/P + 1, b, ...) of this process's points, and the residuals' norms (cycles + 1,).
+
+        Args:
+            u0: (b, ...), the first state; on several ranks that of the first one counts.
+            initial: (N/P + 1, b, ...), the start of the points; None starts at u0.
+        """
+
+        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+            return self.evaluate(values, grid.layers(points), self.h * grid.stride)
+
+        return self._solve(advance, u0, None, initial)
+
+    def adjoints(
+        self, states: Tensor, sources: Tensor | None, last: Tensor | None, initial: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the adjoints (N/P + 1, b, ...) of this process's points, and the residuals' norms (cycles + 1,).
+
+        Args:
+            states: (N/P + 1, b, ...), of this process's points, at which the layers are linearised.
+            sources: the loss's gradient with respect to all states, (N + 1, b, ...); None is zero, which several ranks
+                need.
+            last: a further one with respect to the last state, (b, ...), of which that of the last rank counts; None is
+                zero. One of the two is given.
+            initial: (N/P + 1, b, ...), the start of the adjoints; None starts at the last one.
+        """
+        parts = [part.detach() for part in (None if sources is None else sources[-1], last) if part is not None]
+        cotangent = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        shape, is_alone = (len(self.own) + 1, *cotangent.shape), self.exchange.num_parts == 1
+        advice = "Pass what mgrit returns."
+        require(states.shape == shape, "states", states, f"the states of all points, {shape}", advice)
+        # The coarse grids' layers, all of which this process needs, are some of the other processes'.
+        stride = 1 if is_alone else self.method.grids(self.num_layers)[0].coarsening or 1
+        everywhere = states if is_alone else self.exchange.gather(states[:-1:stride])
+        fine = Linearised(self.evaluate, partial(states_at, states, begin=self.num_layers - self.own.stop))
+        coarse = Linearised(self.evaluate, partial(states_at, everywhere, stride=stride))
+
+        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+            # Point m of a mirrored grid of stride s is that of layer N - m s; behind it is layer N - (m + 1) s.
+            first, last = (self.num_layers - (point + 1) * grid.stride for point in (points[-1], points[0]))
+            jacobians = fine if grid.stride == 1 else coarse
+            return jacobians.transposed(values, range(first, last + 1, points.step * grid.stride), self.h * grid.stride)
+
+        return self._solve(advance, cotangent, sources, initial, is_mirrored=True)
+
+    def tangents(self, states: Tensor, sources: Tensor) -> Tensor:
+        """Return the tangents (N + 1, b, ...): what follows from `sources` (N + 1, b, ...) by the linearised layers."""
+        jacobians = Linearised(self.evaluate, partial(states_at, states))
+
+        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+            return jacobians.plain(values, grid.layers(points), self.h * grid.stride)
+
+        return self._solve(advance, sources[0], sources, None)[0]
+
+    def _solve(
+        self, advance: Advance, first: Tensor, source: Tensor | None, initial: Tensor | None, is_mirrored: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Solve the recursion that begins at `first`."""
+        origin = self.exchange.origin(first)
+        shape = (len(self.own) + 1, *origin.shape)
+        if initial is None:
+            values = origin.expand(shape).clone()
+        else:
+            advice = "Pass those of an earlier solve."
+            require(initial.shape == shape, "initial", initial, f"one value a point, {shape}", advice)
+            values = initial.detach().clone()
+            if self.exchange.part == 0:
+                values[-1 if is_mirrored else 0] = origin
+        is_nested = self.method.nested and initial is None
+        return solve(advance, origin, values, source, self.method, self.exchange, is_nested, is_mirrored)
 
 
-def solve_adjoints(
-    evaluate: Evaluate,
-    states: Tensor,
-    slopes: tuple[Tensor | None, Tensor | None],
-    num_layers: int,
-    h: float,
-    method: Method,
-    initial: Tensor | None,
-    exchange: Exchange,
-) -> tuple[Tensor, Tensor]:
-    """Return the adjoints of this process's points, and the residuals, as `mgrit_adjoint` does.
+def states_at(states: Tensor, layers: range, *, begin: int = 0, stride: int = 1) -> Tensor:
+    """Return the states (k, b, ...) at which k layers begin, from those of some points, without a copy.
 
     Args:
-        evaluate: the layers, many of them in one call.
-        states: (N/P + 1, b, ...), of this process's points on P ranks, at which the layers are linearised.
-        slopes: the loss's gradient with respect to all states, (N + 1, b, ...), of which None is zero, as several ranks
-            need it; and a further one with respect to the last state, (b, ...), of which that of the last rank counts.
-            One of the two is given.
-        num_layers: N, of all ranks.
-        h: step of the finest grid.
-        method: how the layers are coarsened, and how often.
-        initial: (N/P + 1, b, ...), the start of the adjoints; None starts at the last one.
-        exchange: with the ranks that have the other layers, from the last rank to the first.
-
-    Returns:
-        The adjoints (N/P + 1, b, ...), and the residuals' norms (cycles + 1,).
-
-    Raises:
-        ConfigError: chunks cannot be divided over the ranks, or `states` or `initial` has another shape.
+        states: of one point in `stride`, from the point `begin` on.
+        layers: the numbers of the k layers.
+        begin: number of the first point.
+        stride: from one point to the next.
 
     Example:
         >>> import torch
-        >>> evaluate, how = batched(lambda u, n, h: u - h * u), (16, 0.1, Method(relaxation="F", cycles=4))
-        >>> slopes = None, torch.ones(2, 1)
-        >>> adjoints, _ = solve_adjoints(evaluate, torch.ones(17, 2, 1), slopes, *how, None, Exchange())
-        >>> adjoints.shape
-        torch.Size([17, 2, 1])
+        >>> states_at(torch.arange(5.0), range(4, 8, 2), begin=4)
+        tensor([0., 2.])
     """
-    sources, last = slopes
-    parts = [each.detach() for each in (None if sources is None else sources[-1], last) if each is not None]
-    cotangent = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-    grid = method.grids(num_layers)[0]
-    own = grid.part(exchange.part, exchange.num_parts)
-    if states.shape != (len(own) + 1, *cotangent.shape):
-        raise ConfigError(
-            f"states: found the shape {tuple(states.shape)}; expected {(len(own) + 1, *cotangent.shape)}, the states "
-            "of all points in the cotangent's shape. Pass what mgrit returns."
-        )
-    origin, begin = exchange.origin(cotangent), num_layers - own.stop
-    # The coarse grids' layers, all of which this process needs, are some of the other processes'.
-    coarse = states if exchange.num_parts == 1 else exchange.gather(states[: -1 : grid.coarsening])
-    factor = 1 if exchange.num_parts == 1 else grid.coarsening or 1
-
-    def own_at(layers: range) -> Tensor:
-        return states_at(states, range(layers.start - begin, layers.stop - begin, layers.step))
-
-    def coarse_at(layers: range) -> Tensor:
-        return states_at(coarse, range(layers.start // factor, -(-layers.stop // factor), layers.step // factor))
-
-    fine_advance, coarse_advance = (transposed(Linearised(evaluate, at), h, num_layers) for at in (own_at, coarse_at))
-
-    def advance(each: Grid, values: Tensor, points: range) -> Tensor:
-        return (fine_advance if each.stride == 1 else coarse_advance)(each, values, points)
-
-    values = start_of(origin, len(own), initial, place=-1 if exchange.part == 0 else None)
-    is_warm = initial is not None
-    return solve(advance, origin, values, sources, method, is_warm=is_warm, is_mirrored=True, exchange=exchange)
+    return states[(layers.start - begin) // stride : -((begin - layers.stop) // stride) : layers.step // stride]
 
 
-def transposed(jacobians: Linearised, step_size: float, num_layers: int) -> Advance:
-    """Return what advances adjoints in `solve`: products with the transposed Jacobians of the layers.
-
-    Adjoints are solved as a mirrored recursion: point m of a grid of stride s is that of layer `N - m s`, and is
-    followed through layer `N - (m + 1) s`.
-
-    Args:
-        jacobians: of the layers, at the states.
-        step_size: h, of the finest grid.
-        num_layers: N, of the finest grid.
-
-    Example:
-        >>> import torch
-        >>> states = torch.ones(3, 1, 1)
-        >>> jacobians = Linearised(batched(lambda u, n, h: u + h * u**2), lambda layers: states_at(states, layers))
-        >>> advance = transposed(jacobians, step_size=0.5, num_layers=2)
-        >>> advance(Grid(num_layers=2, stride=1, coarsening=None), torch.ones(1, 1, 1), range(1))
-        tensor([[[2.]]])
-    """
-
-    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-        stride = grid.stride
-        first, last = (num_layers - (point + 1) * stride for point in (points[-1], points[0]))
-        return jacobians.transposed(values, range(first, last + 1, points.step * stride), step_size * stride)
-
-    return advance
-
-
-def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, place: int | None = 0) -> Tensor:
-    """Return where the points of a solve start, (N + 1, b, ...): a new tensor, which the solve may change.
-
-    Args:
-        first: (b, ...), the value at which the recursion begins.
-        num_layers: N.
-        initial: (N + 1, b, ...), the start that was given; None starts all points at `first`.
-        place: of `first` in `initial`; None where another rank has the first point.
-
-    Raises:
-        ConfigError: `initial` has another shape.
-
-    Example:
-        >>> import torch
-        >>> start_of(torch.ones(1), 2, initial=torch.zeros(3, 1)).flatten()
-        tensor([1., 0., 0.])
-    """
-    first = first.detach()
-    if initial is None:
-        return first.expand(num_layers + 1, *first.shape).clone()
-    if initial.shape != (num_layers + 1, *first.shape):
-        raise ConfigError(
-            f"initial: found the shape {tuple(initial.shape)}; expected {(num_layers + 1, *first.shape)}, one value a "
-            "point. Pass the states of an earlier solve, or leave initial out."
-        )
-    values = initial.detach().clone()
-    if place is not None:
-        values[place] = first
-    return values
-
-
-def _check_solve(step: Any, h: Any, group: Any, **tensors: Any) -> None:
+def _check_arguments(step: Any, h: Any, **tensors: Any) -> None:
     """Refuse arguments of `mgrit` and `mgrit_adjoint` that are of a wrong kind."""
-    expected = "a function step(u, n, h) that returns the state after layer n, or a BatchedStep"
-    require(_is_step(step), "step", step, expected, "Write one: def step(u, n, h): return u + h * layers[n](u).")
-    require(is_number(h) and math.isfinite(h), "h", h, "a finite number", "Give the step of the finest grid.")
+    is_step = hasattr(step, "many") or callable(step)
+    require(is_step, "step", step, "a function step(u, n, h) that returns the state after layer n, or a BatchedStep")
+    require(is_number(h) and isfinite(h), "h", h, "a finite number, the step of the finest grid")
     for key, value in tensors.items():
         is_right = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
         require(is_right, key, value, "a tensor of floating-point numbers", "Make it one: torch.as_tensor(x).float().")
-    # Which classes are groups is torch's matter.
-    is_group = not isinstance(group, bool | int | float | str | list)
-    require(is_group, "group", group, "a torch.distributed group or null", "Make it by torch.distributed.new_group().")
-
-
-def _is_step(step: Any) -> bool:
-    if hasattr(step, "many"):
-        return True
-    if not callable(step) or isinstance(step, type):
-        return False
-    try:
-        inspect.signature(step.forward if isinstance(step, nn.Module) else step).bind(None, 0, 1.0)
-    except TypeError:
-        return False
-    except ValueError:  # of compiled code, which has no signature
-        return True
-    return True

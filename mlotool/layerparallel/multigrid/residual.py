@@ -1,35 +1,219 @@
-"""A run of residual layers whose forward and backward are multigrid solves."""
+"""A run of residual layers whose forward and backward are multigrid solves.
 
+States, adjoints and tangents are autograd functions, each with a backward that is made of the others. With `A` the
+linearised system `(A v)^0 = v^0`, `(A v)^{n+1} = v^{n+1} - Phi_n' v^n`, and theta the parameters:
+
+    states U(u0, theta)            dU = A^-1 (du0, dPhi/dtheta dtheta)
+    adjoints w = A^-T g            dw = A^-T (dg + d(Phi'^T) w)
+    tangents v = A^-1 g            dv = A^-1 (dg + d(Phi') v)
+
+so that derivatives of any order are multigrid solves. They are exact where the solves have converged.
+"""
+
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from mlotool.core.arguments import require
+from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require
 from mlotool.core.bound_module import Slots
-from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.layerparallel.exchange import exchanges, has_ranks
-from mlotool.layerparallel.multigrid.choice import COARSENINGS, Choice, Plan, make_plans
-from mlotool.layerparallel.multigrid.guard import AbstractGuard, Guard
-from mlotool.layerparallel.multigrid.layers import BlockLayers, CallArguments, Layers, check_pure, draws_numbers
-from mlotool.layerparallel.multigrid.settings import MultigridSettings
-from mlotool.layerparallel.multigrid.system import (
-    BatchSystem,
-    LastStates,
-    States,
-    WarmStart,
-    check_equal_on_ranks,
-    joined_index,
+from mlotool.layerparallel.exchange import Exchange, exchanges, has_ranks
+from mlotool.layerparallel.multigrid.guard import (
+    COARSENINGS,
+    AbstractGuard,
+    Choice,
+    Guard,
+    Methods,
+    Plan,
+    Solved,
+    make_plans,
 )
+from mlotool.layerparallel.multigrid.layers import BlockLayers, CallArguments, Layers, check_pure
+from mlotool.layerparallel.multigrid.propagation import Propagation
+from mlotool.layerparallel.multigrid.solver import Method, is_tolerance
+from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, batched
 
-# N: layers, b: batch
+# N: layers, L: layers of this rank, b: samples of this rank, B: of all ranks
+# states, adjoints, tangents, cotangents: (N + 1, b, ...)
 
 T = TypeVar("T")
+
+Gradient = list[Tensor | None]
+"""With respect to u0 and to each parameter."""
+
+AUTO = "auto"
+"""In the place of a number of cycles: they are chosen."""
+
 CHOICE_EVERY = 100
 """Training steps from one comparison of `cycles: auto` to the next."""
+
+_COUNT = Rule(lambda value: value is None or is_whole(value, 0), "a whole number of at least 0, or null")
+_TOLERANCE = Rule(is_tolerance, "a number of at least 0, or null")
+_RULES = {
+    "cycles": Rule(lambda value: value == AUTO or is_whole(value, 0), "a whole number of at least 0, or auto"),
+    **dict.fromkeys(("backward_cycles", "guard_every"), _COUNT),
+    **dict.fromkeys(("tolerance", "backward_tolerance"), _TOLERANCE),
+    **dict.fromkeys(("nested", "warm_start", "over_ranks"), FLAG),
+    "guard_threshold": Rule(lambda value: is_number(value) and value > 0, "a number above 0"),
+    "guard_max_cycles": at_least(0),
+    "workers": Rule(lambda value: value is None or is_whole(value, 1), "a whole number of at least 1, or null"),
+}
+
+
+@dataclass(kw_only=True)
+class MultigridSettings:
+    """The settings that `Multigrid` and `MultigridResidual` share.
+
+    Args:
+        coarsening: one factor c for all levels, or one from each level to the next; the last chunk may be shorter.
+            None is 4, or less where there are fewer than 8 layers, and with `cycles="auto"` any.
+        levels: at most so many, the finest included; None for all.
+        relaxation: "F" or "FCF".
+        cycles: of the forward solve (m1), at most; or "auto": the cheapest number of cycles and coarsening whose bias
+            is within guard_threshold, with at most guard_max_cycles cycles, and serial passes where none is cheaper
+            than these (see `Choice`).
+        backward_cycles: of the backward solve (m2); None is the same.
+        tolerance: ends the forward cycles at a residual of at most this times the first one; None takes all.
+        backward_tolerance: the same backward.
+        cycle: "V" or "F".
+        nested: start from the coarser grids.
+        warm_start: each sample starts from its states and adjoints of its last solve.
+        guard_every: compare every so many gradients with the serial one, see `Guard`; 0 never does. None is 0, and
+            100 with `cycles="auto"`.
+        guard_threshold: largest relative bias before cycles are added, or others are chosen.
+        guard_max_cycles: that may be added before it goes serial.
+        workers: of `cycles="auto"`: chunks of layers that are evaluated at the same time. None counts the ranks where
+            `over_ranks` divides the layers among them, all chunks on a GPU, and one on a CPU.
+        over_ranks: divide the layers over the ranks of the run, where there are several: the samples of all are
+            gathered, each rank relaxes its N/P layers for all of them, and gets its own samples' last states. Its
+            gradient is that of its layers for all ranks' losses together, zero for the others, so that the mean over
+            ranks is the one of data-parallel training. It is differentiable once. False: each rank relaxes all layers,
+            for its own samples.
+
+    Raises:
+        ConfigError: from `check`: a setting is out of range, or does nothing beside another one.
+
+    Example:
+        >>> settings = MultigridSettings(cycles=3, backward_cycles=1)
+        >>> [method.cycles for method in settings.methods(num_layers=16)]
+        [3, 1]
+    """
+
+    coarsening: int | Sequence[int] | None = None
+    levels: int | None = None
+    relaxation: str = "FCF"
+    cycles: int | str = 2
+    backward_cycles: int | None = None
+    tolerance: float | None = None
+    backward_tolerance: float | None = None
+    cycle: str = "V"
+    nested: bool = False
+    warm_start: bool = False
+    guard_every: int | None = None
+    guard_threshold: float = 0.1
+    guard_max_cycles: int = 8
+    workers: int | None = None
+    over_ranks: bool = False
+
+    def methods(self, num_layers: int) -> tuple[Method, Method]:
+        """Return how the states and how the adjoints of so many layers are solved."""
+        factor = max(2, min(4, num_layers // 2)) if self.coarsening is None else self.coarsening
+        # Of `cycles: auto` the plans have their own.
+        cycles = self.cycles if isinstance(self.cycles, int) else 0
+        backward_cycles = cycles if self.backward_cycles is None else self.backward_cycles
+        forward = Method(factor, self.levels, self.relaxation, cycles, None, self.tolerance, self.cycle, self.nested)
+        return forward, replace(forward, cycles=backward_cycles, relative_tolerance=self.backward_tolerance)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether cycles and coarsening are chosen by the gradient's bias."""
+        return self.cycles == AUTO
+
+    def check(self) -> None:
+        """Refuse settings that are out of range, each by its own name, and those that nothing would look at."""
+        for key, rule in _RULES.items():
+            require(rule.is_right(getattr(self, key)), key, getattr(self, key), rule.expected)
+        keys: tuple[str, ...] = ("workers",)
+        if self.is_chosen:
+            require(self.guard_every != 0, "guard_every", 0, "at least 1 with cycles=auto")
+            # Both solves take the chosen cycles, all of them, each from a new start.
+            keys = ("backward_cycles", "tolerance", "backward_tolerance", "warm_start")
+        for key in keys:
+            is_unset = getattr(self, key) in (None, False)
+            require(is_unset, key, getattr(self, key), f"null with cycles={self.cycles}, which does not look at it")
+
+
+class WarmStart:
+    """Keeps the last states and adjoints of each sample, whatever batches it comes in.
+
+    Attributes:
+        index: (b,), the positions of the samples that follow in their data set; None: there is one batch only.
+
+    Example:
+        >>> warm_start = WarmStart()
+        >>> warm_start.remember(torch.tensor([4, 2]), "states", torch.ones(3, 2, 1))
+        >>> warm_start.recall(torch.tensor([2]), "states", (3, 1, 1)).flatten()
+        tensor([1., 1., 1.])
+        >>> warm_start.recall(torch.tensor([3]), "states", (3, 1, 1)) is None
+        True
+    """
+
+    def __init__(self) -> None:
+        self.index: Tensor | None = None
+        self._values: dict[str, Tensor] = {}
+
+    def recall(self, index: Tensor | None, kind: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return the values (N + 1, b, ...) of earlier solves; None unless all samples of the batch have some.
+
+        Args:
+            index: (b,), positions of the samples in their data set; None: the only batch there is.
+            kind: "states" or "adjoints".
+            shape: (N + 1, b, ...), that the values must have.
+        """
+        if index is None:
+            whole = self._values.get(f"{kind} of all")
+            return whole if whole is not None and whole.shape == shape else None
+        values, known = self._values.get(kind), self._values.get(f"{kind} known")
+        if values is None or known is None or values.shape[1:] != (shape[0], *shape[2:]) or shape[1] != len(index):
+            return None
+        rows = index.to(values.device)
+        is_known = int(rows.max()) < len(values) and bool(known[rows].all())
+        return values[rows].transpose(0, 1) if is_known else None
+
+    def remember(self, index: Tensor | None, kind: str, values: Tensor) -> None:
+        """Keep the values (N + 1, b, ...) of a batch."""
+        values = values.detach()
+        if index is None or len(index) != values.shape[1]:
+            self._values[f"{kind} of all"] = values
+            return
+        rows, by_sample = index.to(values.device), values.transpose(0, 1)
+        size = int(rows.max()) + 1
+        is_known = torch.ones(len(rows), dtype=torch.bool, device=values.device)
+        for name, own in ((kind, by_sample), (f"{kind} known", is_known)):
+            self._values[name] = _grown(self._values.get(name), size, own)
+            self._values[name][rows] = own
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all values, in plain containers."""
+        return dict(self._values)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` has returned."""
+        self._values = {kind: tensor.clone() for kind, tensor in state.items()}
+
+
+def _grown(table: Tensor | None, size: int, like: Tensor) -> Tensor:
+    """Return a table with at least so many rows in the shape of those of `like`; new ones are zero."""
+    if table is None or table.shape[1:] != like.shape[1:] or table.dtype != like.dtype:
+        return like.new_zeros(size, *like.shape[1:])
+    table, missing = table.to(like.device), size - len(table)
+    return table if missing <= 0 else torch.cat([table, table.new_zeros(missing, *table.shape[1:])])
 
 
 class MultigridResidual(nn.Module):
@@ -86,21 +270,18 @@ class MultigridResidual(nn.Module):
         self.settings.check()
         self.layers = _layers(blocks, num_layers, h)
         self._has_buffers = any(True for _ in self.layers.buffers())
-        if self.settings.over_ranks and self._has_buffers:
-            raise ConfigError(
-                "over_ranks: found true beside running statistics; expected none, since every rank has a part of the "
-                "layers only. Use layers without buffers, or set over_ranks=false."
-            )
+        is_right = not (self.settings.over_ranks and self._has_buffers)
+        require(is_right, "over_ranks", True, "layers without running statistics, of which each rank has a part alone")
         self.num_layers: int = self.layers.num_layers  # type: ignore[assignment]
         self.method, self.backward_method = self.settings.methods(self.num_layers)
         self.method.grids(self.num_layers)
-        self.guard = self._make_guard()
+        every, threshold = self.settings.guard_every, self.settings.guard_threshold
+        self.guard: AbstractGuard = Guard(every or 0, threshold, self.settings.guard_max_cycles)
+        if self.settings.is_chosen:
+            self.guard = Choice(self._plans, every or CHOICE_EVERY, threshold)
         self.warm_start = WarmStart() if self.settings.warm_start else None
         self.residuals: dict[str, Tensor] = {}
-        self.is_serial = False
-        self.is_evaluating = False
-        self.draws = draws_numbers(self.layers)
-        self._is_checked = False
+        self.is_serial = self.is_evaluating = self.draws = self._is_checked = False
         self.places = Slots(self.layers)
 
     def serial(self, is_serial: bool = True) -> Self:
@@ -136,7 +317,9 @@ class MultigridResidual(nn.Module):
 
     def states(self, state: Tensor) -> Tensor:
         """Return the states (N + 1, b, ...) of all points, by multigrid; differentiable."""
-        return self._solve(state, CallArguments())[0]
+        states, _ = self._solve(state, CallArguments(), over_ranks=False)
+        assert states is not None
+        return states
 
     def solve(self, state: Tensor, arguments: CallArguments) -> tuple[Tensor | None, Tensor]:
         """Return the states (N + 1, b, ...) and the last one (b, ...); over ranks None and the last one.
@@ -145,12 +328,18 @@ class MultigridResidual(nn.Module):
             state: u^0 (b, ...).
             arguments: what all layers are given beside the state.
         """
-        if self.settings.over_ranks and has_ranks():
-            return None, self._over_ranks(state, arguments)
-        return self._solve(state, arguments)
+        return self._solve(state, arguments, over_ranks=self.settings.over_ranks and has_ranks())
 
-    def _solve(self, state: Tensor, arguments: CallArguments) -> tuple[Tensor, Tensor]:
-        system, theta = self._system(state, arguments)
+    def _solve(self, state: Tensor, arguments: CallArguments, *, over_ranks: bool) -> tuple[Tensor | None, Tensor]:
+        advice = "Call the module with a state first."
+        require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
+        parameters = dict(self.layers.named_parameters())
+        theta = [*parameters.values(), *arguments.tensors]
+        system = BatchSystem(self, tuple(parameters), state, arguments, exchanges() if over_ranks else None)
+        if over_ranks:
+            # Of the states that another rank has there are none here; the first one is as good.
+            self._check(system, theta, state.expand(self.num_layers + 1, *state.shape))
+            return None, self._repeatable(system, lambda: LastStates.apply(system, state, *theta))
         states, last = self._repeatable(system, lambda: States.apply(system, state, *theta))
         self._check(system, theta, states)
         if self._has_buffers and self.training:
@@ -159,29 +348,7 @@ class MultigridResidual(nn.Module):
                 system.evaluate(theta, moves_buffers=True)(states[:-1], range(self.num_layers), system.h)
         return states, last
 
-    def _over_ranks(self, state: Tensor, arguments: CallArguments) -> Tensor:
-        system, theta = self._system(state, arguments, over_ranks=True)
-        # Of the states that another rank has there are none here; the first one is as good.
-        self._check(system, theta, state.expand(self.num_layers + 1, *state.shape))
-        last: Tensor = self._repeatable(system, lambda: LastStates.apply(system, state, *theta))
-        return last
-
-    def _system(
-        self, state: Tensor, arguments: CallArguments, *, over_ranks: bool = False
-    ) -> tuple[BatchSystem, Sequence[Tensor]]:
-        """Return the solves of a batch, and what they differentiate beside the state."""
-        advice = "Call the module with a state first."
-        require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
-        index, shared = None if self.warm_start is None else self.warm_start.index, None
-        if over_ranks:
-            shared = exchanges()
-            check_equal_on_ranks(shared[0], arguments)
-            index = None if index is None else joined_index(shared[0], index)
-        theta = dict(self.layers.named_parameters())
-        system = BatchSystem(self, tuple(theta), state, index, arguments, shared)
-        return system, [*theta.values(), *arguments.tensors]
-
-    def _check(self, system: BatchSystem, theta: Sequence[Tensor], states: Tensor) -> None:
+    def _check(self, system: "BatchSystem", theta: Sequence[Tensor], states: Tensor) -> None:
         """Evaluate all layers once more, at the first step, to see that the gradient is all there is."""
         if not self._is_checked and torch.is_grad_enabled():
             check_pure(self.layers, system.evaluate, theta, states)
@@ -196,44 +363,36 @@ class MultigridResidual(nn.Module):
         finally:
             self.is_evaluating = before
 
-    def _repeatable(self, system: BatchSystem, solve: Callable[[], T]) -> T:
+    def _repeatable(self, system: "BatchSystem", solve: Callable[[], T]) -> T:
         """Solve; where layers draw random numbers, with a seed a layer, as a solve evaluates each many times."""
         if not self.draws:
             before = RandomState(system.devices)
-            found = solve()
+            solution = solve()
             if before.equals(RandomState(system.devices)):
-                return found
-            # They draw in another way than by torch's dropout modules.
+                return solution
             before.restore()
             self.draws = True
         system.draw_seeds()
         return solve()
 
-    def _make_guard(self) -> AbstractGuard:
-        given = self.settings
-        if given.is_chosen:
-            every = CHOICE_EVERY if given.guard_every is None else given.guard_every
-            return Choice(self._plans, every, given.guard_threshold)
-        return Guard(given.guard_every or 0, given.guard_threshold, given.guard_max_cycles)
-
     def _plans(self) -> Sequence[Plan]:
         """Return what `cycles: auto` chooses from, on the devices and ranks of the run."""
-        given = self.settings
-        num_ranks = exchanges()[0].num_parts if given.over_ranks else 1
-        is_on_gpu = any(each.is_cuda for each in self.layers.parameters())
-        workers = given.workers or (num_ranks if num_ranks > 1 else self.num_layers if is_on_gpu else 1)
-        factors = COARSENINGS if given.coarsening is None else [given.coarsening]
-        counts = given.guard_max_cycles, workers
+        settings = self.settings
+        num_ranks = exchanges()[0].num_parts if settings.over_ranks else 1
+        is_on_gpu = any(parameter.is_cuda for parameter in self.layers.parameters())
+        workers = settings.workers or (num_ranks if num_ranks > 1 else self.num_layers if is_on_gpu else 1)
+        factors = COARSENINGS if settings.coarsening is None else [settings.coarsening]
+        counts = settings.guard_max_cycles, workers
         return make_plans(self.num_layers, self.method, *counts, factors=factors, num_parts=num_ranks)
 
     def statistics(self) -> dict[str, float]:
         """Return the residuals of the last solves, by cycle, and what the guard has seen."""
-        found = {
+        residuals = {
             f"{name}_residual_{number}": value
             for name, history in self.residuals.items()
             for number, value in enumerate(history.tolist())
         }
-        return found | self.guard.statistics()
+        return residuals | self.guard.statistics()
 
     def extra_repr(self) -> str:
         """Return what `print` shows."""
@@ -243,25 +402,424 @@ class MultigridResidual(nn.Module):
 
 def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
     if isinstance(blocks, nn.Module) and isinstance(blocks, Layers):
-        for key, value, own in (("num_layers", num_layers, blocks.num_layers), ("h", h, blocks.h)):
-            if value is not None and value != own:
-                raise ConfigError(
-                    f"{key}: found {value!r} beside {type(blocks).__name__}, which has {own!r} itself; expected null. "
-                    f"Remove {key}, or set it there."
-                )
+        for key, value in (("num_layers", num_layers), ("h", h)):
+            own = getattr(blocks, key)
+            require(value in (None, own), key, value, f"null, since {type(blocks).__name__} has {own!r} itself")
         return blocks
-    if isinstance(blocks, Iterable):
-        blocks = list(blocks)
-        are_built = all(isinstance(block, nn.Module) for block in blocks)
-        require(are_built, "blocks", blocks, "modules that are built", "Give [Block(), Block()].")
-        is_right, advice = num_layers in (None, len(blocks)) or not blocks, "Remove num_layers."
-        require(is_right, "num_layers", num_layers, f"null, or {len(blocks)}, for {len(blocks)} blocks", advice)
-    elif num_layers is not None and callable(blocks) and not isinstance(blocks, nn.Module):
+    if callable(blocks) and not isinstance(blocks, nn.Module) and num_layers is not None:
         blocks = [blocks() for _ in range(num_layers)]
-    else:
-        raise ConfigError(
-            f"blocks: found {type(blocks).__name__} with num_layers={num_layers!r}; expected a module with the method "
-            "many(states, layers, h), a list of N blocks, or a function that makes one, with num_layers=N. Pass one of "
-            "these."
-        )
-    return BlockLayers(blocks, 1.0 if h is None else h)
+    is_list = isinstance(blocks, Iterable) and all(isinstance(block, nn.Module) for block in blocks)
+    expected = "Layers, a list of N modules, or a function that makes one, with num_layers=N"
+    require(is_list, "blocks", blocks, expected, "Give [Block(), Block()].")
+    layers = BlockLayers(blocks, 1.0 if h is None else h)
+    require(num_layers in (None, layers.num_layers), "num_layers", num_layers, f"null for {layers.num_layers} blocks")
+    return layers
+
+
+class BatchSystem:
+    """The solves of a `MultigridResidual` for one batch: states, adjoints and tangents, with its settings.
+
+    Args:
+        part: the layers and how they are solved.
+        names: of the layers' parameters, in the order in which the methods are given them as `theta`.
+        state: u0 (b, ...), for its device and the autocast that it is under.
+        arguments: what all layers are given beside the state; those with a gradient follow the parameters in `theta`.
+        shared: the exchanges of states and of adjoints, where ranks share the layers.
+
+    Example:
+        >>> part = MultigridResidual(lambda: torch.nn.Linear(3, 3), num_layers=16, h=0.1)
+        >>> (names, theta), u0 = zip(*part.layers.named_parameters()), torch.ones(2, 3)
+        >>> system = BatchSystem(part, names, u0)
+        >>> system.solve_states(u0, theta).shape
+        torch.Size([17, 2, 3])
+    """
+
+    def __init__(
+        self,
+        part: MultigridResidual,
+        names: tuple[str, ...],
+        state: Tensor,
+        arguments: CallArguments | None = None,
+        shared: tuple[Exchange, Exchange] | None = None,
+    ) -> None:
+        self.part, self.names, self.arguments = part, names, arguments or CallArguments()
+        self.forward, self.backward = shared or (Exchange(), Exchange())
+        self.index = None if part.warm_start is None else part.warm_start.index
+        if shared is not None:
+            _check_equal_on_ranks(self.forward, self.arguments)
+            self.index = None if self.index is None else self.forward.join(self.index)[0]
+        self.num_layers = part.num_layers
+        self.h: float = part.layers.h  # type: ignore[assignment]
+        self._device, device = state.device, state.device.type
+        self.devices = (state.device,) if state.is_cuda else ()
+        self.seeds: list[int] | None = None
+        # A backward linearises the function that its forward has solved, whatever moves the buffers in between.
+        self._buffers = part.places.copy_buffers()
+        self._solve_by(part.guard.methods(part.method, part.backward_method))
+        self.is_due = part.guard.take_due()
+        self.is_trial = False
+        # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
+        self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+
+    @property
+    def own_layers(self) -> range:
+        """The numbers of this rank's layers."""
+        count = self.num_layers // self.forward.num_parts
+        return range(self.forward.part * count, (self.forward.part + 1) * count)
+
+    def evaluate(self, theta: Sequence[Tensor], *, moves_buffers: bool = False) -> Evaluate:
+        """Return what evaluates the layers with these parameters.
+
+        Args:
+            theta: the parameters, and the arguments with a gradient.
+            moves_buffers: whether an evaluation changes the layers' buffers, as a training step does once.
+        """
+        layers, places, count = self.part.layers, self.part.places, len(self.names)
+        parameters = dict(zip(self.names, theta[:count], strict=True))
+        args, kwargs = self.arguments.filled(theta[count:])
+        many = batched(layers)
+        if self.arguments:
+            many = batched(BatchedStep(lambda states, which, h: layers.many(states, which, h, *args, **kwargs)))  # type: ignore[operator]
+        device, dtype, is_enabled = self._precision
+
+        def evaluate(states: Tensor, which: range, step_size: float) -> Tensor:
+            buffers = {} if moves_buffers else {name: buffer.clone() for name, buffer in self._buffers.items()}
+            with ExitStack() as stack, self.part.evaluating(), torch.autocast(device, dtype=dtype, enabled=is_enabled):
+                stack.callback(places.fill(parameters, buffers))
+                if self.seeds is None:
+                    return many(states, which, step_size)
+                moved = []
+                for state, n in zip(states.split(1), which, strict=True):
+                    with torch.random.fork_rng([device.index or 0 for device in self.devices]):
+                        torch.manual_seed(self.seeds[n])
+                        moved.append(many(state, range(n, n + 1), step_size))
+                return torch.cat(moved)
+
+        return evaluate
+
+    def draw_seeds(self) -> None:
+        """Draw a seed a layer, from which all evaluations of a layer for this batch draw the same random numbers."""
+        seeds = torch.randint(2**62, (self.num_layers,)).to(self._device)
+        self.seeds = self.forward.origin(seeds).tolist()
+
+    def solve_states(self, u0: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Return the states (L + 1, b, ...) of u0 (b, ...), of all layers in a serial pass.
+
+        The solve starts from a warm start where there is one.
+        """
+        states, residuals = self._propagation(theta, 0).states(u0, self._recall("states", u0.shape))
+        self._keep("states", states, residuals)
+        return states
+
+    def solve_adjoints(
+        self, states: Tensor, sources: Tensor | None, last: Tensor | None, theta: Sequence[Tensor], *, is_first: bool
+    ) -> Tensor:
+        """Return the adjoints `A^-T g`, as `solve_states` the states; those of a first derivative are a warm start.
+
+        Args:
+            states: (L + 1, b, ...), at which the layers are linearised.
+            sources: g at all points, (N + 1, b, ...); None is zero.
+            last: (b, ...), added to g at the last point; None is zero. One of the two is given.
+            theta: the layers' parameters.
+            is_first: whether this is a first derivative, as every training step has one.
+        """
+        initial = self._recall("adjoints", states.shape[1:]) if is_first else None
+        adjoints, residuals = self._propagation(theta, 1).adjoints(states, sources, last, initial)
+        if is_first:
+            self._keep("adjoints", adjoints, residuals)
+        return adjoints
+
+    def solve_tangents(self, states: Tensor, sources: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Return the tangents `A^-1 g`, (N + 1, b, ...).
+
+        Args:
+            states: (N + 1, b, ...), at which the layers are linearised.
+            sources: g at all points, (N + 1, b, ...).
+            theta: the layers' parameters.
+        """
+        return self._propagation(theta, 1).tangents(states, sources)
+
+    def _propagation(self, theta: Sequence[Tensor], number: int) -> Propagation:
+        """Return the solves at constant parameters, forward (0) or backward (1)."""
+        evaluate = self.evaluate([tensor.detach() for tensor in theta])
+        exchange = Exchange() if self.is_serial else (self.forward, self.backward)[number]
+        return Propagation(evaluate, self.num_layers, self.h, self.methods[number], exchange)
+
+    def inspect(
+        self, gradient: Gradient, last: Tensor, again: Callable[["BatchSystem"], tuple[Gradient, Tensor]]
+    ) -> Gradient:
+        """Return the gradient to hand on: the serial one where the guard compares the two, else the given one.
+
+        Args:
+            gradient: with respect to u0 and each of theta; None where it is not needed.
+            last: (b, ...), the last state that was found.
+            again: finds both with another system.
+        """
+        if not self.is_due:
+            return gradient
+        self.is_due = False
+
+        def measure(methods: Methods | None) -> Solved:
+            """Solve the same batch by a system for a trial: it starts anew, and keeps nothing."""
+            trial = copy.copy(self)
+            trial._solve_by(methods)
+            trial.is_trial = True
+            return Solved(*again(trial))
+
+        return list(self.part.guard.compare(Solved(gradient, last), measure, self.forward.norm).gradient)
+
+    def _solve_by(self, methods: Methods | None) -> None:
+        self.is_serial = methods is None
+        # Without a coarse grid the layers are solved one after the other.
+        serial = Method(coarsening=max(2, self.num_layers))
+        self.methods = methods or (serial, serial)
+
+    def _recall(self, kind: str, shape: Sequence[int]) -> Tensor | None:
+        """Return a warm start of the "states" or "adjoints" of such a state, if there is one."""
+        if self.is_trial or self.is_serial or self.part.warm_start is None:
+            return None
+        values = self.part.warm_start.recall(self.index, kind, (len(self.own_layers) + 1, *shape))
+        # What a checkpoint has put back may lie elsewhere.
+        return None if values is None else values.to(self._device)
+
+    def _keep(self, kind: str, values: Tensor, residuals: Tensor) -> None:
+        """Keep what a solve has found, for the next warm start and for the statistics."""
+        if self.is_trial or self.is_serial:
+            return
+        self.part.residuals["forward" if kind == "states" else "backward"] = residuals
+        if self.part.warm_start is not None:
+            self.part.warm_start.remember(self.index, kind, values)
+
+
+def _check_equal_on_ranks(exchange: Exchange, arguments: CallArguments) -> None:
+    """Refuse arguments of the layers that belong to a rank's own samples: its layers are evaluated for those of all."""
+
+    def is_equal(tensor: Tensor) -> bool:
+        first, *others = exchange.gather(tensor[None])
+        return all(torch.equal(first, other) for other in others)
+
+    is_right = not arguments.tensors and all(map(is_equal, arguments.constants))
+    expected = "arguments of the layers beside the state that have no gradient, and are equal on all ranks"
+    require(is_right, "over_ranks", True, expected, "Set over_ranks=false.")
+
+
+class States(torch.autograd.Function):
+    """Autograd function of the states U of u0 and theta.
+
+        U^0 = u0,    U^{n+1} = Phi_n(U^n)
+
+    Its arguments are the system of the solves (`BatchSystem`), u0 (b, ...) and the parameters, of any shapes. It
+    returns the states (N + 1, b, ...) and the last of them (b, ...), which is all that most losses read. The backward
+    is one adjoint solve and one product with the layers' derivatives; it is differentiable again.
+
+    Source: Günther et al. 2020, arXiv 1812.04352, sections 3.1 and 3.2.
+
+    Example:
+        >>> part = MultigridResidual(lambda: torch.nn.Linear(3, 3), num_layers=16, h=0.1)
+        >>> names, theta = zip(*part.layers.named_parameters())
+        >>> u0 = torch.ones(2, 3, requires_grad=True)
+        >>> states, last = States.apply(BatchSystem(part, names, u0), u0, *theta)
+        >>> states.shape, last.shape
+        (torch.Size([17, 2, 3]), torch.Size([2, 3]))
+        >>> torch.autograd.grad(last.sum(), u0)[0].shape
+        torch.Size([2, 3])
+    """
+
+    @staticmethod
+    def forward(ctx: Any, system: BatchSystem, u0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states and the last of them, by one solve."""
+        states = system.solve_states(u0, theta)
+        ctx.system = system
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(states, *theta)
+        return states, states[-1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        """Return `w^0` and `sum_n (dPhi_n/dtheta)^T w^{n+1}`, all layers in one product."""
+        states, *theta = ctx.saved_tensors
+        sources, last = cotangents
+        if sources is None and last is None:
+            return None, None, *(None for _ in theta)
+
+        def gradient_at(system: BatchSystem, states: Tensor) -> Gradient:
+            adjoints: Tensor = _Adjoints.apply(system, True, states, sources, last, *theta)
+            return [adjoints[0], *_weight_gradient(system, states, adjoints, theta, ctx.needs_input_grad[2:])]
+
+        def again(trial: BatchSystem) -> tuple[Gradient, Tensor]:
+            solved = trial.solve_states(states[0], theta)
+            return gradient_at(trial, solved), solved[-1]
+
+        gradient = gradient_at(ctx.system, states)
+        with torch.no_grad():
+            detached = [None if slope is None else slope.detach() for slope in gradient]
+            inspected = ctx.system.inspect(detached, states[-1], again)
+        # A gradient that will be differentiated again stays what its graph says.
+        return None, *(gradient if torch.is_grad_enabled() else inspected)
+
+
+class _Adjoints(torch.autograd.Function):
+    """`w = A^-T g` of the states, g and theta; g is given at all points, or at the last one, or as the sum of both."""
+
+    @staticmethod
+    def forward(ctx: Any, system: BatchSystem, is_first: bool, *tensors: Any) -> Tensor:
+        """Solve, for the states, g at all points, g at the last one, and theta."""
+        states, sources, last, *theta = tensors
+        adjoints = system.solve_adjoints(states, sources, last, theta, is_first=is_first)
+        ctx.system = system
+        ctx.is_given = sources is not None, last is not None
+        ctx.save_for_backward(states, adjoints, *theta)
+        return adjoints
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        """Return the derivatives with respect to the states, g and theta."""
+        states, adjoints, *theta = ctx.saved_tensors
+        tangents: Tensor = _Tangents.apply(ctx.system, states, cotangents[0], *theta)
+        along_states, along_theta = _curvature(ctx.system, states, adjoints, tangents, theta)
+        has_sources, has_last = ctx.is_given
+        along_g = tangents if has_sources else None, tangents[-1] if has_last else None
+        return None, None, along_states, *along_g, *along_theta
+
+
+class _Tangents(torch.autograd.Function):
+    """`v = A^-1 g` of the states, g and theta."""
+
+    @staticmethod
+    def forward(ctx: Any, system: BatchSystem, states: Tensor, sources: Tensor, *theta: Tensor) -> Tensor:
+        """Solve."""
+        tangents = system.solve_tangents(states, sources, theta)
+        ctx.system = system
+        ctx.save_for_backward(states, tangents, *theta)
+        return tangents
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        """Return the derivatives with respect to the states, g and theta."""
+        states, tangents, *theta = ctx.saved_tensors
+        adjoints: Tensor = _Adjoints.apply(ctx.system, False, states, cotangents[0], None, *theta)
+        along_states, along_theta = _curvature(ctx.system, states, adjoints, tangents, theta)
+        return None, along_states, adjoints, *along_theta
+
+
+def _weight_gradient(
+    system: BatchSystem, states: Tensor, adjoints: Tensor, theta: Sequence[Tensor], is_needed: Sequence[bool]
+) -> Gradient:
+    keeps_graph = torch.is_grad_enabled()
+    _, aliases, moved = _layers_at(system, states, theta)
+    wanted = [alias for alias, needed in zip(aliases, is_needed, strict=True) if needed]
+    if not wanted:
+        return [None] * len(theta)
+    slopes = iter(torch.autograd.grad(moved, wanted, adjoints[1:], create_graph=keeps_graph, allow_unused=True))
+    return [next(slopes) if needed else None for needed in is_needed]
+
+
+def _curvature(
+    system: BatchSystem, states: Tensor, adjoints: Tensor, tangents: Tensor, theta: Sequence[Tensor]
+) -> tuple[Tensor, Gradient]:
+    """Return the derivatives of `sum_n <w^{n+1}, Phi_n' v^n>` with respect to the states and theta, w and v fixed."""
+    keeps_graph = torch.is_grad_enabled()
+    at, aliases, moved = _layers_at(system, states, theta)
+    with torch.enable_grad():
+        pulled = torch.autograd.grad(moved, at, adjoints[1:], create_graph=True)[0]
+        if not pulled.requires_grad:
+            # Layers that are linear in their state and have no parameters.
+            return torch.zeros_like(states), [None] * len(theta)
+        value = (pulled * tangents).sum()
+        wanted = [at, *(alias for alias in aliases if alias.requires_grad)]
+        along_states, *along_theta = torch.autograd.grad(value, wanted, create_graph=keeps_graph, allow_unused=True)
+    slopes = iter(along_theta)
+    along_states = torch.zeros_like(states) if along_states is None else along_states
+    return along_states, [next(slopes) if alias.requires_grad else None for alias in aliases]
+
+
+def _layers_at(system: BatchSystem, states: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Return aliases of the states and theta, and all layers evaluated at them.
+
+    Derivatives are taken at aliases: the states depend on theta too, and that path is the adjoints'.
+    """
+    keeps_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        at, *aliases = (_alias(tensor, keeps_graph) for tensor in (states, *theta))
+        return at, aliases, system.evaluate(aliases)(at[:-1], range(system.num_layers), system.h)
+
+
+def _alias(tensor: Tensor, keeps_graph: bool) -> Tensor:
+    if not keeps_graph:
+        return tensor.detach().requires_grad_()
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+class LastStates(torch.autograd.Function):
+    """Autograd function of u^N of u0 and theta, where each rank has samples of its own and a part of the layers.
+
+    The samples of all ranks are gathered, their layers solved together, and each rank gets its samples' last states. In
+    the backward a rank's gradient of theta is that of its own layers, for all ranks' losses together, and zero for the
+    other layers: the sum over ranks is that of data-parallel training, and so is its mean. It is differentiable once.
+
+    Its arguments are the system of the solves (`BatchSystem`), u0 (b, ...) of this rank's b samples, and the parameters
+    of all layers. It returns u^N (b, ...) of these samples.
+
+    Raises:
+        ConfigError: the layers cannot be divided among the ranks.
+
+    Example:
+        >>> part = MultigridResidual(lambda: torch.nn.Linear(3, 3), num_layers=16, h=0.1)
+        >>> (names, theta), u0 = zip(*part.layers.named_parameters()), torch.ones(2, 3)
+        >>> LastStates.apply(BatchSystem(part, names, u0), u0, *theta).shape
+        torch.Size([2, 3])
+    """
+
+    @staticmethod
+    def forward(ctx: Any, system: BatchSystem, u0: Tensor, *theta: Tensor) -> Tensor:
+        """Return the last states of this rank's samples, by one solve that all ranks share."""
+        whole, ctx.are_own = system.forward.join(u0)
+        states, last = _shared_states(system, whole, theta)
+        ctx.system = system
+        ctx.save_for_backward(whole, states, last, *theta)
+        return last[ctx.are_own]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Return the gradients of this rank's samples and layers, by one adjoint solve that all ranks share."""
+        whole, states, last, *theta = ctx.saved_tensors
+        whole_cotangent, _ = ctx.system.forward.join(cotangent)
+
+        def gradient_at(system: BatchSystem, states: Tensor) -> Gradient:
+            adjoints, first = _shared_adjoints(system, whole, states, whole_cotangent, theta)
+            with torch.enable_grad():
+                leaves = [tensor.detach().requires_grad_() for tensor in theta]
+                moved = system.evaluate(leaves)(states[:-1], system.own_layers, system.h)
+            # Zeros, not None, where a parameter is another rank's: all ranks then have the same list of gradients.
+            slopes: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in leaves]
+            if moved.requires_grad:
+                slopes = torch.autograd.grad(moved, leaves, adjoints[1:], materialize_grads=True)
+            return [first[ctx.are_own], *slopes]
+
+        def again(trial: BatchSystem) -> tuple[Gradient, Tensor]:
+            solved, solved_last = _shared_states(trial, whole, theta)
+            return gradient_at(trial, solved), solved_last
+
+        return None, *ctx.system.inspect(gradient_at(ctx.system, states), last, again)
+
+
+def _shared_states(system: BatchSystem, whole: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the states of this rank's points, and the last one of all."""
+    states = system.solve_states(whole, theta)
+    if system.is_serial:
+        return states[system.own_layers.start : system.own_layers.stop + 1], states[-1]
+    return states, system.backward.origin(states[-1])
+
+
+def _shared_adjoints(
+    system: BatchSystem, whole: Tensor, states: Tensor, cotangent: Tensor, theta: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the adjoints of this rank's points, and the first one of all."""
+    if system.is_serial:
+        # Each rank computes all of it: this is a comparison, once in many steps.
+        states = system.solve_states(whole, theta)
+    adjoints = system.solve_adjoints(states, None, cotangent, theta, is_first=True)
+    if system.is_serial:
+        return adjoints[system.own_layers.start : system.own_layers.stop + 1], adjoints[0]
+    return adjoints, system.forward.origin(adjoints[0])

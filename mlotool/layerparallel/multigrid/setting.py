@@ -19,10 +19,9 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import target
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.layerparallel.multigrid.choice import Choice
+from mlotool.layerparallel.multigrid.guard import Choice
 from mlotool.layerparallel.multigrid.layers import CallArguments, Layers, WholeLayers
-from mlotool.layerparallel.multigrid.residual import MultigridResidual
-from mlotool.layerparallel.multigrid.settings import MultigridSettings
+from mlotool.layerparallel.multigrid.residual import MultigridResidual, MultigridSettings
 from mlotool.problem.parallel import AbstractParallel
 
 
@@ -71,21 +70,23 @@ class Multigrid(MultigridSettings, AbstractParallel):
     def attach(self, name: str, module: nn.Module) -> None:
         """Find the layers of the problem's module."""
         self.module = module
-        settings: Any = {each.name: getattr(self, each.name) for each in fields(MultigridSettings)}
-        is_list = isinstance(self.part, Sequence) and all(isinstance(each, str) for each in self.part)
+        settings: Any = {setting.name: getattr(self, setting.name) for setting in fields(MultigridSettings)}
+        is_list = isinstance(self.part, Sequence) and all(isinstance(path, str) for path in self.part)
         is_right = isinstance(self.part, str | None) or (is_list and bool(self.part))
-        require(is_right, f"problems.{name}.parallel.part", self.part, "a name, a list of names, or null")
         try:
-            parts = find_parts(module, self.part)
-        except ConfigError as error:
-            raise ConfigError(f"problems.{name}.parallel.{error}") from error
-        try:
-            for path, part in parts.items():
+            require(is_right, "part", self.part, "a name, a list of names, or null")
+            for path, part in find_parts(module, self.part).items():
                 self.solvers[path] = MultigridResidual(part.layers, **settings)
                 self._places.append(InPlace(path or type(module).__name__, part.blocks, self.solvers[path]))
         except ConfigError as error:
-            raise ConfigError(f"problems.{name}.parallel: {error}") from error
-        self._warn_of_few_layers(name)
+            raise ConfigError(f"problems.{name}.parallel.{error}") from error
+        if all(len(solver.method.grids(solver.num_layers)) == 1 for solver in self.solvers.values()):
+            counts = ", ".join(f"{path or 'the module'} has {each.num_layers}" for path, each in self.solvers.items())
+            warnings.warn(
+                f"problems.{name}.parallel: {counts} layers, too few for a coarse grid: they run one after the other. "
+                "Name a longer part, set a smaller coarsening, or take parallel=auxnet.",
+                stacklevel=2,
+            )
 
     def default_hypergradient(self) -> Implicit:
         """Return finite differences with the identity: first-order passes through the serial network."""
@@ -110,24 +111,11 @@ class Multigrid(MultigridSettings, AbstractParallel):
         """Return the critical path of a training step beside that of a serial one, in sentences."""
         return [_forecast(path or "the module", solver) for path, solver in self.solvers.items()]
 
-    def _warn_of_few_layers(self, name: str) -> None:
-        """Say that nothing is solved by multigrid where no part has a coarse grid."""
-        solvers = self.solvers.values()
-        if all(len(each.method.grids(each.num_layers)) == 1 for each in solvers):
-            told = ", ".join(f"{path or 'the module'} has {each.num_layers}" for path, each in self.solvers.items())
-            factor = "" if self.coarsening is None else f" with coarsening={self.coarsening}"
-            warnings.warn(
-                f"problems.{name}.parallel: {told} layers, too few for a coarse grid{factor}: they run one after the "
-                "other. Name a longer part, or take parallel=auxnet.",
-                UserWarning,
-                stacklevel=2,
-            )
-
     def statistics(self) -> dict[str, float]:
         """Return the residuals after each cycle of the last step, and what the guard has seen."""
-        prefixes = {path: f"{path}." if len(self.solvers) > 1 else "" for path in self.solvers}
+        is_alone = len(self.solvers) == 1
         return {
-            f"{prefixes[path]}{key}": value
+            key if is_alone else f"{path}.{key}": value
             for path, solver in self.solvers.items()
             for key, value in solver.statistics().items()
         }
@@ -149,11 +137,8 @@ class Multigrid(MultigridSettings, AbstractParallel):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned."""
-        if state.keys() != self.solvers.keys():
-            raise ConfigError(
-                f"parallel.part: the checkpoint has the parts {', '.join(state)}, this run {', '.join(self.solvers)}; "
-                "expected the same. Set part to those of the checkpoint."
-            )
+        expected = f"{', '.join(state)}, the parts of the checkpoint"
+        require(state.keys() == self.solvers.keys(), "parallel.part", list(self.solvers), expected)
         for path, solver in self.solvers.items():
             solver.guard.load_state_dict(state[path]["guard"])
             if solver.warm_start is not None:
@@ -169,11 +154,8 @@ def _forecast(name: str, solver: MultigridResidual) -> str:
             return f"{name} has {num_layers} layers, which run one after the other: cycles=auto found nothing cheaper."
         method = guard.plan.method
         methods, chosen = (method, method), f" (cycles={method.cycles}, coarsening={method.coarsening} were chosen)"
-    grids = [method.grids(num_layers) for method in methods]
-    if all(len(each) == 1 for each in grids):
-        return f"{name} has {num_layers} layers, too few for a coarse grid: they run one after the other."
-    workers = max(each[0].num_chunks for each in grids)
-    one, all_chunks = (sum(method.critical(num_layers, count) for method in methods) for count in (1, workers))
+    workers = max(method.grids(num_layers)[0].num_chunks for method in methods)
+    one, all_chunks = (sum(method.path(num_layers, count).critical for method in methods) for count in (1, workers))
     return (
         f"{name} has {num_layers} layers: forward and backward, a serial step evaluates {2 * num_layers} of them one "
         f"after the other, multigrid{chosen} {one} on one worker and {all_chunks} on {workers}, which is at most "
@@ -222,29 +204,22 @@ def find_parts(module: nn.Module, names: str | Sequence[str] | None) -> dict[str
         (['1'], ['1[:2]', '1[2:]'])
     """
     if names is not None:
-        parts = [(name, _named(module, name)) for name in ([names] if isinstance(names, str) else names)]
+        parts = {name: _named(module, name) for name in ([names] if isinstance(names, str) else names)}
         owners: dict[nn.Module, str] = {}
-        for name, part in parts:
-            for each in {each for block in part.blocks for each in block.modules()}:
-                if each in owners:
-                    raise ConfigError(
-                        f"part: found '{owners[each]}' and '{name}', which have blocks in common; expected parts that "
-                        "have none. Name each block once."
-                    )
-                owners[each] = name
-        return dict(parts)
+        for name, part in parts.items():
+            for inner in {inner for block in part.blocks for inner in block.modules()}:
+                is_new = owners.setdefault(inner, name) == name
+                require(is_new, "part", [owners[inner], name], "parts that have no blocks in common")
+        return parts
     modules = dict(module.named_modules())
-    whole = {path: each for path, each in modules.items() if isinstance(each, MultigridResidual | Layers)}
+    whole = {path: child for path, child in modules.items() if isinstance(child, MultigridResidual | Layers)}
     if whole:
-        return {path: _whole(each) for path, each in whole.items() if not _is_inside(path, whole)}
+        return {path: _whole(child) for path, child in whole.items() if not _is_inside(path, whole)}
     if isinstance(modules.get("residual"), _CONTAINERS):
         return {"residual": _named(module, "residual")}
     runs = {name: Part(blocks, WholeLayers(blocks)) for name, blocks in equal_blocks(module).items()}
     if not runs:
-        raise ConfigError(
-            f"part: found no equal blocks that follow each other in {type(module).__name__}, and no "
-            f"mlotool.models.ResidualLayers; expected residual blocks that keep the shape. {_advice(module)}"
-        )
+        raise _no_part(module, f"no equal blocks that follow each other in {type(module).__name__}")
     return runs
 
 
@@ -262,54 +237,43 @@ def equal_blocks(module: nn.Module) -> dict[str, list[nn.Module]]:
         >>> list(equal_blocks(nn.Sequential(*blocks)))
         ['[1:3]']
     """
-    found: dict[str, list[nn.Module]] = {}
+    runs: dict[str, list[nn.Module]] = {}
     inside: set[str] = set()
-    for path, each in module.named_modules():
-        if not isinstance(each, _CONTAINERS) or path in inside or _is_inside(path, inside):
+    for path, container in module.named_modules():
+        if not isinstance(container, _CONTAINERS) or path in inside or _is_inside(path, inside):
             continue
-        position = 0
-        for _, group in groupby(each, key=_kind):
-            blocks, begin = list(group), position
-            position += len(blocks)
-            parts = [*blocks[0].children()], [*blocks[0].parameters()]
-            if len(blocks) > 1 and all(parts):
-                found[path if len(blocks) == len(each) else f"{path}[{begin}:{position}]"] = blocks
-                names = [name for name, _ in each.named_children()][begin:position]
-                inside |= {f"{path}.{name}".lstrip(".") for name in names}
-    return found
+        names, begin = [name for name, _ in container.named_children()], 0
+        for _, group in groupby(container, key=_kind):
+            blocks = list(group)
+            end = begin + len(blocks)
+            if len(blocks) > 1 and [*blocks[0].children()] and [*blocks[0].parameters()]:
+                runs[path if len(blocks) == len(container) else f"{path}[{begin}:{end}]"] = blocks
+                inside |= {f"{path}.{name}".lstrip(".") for name in names[begin:end]}
+            begin = end
+    return runs
 
 
 def _kind(block: nn.Module) -> object:
     tensors = [*block.named_parameters(), *block.named_buffers()]
-    return type(block), repr(block), [(name, each.shape, each.dtype) for name, each in tensors]
+    return type(block), repr(block), [(name, tensor.shape, tensor.dtype) for name, tensor in tensors]
 
 
 def _named(module: nn.Module, name: str) -> Part:
     match = _NAME.fullmatch(name)
-    child = None if match is None else dict(module.named_modules()).get(match["path"])
-    if match is None or child is None:
-        hint = did_you_mean(name, [path for path, _ in module.named_modules()])
-        raise ConfigError(
-            f"part: found '{name}', which {type(module).__name__} has not; expected the name of a module in it, or of "
-            f"some of its blocks, as in layer3[1:].{hint} {_advice(module)}"
-        )
+    path = None if match is None else match["path"]
+    modules = dict(module.named_modules())
+    if match is None or path not in modules:
+        raise _no_part(module, f"{name!r}, which {type(module).__name__} has not", did_you_mean(name, modules))
+    child = modules[path]
     is_whole = isinstance(child, MultigridResidual | Layers)
-    if is_whole and name == match["path"]:
+    if is_whole and name == path:
         return _whole(child)
     if is_whole or not isinstance(child, _CONTAINERS):
-        raise ConfigError(
-            f"part: found {type(child).__name__} at '{name}' in {type(module).__name__}; expected an nn.Sequential or "
-            f"nn.ModuleList of blocks that keep the shape, or mlotool.models.ResidualLayers. {_advice(module)}"
-        )
-    blocks = list(child)
-    if name != match["path"]:
-        begin, end = (int(match[key]) if match[key] else None for key in ("begin", "end"))
-        blocks = blocks[begin:end]
+        raise _no_part(module, f"{type(child).__name__} at {name!r} in {type(module).__name__}")
+    begin, end = (int(match[key]) if match[key] else None for key in ("begin", "end"))
+    blocks = list(child)[begin:end]
     if not blocks:
-        raise ConfigError(
-            f"part: found no blocks at '{name}', of {len(child)} in {match['path'] or type(module).__name__}; expected "
-            "at least one. Correct the numbers."
-        )
+        raise _no_part(module, f"no blocks at {name!r}, of {len(child)} there")
     return Part(blocks, WholeLayers(blocks))
 
 
@@ -319,20 +283,32 @@ def _whole(layers: Any) -> Part:
 
 
 def _is_inside(path: str, outer: Iterable[str]) -> bool:
-    return any(path != each and path.startswith(f"{each}." if each else "") for each in outer)
+    return any(path != other and path.startswith(f"{other}." if other else "") for other in outer)
 
 
-def _advice(module: nn.Module) -> str:
+def _no_part(module: nn.Module, found: str, hint: str = "") -> ConfigError:
     runs = [f"{name} ({len(blocks)} equal blocks)" for name, blocks in equal_blocks(module).items()]
-    if runs:
-        return f"Name one of {', '.join(runs[:8])}."
-    return (
-        "Build such blocks as one mlotool.layerparallel.MultigridResidual([block, ...]), or take parallel=auxnet, "
-        "which asks nothing of blocks."
+    advice = f"Name one of {', '.join(runs[:8])}." if runs else "Take parallel=auxnet, which asks nothing of blocks."
+    return ConfigError(
+        f"part: found {found}; expected an nn.Sequential or nn.ModuleList of blocks that keep the shape, some of its "
+        f"blocks, as in layer3[1:], or mlotool.models.ResidualLayers.{hint} {advice}"
     )
 
 
 # N: blocks, b: batch
+
+
+@dataclass
+class _Pass:
+    """A pass through the blocks: what was solved for it, for what, and which block was handed what last."""
+
+    states: Tensor | None
+    last: Tensor
+    arguments: CallArguments
+    mode: object
+    position: int = 0
+    handed: Any = None
+    version: int = 0
 
 
 class InPlace:
@@ -364,13 +340,8 @@ class InPlace:
         self.name = name
         self.blocks = list(blocks)
         self.solver = solver
-        self._position = 0
         self._own: dict[nn.Module, Callable[..., Any]] = {}
-        self._result: Callable[[int], Tensor] | None = None
-        self._handed: Tensor | None = None
-        self._version = 0
-        self._arguments: CallArguments | None = None
-        self._mode: object = None
+        self._pass: _Pass | None = None
         self._is_called = self._is_told = False
 
     @contextmanager
@@ -382,7 +353,7 @@ class InPlace:
         self._check_hooks()
         before = {block: block.__dict__.get("forward") for block in self.blocks}
         self._own = {block: block.forward for block in self.blocks}
-        self._position, self._is_called = 0, False
+        self._is_called = False
         for block in self.blocks:
             # The modules stay where they are: what their owner asks of them (`layers[0].norm_first`) is still theirs.
             block.__dict__["forward"] = partial(self._call, block)
@@ -394,7 +365,7 @@ class InPlace:
                 if forward is not None:
                     block.__dict__["forward"] = forward
             # What a batch has left would live as long as the program.
-            self._result = self._handed = self._arguments = None
+            self._pass = None
         if not self._is_called and not self._is_told:
             self._is_told = True
             warnings.warn(
@@ -407,25 +378,22 @@ class InPlace:
         if self.solver.is_evaluating:
             return self._own[block](*args, **kwargs)
         state, arguments = self._state_of(block, args, kwargs)
+        now = self._pass
         # One block in all places is handed what it has returned itself; any other state begins a pass.
-        is_over = self._position == len(self.blocks)
-        if block is self.blocks[0] and (self._handed is None or state is not self._handed or is_over):
-            self._is_called, self._mode = True, _mode_of(state)
-            self._result, self._arguments, self._position = self._solve(state, arguments), arguments, 0
+        is_next = now is not None and state is now.handed and now.position < len(self.blocks)
+        if block is self.blocks[0] and not is_next:
+            self._is_called = True
+            now = self._pass = _Pass(*self.solver.solve(state, arguments), arguments, _mode_of(state))
         else:
             self._check_follows(block, state, arguments)
-        assert self._result is not None
-        handed = self._result(self._position)
-        self._handed, self._version = handed, handed._version
-        self._position += 1
-        return handed
-
-    def _solve(self, state: Tensor, arguments: CallArguments) -> Callable[[int], Tensor]:
-        """Return what gives each block's result, the state behind it: only those are made that are asked for."""
-        states, last = self.solver.solve(state, arguments)
-        end, unsolved = len(self.blocks) - 1, _Unsolved.of(last, self.name)
+        assert now is not None
         # The last one has a node of its own: a loss that reads no other has no cotangents of all states.
-        return lambda n: last if n == end else unsolved if states is None else states[n + 1]
+        if now.position == len(self.blocks) - 1:
+            handed = now.last
+        else:
+            handed = _Unsolved.of(now.last, self.name) if now.states is None else now.states[now.position + 1]
+        now.handed, now.version, now.position = handed, handed._version, now.position + 1
+        return handed
 
     def _state_of(self, block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CallArguments]:
         if args:
@@ -435,33 +403,32 @@ class InPlace:
         return kwargs.get(first), CallArguments((), rest)
 
     def _check_follows(self, block: nn.Module, state: Any, arguments: CallArguments) -> None:
-        position, kind = self._position, type(block).__name__
+        now = self._pass
+        position = 0 if now is None else now.position
         if position >= len(self.blocks) or block is not self.blocks[position]:
-            found = [place for place, each in enumerate(self.blocks) if each is block]
-            what = f"block {found[0]} ({kind}) called as number {position}"
-        elif self._handed is None or state is not self._handed or self._handed._version != self._version:
-            what = f"block {position} ({kind}) called with something else than what the block before it has returned"
-        elif self._arguments is None or not arguments.equals(self._arguments):
-            what = f"block {position} ({kind}) called with other arguments beside the state than block 0"
-        elif _mode_of(state) != self._mode:
-            what = f"block {position} ({kind}) called with gradients or autocast switched otherwise than block 0"
+            fault, position = f"called as number {position}", self.blocks.index(block)
+        elif now is None or state is not now.handed or now.handed._version != now.version:
+            fault = "called with something else than what the block before it has returned"
+        elif not arguments.equals(now.arguments):
+            fault = "called with other arguments beside the state than block 0"
+        elif _mode_of(state) != now.mode:
+            fault = "called with gradients or autocast switched otherwise than block 0"
         else:
             return
         raise ConfigError(
-            f"parallel.part: {self.name} has {what}; expected blocks that follow each other directly, with the same "
-            "further arguments for all. Name blocks that do, as in part: layers[2:8], or build them as one "
-            "mlotool.layerparallel.MultigridResidual."
+            f"parallel.part: {self.name} has block {position} ({type(block).__name__}) {fault}; expected blocks that "
+            "follow each other directly, with the same further arguments for all. Name blocks that do, as in "
+            "part: layers[2:8], or build them as one mlotool.layerparallel.MultigridResidual."
         )
 
     def _check_hooks(self) -> None:
         """Refuse hooks of the blocks themselves, which would see both a solve's evaluations and the module's call."""
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for number, block in enumerate(self.blocks):
-            kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
             if any(getattr(block, kind) for kind in kinds):
                 raise ConfigError(
                     f"parallel.part: block {number} ({type(block).__name__}) of {self.name} has hooks; expected none, "
-                    "since multigrid evaluates a block many times. Put them on a module around the block, or name "
-                    "other blocks as the part."
+                    "since multigrid evaluates a block many times. Put them on a module around the block."
                 )
 
 
@@ -489,8 +456,7 @@ class _Unsolved(Tensor):
         """Refuse to compute."""
         if getattr(func, "__name__", "") in ("__get__", "dim", "size", "numel", "_make_subclass"):
             return super().__torch_function__(func, types, args, kwargs or {})
-        found = [each for each in tree_leaves((args, kwargs)) if isinstance(each, _Unsolved)]
-        name = found[0]._part if found else "the part"
+        name = next((leaf._part for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Unsolved)), "the part")
         raise ConfigError(
             f"parallel.over_ranks: the module reads a state between two blocks of {name}; expected that blocks alone "
             "read it, since another rank may have it. Set over_ranks=false, or name fewer blocks as the part."

@@ -1,13 +1,16 @@
 """MGRIT with full approximation storage for any two-term recursion: the engine of states, adjoints and tangents."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.layerparallel.exchange import Exchange
-from mlotool.layerparallel.multigrid.grids import Grid
-from mlotool.layerparallel.multigrid.settings import Method
+from mlotool.layerparallel.multigrid.grids import Grid, make_grids
 
 # values: (N_l + 1, b, ...), one point of the level after the other; source: the same; ahead: (num_chunks, b, ...)
 # A recursion that runs from the last layer to the first is mirrored: its point m lies at N_l - m, so that points which
@@ -18,16 +21,74 @@ Advance = Callable[[Grid, Tensor, range], Tensor]
 mirrored recursion the values are in the opposite order of the points."""
 
 
+@dataclass(frozen=True)
+class Method:
+    """How the layers are coarsened, and how often.
+
+    Args:
+        coarsening: c, one factor for all levels, or one from each level to the next.
+        levels: at most so many, the finest included (2: two grids); None for all.
+        relaxation: "F" or "FCF", on all levels.
+        cycles: at most so many.
+        tolerance: ends at a residual of at most this; None takes all cycles.
+        relative_tolerance: ends at a residual of at most this times that before the first cycle.
+        cycle: "V", or "F", which visits coarse grids more often.
+        nested: start from the coarsest grid's solution, improved by one V-cycle on each grid between it and the finest.
+
+    Raises:
+        ConfigError: a setting is out of range.
+
+    Example:
+        >>> Method(relaxation="F", cycles=3)
+        Method(coarsening=4, levels=None, relaxation='F', cycles=3, tolerance=None, relative_tolerance=None, \
+cycle='V', nested=False)
+    """
+
+    coarsening: int | Sequence[int] = 4
+    levels: int | None = None
+    relaxation: str = "FCF"
+    cycles: int = 10
+    tolerance: float | None = None
+    relative_tolerance: float | None = None
+    cycle: str = "V"
+    nested: bool = False
+
+    def __post_init__(self) -> None:
+        for key, known in (("relaxation", ("F", "FCF")), ("cycle", ("V", "F"))):
+            require(getattr(self, key) in known, key, getattr(self, key), f"one of {', '.join(known)}")
+        require(is_whole(self.cycles, 0), "cycles", self.cycles, "a whole number of at least 0")
+        for key in ("tolerance", "relative_tolerance"):
+            require(is_tolerance(getattr(self, key)), key, getattr(self, key), "a number of at least 0, or null")
+
+    def grids(self, num_layers: int) -> tuple[Grid, ...]:
+        """Return the grids of so many layers, finest first."""
+        return make_grids(num_layers, self.coarsening, self.levels)
+
+    def path(self, num_layers: int, workers: int) -> "CriticalPath":
+        """Return how many evaluations a solve of so many layers takes with so many workers."""
+        settings = self.coarsening, self.levels, self.relaxation, self.cycles, workers
+        return critical_path(num_layers, *settings, cycle=self.cycle, nested=self.nested)
+
+
+def is_tolerance(value: object) -> bool:
+    """Say whether a value is a number of at least 0, or None.
+
+    Example:
+        >>> is_tolerance(1e-3), is_tolerance(float("nan"))
+        (True, False)
+    """
+    return value is None or (is_number(value) and value >= 0)  # type: ignore[operator]
+
+
 def solve(
     advance: Advance,
     origin: Tensor,
     values: Tensor,
     source: Tensor | None,
     method: Method,
-    *,
-    is_warm: bool = False,
-    is_mirrored: bool = False,
     exchange: Exchange | None = None,
+    is_nested: bool = False,
+    is_mirrored: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return v with `v^0 = origin` and `v^{n+1} = Phi(v^n) + source^{n+1}`, as far as the cycles get.
 
@@ -38,9 +99,9 @@ def solve(
         source: the right-hand side G (N + 1, b, ...), of which the first point is not looked at; None is zero, which
             several ranks need.
         method: how the layers are coarsened, and how often.
-        is_warm: whether the start is worth more than what nested iteration would make of the origin.
-        is_mirrored: whether v^n lies at N - n, in the start, the right-hand side and the result.
         exchange: with the ranks that have the other layers; None: this process has all of them.
+        is_nested: whether it starts by nested iteration, in place of `values`.
+        is_mirrored: whether v^n lies at N - n, in the start, the right-hand side and the result.
 
     Returns:
         The values (N + 1, b, ...), and the residuals' Frobenius norms (cycles + 1,): after the first F-relaxation and
@@ -58,35 +119,22 @@ def solve(
         (0.1853, 0.1853, True)
     """
     exchange = exchange or Exchange()
-    grids = method.grids((len(values) - 1) * exchange.num_parts)
-    solver = _Solve(advance, origin, grids, method, exchange, is_mirrored=is_mirrored)
-    return solver.run(values, source, is_nested=method.nested and not is_warm)
+    solver = _Solve(advance, origin, (len(values) - 1) * exchange.num_parts, method, exchange, is_mirrored)
+    return solver.run(values, source, is_nested=is_nested)
 
 
 class _Solve:
     """One solve: the recursion over the grids. Of the finest one it has a part, of the others all."""
 
     def __init__(
-        self,
-        advance: Advance,
-        origin: Tensor,
-        grids: Sequence[Grid],
-        method: Method,
-        exchange: Exchange,
-        *,
-        is_mirrored: bool,
+        self, advance: Advance, origin: Tensor, num_layers: int, method: Method, exchange: Exchange, is_mirrored: bool
     ) -> None:
-        self.advance = advance
-        self.origin = origin
+        self.advance, self.origin, self.method = advance, origin, method
+        self.exchange, self.is_mirrored = exchange, is_mirrored
+        self.grids = method.grids(num_layers)
         # The points at hand, by level: a part of the finest grid, and all of the others.
-        self.points = (
-            grids[0].part(exchange.part, exchange.num_parts),
-            *(range(grid.num_layers) for grid in grids[1:]),
-        )
-        self.grids = grids
-        self.method = method
-        self.exchange = exchange
-        self.is_mirrored = is_mirrored
+        coarse = (range(grid.num_layers) for grid in self.grids[1:])
+        self.points = self.grids[0].part(exchange.part, exchange.num_parts), *coarse
 
     @torch.no_grad()
     def run(self, values: Tensor, source: Tensor | None, *, is_nested: bool) -> tuple[Tensor, Tensor]:
@@ -140,8 +188,8 @@ class _Solve:
         if self.grids[level].coarsening is None:
             self._substitute(level, values, source)
             return
-        for each in ("F", "V") if kind == "F" else ("V",):
-            self._cycle(level, values, source, self._sweep(level, values, source), each)
+        for of_cycle in ("F", "V") if kind == "F" else ("V",):
+            self._cycle(level, values, source, self._sweep(level, values, source), of_cycle)
         self._relax(level, values, source)
 
     def _start_nested(self, values: Tensor, source: Tensor | None) -> None:
@@ -231,3 +279,107 @@ class _Solve:
         if self.method.relative_tolerance is not None:
             targets.append(self.method.relative_tolerance * float(first))
         return max(targets, default=None)
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """Counts of the layer evaluations of one multigrid solve; `critical_path` makes it.
+
+    Args:
+        critical: those that one worker takes one after the other, over the start and all cycles.
+        total: those of all workers together: how often `step` is called.
+        start: critical ones before the first cycle.
+        critical_by_level: critical ones of one cycle, by level, finest first.
+        total_by_level: all those of one cycle, by level.
+        textbook_per_cycle: all those of one cycle where each level relaxes, evaluates the C-points' residual and
+            relaxes again, `2 - 1/c` (F) or `3 - 1/c` (FCF) for each of its layers, as the literature counts: at c = 4
+            over all levels 2.33 N and 3.67 N. `mgrit` takes fewer: what ends a cycle begins the next one.
+        serial: those of a pass through the layers.
+
+    Example:
+        >>> path = critical_path(256, 4, None, "F", cycles=1, workers=64)
+        >>> path.serial, path.critical, round(path.speedup, 1)
+        (256, 29, 8.8)
+    """
+
+    critical: int
+    total: int
+    start: int
+    critical_by_level: tuple[int, ...]
+    total_by_level: tuple[int, ...]
+    textbook_per_cycle: float
+    serial: int
+
+    @property
+    def speedup(self) -> float:
+        """Bound on the speed-up over the serial pass: with free communication and equally fast layers."""
+        return self.serial / self.critical
+
+
+def critical_path(
+    num_layers: int,
+    coarsening: int | Sequence[int] = 4,
+    levels: int | None = None,
+    relaxation: str = "FCF",
+    cycles: int = 2,
+    workers: int = 1,
+    *,
+    cycle: str = "V",
+    nested: bool = False,
+) -> CriticalPath:
+    """Count the layer evaluations of `mgrit`, or of `mgrit_adjoint`, with so many workers, by a solve of no layers.
+
+    Layers that a solve evaluates in one call are divided among the workers: k of them take `ceil(k / workers)` one
+    after the other.
+
+    Args:
+        num_layers: N.
+        coarsening: c, or one for each level.
+        levels: at most so many; None for all.
+        relaxation: "F" or "FCF".
+        cycles: how many.
+        workers: processes, or chunks that a device evaluates at once.
+        cycle: "V" or "F".
+        nested: whether the start is made by nested iteration, one V-cycle on each grid between the coarsest and the
+            finest.
+
+    Raises:
+        ConfigError: a setting is out of range.
+
+    Source: Günther et al. 2020, arXiv 1812.04352, section 3.1.1, algorithm 1.
+
+    Example:
+        >>> path = critical_path(256, 4, None, "F", cycles=1, workers=64)
+        >>> path.critical, path.total, round(path.textbook_per_cycle / 256, 2)
+        (29, 740, 2.31)
+    """
+    require(is_whole(workers, 1), "workers", workers, "a whole number of at least 1")
+    method = Method(coarsening, levels, relaxation, cycles, cycle=cycle, nested=nested)
+    grids = method.grids(num_layers)
+    counts = [_counts(replace(method, cycles=number), num_layers, workers) for number in (0, 1)]
+    start, start_of_all = (sum(by_stride.values()) for by_stride in counts[0])
+    # One cycle is what a solve with one takes beside the start.
+    by_level, all_by_level = (
+        tuple(with_one[grid.stride] - without[grid.stride] for grid in grids)
+        for without, with_one in zip(*counts, strict=True)
+    )
+    sums = start + cycles * sum(by_level), start_of_all + cycles * sum(all_by_level)
+    sweeps = 1 if relaxation == "F" else 2
+    textbook = sum(grid.num_layers * (sweeps + 1 - 1 / grid.coarsening) for grid in grids if grid.coarsening)
+    textbook += grids[-1].num_layers if len(grids) > 1 else 0
+    return CriticalPath(*sums, start, by_level, all_by_level, textbook, num_layers)
+
+
+def _counts(method: Method, num_layers: int, workers: int) -> tuple[Counter[int], Counter[int]]:
+    """Return the evaluations of one worker, and those of all, by the stride of the grid."""
+    of_one: Counter[int] = Counter()
+    of_all: Counter[int] = Counter()
+
+    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+        of_one[grid.stride] += ceil(len(points) / workers)
+        of_all[grid.stride] += len(points)
+        return values
+
+    values = torch.zeros(num_layers + 1)
+    solve(advance, values[0].clone(), values, None, method, is_nested=method.nested)
+    return of_one, of_all

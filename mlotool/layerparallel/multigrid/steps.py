@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import kind_of
-from mlotool.layerparallel.multigrid.grids import Grid
 
 Step = Callable[[Tensor, int, float], Tensor]
 """`step(u, n, h)`: the state (b, ...) after layer n of the finest grid, with step h."""
@@ -64,8 +63,8 @@ def batched(step: Any) -> Evaluate:
             name = f"layer {layers.start}" if len(layers) == 1 else f"layers {layers.start}, {layers[1]}, ..."
             return check_state(f"step: {name}", values, many(values, layers, step_size), version)
         moved = [
-            check_state(f"step: layer {layer}", each, step(each, layer, step_size), version)
-            for each, layer in zip(values, layers, strict=True)
+            check_state(f"step: layer {layer}", value, step(value, layer, step_size), version)
+            for value, layer in zip(values, layers, strict=True)
         ]
         return torch.stack(moved)
 
@@ -89,41 +88,15 @@ def check_state(name: str, state: Tensor, moved: Any, version: int | None = None
         tensor([0., 0.])
     """
     if not isinstance(moved, Tensor):
-        raise ConfigError(
-            f"{name} returned {kind_of(moved)}; expected a tensor, the state after it. Return that alone, or wrap it "
-            "in a module that does."
-        )
-    if version is not None and state._version != version:
-        raise ConfigError(
-            f"{name} changed the state that it was given; expected one that leaves it, since it is evaluated again. "
-            "Write u = u + x in place of u.add_(x) or u += x."
-        )
-    if moved.shape != state.shape:
-        raise ConfigError(
-            f"{name} turned a state of shape {tuple(state.shape)} into {tuple(moved.shape)}; expected the same shape, "
-            "since coarse grids leave layers out. Name other layers, or keep it outside of the multigrid part."
-        )
-    return moved
-
-
-def states_at(states: Tensor, layers: range) -> Tensor:
-    """Return the states (k, b, ...) at which k layers begin, from those of all points (N + 1, b, ...), without a copy.
-
-    Example:
-        >>> states_at(torch.arange(5.0), range(0, 4, 2))
-        tensor([0., 2.])
-    """
-    return states[layers.start : layers.stop : layers.step]
-
-
-def layers_of(grid: Grid, points: range) -> range:
-    """Return the layers of the finest grid whose parameters the layers at these points of a grid have.
-
-    Example:
-        >>> layers_of(Grid(num_layers=4, stride=4, coarsening=2), range(1, 4, 2))
-        range(4, 16, 8)
-    """
-    return range(points.start * grid.stride, points.stop * grid.stride, points.step * grid.stride)
+        fault, advice = f"returned {kind_of(moved)}", "Return the state after it alone"
+    elif version is not None and state._version != version:
+        fault, advice = "changed the state that it was given", "Write u = u + x in place of u.add_(x) or u += x"
+    elif moved.shape != state.shape:
+        fault = f"turned a state of shape {tuple(state.shape)} into {tuple(moved.shape)}"
+        advice = "Name other layers, or keep it outside of the multigrid part"
+    else:
+        return moved
+    raise ConfigError(f"{name} {fault}; expected a new tensor of the state's shape. {advice}.")
 
 
 class Linearised:
@@ -138,7 +111,7 @@ class Linearised:
 
     Example:
         >>> states = torch.ones(3, 1, 1)
-        >>> jacobians = Linearised(batched(lambda u, n, h: u + h * u**2), lambda layers: states_at(states, layers))
+        >>> jacobians = Linearised(batched(lambda u, n, h: u + h * u**2), lambda layers: states[:-1])
         >>> jacobians.transposed(torch.ones(2, 1, 1), range(2), 0.5).flatten()
         tensor([2., 2.])
     """

@@ -3,6 +3,7 @@
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -10,11 +11,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.layerparallel.partition.costs import Measure, operations
 from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS, has_layers, recomputed, traced
+
+Cut = Sequence[str] | str | None
+"""Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations."""
+
+MEASURED = "measured"
 
 
 class Chain:
@@ -33,8 +40,6 @@ class Chain:
 
     Attributes:
         names: the layers that may begin a stage, in order.
-        inputs: as they were given.
-        opened: as they were given.
 
     Raises:
         UntraceableError: the forward decides by values, and there are no inputs.
@@ -62,29 +67,29 @@ class Chain:
     ) -> None:
         # Equal layers are held by another module, so that their calls have a name.
         self._module = nn.Sequential(OrderedDict(layers=module)) if has_layers(module) else module
-        self._key, self.inputs, self.opened = key, inputs, frozenset(opened)
-        self._graph = traced(self._module, key, inputs, inside, self.opened)
+        self._key, self._opened = key, frozenset(opened)
+        self._graph = traced(self._module, key, inputs, inside, self._opened)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
         self._recomputed = recomputed(self._nodes)
         self._positions = self._find_positions()
-        self.names = []
-        for position in self._positions:
-            node = self._nodes[position]
-            layers = _layers_of(node)
-            # Equal layers are called by what they begin with.
-            self.names.append(str(node.target) if layers is None else f"{node.target}.{layers.start}")
+        begins = [(self._nodes[position].target, _layers_of(self._nodes[position])) for position in self._positions]
+        # Equal layers are called by what they begin with.
+        self.names = [f"{target}" if layers is None else f"{target}.{layers.start}" for target, layers in begins]
 
     @property
-    def asks_for_sizes(self) -> bool:
-        """Whether the forward asks tensors for their sizes, types or devices."""
-        return any(
+    def may_be_finer(self) -> bool:
+        """Whether there may be more places to cut beside a batch: by its sizes, or within blocks."""
+        asks_for_sizes = any(
             node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "device", "dtype"))
             for node in self._nodes
         )
+        return asks_for_sizes or any(map(self.closed, ("", *self.names)))
 
-    def finer(self, inputs: Inputs | None, opened: Iterable[str]) -> "Chain":
-        """Return the same module's chain, traced with these inputs, with further blocks looked into."""
-        return Chain(self._module, self._key, inputs, opened=self.opened | frozenset(opened))
+    def finer(self, inputs: Inputs, opened: Iterable[str]) -> "Chain | None":
+        """Return the same module's chain, traced beside these inputs, with further blocks looked into, if it can be."""
+        with suppress(ConfigError):
+            return Chain(self._module, self._key, inputs, opened=self._opened | frozenset(opened))
+        return None
 
     def stages(self, cut: Sequence[str]) -> list[Stage]:
         """Return the stages between cuts.
@@ -96,27 +101,34 @@ class Chain:
         bounds = [0, *(position[name] for name in cut), len(self._nodes)]
         return [Stage(self._module, self._part(begin, end), begin == 0) for begin, end in pairwise(bounds)]
 
-    def resolve(self, cut: Sequence[str]) -> list[str]:
-        """Return the layers that begin the stages; a name may be that of a group of layers.
+    def resolve(self, num_stages: int, cut: Cut) -> list[str] | None:
+        """Return the layers that begin the stages, where a user has named them; None where they are to be balanced.
+
+        Args:
+            num_stages: K.
+            cut: what the user has set; a name may be that of a group of layers.
 
         Raises:
-            ConfigError: nothing may be cut there, or the names are not in the module's order.
+            ConfigError: the module has fewer places to cut than needed, or no such layers in this order.
         """
-        found = []
-        for name in cut:
-            match = next((each for each in self.names if each == name or each.startswith(f"{name}.")), None)
-            if match is None:
-                raise ConfigError(
-                    f"{self._key}: found the cut {name!r}; expected one of {', '.join(self.names)}."
-                    f"{did_you_mean(name, self.names)} Correct the name, or set cut to null to cut by cost."
-                )
-            found.append(match)
-        if sorted(set(found), key=self.names.index) != found:
+        if num_stages > len(self.names) + 1:
             raise ConfigError(
-                f"{self._key}: found the cuts {list(cut)}; expected each once, in the order of the module. "
-                "Sort the names."
+                f"{self._key}: found {num_stages} stages; expected at most {len(self.names) + 1}, since "
+                f"{type(self._module).__name__} may be cut before {', '.join(self.names) or 'no layer'} alone. "
+                f"Set stages={len(self.names) + 1}."
             )
-        return found
+        if cut is None or isinstance(cut, str):
+            return None
+        key = f"{self._key}.cut"
+        require(len(cut) == num_stages - 1, key, cut, f"{num_stages - 1} names for {num_stages} stages, or null")
+        layers = []
+        for name in cut:
+            fitting = (layer for layer in self.names if layer == name or layer.startswith(f"{name}."))
+            layers += [next(fitting, None)]
+            advice = f"{did_you_mean(name, self.names)} Correct the name, or set cut to null.".strip()
+            require(layers[-1] is not None, key, name, f"one of {', '.join(self.names)}", advice)
+        require(sorted(set(layers), key=self.names.index) == layers, key, cut, "each once, in the order of the module")
+        return layers
 
     def balance(self, num_stages: int, inputs: Inputs, measure: Measure = operations) -> list[str]:
         """Return the cuts into stages whose most expensive one costs least.
@@ -146,15 +158,15 @@ class Chain:
             inputs: as for `balance`.
             measure: as for `balance`.
         """
-        device = next((each.device for each in self._module.parameters()), torch.device("cpu"))
-        found: list[float] = []
+        device = next((parameter.device for parameter in self._module.parameters()), torch.device("cpu"))
+        costs: list[float] = []
         state: Any = None
         for part in self.stages(cut):
             with undisturbed(self._module):
-                found.append(measure(partial(part.pass_both_ways, state, inputs), device))
+                costs.append(measure(partial(part.pass_both_ways, state, inputs), device))
             with undisturbed(self._module), torch.no_grad():
                 state = part(state, inputs)
-        return found
+        return costs
 
     def closed(self, name: str) -> list[str]:
         """Return the blocks with blocks of their own that are called from one possible cut to the next.
@@ -167,41 +179,22 @@ class Chain:
 
         def holds_blocks(layer: str) -> bool:
             modules = self._module.get_submodule(layer).modules()
-            return any(isinstance(each, kinds) and len(each) > 1 for each in modules)
+            return any(isinstance(module, kinds) and len(module) > 1 for module in modules)
 
         return [layer for layer in part.layers if holds_blocks(layer)]
 
-    def check(self, num_stages: int, cut: Sequence[str] | None) -> None:
-        """Refuse numbers of stages and cuts that do not fit the module or each other.
-
-        Raises:
-            ConfigError: the module has fewer places to cut than needed, or there is not one cut less than stages.
-        """
-        if num_stages > len(self.names) + 1:
-            raise ConfigError(
-                f"{self._key}: found {num_stages} stages; expected at most {len(self.names) + 1}, since "
-                f"{type(self._module).__name__} may be cut before {', '.join(self.names) or 'no layer'} alone. "
-                f"Set stages={len(self.names) + 1}."
-            )
-        if cut is not None and len(cut) != num_stages - 1:
-            raise ConfigError(
-                f"{self._key}: found {num_stages} stages and {len(cut)} cuts; expected one cut less than stages. "
-                f"Set stages={len(cut) + 1}, or cut=null to cut by cost."
-            )
-
     def _find_positions(self) -> list[int]:
-        nodes, found = self._nodes, []
-        for position, node in enumerate(nodes):
-            before, after = nodes[:position], nodes[position:]
+        positions = []
+        for position, node in enumerate(self._nodes):
             is_layer = node.op == "call_module" and [*self._module.get_submodule(str(node.target)).parameters()]
             if not is_layer or len(self._passing(position)) != 1:
                 continue
+            before, after = self._nodes[:position], self._nodes[position:]
             # Parameters on both sides are shared. Of a layer's buffers on both sides there would be two.
-            if tensors_of(self._module, before) and _moved(self._module, before).isdisjoint(
-                _moved(self._module, after)
-            ):
-                found.append(position)
-        return found
+            is_shared = not _moved(self._module, before).isdisjoint(_moved(self._module, after))
+            if tensors_of(self._module, before) and not is_shared:
+                positions.append(position)
+        return positions
 
     def _passing(self, position: int) -> list[fx.Node]:
         """Return the values that go on past a position and cannot be computed again from the inputs alone."""
@@ -233,10 +226,10 @@ class Chain:
         needed: set[fx.Node] = set()
         waiting = [*own, result]
         while waiting:
-            for each in waiting.pop().all_input_nodes:
-                if each in self._recomputed and each not in needed and each not in own:
-                    needed.add(each)
-                    waiting.append(each)
+            for source in waiting.pop().all_input_nodes:
+                if source in self._recomputed and source not in needed and source not in own:
+                    needed.add(source)
+                    waiting.append(source)
         return [node for node in self._nodes if node in needed]
 
 
@@ -247,17 +240,17 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         >>> bound(nn.Linear(1, 1), [2.0], {})
         (2.0,)
     """
-    found = inspect.signature(module.forward).bind(*args, **kwargs)
-    found.apply_defaults()
+    arguments = inspect.signature(module.forward).bind(*args, **kwargs)
+    arguments.apply_defaults()
     # Which of equal layers run is the stages' to say.
-    is_alone = has_layers(module)
-    return tuple(value for name, value in found.arguments.items() if not (is_alone and name == LAYERS))
+    left_out = LAYERS if has_layers(module) else None
+    return tuple(value for name, value in arguments.arguments.items() if name != left_out)
 
 
 def _layers_of(node: fx.Node) -> range | None:
     """Return which of equal layers a node calls; None where it does something else."""
-    found = node.kwargs.get(LAYERS)
-    return found if node.op == "call_module" and isinstance(found, range) else None
+    layers = node.kwargs.get(LAYERS)
+    return layers if node.op == "call_module" and isinstance(layers, range) else None
 
 
 def _join_layers(graph: fx.Graph) -> None:
@@ -275,7 +268,7 @@ def _join_layers(graph: fx.Graph) -> None:
 def _moved(module: nn.Module, nodes: Sequence[fx.Node]) -> set[int]:
     """Return the identities of the buffers of layers that operations call, which they may write to."""
     layers = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
-    return {id(each) for layer in layers for each in layer.buffers()}
+    return {id(buffer) for layer in layers for buffer in layer.buffers()}
 
 
 def balanced(costs: Sequence[float], names: Sequence[str], num_stages: int) -> list[str]:
@@ -312,7 +305,7 @@ def balanced(costs: Sequence[float], names: Sequence[str], num_stages: int) -> l
                     if begin < end
                     for last in [sums[end] - sums[begin]]
                 ),
-                key=lambda found: (found[0], found[1], [-cut for cut in found[2]]),
+                key=lambda way: (way[0], way[1], [-cut for cut in way[2]]),
             )
             for end in range(number, len(costs) + 1)
         }

@@ -48,13 +48,11 @@ class OperationCounter(TorchDispatchMode):
         """Run and count one operation; a view costs nothing."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns):
-            return result
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.products += int(count(*args, **kwargs, out_val=result))
-        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor)]
-        self.elements += sum(each.numel() for each in tensors)
+        if not any(output.alias_info is not None and not output.alias_info.is_write for output in func._schema.returns):
+            count = flop_registry.get(func._overloadpacket)
+            self.products += int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+            leaves = tree_leaves((args, kwargs, result))
+            self.elements += sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
         return result
 
 
@@ -85,15 +83,15 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
         >>> seconds(lambda: None, torch.device("cpu")) < 1
         True
     """
-    found = []
+    times = []
     for _ in range(NUM_TIMINGS + 1):
         _wait(device)
         begin = time.perf_counter()
         run()
         _wait(device)
-        found.append(time.perf_counter() - begin)
+        times.append(time.perf_counter() - begin)
     # The first call finds its kernels.
-    return min(found[1:])
+    return min(times[1:])
 
 
 def _wait(device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -11,7 +11,7 @@ from torch import nn
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.partition.chain import Chain, bound
+from mlotool.layerparallel.partition.chain import MEASURED, Chain, Cut, bound
 from mlotool.layerparallel.partition.costs import Measure, operations, seconds
 from mlotool.layerparallel.partition.stage import Inputs, Stage
 from mlotool.layerparallel.partition.trace import UntraceableError, plain_values
@@ -29,8 +29,8 @@ def chain_for(
         module: to be cut.
         key: the setting that the module belongs to, for messages.
         inputs: a batch, in the order of the forward's arguments. Its values are looked at where the forward decides by
-            them, where it is called with masks or switches that are not its defaults, and where stages are out of
-            balance without them.
+            them, where it is called with masks or switches that are not its defaults, and where it has too few places
+            to cut without them.
         cut: names of the blocks that begin stages. What holds them is looked into; where not all of the module can be
             traced, only that is.
         num_stages: K. Blocks with blocks of their own are looked into while K stages cannot be balanced. None leaves
@@ -48,18 +48,24 @@ def chain_for(
     """
     chain = _whole(module, key, inputs, cut)
     if cut is not None:
-        return _with(chain, inputs, cut)
-    return chain if num_stages is None else _balanced(chain, inputs, num_stages)
-
-
-def may_be_finer(chain: Chain) -> bool:
-    """Say whether a chain that was traced without a batch may have more places to cut with one.
-
-    Example:
-        >>> may_be_finer(Chain(nn.Sequential(nn.Linear(2, 2), nn.Tanh())))
-        False
-    """
-    return chain.asks_for_sizes or any(chain.closed(name) for name in ("", *chain.names))
+        try:
+            chain.resolve(len(cut) + 1, cut)
+        except ConfigError:
+            # What holds the blocks may be one itself.
+            parents = {name[:end] for name in cut for end in range(len(name)) if name[end] == "."}
+            return chain.finer(inputs, parents) or chain
+        return chain
+    best = _imbalance_of(chain, inputs, num_stages)
+    for _ in range(DEPTH):
+        if best <= LARGEST_IMBALANCE:
+            break
+        costs = chain.costs(inputs)
+        other = chain.finer(inputs, chain.closed(max(costs, key=costs.__getitem__)))
+        reached = inf if other is None else _imbalance_of(other, inputs, num_stages)
+        if other is None or reached > best or (reached == best and len(other.names) <= len(chain.names)):
+            break
+        chain, best = other, reached
+    return chain
 
 
 def _whole(module: nn.Module, key: str, inputs: Inputs, cut: Sequence[str] | None) -> Chain:
@@ -75,102 +81,17 @@ def _whole(module: nn.Module, key: str, inputs: Inputs, cut: Sequence[str] | Non
     return Chain(module, key, inputs, cut)
 
 
-def _with(chain: Chain, inputs: Inputs, cut: Sequence[str]) -> Chain:
-    """Return a chain with places to cut of these names, if there is one."""
-    parents = {name[:end] for name in cut for end in range(len(name)) if name[end] == "."}
-    for opened, values in (((), None), ((), inputs), (parents, None), (parents, inputs)):
-        with suppress(UntraceableError, ConfigError):
-            other = chain if (opened, values) == ((), None) else chain.finer(values, opened)
-            other.resolve(cut)
-            return other
-    return chain
+def _imbalance_of(chain: Chain, inputs: Inputs, num_stages: int | None) -> float:
+    if num_stages is None or num_stages == 1:
+        return 1.0
+    too_few = len(chain.names) < num_stages - 1
+    return inf if too_few else imbalance(chain.costs_of(chain.balance(num_stages, inputs), inputs))
 
-
-def _balanced(chain: Chain, inputs: Inputs, num_stages: int) -> Chain:
-    """Look into the heaviest blocks while the stages are out of balance."""
-    best = _imbalance_of(chain, inputs, num_stages)
-    for _ in range(DEPTH):
-        if best <= LARGEST_IMBALANCE:
-            break
-        for other in _finer(chain, inputs):
-            reached = _imbalance_of(other, inputs, num_stages)
-            if reached < best or (reached == best and len(other.names) > len(chain.names)):
-                chain, best = other, reached
-                break
-        else:
-            break
-    return chain
-
-
-def _finer(chain: Chain, inputs: Inputs) -> Iterator[Chain]:
-    """Yield chains that look into the heaviest part's blocks as well, with values or without."""
-    costs = chain.costs(inputs)
-    heavy = frozenset(chain.closed(max(costs, key=costs.__getitem__)))
-    ways: list[tuple[frozenset[str], Inputs | None]] = [(heavy, chain.inputs)] if heavy else []
-    if chain.inputs is None:
-        ways = [(frozenset(), inputs)] * chain.asks_for_sizes + ways + [(heavy, inputs)] * bool(heavy)
-    for opened, values in ways:
-        with suppress(UntraceableError, ConfigError):
-            yield chain.finer(values, opened)
-
-
-def _imbalance_of(chain: Chain, inputs: Inputs, num_stages: int) -> float:
-    if len(chain.names) < num_stages - 1:
-        return inf
-    return imbalance(chain.costs_of(chain.balance(num_stages, inputs), inputs)) if num_stages > 1 else 1.0
-
-
-Cut = Sequence[str] | str | None
-"""Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations."""
-
-MEASURED = "measured"
 
 LARGEST_IMBALANCE = 1.3
 """Of the longest stage over the mean; above it the run warns."""
 
-SHORTEST_STAGE = 5e-3
-"""Seconds; stages of a shorter mean are not worth a warning about their times."""
-
 _log = logging.getLogger("mlotool")
-
-
-def check_cut(cut: Cut, key: str) -> None:
-    """Refuse what is no cut.
-
-    Args:
-        cut: what a user has set.
-        key: of the setting, for messages.
-
-    Raises:
-        ConfigError: it is none of the kinds of `Cut`.
-
-    Example:
-        >>> check_cut(["layer3"], "parallel.cut")
-    """
-    is_list = isinstance(cut, Sequence) and not isinstance(cut, str) and all(isinstance(each, str) for each in cut)
-    is_right = cut is None or cut == MEASURED or is_list
-    require(is_right, key, cut, f"names of layers, {MEASURED} or null", "Write cut: [layer3], or cut: measured.")
-
-
-def resolved(chain: Chain, num_stages: int, cut: Cut) -> list[str] | None:
-    """Return the layers that a user has named, by their full names; None where the stages are to be balanced.
-
-    Args:
-        chain: the module.
-        num_stages: K.
-        cut: what the user has set.
-
-    Raises:
-        ConfigError: the module has fewer places to cut than needed, or no such layers.
-
-    Example:
-        >>> from torch import nn
-        >>> resolved(Chain(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))), num_stages=2, cut=["1"])
-        ['1']
-    """
-    names = None if cut is None or isinstance(cut, str) else cut
-    chain.check(num_stages, names)
-    return None if names is None else chain.resolve(names)
 
 
 def balanced_cut(chain: Chain, num_stages: int, cut: Cut, inputs: Inputs, key: str) -> list[str]:
@@ -184,7 +105,7 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, inputs: Inputs, key: s
         key: of the setting, for messages.
 
     Raises:
-        ConfigError: as of `resolved`.
+        ConfigError: the module has fewer places to cut than needed, or no such layers.
 
     Example:
         >>> import torch
@@ -193,19 +114,27 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, inputs: Inputs, key: s
         >>> balanced_cut(chain, 2, None, (torch.zeros(4, 8),), "parallel")
         ['2']
     """
-    names = resolved(chain, num_stages, cut)
+    names = chain.resolve(num_stages, cut)
     if num_stages == 1:
         return []
-    if names is None:
-        names = chain.balance(num_stages, inputs, seconds if cut == MEASURED else operations)
-    counted, timed = (chain.costs_of(names, inputs, measure) for measure in (operations, seconds))
+    measure: Measure = seconds if cut == MEASURED else operations
+    balanced = chain.balance(num_stages, inputs, measure)
+    names = names or balanced
+    reached = imbalance(chain.costs_of(names, inputs, measure))
+    listed = ", ".join(names)
     _log.info(
-        "%s: the stages begin at the input, %s; the longest has %.2f times the mean of the counted operations, and of "
-        "the first batch's time %.2f (%s ms). To have the same stages again, set cut: [%s].",
-        *(key, ", ".join(names), imbalance(counted), imbalance(timed)),
-        *(" / ".join(f"{1e3 * each:.3g}" for each in timed), ", ".join(names)),
+        "%s: the stages begin at the input, %s; the longest has %.2f times the mean cost. To have the same stages "
+        "again, set cut: [%s].",
+        *(key, listed, reached, listed),
     )
-    _warn(chain, names, cut, inputs, key, (counted, timed))
+    if reached > LARGEST_IMBALANCE:
+        is_better = imbalance(chain.costs_of(balanced, inputs, measure)) < reached
+        advice = f"Set cut: [{', '.join(balanced)}]." if is_better else "Set fewer stages, or smaller blocks."
+        warnings.warn(
+            f"{key}.cut: the longest of {num_stages} stages (they begin at the input, {listed}) takes {reached:.2f} "
+            f"times their mean; expected at most {LARGEST_IMBALANCE}, since all wait for the longest. {advice}",
+            stacklevel=2,
+        )
     return names
 
 
@@ -217,32 +146,6 @@ def imbalance(costs: Sequence[float]) -> float:
         1.5
     """
     return max(costs) * len(costs) / (sum(costs) or 1.0)
-
-
-def _warn(
-    chain: Chain, names: list[str], cut: Cut, inputs: Inputs, key: str, costs: tuple[list[float], list[float]]
-) -> None:
-    counted, timed = costs
-    is_long = sum(timed) / len(timed) >= SHORTEST_STAGE
-    measure: Measure = seconds if is_long else operations
-    found = imbalance(timed if is_long else counted)
-    if found <= LARGEST_IMBALANCE:
-        return
-    better = chain.balance(len(timed), inputs, measure)
-    reachable = imbalance(chain.costs_of(better, inputs, measure))
-    unit = "time of the first batch" if is_long else "counted operations"
-    if better == names or reachable >= found:
-        advice = "No cut is better: set fewer stages, or a module of smaller blocks."
-    else:
-        advice = f"Set cut: [{', '.join(better)}], which has {reachable:.2f}" + (
-            "." if cut == MEASURED or not is_long else f", or cut: {MEASURED}."
-        )
-    warnings.warn(
-        f"{key}.cut: the longest of {len(timed)} stages (they begin at the input, {', '.join(names)}) takes "
-        f"{found:.2f} times their mean, by the {unit}; expected at most {LARGEST_IMBALANCE}, since all wait for the "
-        f"longest. {advice}",
-        stacklevel=2,
-    )
 
 
 def partition(module: nn.Module, num_stages: int, cut: Sequence[str] | None = None, example: Any = None) -> list[Stage]:
@@ -280,7 +183,7 @@ def partition(module: nn.Module, num_stages: int, cut: Sequence[str] | None = No
             f"partition.example: found None for {type(module).__name__}, whose forward decides by values ({error}); "
             "expected a batch, by which it is traced. Give the module's input, or a tuple of its inputs."
         ) from error
-    names = resolved(chain, num_stages, cut)
+    names = chain.resolve(num_stages, cut)
     advice = "Give the module's input, or a tuple of its inputs, or set cut to the layers that begin stages."
     is_right = bool(whole) or num_stages == 1 or names is not None
     require(is_right, "partition.example", example, "a tensor, by which stages are balanced", advice)

@@ -1,7 +1,7 @@
 """A part of a module between two cuts."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -46,7 +46,7 @@ class Stage:
         self.is_first = is_first
         self.layers = [str(node.target) for node in graph.nodes if node.op == "call_module"]
         used = tensors_of(module, graph.nodes)
-        self.parameters = {name: each for name, each in module.named_parameters() if id(each) in used}
+        self.parameters = {name: parameter for name, parameter in module.named_parameters() if id(parameter) in used}
         self.module = module
         self._interpreter = fx.Interpreter(module, graph=graph)
 
@@ -57,8 +57,7 @@ class Stage:
             state: (s, ...), where the stage before has stopped; the first stage does not look at it.
             inputs: of the whole module.
         """
-        given = inputs if self.is_first else (state, *inputs)
-        return self._interpreter.run(*given)
+        return self._interpreter.run(*(inputs if self.is_first else (state, *inputs)))
 
     def pass_both_ways(self, state: Tensor | None, inputs: Inputs) -> None:
         """Run the stage forward and backward, and forget what it finds: the work of a training step.
@@ -71,12 +70,10 @@ class Stage:
             begin = None if state is None else state.detach()
             if begin is not None and begin.is_floating_point():
                 begin.requires_grad_()
-            ends = [
-                each for each in tree_leaves(self(begin, inputs)) if isinstance(each, Tensor) and each.requires_grad
-            ]
-        points = [each for each in (begin, *self.parameters.values()) if each is not None and each.requires_grad]
+            ends = [end for end in tree_leaves(self(begin, inputs)) if isinstance(end, Tensor) and end.requires_grad]
+        points = [point for point in (begin, *self.parameters.values()) if point is not None and point.requires_grad]
         if ends and points:
-            torch.autograd.grad(ends, points, [torch.ones_like(each) for each in ends], allow_unused=True)
+            torch.autograd.grad(ends, points, list(map(torch.ones_like, ends)), allow_unused=True)
 
     @contextmanager
     def averaging(self, count: int) -> Iterator[None]:
@@ -89,7 +86,7 @@ class Stage:
             count: passes that have collected the statistics before.
         """
         layers = (self.module.get_submodule(layer) for layer in self.layers)
-        norms = [each for layer in layers for each in layer.modules() if isinstance(each, _BatchNorm)]
+        norms = [norm for layer in layers for norm in layer.modules() if isinstance(norm, _BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.momentum = None if norm.momentum is None else max(norm.momentum, 1.0 / (count + 1))
@@ -102,7 +99,7 @@ class Stage:
     def buffers(self) -> dict[str, Tensor]:
         """Return the stage's buffers themselves, by their names in the module."""
         prefixes = tuple(f"{layer}." for layer in self.layers)
-        return {name: each for name, each in self.module.named_buffers() if name.startswith(prefixes)}
+        return {name: buffer for name, buffer in self.module.named_buffers() if name.startswith(prefixes)}
 
 
 @contextmanager
@@ -117,13 +114,10 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
         tensor([0.])
     """
     places = Slots(module)
-    devices = {each.device for each in (*module.parameters(), *module.buffers()) if each.device.type == "cuda"}
-    with torch.random.fork_rng(sorted(device.index or 0 for device in devices)):
-        restore = places.fill({}, places.copy_buffers())
-        try:
-            yield
-        finally:
-            restore()
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers()) if tensor.is_cuda}
+    with torch.random.fork_rng(sorted(device.index or 0 for device in devices)), ExitStack() as stack:
+        stack.callback(places.fill({}, places.copy_buffers()))
+        yield
 
 
 def tensors_of(module: nn.Module, nodes: Iterable[fx.Node]) -> set[int]:
@@ -138,11 +132,11 @@ def tensors_of(module: nn.Module, nodes: Iterable[fx.Node]) -> set[int]:
         >>> tensors_of(net, fx.symbolic_trace(net).graph.nodes) == {id(each) for each in net.parameters()}
         True
     """
-    found: set[int] = set()
+    tensors: list[Any] = []
     for node in nodes:
         if node.op == "get_attr":
-            found.add(id(attrgetter(str(node.target))(module)))
+            tensors.append(attrgetter(str(node.target))(module))
         elif node.op == "call_module":
             layer = module.get_submodule(str(node.target))
-            found.update(id(each) for each in (*layer.parameters(), *layer.buffers()))
-    return found
+            tensors += [*layer.parameters(), *layer.buffers()]
+    return set(map(id, tensors))

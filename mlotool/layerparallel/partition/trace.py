@@ -50,11 +50,9 @@ def told_by_inputs(node: fx.Node, values: Mapping[fx.Node, Any], create: Create,
     if asked is None or asked.op == "placeholder" or not isinstance(values.get(asked), Tensor):
         return node
     value = values[node]
-    found = _of_an_input(node, value, values, create)
-    if found is None:
-        found = create("call_function", _constant, (value,), {})
-    create("call_function", _check_same, (node, found, key, place), {})
-    return found
+    told = _of_an_input(node, value, values, create) or create("call_function", _constant, (value,), {})
+    create("call_function", _check_same, (node, told, key, place), {})
+    return told
 
 
 def _asked(node: fx.Node) -> fx.Node | None:
@@ -62,43 +60,41 @@ def _asked(node: fx.Node) -> fx.Node | None:
     args = node.args
     if not args or not isinstance(args[0], fx.Node):
         return None
-    if node.op == "call_method":
-        is_size = node.target == "size" and len(args) == 2
-        return args[0] if is_size or node.target == "dim" else None
-    if node.target is getattr:
-        return args[0] if args[1] in ("device", "dtype", "ndim") else None
-    shape = args[0]
-    is_size = shape.op == "call_method" and shape.target == "size" and len(shape.args) == 1
-    is_shape = is_size or (shape.target is getattr and shape.args[1] == "shape")
+    source, is_method, is_attribute = args[0], node.op == "call_method", node.target is getattr
+    if is_method and (node.target == "dim" or (node.target == "size" and len(args) == 2)):
+        return source
+    if is_attribute and args[1] in ("device", "dtype", "ndim"):
+        return source
+    is_size = source.op == "call_method" and source.target == "size" and len(source.args) == 1
+    is_shape = is_size or (source.target is getattr and source.args[1] == "shape")
     if node.target is operator.getitem and isinstance(args[1], int) and is_shape:
-        return shape.args[0] if isinstance(shape.args[0], fx.Node) else None
+        return source.args[0] if isinstance(source.args[0], fx.Node) else None
     return None
 
 
 def _of_an_input(node: fx.Node, value: Any, values: Mapping[fx.Node, Any], create: Create) -> fx.Node | None:
-    inputs = [each for each in values if each.op == "placeholder" and isinstance(values[each], Tensor)]
+    inputs = [source for source in values if source.op == "placeholder" and isinstance(values[source], Tensor)]
     if isinstance(value, torch.device):
-        return next((create("call_function", getattr, (each, "device"), {}) for each in inputs), None)
-    if not isinstance(value, int) or node.target == "dim" or node.args[1] == "ndim":
+        return create("call_function", getattr, (inputs[0], "device"), {}) if inputs else None
+    axis = node.args[1] if len(node.args) > 1 else None
+    if not isinstance(value, int) or not isinstance(axis, int):
         return None
-    axis = node.args[1]
-    assert isinstance(axis, int)
-    fitting = (each for each in inputs if 0 <= axis < values[each].dim() and values[each].shape[axis] == value)
-    found = next(fitting, None)
     # Another axis of the same size may be so by chance: a batch of 16 beside a width of 16.
-    return None if found is None else create("call_method", "size", (found, axis), {})
+    fitting = (each for each in inputs if 0 <= axis < values[each].dim() and values[each].shape[axis] == value)
+    source = next(fitting, None)
+    return None if source is None else create("call_method", "size", (source, axis), {})
 
 
 def _constant(value: Any) -> Any:
     return value
 
 
-def _check_same(found: Any, expected: Any, key: str, place: str) -> None:
+def _check_same(answer: Any, expected: Any, key: str, place: str) -> None:
     """Refuse a batch for which a layer's output has another size than the stages take from the inputs."""
-    if found != expected:
+    if answer != expected:
         raise RunError(
-            f"{key}: the forward asks for a size, type or device at {place}, which is {found} for this batch; by its "
-            f"inputs, as in the first batch, it is {expected}. Ask the module's input for it, or pass it in a tensor."
+            f"{key}: the forward asks for a size, type or device at {place}, which is {answer} for this batch; by its "
+            f"inputs, as in the first batch, it is {expected}. Ask the module's input for it."
         )
 
 
@@ -223,13 +219,10 @@ def traced(
         >>> [node.op for node in traced(nn.Sequential(nn.Flatten(), nn.ReLU()), "module").nodes]
         ['placeholder', 'call_module', 'call_module', 'output']
     """
+    tracer = _Tracer(inside, opened) if inputs is None else _ValueTracer(inside, opened, key, inputs)
     try:
-        if inputs is None:
-            with torch.enable_grad(), sizes_in_tuples():
-                graph = _Tracer(inside, opened).trace(module, plain_values(module))
-        else:
-            with undisturbed(module), torch.enable_grad(), sizes_in_tuples():
-                graph = _ValueTracer(inside, opened, key, inputs).trace(module, plain_values(module, inputs))
+        with undisturbed(module), torch.enable_grad(), sizes_in_tuples():
+            graph = tracer.trace(module, plain_values(module, inputs))
         open_ended = [str(node.target) for node in graph.nodes if node.op == "placeholder" and "*" in str(node.target)]
         if open_ended:
             raise TypeError(f"forward takes {', '.join(open_ended)}")
@@ -242,8 +235,7 @@ def traced(
             module(*inputs)
         raise ConfigError(
             f"{key}: the forward of {type(module).__name__} cannot be cut into stages ({reason}); expected one that "
-            "calls its blocks with tensors. Name the blocks before which it may be cut, as in cut: [blocks.3], or "
-            "write it as an nn.Sequential of blocks, or with its blocks in an nn.ModuleList."
+            "calls its blocks with tensors. Name the blocks before which it may be cut, as in cut: [blocks.3]."
         ) from error
     return graph
 
@@ -259,9 +251,9 @@ def plain_values(module: nn.Module, inputs: Inputs | None = None) -> dict[str, A
         >>> sorted(plain_values(nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 2, batch_first=True), 1)))
         ['is_causal', 'mask', 'src_key_padding_mask']
     """
-    arguments = inspect.signature(module.forward).parameters.values()
-    values = [each.default for each in arguments] if inputs is None else inputs
-    named = zip((each.name for each in arguments), values, strict=False)
+    arguments = inspect.signature(module.forward).parameters
+    values = [argument.default for argument in arguments.values()] if inputs is None else inputs
+    named = zip(arguments, values, strict=False)
     return {name: value for name, value in named if value is None or isinstance(value, bool | str)}
 
 
@@ -281,12 +273,12 @@ def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         >>> sorted(node.name for node in recomputed(traced(Scaled(), "module").nodes))
         ['sub']
     """
-    found: set[fx.Node] = set()
+    following: set[fx.Node] = set()
     for node in nodes:
         is_plain = node.op in ("call_function", "call_method") and not draws(node)
-        if is_plain and all(each.op == "placeholder" or each in found for each in node.all_input_nodes):
-            found.add(node)
-    return found
+        if is_plain and all(source.op == "placeholder" or source in following for source in node.all_input_nodes):
+            following.add(node)
+    return following
 
 
 class _Tracer(fx.Tracer):
@@ -318,12 +310,11 @@ class _Tracer(fx.Tracer):
         """Say whether a module is one operation."""
         name = module_qualified_name
         if self._inside is not None:
-            return not any(each.startswith(f"{name}.") for each in self._inside)
+            return not any(block.startswith(f"{name}.") for block in self._inside)
         if name in self._opened:
             return False
         # Containers of blocks among torch's own modules, such as nn.TransformerEncoder, are looked into.
-        holds_blocks = any(isinstance(child, nn.ModuleList) for child in m.children())
-        if super().is_leaf_module(m, name) and not holds_blocks:
+        if super().is_leaf_module(m, name) and not any(isinstance(child, nn.ModuleList) for child in m.children()):
             return True
         assert isinstance(self.root, nn.Module)
         parent = self.root.get_submodule(name.rpartition(".")[0])
@@ -426,12 +417,10 @@ class _ValueTracer(_Tracer):
 
     def decided(self, proxy: fx.Proxy, kind: Any) -> Any:
         """Return a plain number or truth, and record that the forward has gone on by it."""
-        found = kind(self.value(proxy))
-        noted = self.create_proxy(
-            "call_function", _check_decision, (proxy, kind.__name__, found, self._key, _place()), {}
-        )
-        self._calls[noted.node] = _call()
-        return found
+        answer = kind(self.value(proxy))
+        arguments = (proxy, kind.__name__, answer, self._key, _place())
+        self._calls[self.create_proxy("call_function", _check_decision, arguments, {}).node] = _call()
+        return answer
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Return the truth of a value."""
@@ -479,13 +468,11 @@ class _ValueAttribute(_Value, Attribute):
 
 def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) -> None:
     """Refuse a batch for which the forward would take another way than the stages do."""
-    kinds: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "len": len}
-    found = kinds[kind](value)
-    if found != expected:
+    answer = {"bool": bool, "int": int, "float": float, "len": len}[kind](value)
+    if answer != expected:
         raise RunError(
-            f"{key}: the forward decides by {kind}(..) at {place}, which is {found} for this batch and was {expected} "
-            "for the first one, whose way the stages go. Correct the batch, decide inside a block, or use x.shape[0] "
-            "in place of len(x)."
+            f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch and was {expected} "
+            "for the first one, whose way the stages go. Decide inside a block, or use x.shape[0] in place of len(x)."
         )
 
 

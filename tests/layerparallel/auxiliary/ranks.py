@@ -20,7 +20,14 @@ from tests.layerparallel.auxiliary.test_auxiliary import KINDS
 from tests.over_ranks import over
 
 Make = Callable[..., Program]
-NUM_TICKS = 4
+NUM_TICKS = 3
+ALONE: dict[str, dict[str, Any]] = {
+    "lagrangian": {"noise": 0.1, "method": "lagrangian", **KINDS["mean"]},
+    "auxnet": {"noise": 0.1, **KINDS["auxnet"]},
+    "chain": KINDS["chain"],
+    "recursive": {"noise": 0.1, **KINDS["recursive"]},
+    "recalibrated": {"recalibrate": 2},
+}
 adam = partial(torch.optim.Adam, lr=0.02)
 
 
@@ -33,21 +40,19 @@ def programs(num_stages: int, *, processes: bool) -> dict[str, Program]:
     """
     cut = ["2"] if num_stages == 2 else ["1", "2", "3"]
     more = {"stages": num_stages, "cut": cut, "processes": processes}
-    found: dict[str, Program] = {}
-    for kind, settings in KINDS.items():
-        normed = stack(norm=processes)
-        found[f"alone {kind}"] = alone(auxiliary(**more, **{"noise": 0.1, **settings}), normed, optimizer=adam)
-        if kind in ("penalty", "chain"):
-            found[f"lower {kind}"] = reweighted(auxiliary(**more, **settings))
-    found["alone recalibrated"] = alone(auxiliary(**more, recalibrate=2), stack(norm=processes))
+    made: dict[str, Program] = {}
+    for kind, settings in ALONE.items():
+        # Two batches an epoch: the third step meets samples again.
+        how: dict[str, Any] = {"optimizer": adam, "stream": Stream(Rows(8), 4, seed=1)}
+        made[f"alone {kind}"] = alone(auxiliary(**more, **settings), stack(norm=processes), **how)
     if not processes:
         # The derivatives of a chain pass through its networks only where there are two or more.
-        found["alone chain of two networks"] = alone(auxiliary(**KINDS["chain"]), optimizer=adam)
-    sama = Implicit(OptimizerPreconditioner(), "finite_difference")
-    found["lower preconditioned"] = reweighted(auxiliary(**more), optimizer=adam, hypergradient=sama)
-    found["lower rolled back"] = reweighted(auxiliary(**more), optimizer=adam, roll_back=True, unroll_steps=2)
-    found["lower unequal"] = reweighted(auxiliary(**more), stream=Stream(Rows(), 5, seed=1, drop_last=False))
-    return found
+        made["alone chain of two networks"] = alone(auxiliary(**KINDS["chain"]), optimizer=adam)
+    sama = {"hypergradient": Implicit(OptimizerPreconditioner(), "finite_difference"), "optimizer": adam}
+    made["lower preconditioned"] = reweighted(auxiliary(**more, **KINDS["chain"]), **sama)
+    made["lower rolled back"] = reweighted(auxiliary(**more), optimizer=adam, roll_back=True, unroll_steps=2)
+    made["lower unequal"] = reweighted(auxiliary(**more), stream=Stream(Rows(), 5, seed=1, drop_last=False))
+    return made
 
 
 def refused(ranks: Ranks) -> dict[str, str]:
@@ -101,33 +106,31 @@ def compute(ranks: Ranks, num_stages: int, *, processes: bool) -> dict[str, dict
     return found
 
 
-def chained(ranks: Ranks) -> dict[str, Any]:
-    """Return what a chain of two networks ends as, between three stages in processes of their own."""
-    program = over(ranks, alone(auxiliary(processes=True, noise=0.1, **KINDS["chain"]), stack(norm=True)))
-    schedule = Schedule(program)
-    for _ in range(NUM_TICKS):
-        schedule.tick()
-    state = program.state_dict()["net"]
-    return {"net": state["module"], "parallel": state["parallel"]}
-
-
 def resumed(ranks: Ranks) -> dict[str, Any]:
     """Return the parameters of a run that goes on from what rank 0 has saved, and of one that was never saved."""
-    found = []
+    ends = []
     for is_saved in (False, True):
         program = over(ranks, programs(2, processes=True)["alone auxnet"])
         schedule = Schedule(program)
-        for _ in range(3):
-            schedule.tick()
+        schedule.tick()
         if is_saved:
             state = ranks.first(program.state_dict())
             program = over(ranks, programs(2, processes=True)["alone auxnet"])
             program.load_state_dict(state)
             schedule = Schedule(program)
-        for _ in range(3):
-            schedule.tick()
-        found.append(program.state_dict()["net"]["module"])
-    return {"whole": found[0], "resumed": found[1]}
+        schedule.tick()
+        ends.append(program.state_dict()["net"]["module"])
+    return {"whole": ends[0], "resumed": ends[1]}
+
+
+def chained(ranks: Ranks) -> dict[str, Any]:
+    """Return what a chain of two networks ends as, between three stages in processes of their own."""
+    program = over(ranks, alone(auxiliary(processes=True, noise=0.1, **KINDS["chain"]), stack(norm=True)))
+    schedule = Schedule(program)
+    for _ in range(2):
+        schedule.tick()
+    state = program.state_dict()["net"]
+    return {"net": state["module"], "parallel": state["parallel"]}
 
 
 def main(folder: Path) -> None:

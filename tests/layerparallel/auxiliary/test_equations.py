@@ -1,11 +1,10 @@
 """Penalties, multipliers and their steps against autograd, loops and a closed form."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from mlotool.layerparallel.auxiliary.equations import local_loss, next_multiplier, variable_slope, violations
+from mlotool.layerparallel.auxiliary.equations import local_loss, next_multiplier, variable_slope
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.step import StageStep
 
@@ -30,31 +29,6 @@ def test_slopes_are_those_of_the_augmented_lagrangian(weight: float, has_multipl
     torch.testing.assert_close(torch.autograd.grad(loss, state)[0], of_state, rtol=1e-13, atol=1e-13)
     found = variable_slope(variable.detach(), state.detach(), multiplier, beta, weight, onward)
     torch.testing.assert_close(found, of_variable, rtol=1e-13, atol=1e-13)
-
-
-def test_local_loss_by_loops() -> None:
-    state, variable, multiplier = (draw(seed).numpy() for seed in range(3))
-    total = 0.0
-    for row in range(4):
-        for column in range(3):
-            difference = variable[row, column] - state[row, column]
-            total += 2.5 * difference * difference + multiplier[row, column] * state[row, column]
-    found = local_loss(draw(0), draw(1), draw(2), 2.5, 1 / 12)
-    np.testing.assert_allclose(found.item(), total / 12, rtol=1e-13)
-
-
-def test_without_multipliers_it_is_the_penalty_method() -> None:
-    zero = torch.zeros(4, 3, dtype=torch.float64)
-    assert torch.equal(local_loss(draw(0), draw(1), zero, 2.0, 1.0), local_loss(draw(0), draw(1), None, 2.0, 1.0))
-    found = [variable_slope(draw(1), draw(0), each, 2.0, 1.0, draw(3)) for each in (zero, None)]
-    assert torch.equal(*found)
-
-
-def test_violations() -> None:
-    found = violations(draw(0), draw(1)).tolist()
-    difference = (draw(0) - draw(1)).numpy()
-    np.testing.assert_allclose(found[0], np.sqrt((difference**2).sum()), rtol=1e-13)
-    np.testing.assert_allclose(found[1], np.sqrt((draw(1).numpy() ** 2).sum()), rtol=1e-13)
 
 
 def violation_after(rate: float, beta: float, num_steps: int) -> float:

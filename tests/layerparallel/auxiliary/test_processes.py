@@ -77,7 +77,7 @@ def test_two_processes_are_one(kind: str, tolerance: float, found: Found, alone:
     Alone in every bit; in Meta-Weight-Net's kind of program the upper problem's data are divided.
     """
     expected = {name: each for name, each in alone[True].items() if name.startswith(kind)}
-    assert len(expected) >= 5
+    assert len(expected) >= 3
     for rank in found:
         for name, each in expected.items():
             assert unequal(rank["stages"][name], each, tolerance) == [], name
@@ -122,7 +122,7 @@ def test_what_several_processes_cannot_do(found: Found) -> None:
     assert "problems.net.gradient_clip_norm: found 1.0" in refused[0]["clip"]
     assert "found 3 stages in processes of their own, and 2 ranks" in refused[1]["stages"]
     assert "Set runner.devices=3" in refused[0]["stages"]
-    assert "the loss uses the parameter '0.0.weight' beside the module's call" in refused[1]["beside"]
+    assert "beside the module's call, and not 0.0.weight" in refused[1]["beside"]
 
 
 def test_a_process_that_is_gone_is_named(found: Found) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from mlotool.program import Schedule
 from tests.layerparallel.auxiliary.real_models import CASES, alone, main, program, trained
 from tests.layerparallel.auxiliary.test_processes import computed_alone, unequal
 from tests.runner.processes import run_ranks
@@ -36,9 +35,7 @@ def test_all_stages_learn_and_a_resumed_run_is_the_same_bit_by_bit(model: str, m
     whole = trained(made, 3)
     assert [name for name, each in before.items() if torch.equal(whole["net"][name], each)] == []
     first, second = (program(model, method, processes=False) for _ in range(2))
-    schedule = Schedule(first)
-    for _ in range(2):
-        schedule.tick()
+    trained(first, 2)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     resumed = trained(second, 1)
     assert unequal(resumed["net"], whole["net"], 0.0) == []

@@ -1,7 +1,6 @@
 """Spans of several processes on one axis."""
 
 import pytest
-import torch
 
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 
@@ -15,14 +14,3 @@ def test_processes_that_began_at_different_times_share_an_axis() -> None:
     assert found[0]["end"] == pytest.approx(0.5)
     assert found[1] == early
     assert Timeline.joined([(1.0, [])]) == []
-
-
-def test_only_the_first_batches_are_recorded() -> None:
-    timeline = Timeline(2)
-    for batch in range(4):
-        timeline.begin(batch, torch.device("cpu"))
-        with timeline.span(3, "forward"):
-            pass
-    began, spans = timeline.state()
-    assert began > 0
-    assert [(span["rank"], span["batch"], span["what"]) for span in spans] == [(3, 0, "forward"), (3, 1, "forward")]

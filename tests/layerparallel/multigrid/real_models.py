@@ -15,8 +15,8 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Multigrid
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.launcher import World, joined
-from tests.layerparallel.auxiliary.real_models import Samples, decoder, encoder, resnet18, spread, vision_transformer
-from tests.layerparallel.test_partition_of_real_models import Checked
+from tests.layerparallel.auxiliary.real_models import Samples, decoder, encoder, resnet, spread, vision_transformer
+from tests.layerparallel.test_partition import Checked
 from tests.over_ranks import over
 
 OVER_RANKS = ("decoder", "encoder", "masked")
@@ -66,7 +66,7 @@ class _Modulated(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Samples, str | None]] = {
-    "resnet18": (resnet18, Samples((3, 16, 16)), None),
+    "resnet": (partial(resnet, 3), Samples((3, 16, 16)), None),
     "resnet50": (resnet50, Samples((3, 64, 64)), "layer3[1:]"),
     "vision transformer": (partial(vision_transformer, 8), Samples((3, 16, 16)), None),
     "decoder": (partial(decoder, 8), Samples((6,), are_tokens=True), None),
@@ -100,7 +100,7 @@ def program(model: str, **settings: Any) -> Program:
     return Program([net], Graph())
 
 
-def trained(made: Program, num_ticks: int = 3) -> dict[str, Any]:
+def trained(made: Program, num_ticks: int = 2) -> dict[str, Any]:
     """Take ticks; return the parameters and the losses."""
     schedule = Schedule(made)
     losses = [schedule.tick()["net"].loss.item() for _ in range(num_ticks)]

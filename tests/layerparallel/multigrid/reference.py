@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlotool import layerparallel
-from mlotool.layerparallel.multigrid.settings import Method
+from mlotool.layerparallel.multigrid.solver import Method
 
 Array = np.ndarray
 Phi = Callable[[int, int, Array], Array]

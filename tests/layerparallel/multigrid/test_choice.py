@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.layerparallel import Multigrid, MultigridResidual
-from mlotool.layerparallel.multigrid.choice import Choice, make_plans
-from mlotool.layerparallel.multigrid.guard import Solved
-from mlotool.layerparallel.multigrid.settings import Method
+from mlotool.layerparallel.multigrid.guard import Choice, Solved, make_plans
+from mlotool.layerparallel.multigrid.solver import Method
 from mlotool.program import Graph, Program, Schedule
 from tests.layerparallel.multigrid.test_residual import Wave, loss_of
 from tests.layerparallel.multigrid.test_setting import network, problem
@@ -172,13 +171,17 @@ def test_a_batch_with_a_nan_decides_nothing(settings: dict[str, Any]) -> None:
         assert not part.guard.is_serial
 
 
-def test_the_second_comparison_comes_sooner() -> None:
-    part = auto(guard_every=50)
-    step(part)
-    assert part.guard.left == 5
-    for _ in range(5):
-        step(part)
-    assert part.guard.left == 50
+def test_a_gradient_with_a_graph_is_compared_and_stays_what_its_graph_says() -> None:
+    part = MultigridResidual(wave(), cycles=0, guard_every=1, guard_threshold=10.0)
+    parameters = list(part.parameters())
+    slopes, plain = (
+        torch.autograd.grad(loss_of(run(U0)), parameters, create_graph=True)
+        for run in (part, MultigridResidual(part.layers, cycles=0))
+    )
+    assert part.guard.bias is not None
+    torch.testing.assert_close(slopes, plain, rtol=0, atol=0)
+    again = [torch.autograd.grad(sum(each.square().sum() for each in some), parameters) for some in (slopes, plain)]
+    torch.testing.assert_close(*again, rtol=1e-12, atol=1e-14)
 
 
 def test_a_plan_of_other_workers_is_chosen_anew() -> None:

@@ -1,7 +1,6 @@
-"""Layers on several ranks: threads that stand for them, and two real processes that talk by gloo."""
+"""Layers on several ranks: threads that stand for them; test_in_place.py has processes."""
 
 import copy
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -17,13 +16,12 @@ from torch import Tensor, nn
 
 import mlotool
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel import BlockLayers, MultigridResidual, mgrit
+from mlotool.layerparallel import BlockLayers, MultigridResidual, mgrit, mgrit_adjoint
 from mlotool.layerparallel.exchange import Exchange
-from tests import forked
-from tests.layerparallel.multigrid import two_ranks
+from tests.layerparallel.multigrid.reference import Network
+from tests.layerparallel.multigrid.test_mgrit import batched_step, start
 from tests.layerparallel.multigrid.test_one_shot import RECIPE
-from tests.layerparallel.multigrid.test_residual import Wave, WithNorm, dense
-from tests.layerparallel.multigrid.two_ranks import NUM_LAYERS, compute
+from tests.layerparallel.multigrid.test_residual import Wave, dense
 
 
 class Shared:
@@ -59,12 +57,46 @@ class Threads(Exchange):
     def norm(self, own: Tensor) -> Tensor:
         return torch.stack(self._all(own)).norm()
 
+    def join(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        parts = self._all(rows)
+        return torch.cat(parts), torch.cat([torch.full((len(part),), n == self.rank) for n, part in enumerate(parts)])
+
     def _all(self, own: Tensor) -> list[Tensor]:
-        self.shared.places[self.rank] = own.clone()
+        self.shared.places[self.rank] = own.detach().clone()
         self.shared.barrier.wait()
-        found = list(self.shared.places)
+        values = list(self.shared.places)
         self.shared.barrier.wait()
-        return found
+        return values
+
+
+NUM_LAYERS = 32
+CASES: dict[str, dict[str, Any]] = {
+    "F": {"relaxation": "F", "cycles": 2},
+    "FCF": {"relaxation": "FCF", "cycles": 2},
+    "two grids": {"relaxation": "FCF", "cycles": 1, "levels": 2},
+    "F-cycle, nested": {"cycle": "F", "cycles": 1, "nested": True, "coarsening": [2, 2, 2]},
+    "tolerance": {"relaxation": "F", "cycles": 9, "relative_tolerance": 1e-2},
+}
+
+
+def compute(group: Any, part: int, num_parts: int) -> dict[str, tuple[Tensor, list[float], Tensor, list[float]]]:
+    """Return states, adjoints and residuals of all cases, of this rank's points; also from a warm start."""
+    network = Network.random(NUM_LAYERS)
+    step, h = batched_step(network), network.h
+    # What only one of the ranks has is garbage elsewhere.
+    u0 = torch.from_numpy(start()) + (part > 0)
+    cotangent = torch.from_numpy(start(2)) + (part < num_parts - 1)
+    found = {}
+    for name, case in CASES.items():
+        states, residuals = mgrit(step, u0, NUM_LAYERS, h, group=group, **case)
+        adjoints, adjoint_residuals = mgrit_adjoint(step, states, cotangent, NUM_LAYERS, h, group=group, **case)
+        found[name] = states, residuals, adjoints, adjoint_residuals
+        warm, more = mgrit(step, u0, NUM_LAYERS, h, group=group, initial=states, **case)
+        again, again_residuals = mgrit_adjoint(
+            step, warm, cotangent, NUM_LAYERS, h, group=group, initial=adjoints, **case
+        )
+        found[f"{name}, warm"] = warm, more, again, again_residuals
+    return found
 
 
 def assert_parts_equal(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
@@ -92,24 +124,8 @@ def test_parts_equal_the_whole(num_ranks: int, monkeypatch: pytest.MonkeyPatch) 
 
 def test_layers_that_cannot_be_divided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "Exchange", Threads)
-    with pytest.raises(ConfigError, match="num_layers: found 32 with coarsening=4 for 3 ranks"):
+    with pytest.raises(ConfigError, match="num_layers: found 32; expected a multiple of 12, for 3 ranks"):
         mgrit(lambda u, n, h: u, torch.zeros(1, 1), 32, 0.1, group=(Shared(3), 1))
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    processes = [forked.start(two_ranks.main, tmp_path, rank, 2, environment=environment) for rank in range(2)]
-    try:
-        whole = compute(None, 0, 1)
-        assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-    parts = [torch.load(tmp_path / f"rank_{rank}.pt", weights_only=True) for rank in range(2)]
-    assert_parts_equal(parts, whole)
 
 
 def losses_and_gradients(part: MultigridResidual, rank: int, num_ranks: int) -> list[Tensor]:
@@ -128,9 +144,9 @@ def losses_and_gradients(part: MultigridResidual, rank: int, num_ranks: int) -> 
     return found
 
 
-def on_ranks(monkeypatch: pytest.MonkeyPatch, run: Callable[[int], Any]) -> list[Any]:
-    """Return what two threads that stand for ranks find."""
-    home, own, shared = sys.modules["mlotool.layerparallel.multigrid.residual"], threading.local(), Shared(2)
+def on_ranks(monkeypatch: pytest.MonkeyPatch, run: Callable[[int], Any], size: int = 2) -> list[Any]:
+    """Return what threads that stand for ranks find."""
+    home, own, shared = sys.modules["mlotool.layerparallel.multigrid.residual"], threading.local(), Shared(size)
     monkeypatch.setattr(home, "has_ranks", lambda: True)
     monkeypatch.setattr(home, "exchanges", lambda: (Threads(own.group), Threads(own.group, is_mirrored=True)))
 
@@ -138,8 +154,8 @@ def on_ranks(monkeypatch: pytest.MonkeyPatch, run: Callable[[int], Any]) -> list
         own.group = shared, rank
         return run(rank)
 
-    with ThreadPoolExecutor(2) as pool:
-        return [each.result(timeout=60) for each in [pool.submit(on_rank, rank) for rank in range(2)]]
+    with ThreadPoolExecutor(size) as pool:
+        return [each.result(timeout=60) for each in [pool.submit(on_rank, rank) for rank in range(size)]]
 
 
 @pytest.mark.parametrize("make", [lambda: Wave(16, h=0.1), lambda: BlockLayers([dense() for _ in range(16)], 0.1)])
@@ -161,11 +177,6 @@ def test_a_module_over_ranks_has_the_gradients_of_one_rank(
         # Each has the gradient of its own layers.
         assert not parts[0][1][8:].any()
         assert not parts[1][1][:8].any()
-
-
-def test_running_statistics_are_refused_over_ranks() -> None:
-    with pytest.raises(ConfigError, match="over_ranks: found true beside running statistics"):
-        MultigridResidual([WithNorm()] * 8, over_ranks=True)
 
 
 GUARDS: dict[str, dict[str, Any]] = {

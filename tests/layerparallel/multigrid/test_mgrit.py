@@ -35,9 +35,9 @@ def start(seed: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["V", "F"])
 @pytest.mark.parametrize("levels", [2, 3, None])
 @pytest.mark.parametrize("relaxation", ["F", "FCF"])
-@pytest.mark.parametrize("num_layers", [64])
-def test_histories_equal_the_plain_algorithm(num_layers: int, relaxation: str, levels: int | None, kind: str) -> None:
-    network, u0, cotangent, cycles = Network.random(num_layers), start(), start(2), 5
+def test_histories_equal_the_plain_algorithm(relaxation: str, levels: int | None, kind: str) -> None:
+    num_layers, cycles = 64, 5
+    network, u0, cotangent = Network.random(num_layers), start(), start(2)
     factors = levels_of(num_layers, 4, levels)
     expected, norms = Reference(network.forward_phi(factors), factors, relaxation, kind).run(u0, num_layers, cycles)
     settings = (num_layers, network.h, 4, levels, relaxation, cycles)
@@ -109,13 +109,13 @@ def test_two_grids_with_f_relaxation_are_parareal() -> None:
 
 def test_convergence_does_not_depend_on_the_number_of_layers() -> None:
     rates = []
-    for num_layers in (64, 256, 512, 1024, 2048):
+    for num_layers in (64, 256, 512, 1024):
         network = Network.random(num_layers)
         u0 = torch.from_numpy(start())
         _, residuals = mgrit(batched_step(network), u0, num_layers, network.h, 4, None, "FCF", 6)
         rates.append((residuals[-1] / residuals[0]) ** (1 / 6))
     assert max(rates) < 0.12
-    # Deeper is no worse: the last four differ by a fraction only.
+    # Deeper is no worse.
     assert max(rates[2:]) < 1.5 * min(rates[2:])
 
 
@@ -126,16 +126,6 @@ def test_a_tolerance_ends_the_cycles() -> None:
     _, relative = mgrit(batched_step(network), u0, 64, network.h, cycles=9, relative_tolerance=history[2] / history[0])
     assert absolute == history[:4]
     assert relative == history[:3]
-
-
-def test_nested_iteration_begins_closer() -> None:
-    network, u0 = Network.random(256), torch.from_numpy(start())
-    arguments = (batched_step(network), u0, 256, network.h, 4, None, "FCF", 4)
-    cold, nested = mgrit(*arguments)[1], mgrit(*arguments, nested=True)[1]
-    assert nested[0] < 0.5 * cold[0]
-    torch.testing.assert_close(
-        mgrit(*arguments[:-1], 32, nested=True)[0], torch.from_numpy(network.states(u0.numpy())), rtol=0, atol=1e-12
-    )
 
 
 def test_nested_iteration_on_two_grids_starts_from_the_coarse_solution() -> None:
@@ -162,39 +152,35 @@ def test_a_warm_start_goes_on() -> None:
     torch.testing.assert_close(mgrit_adjoint(*arguments, 2, initial=half)[0], whole_adjoints, rtol=0, atol=1e-13)
 
 
-WRONG: dict[str, list[object]] = {
-    "coarsening": [[], 4.0, True, 1, [4, 9]],
-    "levels": [1],
-    "relaxation": ["CF"],
-    "cycle": ["W"],
-    "cycles": [-1],
-    "tolerance": [-1.0, "1"],
-    "initial": [torch.zeros(3, 4, 3)],
-    "step": [None, lambda u, n: u, lambda u, n, h: None, lambda u, n, h: u.sub_(h * u)],
-    "u0": [[1.0], torch.ones(1).long()],
-    "h": [float("nan")],
-    "group": [2],
-}
-
-
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
-def test_arguments_of_a_wrong_kind_are_refused(key: str, value: object) -> None:
-    good: dict[str, Any] = {"step": euler, "u0": torch.zeros(4, 3), "num_layers": 64, "h": 0.1}
-    with pytest.raises(ConfigError, match=f"^{key}: (found|layer 0 returned None|layer 0 changed the state)"):
-        mgrit(**{**good, key: value})
-
-
 def euler(u: Tensor, n: int, h: float) -> Tensor:
     return u - h * u
 
 
-def test_a_layer_that_changes_the_shape_is_refused() -> None:
-    def step(u: Tensor, n: int, h: float) -> Tensor:
-        return u[:, :2] if n == 5 else u
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"coarsening": [4, 9]}, "coarsening: found"),
+        ({"levels": 1}, "levels: found"),
+        ({"relaxation": "CF"}, "relaxation: found"),
+        ({"cycles": -1}, "cycles: found"),
+        ({"tolerance": "1"}, "tolerance: found"),
+        ({"initial": torch.zeros(3, 4, 3)}, r"initial: found .* \(3, 4, 3\); expected one value a point, \(65, 4, 3\)"),
+        ({"step": None}, "step: found None"),
+        ({"step": lambda u, n, h: None}, "step: layer 0 returned None"),
+        ({"step": lambda u, n, h: u.sub_(h * u)}, "step: layer 0 changed the state"),
+        ({"step": lambda u, n, h: u[:, :2]}, r"layer 0 turned a state of shape \(4, 3\) into \(4, 2\)"),
+        ({"u0": torch.ones(1).long()}, "u0: found"),
+        ({"h": float("nan")}, "h: found"),
+    ],
+)
+def test_wrong_arguments_are_refused(changed: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"step": euler, "u0": torch.zeros(4, 3), "num_layers": 64, "h": 0.1}
+    with pytest.raises(ConfigError, match=message):
+        mgrit(**{**good, **changed})
 
-    with pytest.raises(ConfigError, match=r"layer 5 turned a state of shape \(4, 3\) into \(4, 2\)"):
-        mgrit(step, torch.zeros(4, 3), 16, 0.1)
-    with pytest.raises(ConfigError, match=r"states: found the shape \(3, 4, 3\); expected \(17, 4, 3\)"):
-        mgrit_adjoint(step, torch.zeros(3, 4, 3), torch.zeros(4, 3), 16, 0.1)
-    with pytest.raises(ConfigError, match="cotangent: found None; expected"):
-        mgrit_adjoint(euler, torch.ones(17, 1), None, 16, 0.1)
+
+def test_adjoints_need_all_states() -> None:
+    with pytest.raises(
+        ConfigError, match=r"states: found .* \(3, 4, 3\); expected the states of all points, \(17, 4, 3\)"
+    ):
+        mgrit_adjoint(euler, torch.zeros(3, 4, 3), torch.zeros(4, 3), 16, 0.1)
