@@ -61,18 +61,13 @@ class _Builds:
     seconds: float
     num: int = 0
     num_infeasible: int = 0
-    refused: Mapping[str, Value] = field(default_factory=dict)
     models: set[frozenset[tuple[str, Value]]] = field(default_factory=set)
     _began: float = field(default_factory=time.monotonic)
 
     def ask(self, values: Mapping[str, Value]) -> Made | None:
         """Return the decisions of the model of some values; None where it is none."""
         every = {**self.start, **values}
-        made = self.by(lambda name, candidates: _taken(every, name, candidates))
-        changes = {name: value for name, value in values.items() if self.start.get(name) != value}
-        if made is None and (not self.refused or len(changes) < len(self.refused)):
-            self.refused = changes
-        return made
+        return self.by(lambda name, candidates: _taken(every, name, candidates))
 
     def by(self, decide: Decide) -> Made | None:
         """Return the decisions of a model; None where it is none."""
@@ -153,9 +148,8 @@ class _Walk:
             number = built if builds.num_infeasible else max(number, _product(known), built)
             return SpaceSize(number, "at least", f"the count ended after {builds.num} builds of models without values")
         if builds.num_infeasible:
-            example = ", ".join([f"{name}={value}" for name, value in builds.refused.items()][:3])
             how = f"so many choices; {builds.num_infeasible} of {builds.num} that were built make no model"
-            return SpaceSize(number, "at most", f"{how}, such as {example}")
+            return SpaceSize(number, "at most", how)
         if not self._deciding:
             return SpaceSize(number, "", f"{len(first)} decisions, none of which changes the others")
         few = ", ".join([*self._deciding][:3]) + (", .." if len(self._deciding) > 3 else "")
