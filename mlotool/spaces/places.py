@@ -246,8 +246,8 @@ class Places:
             if target.type is not None:
                 hint = did_you_mean(target.type, sorted({place.kind for place in every}))
             raise ConfigError(
-                f"at: found no place for {str(target)[:300]}; expected one of the graph's nodes, or a module of them.{hint} "
-                f"{_LISTED}"
+                f"at: found no place for {str(target)[:300]}; expected one of the graph's nodes, or a module of "
+                f"them.{hint} {_LISTED}"
             )
         holders: dict[fx.Node, str] = {}
         for place in places:

@@ -282,7 +282,7 @@ def _check_settings(mutators: Any, inputs: Any, leaves: Any) -> None:
     for key, value, kind, expected in (
         ("mutators", mutators, AbstractMutator, "a list of mutators, such as mlotool.spaces.Operator"),
         ("leaves", leaves, str, "a list of paths, such as ['blocks.*']"),
-        ("inputs", inputs, object, "the shape of what the model is called with, without the batch: ${data.image_shape}"),
+        ("inputs", inputs, object, "the shape of what the model is called with, such as ${data.image_shape}"),
     ):
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         if not is_list or not all(isinstance(entry, kind) for entry in value):

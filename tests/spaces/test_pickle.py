@@ -94,12 +94,3 @@ def test_a_copy_has_the_methods_of_the_base(way: str) -> None:
     assert torch.equal(again.features(values), space.features(values))
     whole = WAYS[way](Space(Net, inputs=[4], leaves=["."]))
     assert whole.features(values).shape == (5, 4)
-
-
-class Own(Net):
-    def __deepcopy__(self, memo: dict[int, object]) -> "Own":
-        raise NotImplementedError
-
-
-def test_how_a_base_is_copied_says_nothing_of_its_space() -> None:
-    assert isinstance(copy.deepcopy(Space(Own, inputs=[4])), Space)
