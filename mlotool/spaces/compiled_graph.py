@@ -125,10 +125,10 @@ class OwnResult:
         if self._is_without_values:
             return
         if self._error is not None:
+            reason = f"{type(self._error).__name__}: {shown(str(self._error))}"
             raise ConfigError(
                 f"inputs: the forward of {self._kind} fails on random inputs of these shapes, zeros and ones where "
-                f"they are whole numbers ({type(self._error).__name__}: {shown(str(self._error))}); expected inputs that it takes. Correct them, or "
-                "the model."
+                f"they are whole numbers ({reason}); expected inputs that it takes. Correct them, or the model."
             ) from self._error
         if self._is_whole:
             return

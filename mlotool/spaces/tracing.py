@@ -5,7 +5,7 @@ import inspect
 import random
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import zip_longest
@@ -197,17 +197,13 @@ def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None
 
 
 @contextmanager
-def kept_attributes(root: nn.Module) -> Iterator[dict[int, tuple[Any, Any]]]:
-    """Put back what is set on modules, and the contents of their lists and dicts: tables that a first call makes.
-
-    Yields:
-        By id, each container that may change, and a copy of it.
-    """
+def kept_attributes(root: nn.Module) -> Iterator[None]:
+    """Put back what is set on modules, and the contents of their lists and dicts: tables that a first call makes."""
     kept: dict[int, tuple[Any, Any]] = {}
     for module in root.modules():
         _gather(vars(module), kept)
     try:
-        yield kept
+        yield
     finally:
         for container, contents in kept.values():
             container.clear()
@@ -280,7 +276,8 @@ def _contexts() -> tuple[bool, ...]:
 
 def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> fx.Graph:
     tracer, random_states = _Tracer(leaves, num_inputs), _random_states()
-    with kept_attributes(base) as kept:
+    before = {path: _contents(vars(module)) for path, module in base.named_modules()}
+    with kept_attributes(base):
         try:
             graph = tracer.trace(base)
         except ConfigError:
@@ -288,9 +285,9 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
         except Exception as error:
             raise _untraceable(base, tracer, error) from error
         for path, module in base.named_modules():
-            for name, value in vars(module).items():
-                is_mode = isinstance(value, fx.Proxy) and value.node.meta.get(MODE) == path
-                if not is_mode and _is_set(name, value, kept[id(vars(module))][1], kept):
+            for name, value in _contents(vars(module)).items():
+                # New names with `_` may be torch.fx's.
+                if value not in (before[path].get(name, value if name[0] == "_" else None), f"mode of {path}"):
                     raise _lost(base, path, f"sets its own attribute '{name}' in forward", "returning what it computes")
     if _random_states() != random_states:
         raise ConfigError(
@@ -307,22 +304,15 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
     return graph
 
 
-def _is_set(name: str, value: Any, before: Mapping[str, Any], kept: Mapping[int, tuple[Any, Any]]) -> bool:
-    """Say whether a forward has set an attribute, other than to what it was; new ones with `_` may be torch.fx's."""
-    if name not in before:
-        return isinstance(value, fx.Proxy) or not name.startswith("_")
-    is_plain = isinstance(value, bool | int | float | str | None)
-    if is_plain and type(value) is type(before[name]) and value == before[name]:
-        return False
-    # What a list or the like has been filled with.
-    now, then = (_entries(each) for each in (value, kept.get(id(value), (None, value))[1]))
-    return value is not before[name] or list(map(id, now)) != list(map(id, then))
-
-
-def _entries(value: Any) -> list[Any]:
+def _contents(value: Any) -> Any:
+    """Return what tells whether a value is another one, or holds other entries; of a dict, by its keys."""
     if isinstance(value, dict):
-        return [*value, *value.values()]
-    return list(value) if isinstance(value, list | set | deque) else []
+        return {key: _contents(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | deque):
+        return [_contents(entry) for entry in value]
+    if isinstance(value, fx.Proxy) and MODE in value.node.meta:
+        return f"mode of {value.node.meta[MODE]}"
+    return (type(value), value) if isinstance(value, bool | int | float | str | None) else id(value)
 
 
 def _random_states() -> tuple[Any, ...]:
