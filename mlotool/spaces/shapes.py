@@ -1,22 +1,14 @@
-"""The shapes in a graph, computed without data: each node on tensors that have a shape and nothing else."""
+"""The shapes in a graph: each node is called on random numbers; what it returns is kept without its values."""
 
-import logging
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
 import torch
 from torch import Size, Tensor, fx, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
@@ -61,14 +53,19 @@ class Shapes:
         self._inputs = [_shape_and_type(each) for each in ([inputs] if is_one else inputs)]
         ambient = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         self.is_without_values = torch.empty(0).device.type == "meta" or ambient is not None
-        self._mode: Any = nullcontext() if self.is_without_values else FakeTensorMode(allow_non_fake_inputs=True)
+        self._device = None if self.is_without_values else "meta"
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def random(self, device: torch.device) -> list[Tensor]:
         """Return inputs with random values: normal ones, or zeros and ones."""
-        return [_random_like(torch.empty(shape, dtype=dtype, device=device)) for shape, dtype in self._inputs]
+        return [
+            torch.randn(shape, dtype=dtype, device=device)
+            if dtype.is_floating_point
+            else torch.randint(2, shape, device=device).to(dtype)
+            for shape, dtype in self._inputs
+        ]
 
     def infer(self, graph: fx.Graph, root: nn.Module, *, is_base: bool = False) -> None:
         """Compute the shapes of all nodes of a graph.
@@ -86,33 +83,34 @@ class Shapes:
         for node in graph.nodes:
             if node.op == "placeholder":
                 shape, dtype = next(inputs)
-                with self._mode:
-                    node.meta[VALUE] = torch.empty(shape, dtype=dtype)
+                node.meta[VALUE] = torch.empty(shape, dtype=dtype, device=self._device)
             else:
                 self.infer_node(node, root, is_base=is_base)
 
     def infer_node(self, node: fx.Node, root: nn.Module, *, is_base: bool = False) -> None:
         """Compute the shape of one node, whose inputs have theirs."""
-        values = {source: source.meta[VALUE] for source in node.all_input_nodes}
-        args = fx.node.map_arg(node.args, values.__getitem__)
+        stand_ins = {source: source.meta[VALUE] for source in node.all_input_nodes}
+        args = fx.node.map_arg(node.args, stand_ins.__getitem__)
         if node.op == "output":
             node.meta[VALUE] = args[0]
             if is_base and not isinstance(root, Whole):
                 _check_opens(args[0])
             return
         if node.op != "get_attr" and self.is_computed(node, root):
-            # Mutators change a few nodes, and each operation on stand-ins takes milliseconds.
+            # Mutators change a few nodes.
             return
-        with _without_log(), self._mode, torch.no_grad():
+        device = next(root.parameters(), torch.empty(0)).device
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                result, changed = self._called(node, root, values)
+                values = {source: self._drawn(value, device) for source, value in stand_ins.items()}
+                result, changed = _called(node, root, values)
             except NEED_VALUES as error:
                 raise ConfigError(
                     f"node '{node_id(node)}' takes steps that depend on values of tensors, while shapes alone are "
                     "computed; expected a model that is built with its values."
                 ) from error
             except Exception as error:
-                raise _unfit(node, values, error) from error
+                raise _unfit(node, stand_ins, error) from error
         stretched = _stretched(node, args)
         if is_base:
             node.meta[STRETCHED] = stretched
@@ -122,29 +120,19 @@ class Shapes:
                 f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one to the size of the other; "
                 "expected equal shapes, as the base has them there. Correct the candidate whose result this is."
             )
+        if not self.is_without_values:
+            result = pytree.tree_map_only(Tensor, lambda value: torch.empty_like(value, device="meta"), result)
         node.meta |= {VALUE: result, CHANGED: changed, GIVEN: _given(node, root)}
 
     def is_computed(self, node: fx.Node, root: nn.Module) -> bool:
         """Say whether a node's shape is that of what it calls and is given now."""
         return GIVEN in node.meta and bool(node.meta[GIVEN] == _given(node, root))
 
-    def _called(self, node: fx.Node, root: nn.Module, values: dict[fx.Node, Any]) -> tuple[Any, list[fx.Node]]:
-        """Return a stand-in of what a node returns, and the nodes whose results the call changes in place."""
-        try:
-            result, changed = _called(node, root, values)
-        except NEED_VALUES:
-            if self.is_without_values:
-                raise
-            with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-                drawn = {each: pytree.tree_map_only(Tensor, _random_like, value) for each, value in values.items()}
-                result, changed = _called(node, root, drawn)
-        if not self.is_without_values:
-            result = pytree.tree_map_only(Tensor, self._stand_in, result)
-        return result, changed
-
-    def _stand_in(self, value: Tensor) -> Tensor:
-        stand_in: Tensor = value if isinstance(value, FakeTensor) else self._mode.from_tensor(value)
-        return stand_in
+    def _drawn(self, stand_in: Any, device: torch.device) -> Any:
+        """Return numbers between 0 and 1 like a stand-in, or zeros and ones; the stand-in where nothing has values."""
+        if self.is_without_values:
+            return stand_in
+        return pytree.tree_map_only(Tensor, lambda value: _random_like(value, device), stand_in)
 
 
 def _called(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> tuple[Any, list[fx.Node]]:
@@ -171,17 +159,6 @@ def _result(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> An
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     assert callable(node.target)
     return node.target(*args, **kwargs)
-
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """Keep torch from printing the traceback of an operation that does not fit: there is an error that says so."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    is_disabled, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = is_disabled
 
 
 def shape_of(node: fx.Node) -> Size | None:
@@ -250,10 +227,9 @@ def _given(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
     return node.op, called, fx.node.map_arg((node.args, dict(node.kwargs)), shapes)
 
 
-def _random_like(value: Tensor) -> Tensor:
-    if value.dtype.is_floating_point:
-        return torch.randn(value.shape, dtype=value.dtype, device=value.device)
-    return torch.randint(2, value.shape, device=value.device).to(value.dtype)
+def _random_like(value: Tensor, device: torch.device) -> Tensor:
+    drawn = torch.empty_like(value, device=device)
+    return drawn.uniform_() if value.is_floating_point() else drawn.copy_(torch.randint(2, value.shape, device=device))
 
 
 def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:

@@ -161,7 +161,7 @@ class Space(nn.Module):
             # A layer that is not called any more may hold a tensor that another node reads.
             if not any(other.startswith(f"{path}.") for other in still_used):
                 _remove(root, path)
-        if model.is_rewired:
+        if model.is_rewired and not isinstance(root, Whole):
             check_methods(type(root))
         settings = vars(root.base if model.is_rewired and isinstance(root, Whole) else root)
         # Parameters, buffers, children and attributes keep their names and their order.
@@ -183,11 +183,11 @@ class Space(nn.Module):
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         """Make decisions that mutators have left open; a single model has none."""
-        for key, is_missing in (("statistics", statistics == "shared"), ("paths", paths is None)):
-            if not is_missing:
+        for key, value, default in (("statistics", statistics, "shared"), ("paths", paths, None)):
+            if value != default:
                 raise ConfigError(
-                    f"{key}: found it without shared: true; expected it where models share their weights, as a single "
-                    f"model has one path. Write shared: true, or remove {key}."
+                    f"{key}: found {shown(value)} without shared: true; expected it where models share their weights. "
+                    f"Write shared: true, or remove {key}."
                 )
 
     def _function_of(self, graph: fx.Graph) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ AS_LEAF = f"write leaves: ['{WHOLE}'], which makes one node of the whole model"
 
 _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
+
 def matches(path: str, pattern: str) -> bool:
     """Say whether a path matches a pattern, name by name.
 

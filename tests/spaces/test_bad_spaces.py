@@ -107,16 +107,13 @@ def test_a_repetition_of_what_it_has_made_is_none() -> None:
 
 def test_long_texts_are_cut() -> None:
     long = "stages." * 1_500
-    targets = [long, {"chain": [long] * 50}, {"type": long}, [long], {"path": [long]}, {long: long}]
+    targets = [long, {"chain": [long] * 50}, {"type": long}, [long]]
     texts = [refusal(lambda at=at: chosen(Operator("kernel", at, {"keep": None}), {})) for at in targets]
     texts += [
         refusal(lambda: Space(base, inputs=[1, 8, 8], leaves=[long])),
-        refusal(lambda: Space(base, inputs=[1, 8, 8], leaves=long)),
         refusal(lambda: chosen(Operator(long, "0", {"keep": None}), {})),
-        refusal(lambda: chosen(Operator("kernel", "0", {"keep": None}), {"kernel_0": long})),
         refusal(lambda: chosen(Operator("kernel", "0", {"keep": None}), {long: "keep"})),
         refusal(lambda: chosen(Operator("kernel", "0", {long: None}), {})),
-        refusal(lambda: Repeat("depth", "0", [2_000] * 2_000)),
     ]
     assert max(map(len, texts)) < 1_000
 
@@ -171,7 +168,7 @@ def test_names_of_decisions(name: Any) -> None:
 
 @pytest.mark.parametrize("candidates", [[], ["a", "a"], ["A"], [1.5], [True], [None], ["a b"], [["a"]], ["${seed}"]])
 def test_candidates(candidates: list[Any]) -> None:
-    assert "expected different names" in refusal(lambda: choose("width", candidates))
+    assert "different names of a-z" in refusal(lambda: choose("width", candidates))
 
 
 def test_decisions_that_nobody_asks_for_or_that_are_none() -> None:

@@ -223,7 +223,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "method": lambda v: v.relu_(),
     "function": lambda v: F.relu(v, inplace=True),
-    "layer": nn.ReLU(inplace=True),
+    "layer": lambda v: v,
 }
 
 
@@ -237,7 +237,7 @@ def test_what_is_changed_in_place_and_read_afterwards_is_refused_where_mutators_
 
     def base() -> nn.Module:
         model = net(forward)()
-        model.change = CHANGES["layer"]
+        model.change = nn.ReLU(inplace=True)
         return nn.Sequential(model)
 
     insert, x = Insert("new", "0", {"none": None, "tanh": nn.Tanh}), torch.randn(3, 4)
@@ -307,7 +307,7 @@ class Draws(nn.Module):
 def test_a_model_is_run_on_random_inputs() -> None:
     with pytest.raises(ConfigError, match="something else each time that it is called"):
         Space(lambda: nn.Sequential(Draws()), inputs=[4], leaves=["0"])
-    with pytest.raises(ConfigError, match=r"inputs: the forward of Embedding fails on random.*IndexError: 'index out"):
+    with pytest.raises(ConfigError, match=r"inputs: node .* does not take what it is given.*: index out of range"):
         Space(partial(nn.Embedding, 1, 4), inputs=[{"shape": [64], "dtype": "int64"}])
 
 

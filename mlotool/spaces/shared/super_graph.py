@@ -281,9 +281,7 @@ def path_of_bad(result: Any, choices: Choices) -> str | None:
     """
     if not _is_readable(result) or torch.isfinite(result.detach().sum()):
         return None
-    return ", ".join(
-        f"{name}: {' + '.join(map(str, _candidates(chosen)))}" for name, chosen in choices.items()
-    )
+    return ", ".join(f"{name}: {' + '.join(map(str, _candidates(chosen)))}" for name, chosen in choices.items())
 
 
 def _is_readable(result: Any) -> bool:
