@@ -4,6 +4,7 @@ import linecache
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from itertools import count
 from types import ModuleType
@@ -91,51 +92,47 @@ class OwnResult:
     What a forward asks of its input beside the input's values, as its type, was answered for a stand-in when the graph
     was made. Where that changes the result, it shows here. Nothing is computed where modules have no values.
 
-    The forward runs before shapes are computed: a table that it makes once for all (`functools.cache`) is of values.
-
     Args:
         root: the model.
         shapes: of its inputs.
+        modes: whether each module trains, as the model stands.
+
+    Raises:
+        ConfigError: the forward fails.
     """
 
-    def __init__(self, root: nn.Module, shapes: Shapes) -> None:
+    def __init__(self, root: nn.Module, shapes: Shapes, modes: Mapping[nn.Module, bool]) -> None:
         own = root.base if isinstance(root, Whole) else root
-        self._kind = type(own).__name__
-        self._is_whole, self._is_without_values = isinstance(root, Whole), shapes.is_without_values
-        self._modes = [{module: module.training for module in root.modules()}, dict.fromkeys(root.modules(), False)]
-        self._result: list[Any] = []
-        self._error: Exception | None = None
-        if self._is_without_values:
-            return
+        self._root, self._kind = root, type(own).__name__
+        self._modes = modes, dict.fromkeys(modes, False)
         self._device = next(root.parameters(), torch.zeros(())).device
+        self._is_compared = not (isinstance(root, Whole) or shapes.is_without_values)
+        if shapes.is_without_values:
+            return
         with self._kept_random_states():
             self._inputs = shapes.random(self._device)
         try:
-            self._result = self._of(root, own.forward)
+            self._result = self._of(own.forward)
         except Exception as error:
-            # Shapes that do not fit have a message of their own, with the node, when they are computed.
-            self._error = error
+            raise ConfigError(
+                f"inputs: the forward of {self._kind} fails on random inputs of these shapes, zeros and ones where "
+                f"they are whole numbers ({type(error).__name__}: {shown(str(error))}); expected inputs that it takes. "
+                "Correct them, or the model."
+            ) from error
 
-    def check(self, root: nn.Module, graph: fx.Graph) -> None:
+    def check(self, graph: fx.Graph) -> None:
         """Compare a graph with the forward that it was made from.
 
         Raises:
-            ConfigError: the forward fails, or the results differ.
+            ConfigError: the results differ.
         """
-        if self._is_without_values:
+        if not self._is_compared:
             return
-        if self._error is not None:
-            reason = f"{type(self._error).__name__}: {shown(str(self._error))}"
-            raise ConfigError(
-                f"inputs: the forward of {self._kind} fails on random inputs of these shapes, zeros and ones where "
-                f"they are whole numbers ({reason}); expected inputs that it takes. Correct them, or the model."
-            ) from self._error
-        if self._is_whole:
-            return
-        of_graph = self._of_graph(root, graph)
+        function = partial(compiled(graph, self._kind), self._root)
+        of_graph = self._of(function)
         if difference := _difference(self._result, of_graph):
             # A forward that keeps something from call to call differs from itself as well.
-            is_other = bool(_difference(of_graph, self._of_graph(root, graph)))
+            is_other = bool(_difference(of_graph, self._of(function)))
             what = "something else each time that it is called" if is_other else "something else than its graph"
             raise ConfigError(
                 f"leaves: the forward of {self._kind} computes {what} ({difference}); expected steps that ask for "
@@ -143,19 +140,13 @@ class OwnResult:
                 f"read under another name. Declare the module that does as a leaf, or {AS_LEAF}."
             )
 
-    def _of_graph(self, root: nn.Module, graph: fx.Graph) -> list[Any]:
-        function = compiled(graph, self._kind)
-        return self._of(root, lambda *inputs: function(root, *inputs))
-
-    def _of(self, root: nn.Module, forward: Callable[..., Any]) -> list[Any]:
+    def _of(self, forward: Callable[..., Any]) -> list[Any]:
         """Return the tensors that a forward returns in both modes, and leave modules as they are."""
-        before = {module: module.training for module in root.modules()}
         results = []
         for modes in self._modes:
-            with kept_attributes(root), kept_buffers(root), self._kept_random_states(), torch.no_grad():
-                for module in before:
-                    # New modules are in evaluation.
-                    module.training = modes.get(module, False)
+            with kept_attributes(self._root), kept_buffers(self._root), self._kept_random_states(), torch.no_grad():
+                for module, is_training in modes.items():
+                    module.training = is_training
                 results += pytree.tree_leaves(forward(*(each.clone() for each in self._inputs)))
         return results
 

@@ -142,12 +142,13 @@ class Space(nn.Module):
             self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
             unread_before, used = unread(graph), _used(graph)
             with kept_buffers(root):
-                own_result = OwnResult(root, shapes)
+                modes = {module: module.training for module in root.modules()}
                 start = seed_at(torch.initial_seed() if seed is None else seed, place)
                 model = self._graph_kind(root, graph, shapes, start, anew)
+                own_result = OwnResult(root, shapes, modes)
                 if mutators:
                     model.without_in_place()
-                own_result.check(root, graph)
+                own_result.check(graph)
                 for mutator in mutators:
                     with model.by(mutator.name):
                         mutator.mutate(model)

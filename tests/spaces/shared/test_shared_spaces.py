@@ -187,7 +187,7 @@ def test_the_state_has_parameters_that_forward_reads_itself():
 
 
 def test_paths_without_shared_are_refused():
-    with pytest.raises(ConfigError, match="paths: found an? UniformPaths without shared: true"):
+    with pytest.raises(ConfigError, match=r"paths: found an? UniformPaths without shared: true"):
         Space(Net, [kernel()], inputs=[1, 6, 6], paths=UniformPaths())
 
 
