@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 import random
 import traceback
 from collections import Counter, deque
@@ -318,7 +319,7 @@ def _contents(value: Any) -> Any:
 
 def _random_states() -> tuple[Any, ...]:
     with unset_fake_temporarily():
-        return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state())
+        return torch.get_rng_state().numpy().tobytes(), random.getstate(), pickle.dumps(np.random.get_state())
 
 
 def _check_same_steps(base: nn.Module, one: fx.Graph, other: fx.Graph) -> None:

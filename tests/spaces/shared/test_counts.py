@@ -122,7 +122,7 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
     schedule = Schedule(Program([problem], Graph()))
     given = [{"shape": [1, 6, 6], "dtype": "float64"}]
     statistics = {}
-    for _ in range(24):
+    for _ in range(12):
         weights = copy.deepcopy(space.state_dict())
         schedule.tick()
         path, batch = drawn[-1], stream.next()
@@ -133,7 +133,7 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
         model.load_state_dict({**now, **statistics.get(key, fresh(model))})
         model.train()(batch["input"])
         statistics[key] = {name: each.clone() for name, each in model.state_dict().items() if is_running(name)}
-    assert len(statistics) > 4
+    assert len(statistics) > 3
     for key, expected in statistics.items():
         path = dict(zip(["kernel_0", "kernel_1", "kernel_2"], key, strict=True))
         found = space.state_of(path)
