@@ -16,7 +16,7 @@ from mlotool.core.messages import shown
 from mlotool.core.user_code import is_refusal, named
 from mlotool.spaces.bases import check_keeps
 from mlotool.spaces.decisions import Decision, as_before
-from mlotool.spaces.shapes import VALUE, is_of_torch
+from mlotool.spaces.shapes import VALUE
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -250,9 +250,6 @@ class NewModules:
         _, made = self._chosen.setdefault(id(build), (build, {}))
         with as_before(made):
             new = built(build, self._seed, seeded_by, settings)
-        for layer in new.modules():
-            if is_of_torch(layer) and getattr(layer, "inplace", None) is True:
-                layer.inplace = False  # type: ignore[assignment]
         new = new if dtype in (None, torch.get_default_dtype()) else new.to(dtype)
         if before is not None:
             check_keeps(path, [before], new)
@@ -343,7 +340,9 @@ class NewModules:
             if not hasattr(parent, name):
                 parent.add_module(name, nn.Module())
             parent = getattr(parent, name)
-        for each in module.modules():
+        for inside in module.modules():
             # Not by `eval`, which may be a class's own, and want modules that come later.
-            each.training = False
+            inside.training = False
+            if getattr(inside, "inplace", None) is True:
+                inside.inplace = False  # type: ignore[assignment]
         parent.add_module(last, module)

@@ -375,8 +375,6 @@ class ModelGraph:
                 )
         elif not self.modules.has(new):
             self.modules.put_once_more(path, name)
-            if hasattr(layer := self.root.get_submodule(path), "inplace"):
-                self.root.get_submodule(new).inplace = layer.inplace
         return new
 
     def _replace_module(self, place: Place, node: fx.Node, build: Build, settings: dict[str, Any]) -> fx.Node:

@@ -1,7 +1,7 @@
 """The places of a graph that a mutator changes: described by path, by type, by a predicate, as a chain; and found."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Size, fx, nn
@@ -40,8 +40,7 @@ class Place:
     def of(cls, name: str, nodes: Sequence[fx.Node], module: nn.Module | None) -> "Place":
         """Return some nodes as a place, with the shapes that are known of them."""
         place = cls(name, tuple(nodes), module, None, shape_of(nodes[-1]))
-        sources = place.inputs
-        return cls(name, place.nodes, module, shape_of(sources[0]) if sources else None, place.output_shape)
+        return replace(place, input_shape=shape_of(place.inputs[0]) if place.inputs else None)
 
     @property
     def kind(self) -> str:

@@ -84,13 +84,3 @@ def test_a_copy_computes_the_same(way: str, mutators: str) -> None:
     with torch.no_grad():
         next(again.parameters()).zero_()
     assert not torch.equal(next(again.parameters()), next(space.parameters()))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_copy_has_the_methods_of_the_base(way: str) -> None:
-    values = torch.randn(5, 4)
-    space = Space(Net, MUTATORS["replaced"], inputs=[4])
-    again = WAYS[way](space)
-    assert torch.equal(again.features(values), space.features(values))
-    whole = WAYS[way](Space(Net, inputs=[4], leaves=["."]))
-    assert whole.features(values).shape == (5, 4)
