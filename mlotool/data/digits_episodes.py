@@ -1,7 +1,6 @@
 """Few-shot classification: each sample is a task of its own, to tell a few kinds of digits apart."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from mlotool.data.digits import NORMALIZATION, read_digits
 from mlotool.data.image_data import Part
 from mlotool.data.in_memory import InMemoryDataset
 from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, check_splits
+from mlotool.data.splits import AbstractData, check_literal, check_splits, drawn
 
 # t: tasks, w: ways (classes of a task), k: shots (images of a class)
 
@@ -68,11 +67,10 @@ class DigitsEpisodes(AbstractData[InMemoryTensors]):
         by_class = [torch.nonzero(part.target == label).squeeze(1) for label in range(int(part.target.max()) + 1)]
         shape = (num_classes, num_support, num_query)
         super().__init__(
-            {
-                name: InMemoryTensors(_draw(images, by_class, _class_list(classes[name], turn), int(size), shape, seed))
-                for name, size in sizes.items()
-                if size > 0
-            }
+            drawn(
+                sizes,
+                lambda size, name: _draw(images, by_class, _class_list(classes[name], turn), size, shape, seed),
+            )
         )
 
 
@@ -83,7 +81,7 @@ def _draw(
     size: int,
     shape: tuple[int, int, int],
     seed: int,
-) -> dict[str, Any]:
+) -> InMemoryTensors:
     num_ways, num_support, num_query = shape
     generator = np.random.default_rng([seed, *classes])
     chosen = torch.empty(size, num_ways, dtype=torch.int64)
@@ -91,13 +89,10 @@ def _draw(
     for task in range(size):
         chosen[task] = torch.from_numpy(generator.permutation(classes)[:num_ways])
         for way, label in enumerate(chosen[task].tolist()):
-            drawn = generator.choice(len(by_class[label]), num_support + num_query, replace=False)
-            places[task, way] = by_class[label][torch.from_numpy(drawn)]
-    return {
-        "support": _images_at(images, places[..., :num_support]),
-        "query": _images_at(images, places[..., num_support:]),
-        "classes": chosen,
-    }
+            chosen_places = generator.choice(len(by_class[label]), num_support + num_query, replace=False)
+            places[task, way] = by_class[label][torch.from_numpy(chosen_places)]
+    support, query = (_images_at(images, part) for part in places.split([num_support, num_query], dim=-1))
+    return InMemoryTensors({"support": support, "query": query, "classes": chosen})
 
 
 def _images_at(images: InMemoryDataset, places: Tensor) -> dict[str, Tensor]:

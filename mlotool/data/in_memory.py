@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +69,6 @@ class ImageFiles:
 
 
 # n: samples, b: batch, c: channels, h, w: height and width
-
-_BLOCK = 2**18
-"""Values of images that are normalized at a time: 1 MiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +170,6 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         return batch | {name: rows(values, index) for name, values in self.extra.items()}
 
     def _inputs(self, index: Tensor, seed: int | None) -> dict[str, Tensor]:
-        if self.augmentation is None and isinstance(self.images, Tensor):
-            return {"input": self._normalized(self.images, index)}
         images, more = rows(self.images, index), {}
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         if isinstance(self.augmentation, AugmentedCopies):
@@ -184,11 +178,3 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         elif self.augmentation is not None:
             images = self.augmentation(images, generator)
         return {"input": images.to(torch.float32).mul_(self._scale).add_(self._shift), **more}
-
-    def _normalized(self, images: Tensor, index: Tensor) -> Tensor:
-        """Return the inputs (b, c, h, w) of images at `index` (b,), block by block: each stays in the cache."""
-        num_values = max(prod(images.shape[1:]), 1)
-        inputs = torch.empty(len(index), *images.shape[1:])
-        for part, places in zip(*(each.split(-(-_BLOCK // num_values)) for each in (inputs, index)), strict=True):
-            part.copy_(images.index_select(0, places)).mul_(self._scale).add_(self._shift)
-        return inputs

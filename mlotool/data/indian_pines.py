@@ -67,14 +67,14 @@ class IndianPines(AbstractSpectra):
 
 def _read_image(folder: Path, image_shape: tuple[int, ...]) -> np.ndarray:
     """Return the image (h, w, d) of the file with as many bands as are asked for, or else of the first."""
-    found = [folder / name for name in IMAGES if (folder / name).is_file()]
-    if not found:
+    paths = [folder / name for name in IMAGES if (folder / name).is_file()]
+    if not paths:
         raise ConfigError(
             f"data.root={folder}: there is neither {' nor '.join(IMAGES)}; expected one of them and {GROUND_TRUTH}. "
             "Download them (Indian Pines, AVIRIS), and set data.root to their folder."
         )
-    fitting = [path for path in found if _array_header(path, num_axes=3)[1][-1:] == image_shape]
-    return read_array((fitting or found)[0], num_axes=3)
+    images = [read_array(path, num_axes=3) for path in paths]
+    return next((image for image in images if image.shape[2:] == image_shape), images[0])
 
 
 def read_array(path: Path, num_axes: int) -> np.ndarray:
@@ -87,36 +87,21 @@ def read_array(path: Path, num_axes: int) -> np.ndarray:
     Raises:
         ConfigError: the file cannot be read, or holds something else.
     """
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
-    name, shape = _array_header(path, num_axes)
     try:
-        array = loadmat(path, variable_names=[name], appendmat=False)[name]
+        held = whosmat(path, appendmat=False)
+        is_one = len(held) == 1 and held[0][2] in NUMBERS and prod(held[0][1]) <= MAX_NUMBERS
+        array = loadmat(path, variable_names=[held[0][0]], appendmat=False)[held[0][0]] if is_one else None
     except Exception as error:  # a broken file: its reader raises whatever it stumbles over
-        raise _unreadable(path, error) from error
-    # What was read may differ from what the header promised.
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or array.shape != shape:
-        raise ConfigError(f"{path}: '{name}' is no array of numbers; expected the published file. Download it again.")
-    return array
-
-
-def _array_header(path: Path, num_axes: int) -> tuple[str, tuple[int, ...]]:
-    from scipy.io import whosmat
-
-    try:
-        found = whosmat(path, appendmat=False)
-    except Exception as error:  # as above
-        raise _unreadable(path, error) from error
-    if len(found) != 1 or found[0][2] not in NUMBERS or len(found[0][1]) != num_axes or prod(found[0][1]) > MAX_NUMBERS:
-        held = ", ".join(f"{name}: {kind} {list(shape)}" for name, shape, kind in found) or "nothing"
         raise ConfigError(
-            f"{path} holds {held}; expected one array of numbers with {num_axes} axes. Download it again."
+            f"{path} could not be read ({type(error).__name__}: {error}); expected a file of MATLAB 5 to 7.2. "
+            "Download the published file, and set data.root to its folder."
+        ) from error
+    # What was read may differ from what the header promised.
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or array.ndim != num_axes:
+        found = ", ".join(f"{name}: {kind} {list(shape)}" for name, shape, kind in held) or "nothing"
+        raise ConfigError(
+            f"{path} holds {found}; expected one array of numbers with {num_axes} axes. Download it again."
         )
-    return str(found[0][0]), tuple(found[0][1])
-
-
-def _unreadable(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"{path} could not be read ({type(error).__name__}: {error}); expected a file of MATLAB 5 to 7.2. "
-        "Download the published file, and set data.root to its folder."
-    )
+    return array

@@ -7,7 +7,7 @@ import torch
 
 from mlotool.core.settings import Count, Seed, Shape, Whole, target
 from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal
+from mlotool.data.splits import AbstractData, check_literal, drawn
 
 # n: samples
 
@@ -54,11 +54,7 @@ class Peaks(AbstractData[InMemoryTensors]):
         self.num_classes = NUM_CLASSES
         self.image_shape = (2,)
         super().__init__(
-            {
-                name: _draw(int(size), balanced, np.random.default_rng([seed, *name.encode()]))
-                for name, size in sizes.items()
-                if size > 0
-            }
+            drawn(sizes, lambda size, name: _draw(size, balanced, np.random.default_rng([seed, *name.encode()])))
         )
 
 

@@ -1,7 +1,7 @@
 """Few-shot language modelling: each sample is a task of its own, to go on with one document."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from mlotool.data.language_data import (
     text_hash,
 )
 from mlotool.data.python_sources import PYTHON_DOMAINS, read_domain
-from mlotool.data.splits import AbstractData, check_splits
+from mlotool.data.splits import AbstractData, check_splits, drawn
 
 # s: windows of a part of a task, t: length of a window
 
@@ -82,14 +82,9 @@ class PythonEpisodes(AbstractData[InMemoryTensors]):
         check_hash(self.sha256, sha256)
         documents = _documents(texts, num_support + num_query, length)
         parts = _divided(documents, dict(shares or SHARES), seed)
+        num_windows = num_support, num_query
         super().__init__(
-            {
-                name: InMemoryTensors(
-                    _draw(parts[name], int(size), (num_support, num_query), length, [seed, *name.encode()])
-                )
-                for name, size in sizes.items()
-                if size > 0
-            }
+            drawn(sizes, lambda size, name: _draw(parts[name], size, num_windows, length, [seed, *name.encode()]))
         )
 
 
@@ -128,7 +123,7 @@ def _divided(documents: Sequence[_Document], shares: dict[str, float], seed: int
 
 def _draw(
     documents: Sequence[_Document], num_tasks: int, num_windows: tuple[int, int], length: int, seed: list[int]
-) -> dict[str, Any]:
+) -> InMemoryTensors:
     if not documents:
         raise ConfigError(
             f"data.shares: no document is left for a split whose data.sizes is {num_tasks}; expected at least one with "
@@ -139,12 +134,14 @@ def _draw(
     chosen = [documents[place] for place in generator.integers(len(documents), size=num_tasks)]
     windows = torch.stack([_drawn_windows(each.tokens, sum(num_windows), length, generator) for each in chosen])
     support, query = windows.to(torch.int64).split(num_windows, dim=1)
-    return {
-        "support": {"input": support[..., :-1], "target": support[..., 1:]},
-        "query": {"input": query[..., :-1], "target": query[..., 1:]},
-        "document": torch.tensor([each.number for each in chosen]),
-        "domain": torch.tensor([each.domain for each in chosen]),
-    }
+    return InMemoryTensors(
+        {
+            "support": {"input": support[..., :-1], "target": support[..., 1:]},
+            "query": {"input": query[..., :-1], "target": query[..., 1:]},
+            "document": torch.tensor([each.number for each in chosen]),
+            "domain": torch.tensor([each.domain for each in chosen]),
+        }
+    )
 
 
 def _drawn_windows(tokens: Tensor, count: int, length: int, generator: np.random.Generator) -> Tensor:

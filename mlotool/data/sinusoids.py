@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from math import pi
-from typing import Any
 
 import numpy as np
 import torch
 
 from mlotool.core.settings import Count, Rounds, Seed, Shape, Whole, target
 from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal
+from mlotool.data.splits import AbstractData, check_literal, drawn
 
 # t: tasks, k: points
 
@@ -50,25 +49,21 @@ class SinusoidEpisodes(AbstractData[InMemoryTensors]):
         check_literal("image_shape", list(image_shape), [1], "as a task's input is one number")
         self.num_classes = 1
         self.image_shape = (1,)
-        super().__init__(
-            {
-                name: InMemoryTensors(_draw(int(size), num_support, num_query, [seed, *name.encode()]))
-                for name, size in sizes.items()
-                if size > 0
-            }
-        )
+        super().__init__(drawn(sizes, lambda size, name: _draw(size, num_support, num_query, [seed, *name.encode()])))
 
 
-def _draw(num_tasks: int, num_support: int, num_query: int, seed: list[int]) -> dict[str, Any]:
+def _draw(num_tasks: int, num_support: int, num_query: int, seed: list[int]) -> InMemoryTensors:
     generator = np.random.default_rng(seed)
     amplitude = generator.uniform(0.1, 5.0, num_tasks)
     phase = generator.uniform(0.0, pi, num_tasks)
     x = generator.uniform(-5.0, 5.0, (num_tasks, num_support + num_query, 1))
     y = amplitude[:, None, None] * np.sin(x - phase[:, None, None])
     values = [torch.from_numpy(array).to(torch.float32) for array in (x, y, amplitude, phase)]
-    return {
-        "support": {"input": values[0][:, :num_support], "target": values[1][:, :num_support]},
-        "query": {"input": values[0][:, num_support:], "target": values[1][:, num_support:]},
-        "amplitude": values[2],
-        "phase": values[3],
-    }
+    return InMemoryTensors(
+        {
+            "support": {"input": values[0][:, :num_support], "target": values[1][:, :num_support]},
+            "query": {"input": values[0][:, num_support:], "target": values[1][:, num_support:]},
+            "amplitude": values[2],
+            "phase": values[3],
+        }
+    )

@@ -1,6 +1,6 @@
 """What every data object has, splits by name; and which samples belong to which, by the labels, sizes and a seed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
@@ -43,6 +43,16 @@ class AbstractData(Generic[D]):
                 f"{did_you_mean(name, self.splits)} Name one of them, or give it samples with data.sizes.{name}=100."
             )
         return self._datasets[name]
+
+
+def drawn(sizes: Mapping[str, int], draw: Callable[[int, str], D]) -> dict[str, D]:
+    """Return the splits that have samples, each drawn by itself.
+
+    Args:
+        sizes: number of samples by split name.
+        draw: makes a split of a size and a name.
+    """
+    return {name: draw(int(size), name) for name, size in sizes.items() if size > 0}
 
 
 def check_literal(key: str, given: Any, found: Any, what: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, NonNegative, Seed, Shape, Whole, target
 from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal
+from mlotool.data.splits import AbstractData, check_literal, drawn
 
 # n: samples, d: features
 
@@ -61,11 +61,7 @@ class SyntheticClassification(AbstractData[InMemoryTensors]):
             weight[num_informative:] = 0.0
         self.true_weight = torch.from_numpy(weight).to(DTYPES[dtype])
         super().__init__(
-            {
-                name: _draw(int(size), weight, noise, DTYPES[dtype], [seed, 1, *name.encode()])
-                for name, size in sizes.items()
-                if size > 0
-            }
+            drawn(sizes, lambda size, name: _draw(size, weight, noise, DTYPES[dtype], [seed, 1, *name.encode()]))
         )
 
 

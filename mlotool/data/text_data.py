@@ -294,12 +294,6 @@ def _make_train(part: TextPart, class_balance: Tensor, options: TextOptions) -> 
 
 def _make_encoder(drawn: Mapping[str, TextPart], options: TextOptions) -> Encoder:
     if options.tokenizer is not None:
-        encoder = LocalTokenizer(options.tokenizer)
-        if len(encoder) > options.vocabulary_size:
-            raise ConfigError(
-                f"data.vocabulary_size={options.vocabulary_size}; expected at least {len(encoder)}, the tokens of "
-                f"data.tokenizer={options.tokenizer}. Set data.vocabulary_size={len(encoder)}."
-            )
-        return encoder
+        return LocalTokenizer(options.tokenizer, options.vocabulary_size)
     texts = drawn["train"].texts if "train" in drawn else [text for part in drawn.values() for text in part.texts]
     return Vocabulary.of(texts, options.vocabulary_size)

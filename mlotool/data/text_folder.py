@@ -75,7 +75,7 @@ class TextFolder(AbstractLanguageData):
             check_vocabulary(vocabulary_size)
             texts = {name: as_tokens(joined(each)) for name, each in documents.items()}
         else:
-            reader = _checked_tokenizer(tokenizer, vocabulary_size)
+            reader = load_tokenizer(tokenizer, vocabulary_size)
             texts = {name: _tokenized(reader, each) for name, each in documents.items()}
         super().__init__(texts, LanguageOptions(sizes, shares or {}, length, vocabulary_size, seed, sha256))
 
@@ -115,16 +115,6 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
             f"data.pattern={pattern!r}: {str(error) or 'it is no pattern'}; expected one of paths below data.path. Set "
             "data.pattern='**/*.txt'."
         ) from error
-
-
-def _checked_tokenizer(path: str, vocabulary_size: int) -> Any:
-    tokenizer = load_tokenizer(path)
-    if len(tokenizer) > vocabulary_size:
-        raise ConfigError(
-            f"data.vocabulary_size={vocabulary_size}; expected at least {len(tokenizer)}, the tokens of "
-            f"data.tokenizer={path}. Set data.vocabulary_size={len(tokenizer)}."
-        )
-    return tokenizer
 
 
 def _tokenized(tokenizer: Any, documents: Sequence[bytes]) -> Tensor:

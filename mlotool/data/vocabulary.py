@@ -15,8 +15,6 @@ from mlotool.core.files import at_home
 
 PADDING, UNKNOWN = 0, 1
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-
 
 class Encoder(Protocol):
     """Turns texts into token ids."""
@@ -74,13 +72,14 @@ class LocalTokenizer:
 
     Args:
         path: the folder, as `save_pretrained` writes it.
+        vocabulary_size: of the models, at least its number of tokens.
 
     Raises:
-        ConfigError: transformers is not installed, or there is no tokenizer in the folder.
+        ConfigError: transformers is not installed, there is no tokenizer in the folder, or it has too many tokens.
     """
 
-    def __init__(self, path: str) -> None:
-        self._tokenizer = load_tokenizer(path)
+    def __init__(self, path: str, vocabulary_size: int) -> None:
+        self._tokenizer = load_tokenizer(path, vocabulary_size)
         # A model has to tell padding from words by its id.
         if self._tokenizer.pad_token_id is None or int(self._tokenizer.pad_token_id) != PADDING:
             raise ConfigError(
@@ -88,23 +87,21 @@ class LocalTokenizer:
                 "BERT's has. Use another tokenizer, or data.tokenizer=null."
             )
 
-    def __len__(self) -> int:
-        return len(self._tokenizer)
-
     def encode(self, texts: Sequence[str], length: int) -> Tensor:
         """Return (n, t) int64, with the tokenizer's own first and last token."""
         found = self._tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")
         return torch.tensor(found["input_ids"], dtype=torch.int64)
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, vocabulary_size: int) -> Any:
     """Return the Hugging Face tokenizer of a folder on this machine; nothing is downloaded, no code of it is run.
 
     Args:
         path: the folder, as `save_pretrained` writes it.
+        vocabulary_size: of the models, at least its number of tokens.
 
     Raises:
-        ConfigError: transformers is not installed, or there is no tokenizer in the folder.
+        ConfigError: transformers is not installed, there is no tokenizer in the folder, or it has too many tokens.
     """
     try:
         from transformers import AutoTokenizer  # type: ignore[import-not-found,unused-ignore]
@@ -115,16 +112,18 @@ def load_tokenizer(path: str) -> Any:
         ) from error
     folder = at_home(path)
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
         # Transformers takes a folder that is missing for a name on its Hub, and says that it cannot connect.
         if not folder.is_dir():
-            found = "there is no such folder"
-        elif not any((folder / name).is_file() for name in _FILES):
-            found = "there is none of a tokenizer's files in it"
-        else:
-            found = f"no tokenizer could be read ({str(error).splitlines()[0]})"
+            raise FileNotFoundError("there is no such folder")
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"data.tokenizer={path}: {found}; expected a folder with {_FILES[0]}, as save_pretrained writes it. "
-            "Correct data.tokenizer, or set it to null."
+            f"data.tokenizer={path}: no tokenizer could be read ({str(error).splitlines()[0]}); expected a folder with "
+            "tokenizer.json, as save_pretrained writes it. Correct data.tokenizer, or set it to null."
         ) from error
+    if len(tokenizer) > vocabulary_size:
+        raise ConfigError(
+            f"data.vocabulary_size={vocabulary_size}; expected at least {len(tokenizer)}, the tokens of "
+            f"data.tokenizer={path}. Set data.vocabulary_size={len(tokenizer)}."
+        )
+    return tokenizer

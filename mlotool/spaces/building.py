@@ -14,9 +14,9 @@ from torch import Size, Tensor, fx, nn
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.messages import shown
 from mlotool.core.user_code import is_refusal, named
-from mlotool.spaces.bases import check_keeps, has_own_behaviour
+from mlotool.spaces.bases import check_keeps
 from mlotool.spaces.decisions import Decision, as_before
-from mlotool.spaces.shapes import VALUE, is_of_torch
+from mlotool.spaces.shapes import VALUE
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -250,9 +250,6 @@ class NewModules:
         _, made = self._chosen.setdefault(id(build), (build, {}))
         with as_before(made):
             new = built(build, self._seed, seeded_by, settings)
-        for layer in new.modules():
-            if is_of_torch(layer) and getattr(layer, "inplace", None) is True:
-                layer.inplace = False  # type: ignore[assignment]
         new = new if dtype in (None, torch.get_default_dtype()) else new.to(dtype)
         if before is not None:
             check_keeps(path, [before], new)
@@ -284,24 +281,21 @@ class NewModules:
             module.training = self._modes.get(module, self._modes[self._root])
 
     def hold(self, path: str, name: str) -> None:
-        """Make the modules above a copy, of the same class where that does more than to hold others.
+        """Make the modules above a copy, of the same class, which may have a `train` or a state of its own.
 
         Args:
             path: of what is copied.
             name: of the copy.
         """
-        names = path.split(".")[:-1]
-        for depth in range(len(names)):
-            above = ".".join(names[: depth + 1])
-            original, new = self._root.get_submodule(above), f"{name}.{above}"
-            if self.has(new):
-                continue
-            if not has_own_behaviour(original):
-                self._keep(new, nn.Module(), is_training=self._modes.get(original, True))
-                continue
-            holder = copy.copy(self._original(above, name))
-            holder._parameters, holder._buffers, holder._modules = {}, {}, {}
-            self._keep(new, holder)
+        above = path.split(".")[:-1]
+        for depth in range(1, len(above) + 1):
+            original = self._root.get_submodule(".".join(above[:depth]))
+            new = ".".join([name, *above[:depth]])
+            if not self.has(new):
+                holder = copy.copy(original)
+                holder._parameters, holder._buffers, holder._modules = {}, {}, {}
+                holder.training = self._modes.get(original, True)
+                self._keep(new, holder)
 
     def _original(self, path: str, name: str) -> nn.Module:
         """Return the module at a path, or what it is a copy of, from the base as it was made anew for a copy.
@@ -346,7 +340,9 @@ class NewModules:
             if not hasattr(parent, name):
                 parent.add_module(name, nn.Module())
             parent = getattr(parent, name)
-        for each in module.modules():
+        for inside in module.modules():
             # Not by `eval`, which may be a class's own, and want modules that come later.
-            each.training = False
+            inside.training = False
+            if getattr(inside, "inplace", None) is True:
+                inside.inplace = False  # type: ignore[assignment]
         parent.add_module(last, module)

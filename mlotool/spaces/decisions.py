@@ -248,12 +248,12 @@ def _check(name: str, candidates: tuple[Value, ...]) -> None:
             f"decision {shown(name)}: expected a name of a-z, 0-9 and '_', of at most 100 characters, but not "
             "'seed'. Correct the name of the mutator or of the choice."
         )
-    wrong = [each for each in candidates if type(each) is not int and not is_name(each)]
+    wrong = [value for value in candidates if type(value) is not int and not is_name(value)]
     if wrong or not 0 < len(candidates) <= _MAX_CANDIDATES or len(set(candidates)) < len(candidates):
-        different = f"{len(candidates)} candidates, {len(set(candidates))} of them different"
+        found = f"the candidate {shown(wrong[0])}" if wrong else f"{len(candidates)} candidates, {shown(candidates)}"
         raise ConfigError(
-            f"decision '{name}': found {f'the candidate {shown(wrong[0])}' if wrong else different}; expected 1 to "
-            f"{_MAX_CANDIDATES} different names of a-z, 0-9 and '_', or whole numbers. Correct its candidates."
+            f"decision '{name}': found {found}; expected 1 to {_MAX_CANDIDATES} different names of a-z, 0-9 and '_', "
+            "or whole numbers. Correct its candidates."
         )
 
 

@@ -13,10 +13,9 @@ from mlotool.core.messages import shown
 from mlotool.spaces.bases import check_keeps
 from mlotool.spaces.building import Build, NewModules, dtype_at, input_sizes, settings_of
 from mlotool.spaces.decisions import Value, choose
-from mlotool.spaces.in_place import check_changes_nothing, check_order, is_changed, without_in_place
 from mlotool.spaces.places import Place, Places, as_target, node_of
-from mlotool.spaces.shapes import EFFECT, GIVEN, STRETCHED, VALUE, Shapes, shape_of, shapes_of_result
-from mlotool.spaces.tracing import BLOCKS, CALLS, ID, OWNER, last_of, node_id, nodes_in
+from mlotool.spaces.shapes import CHANGED, GIVEN, STRETCHED, VALUE, Shapes, shape_of, shapes_of_result
+from mlotool.spaces.tracing import BLOCKS, CALLS, ID, OWNER, WHOLE, forward_of, last_of, node_id, nodes_in
 
 MAX_NEW_NODES = 2_000
 """A model to which mutators add more is refused, before it takes minutes and all memory."""
@@ -140,8 +139,7 @@ class ModelGraph:
 
     def fits(self, reader: fx.Node, now: fx.Node, source: fx.Node) -> bool:
         """Say whether a node could read another one in the place of one that it reads."""
-        is_earlier = source is not now and source < reader
-        return is_earlier and self._shape(source) == self._shape(now) and not is_changed(self.graph, source)
+        return source is not now and source < reader and self._shape(source) == self._shape(now)
 
     def create(self, name: str, build: Build, inputs: Sequence[fx.Node], shape: Size | None = None) -> fx.Node:
         """Add a node with a new module, which nobody reads yet.
@@ -310,13 +308,36 @@ class ModelGraph:
         return last
 
     def without_in_place(self) -> None:
-        """Let nodes return new tensors where they may: mutators may then change each without the others.
+        """Let layers and functions with `inplace=True` return new tensors: mutators may then change each node alone.
 
         Raises:
-            ConfigError: what a node changes is read afterwards under another name.
+            ConfigError: another operation changes a tensor in place.
         """
-        without_in_place(self.graph, self.root)
+        order = {node: number for number, node in enumerate(self.graph.nodes)}
+        layers = {node: self.root.get_submodule(str(node.target)) for node in order if node.op == "call_module"}
+        in_place = [
+            node
+            for node in order
+            if node.args and (getattr(layers.get(node), "inplace", None) is True or node.kwargs.get("inplace") is True)
+        ]
+        for node in in_place:
+            if node in layers:
+                layers[node].inplace = False  # type: ignore[assignment]
+            else:
+                node.kwargs = {**node.kwargs, "inplace": False}
+            del node.meta[GIVEN]
+            [source, *_] = node.all_input_nodes
+            # What reads its operand later has found it changed.
+            for reader in [each for each in source.users if order[each] > order[node]]:
+                reader.replace_input_with(source, node)
         self._infer()
+        for node in order:
+            for source in node.meta.get(CHANGED, ()):
+                raise ConfigError(
+                    f"leaves: node '{node_id(node)}' changes in place what '{node_id(source)}' returns; expected a new "
+                    "tensor, as x = x.relu() makes, where mutators change the model. Write that, or leaves: "
+                    f"['{forward_of(node) or WHOLE}'], which makes one node of it."
+                )
 
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
@@ -330,7 +351,6 @@ class ModelGraph:
             yield
             self.graph.lint()
             self._infer()
-            check_order(self.graph)
             result = shapes_of_result(self.graph)
             if result != self._result:
                 raise InfeasibleModelError(
@@ -355,8 +375,6 @@ class ModelGraph:
                 )
         elif not self.modules.has(new):
             self.modules.put_once_more(path, name)
-            if hasattr(layer := self.root.get_submodule(path), "inplace"):
-                self.root.get_submodule(new).inplace = layer.inplace
         return new
 
     def _replace_module(self, place: Place, node: fx.Node, build: Build, settings: dict[str, Any]) -> fx.Node:
@@ -458,7 +476,11 @@ class ModelGraph:
         for source in node.all_input_nodes:
             self._update(source)
         self._shapes.infer_node(node, self.root)
-        check_changes_nothing(node)
+        for source in node.meta[CHANGED]:
+            raise InfeasibleModelError(
+                f"node '{node_id(node)}' changes in place what '{node_id(source)}' returns, which others may read; "
+                "expected a module that returns a new tensor, as x.relu() does. Correct the candidate."
+            )
         self._reads_other(node.users)
 
     def _shape(self, node: fx.Node) -> Size | None:
@@ -488,4 +510,16 @@ def _known_of_copy(node: fx.Node, name: str, around: Iterable[str]) -> dict[str,
     if CALLS in node.meta:
         known[CALLS] = tuple(map(within, node.meta[CALLS]))
     # What the node returns, the copy does, until its own shape is computed.
-    return known | {key: node.meta[key] for key in (STRETCHED, VALUE, EFFECT) if key in node.meta}
+    return known | {key: node.meta[key] for key in (STRETCHED, VALUE) if key in node.meta}
+
+
+def unread(graph: fx.Graph) -> set[str]:
+    """Return the ids of the nodes whose results no other node reads."""
+    return {node_id(node) for node in graph.nodes if node.op != "output" and not node.users}
+
+
+def remove_unread(graph: fx.Graph, kept: set[str]) -> None:
+    """Take out nodes that nobody reads any more; inputs stay, and those of some ids, which nobody has read before."""
+    for node in reversed(list(graph.nodes)):
+        if node.op not in ("placeholder", "output") and not node.users and node_id(node) not in kept:
+            graph.erase_node(node)

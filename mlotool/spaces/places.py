@@ -1,7 +1,7 @@
 """The places of a graph that a mutator changes: described by path, by type, by a predicate, as a chain; and found."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Size, fx, nn
@@ -15,9 +15,6 @@ from mlotool.spaces.shapes import shape_of
 from mlotool.spaces.tracing import BLOCKS, CALLS, OWNER, forward_of, kind_of, matches, node_id
 
 Predicate = Callable[["Place"], bool]
-
-MAX_TARGETS = 4
-"""So many targets of a chain are told in a message."""
 
 _LISTED = "`mlotool show RECIPE --nodes PROBLEM` lists them."
 
@@ -44,8 +41,7 @@ class Place:
     def of(cls, name: str, nodes: Sequence[fx.Node], module: nn.Module | None) -> "Place":
         """Return some nodes as a place, with the shapes that are known of them."""
         place = cls(name, tuple(nodes), module, None, shape_of(nodes[-1]))
-        sources = place.inputs
-        return cls(name, place.nodes, module, shape_of(sources[0]) if sources else None, place.output_shape)
+        return replace(place, input_shape=shape_of(place.inputs[0]) if place.inputs else None)
 
     @property
     def kind(self) -> str:
@@ -113,8 +109,7 @@ class Target:
     def __str__(self) -> str:
         """Return it in words."""
         if self.chain:
-            more = f", then {len(self.chain) - MAX_TARGETS} more" if len(self.chain) > MAX_TARGETS else ""
-            return f"a chain of {', then '.join(map(str, self.chain[:MAX_TARGETS]))}{more}"
+            return f"a chain of {', then '.join(map(str, self.chain))}"
         where = None if self.where is None else type(self.where).__name__
         parts = {"path": self.path, "type": self.type, "where": where}
         return ", ".join(f"{key} {shown(value)}" for key, value in parts.items() if value is not None)
@@ -130,10 +125,7 @@ def _is_meant(where: Predicate, place: Place) -> bool:
         answer = where(place)
         if not isinstance(answer, bool):
             raise WrongResultError(kind_of_result(answer), "True or False", "Return bool(..).")
-    except KeyboardInterrupt:
-        raise
-    # SystemExit, which code of the user's may raise, is no Exception.
-    except BaseException as error:
+    except Exception as error:
         advice = "Correct it: def __call__(self, place): return .."
         note(error, lambda: Call("at.where", where, {"place": f"{place.id} ({place.kind})"}, advice=advice))
         raise ConfigError(explained(error) or str(error)) from error
@@ -256,8 +248,8 @@ class Places:
             if target.type is not None:
                 hint = did_you_mean(target.type, sorted({place.kind for place in every}))
             raise ConfigError(
-                f"at: found no place for {target}; expected one of the graph's nodes, or a module of them.{hint} "
-                f"{_LISTED}"
+                f"at: found no place for {str(target)[:300]}; expected one of the graph's nodes, or a module of "
+                f"them.{hint} {_LISTED}"
             )
         holders: dict[fx.Node, str] = {}
         for place in places:

@@ -1,61 +1,33 @@
-"""The shapes in a graph, computed without data: each node on tensors that have a shape and nothing else."""
+"""The shapes in a graph: each node is called on random numbers; what it returns is kept without its values."""
 
-import logging
 import math
 import operator
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, is_dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any
 
 import torch
 from torch import Size, Tensor, fx, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import shown
-from mlotool.spaces.tracing import AS_LEAF, Whole, kept_attributes, node_id, nodes_in
+from mlotool.spaces.tracing import AS_LEAF, Whole, kept_attributes, node_id
 
 BATCH_SIZE = 2
 MAX_VALUES = 10**8
-MAX_KNOWN = 10_000
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-VALUE, EFFECT, STRETCHED, GIVEN = "value", "effect", "stretched", "given"
-"""Keys of `node.meta`: a stand-in for its result; what its call does beside; which operands it stretches, where the
-model has it so; what the stand-in was computed from."""
+VALUE, CHANGED, STRETCHED, GIVEN = "value", "changed", "stretched", "given"
+"""Keys of `node.meta`: a stand-in for its result; the nodes whose results its call changes in place; which operands it
+stretches, where the model has it so; what the stand-in was computed from."""
 
-_OF_ALL = frozenset(vars(nn.Module())) - {"training"}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
 _BROADCASTING = {
     *(operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul, operator.truediv),
     *(torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum),
     *("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_"),
 }
-
-
-@dataclass(frozen=True)
-class Effect:
-    """What a call does to its operands, by their positions in `nodes_in` of its arguments.
-
-    Args:
-        viewed: those whose memory the result has, as `x.view(-1)` has that of x.
-        changed: those that are changed in place, as `x.relu_()` does.
-    """
-
-    viewed: frozenset[int] = frozenset()
-    changed: frozenset[int] = frozenset()
-
-
-def operands(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes that a node is called with, as often as it is."""
-    return nodes_in((node.args, dict(node.kwargs)))
 
 
 def is_of_torch(module: nn.Module) -> bool:
@@ -81,14 +53,19 @@ class Shapes:
         self._inputs = [_shape_and_type(each) for each in ([inputs] if is_one else inputs)]
         ambient = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         self.is_without_values = torch.empty(0).device.type == "meta" or ambient is not None
-        self._mode: Any = nullcontext() if self.is_without_values else FakeTensorMode(allow_non_fake_inputs=True)
+        self._device = None if self.is_without_values else "meta"
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def random(self, device: torch.device) -> list[Tensor]:
         """Return inputs with random values: normal ones, or zeros and ones."""
-        return [_random_like(torch.empty(shape, dtype=dtype, device=device)) for shape, dtype in self._inputs]
+        return [
+            torch.randn(shape, dtype=dtype, device=device)
+            if dtype.is_floating_point
+            else torch.randint(2, shape, device=device).to(dtype)
+            for shape, dtype in self._inputs
+        ]
 
     def infer(self, graph: fx.Graph, root: nn.Module, *, is_base: bool = False) -> None:
         """Compute the shapes of all nodes of a graph.
@@ -106,39 +83,34 @@ class Shapes:
         for node in graph.nodes:
             if node.op == "placeholder":
                 shape, dtype = next(inputs)
-                with self._mode:
-                    node.meta[VALUE] = torch.empty(shape, dtype=dtype)
+                node.meta[VALUE] = torch.empty(shape, dtype=dtype, device=self._device)
             else:
                 self.infer_node(node, root, is_base=is_base)
 
     def infer_node(self, node: fx.Node, root: nn.Module, *, is_base: bool = False) -> None:
         """Compute the shape of one node, whose inputs have theirs."""
-        values = {source: source.meta[VALUE] for source in node.all_input_nodes}
-        args = fx.node.map_arg(node.args, values.__getitem__)
+        stand_ins = {source: source.meta[VALUE] for source in node.all_input_nodes}
+        args = fx.node.map_arg(node.args, stand_ins.__getitem__)
         if node.op == "output":
             node.meta[VALUE] = args[0]
             if is_base and not isinstance(root, Whole):
                 _check_opens(args[0])
             return
         if node.op != "get_attr" and self.is_computed(node, root):
-            # Mutators change a few nodes, and each operation on stand-ins takes milliseconds.
+            # Mutators change a few nodes.
             return
-        with _without_log(), self._mode, torch.no_grad():
+        device = next(root.parameters(), torch.empty(0)).device
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
-                key = _structure_of_call(node, root)
-                if key in _known:
-                    result, effect = pytree.tree_map_only(_Kind, _Kind.stand_in, _known[key], _is_kind), Effect()
-                else:
-                    result, effect = self._called(node, root, values)
-                    if key is not None and effect == Effect():
-                        _keep(key, result)
+                values = {source: self._drawn(value, device) for source, value in stand_ins.items()}
+                result, changed = _called(node, root, values)
             except NEED_VALUES as error:
                 raise ConfigError(
                     f"node '{node_id(node)}' takes steps that depend on values of tensors, while shapes alone are "
                     "computed; expected a model that is built with its values."
                 ) from error
             except Exception as error:
-                raise _unfit(node, values, error) from error
+                raise _unfit(node, stand_ins, error) from error
         stretched = _stretched(node, args)
         if is_base:
             node.meta[STRETCHED] = stretched
@@ -148,42 +120,29 @@ class Shapes:
                 f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one to the size of the other; "
                 "expected equal shapes, as the base has them there. Correct the candidate whose result this is."
             )
-        node.meta |= {VALUE: result, EFFECT: effect, GIVEN: _given(node, root)}
+        if not self.is_without_values:
+            result = pytree.tree_map_only(Tensor, lambda value: torch.empty_like(value, device="meta"), result)
+        node.meta |= {VALUE: result, CHANGED: changed, GIVEN: _given(node, root)}
 
     def is_computed(self, node: fx.Node, root: nn.Module) -> bool:
         """Say whether a node's shape is that of what it calls and is given now."""
         return GIVEN in node.meta and bool(node.meta[GIVEN] == _given(node, root))
 
-    def _called(self, node: fx.Node, root: nn.Module, values: dict[fx.Node, Any]) -> tuple[Any, Effect]:
-        """Return a stand-in of what a node returns, and what the call does beside."""
-        try:
-            result, effect = _called(node, root, values)
-        except NEED_VALUES:
-            if self.is_without_values:
-                raise
-            with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-                drawn = {each: pytree.tree_map_only(Tensor, _random_like, value) for each, value in values.items()}
-                result, effect = _called(node, root, drawn)
+    def _drawn(self, stand_in: Any, device: torch.device) -> Any:
+        """Return numbers between 0 and 1 like a stand-in, or zeros and ones; the stand-in where nothing has values."""
         if self.is_without_values:
-            return result, effect
-        return pytree.tree_map_only(Tensor, self._stand_in, result), effect
-
-    def _stand_in(self, value: Tensor) -> Tensor:
-        stand_in: Tensor = value if isinstance(value, FakeTensor) else self._mode.from_tensor(value)
-        return stand_in
+            return stand_in
+        return pytree.tree_map_only(Tensor, lambda value: _random_like(value, device), stand_in)
 
 
-def _called(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> tuple[Any, Effect]:
-    """Call a node, put back what the call sets on modules of others, and see what it does to its operands."""
-    tensors = [_tensors(values[each]) for each in operands(node)]
-    versions = [[each._version for each in one] for one in tensors]
+def _called(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> tuple[Any, list[fx.Node]]:
+    def versions(value: Any) -> list[int]:
+        return [each._version for each in pytree.tree_leaves(value) if isinstance(each, Tensor)]
+
+    # What a buffer keeps from call to call may change.
+    before = {source: versions(value) for source, value in values.items() if source.op != "get_attr"}
     result = _result(node, root, values)
-    memories = {each.untyped_storage()._cdata for each in _tensors(result)}
-    changed = (i for i, one in enumerate(tensors) if [each._version for each in one] != versions[i])
-    viewed = (
-        i for i, one in enumerate(tensors) if not memories.isdisjoint(each.untyped_storage()._cdata for each in one)
-    )
-    return result, Effect(frozenset(viewed), frozenset(changed))
+    return result, [source for source, each in before.items() if versions(values[source]) != each]
 
 
 def _result(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> Any:
@@ -200,86 +159,6 @@ def _result(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> An
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     assert callable(node.target)
     return node.target(*args, **kwargs)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [each for each in pytree.tree_leaves(value) if isinstance(each, Tensor) and each.layout == torch.strided]
-
-
-class _Kind(NamedTuple):
-    """What a stand-in has of a tensor."""
-
-    size: Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def stand_in(self) -> Tensor:
-        """Return a tensor like it, without values in the mode of stand-ins."""
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
-
-
-_known: dict[Hashable, Any] = {}
-"""Results of calls, kept from one space to the next: without them a search over cells takes twice as long to build."""
-
-
-def _is_kind(value: Any) -> bool:
-    return isinstance(value, _Kind)
-
-
-def _keep(key: Hashable, result: Any) -> None:
-    """Take note of what a call returns that does nothing else: no result is one of its arguments, or a view of it."""
-    leaves = pytree.tree_leaves(result)
-    if all(_is_plain(each) or (isinstance(each, Tensor) and each.layout == torch.strided) for each in leaves):
-        if len(_known) >= MAX_KNOWN:
-            _known.clear()
-        _known[key] = pytree.tree_map_only(
-            Tensor, lambda each: _Kind(each.shape, each.stride(), each.dtype, each.device), result
-        )
-
-
-def _structure_of_call(node: fx.Node, root: nn.Module) -> Hashable | None:
-    """Return what the shapes of a node's result depend on; None where only its call can tell."""
-    kind, target, shapes = _given(node, root)
-    if kind == "call_module":
-        target = structure_of(target)
-    elif kind != "call_method" and getattr(target, "__module__", "").split(".")[0] not in ("torch", "_operator"):
-        target = None
-    default = torch.get_default_dtype(), str(torch.get_default_device())
-    return None if target is None else (kind, target, repr(shapes), default)
-
-
-def structure_of(module: nn.Module) -> Hashable | None:
-    """Return what the shapes of a module's result depend on; None for code of others, which may read anything."""
-    # What a layer of torch's keeps for itself follows from its settings.
-    is_kept = type(module).__module__.startswith("torch.")
-    settings = {name: value for name, value in vars(module).items() if name not in _OF_ALL}
-    settings = {name: value for name, value in settings.items() if not (is_kept and name[0] == "_")}
-    children = {name: child and structure_of(child) for name, child in module._modules.items()}
-    is_ours = type(module).__module__.startswith(("torch.nn.", "mlotool."))
-    is_known = is_ours and not (module._forward_hooks or module._forward_pre_hooks) and None not in children.values()
-    tensors = {**module._parameters, **module._buffers}
-    shapes = {
-        name: value if value is None else (value.shape, value.dtype, value.device) for name, value in tensors.items()
-    }
-    parts = (tuple(each.items()) for each in (settings, shapes, children))
-    return (type(module), *parts) if is_known and all(map(_is_plain, settings.values())) else None
-
-
-def _is_plain(value: Any) -> bool:
-    plain = (int, float, str, type(None), torch.dtype)
-    return isinstance(value, plain) or (isinstance(value, tuple) and all(map(_is_plain, value)))
-
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """Keep torch from printing the traceback of an operation that does not fit: there is an error that says so."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    is_disabled, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = is_disabled
 
 
 def shape_of(node: fx.Node) -> Size | None:
@@ -348,10 +227,9 @@ def _given(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
     return node.op, called, fx.node.map_arg((node.args, dict(node.kwargs)), shapes)
 
 
-def _random_like(value: Tensor) -> Tensor:
-    if value.dtype.is_floating_point:
-        return torch.randn(value.shape, dtype=value.dtype, device=value.device)
-    return torch.randint(2, value.shape, device=value.device).to(value.dtype)
+def _random_like(value: Tensor, device: torch.device) -> Tensor:
+    drawn = torch.empty_like(value, device=device)
+    return drawn.uniform_() if value.is_floating_point() else drawn.copy_(torch.randint(2, value.shape, device=device))
 
 
 def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:

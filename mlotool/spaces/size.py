@@ -5,7 +5,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.decisions import Decide, Decision, Decisions, Value
@@ -61,18 +60,13 @@ class _Builds:
     seconds: float
     num: int = 0
     num_infeasible: int = 0
-    refused: Mapping[str, Value] = field(default_factory=dict)
     models: set[frozenset[tuple[str, Value]]] = field(default_factory=set)
     _began: float = field(default_factory=time.monotonic)
 
     def ask(self, values: Mapping[str, Value]) -> Made | None:
         """Return the decisions of the model of some values; None where it is none."""
         every = {**self.start, **values}
-        made = self.by(lambda name, candidates: _taken(every, name, candidates))
-        changes = {name: value for name, value in values.items() if self.start.get(name) != value}
-        if made is None and (not self.refused or len(changes) < len(self.refused)):
-            self.refused = changes
-        return made
+        return self.by(lambda name, candidates: _taken(every, name, candidates))
 
     def by(self, decide: Decide) -> Made | None:
         """Return the decisions of a model; None where it is none."""
@@ -122,7 +116,7 @@ def space_size(
     if _product(first) <= FEW:
         few = _Builds(build, start, 2 * FEW, seconds / 2)
         try:
-            number = sum(1 for _ in _every(few))
+            number = sum(_Walk(few, is_whole=True).counts({}, first))
         except _SpentError:
             pass
         else:
@@ -132,10 +126,15 @@ def space_size(
 
 
 class _Walk:
-    """Goes through what decides which decisions there are, and multiplies the rest."""
+    """Goes through what decides which decisions there are, and multiplies the rest.
 
-    def __init__(self, builds: _Builds) -> None:
-        self._builds = builds
+    Args:
+        builds: of models.
+        is_whole: whether it goes through all decisions, so that each model is built.
+    """
+
+    def __init__(self, builds: _Builds, *, is_whole: bool = False) -> None:
+        self._builds, self._is_whole = builds, is_whole
         self._seen: set[str] = set()
         self._deciding: dict[str, None] = {}
 
@@ -144,7 +143,7 @@ class _Walk:
         number, builds = 0, self._builds
         try:
             # Each is a part of the space that no other has models of.
-            for count in self._counts({}, first):
+            for count in self.counts({}, first):
                 number += count
         except _SpentError:
             known = {name: first[name] for name in first if name in self._seen - self._deciding.keys()}
@@ -153,20 +152,19 @@ class _Walk:
             number = built if builds.num_infeasible else max(number, _product(known), built)
             return SpaceSize(number, "at least", f"the count ended after {builds.num} builds of models without values")
         if builds.num_infeasible:
-            example = ", ".join([f"{name}={value}" for name, value in builds.refused.items()][:3])
             how = f"so many choices; {builds.num_infeasible} of {builds.num} that were built make no model"
-            return SpaceSize(number, "at most", f"{how}, such as {example}")
+            return SpaceSize(number, "at most", how)
         if not self._deciding:
             return SpaceSize(number, "", f"{len(first)} decisions, none of which changes the others")
         few = ", ".join([*self._deciding][:3]) + (", .." if len(self._deciding) > 3 else "")
         return SpaceSize(number, "", f"counted by all values of {few}, which change what else is decided")
 
-    def _counts(self, fixed: Mapping[str, Value], made: Made | None) -> Iterator[int]:
+    def counts(self, fixed: Mapping[str, Value], made: Made | None) -> Iterator[int]:
         """Yield numbers of models, whose sum is that of the models with some values."""
         if made is None:
             return
         free = {name: candidates for name, candidates in made.items() if name not in fixed}
-        name = next((each for each in free if each in self._deciding), None)
+        name = next((name for name in free if self._is_whole or name in self._deciding), None)
         if name is None:
             probes = [self._builds.ask({**fixed, **values}) for values in _probes(free, self._builds.start)]
             if any(probe != made for probe in probes):
@@ -176,9 +174,10 @@ class _Walk:
         if name is None:
             yield _product(free)
             return
-        for value in made[name]:
+        for value in free[name]:
+            is_known = value == _taken(self._builds.start, name, free[name])
             values = {**fixed, name: value}
-            yield from self._counts(values, self._builds.ask(values))
+            yield from self.counts(values, made if is_known else self._builds.ask(values))
 
     def _deciding_one(self, fixed: Mapping[str, Value], made: Made, free: Made) -> str | None:
         """Return a decision that alone changes which others there are; behind fixed values it may be one more."""
@@ -190,26 +189,6 @@ class _Walk:
                     self._deciding[name] = None
                     return name
         return None
-
-
-def _every(builds: _Builds) -> Iterator[Made]:
-    """Yield the decisions of each model that fits."""
-    waiting: list[dict[str, Value]] = [{}]
-    while waiting:
-        fixed, asked = waiting.pop(), dict[str, tuple[Value, ...]]()
-
-        def decide(name: str, candidates: tuple[Value, ...], fixed: Any = fixed, asked: Any = asked) -> Value:
-            if name not in fixed:
-                asked[name] = candidates
-            return fixed.get(name, candidates[0])
-
-        made = builds.by(decide)
-        if made is not None:
-            yield made
-        # From here on it has taken first candidates; each other model leaves it at one of them.
-        for name, candidates in asked.items():
-            waiting += [{**fixed, name: value} for value in candidates[1:]]
-            fixed = {**fixed, name: candidates[0]}
 
 
 def _taken(values: Mapping[str, Value], name: str, candidates: tuple[Value, ...]) -> Value:

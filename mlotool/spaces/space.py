@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from types import new_class
 from typing import Any, ClassVar
 
 import torch
@@ -13,24 +14,20 @@ from mlotool.core.messages import shown
 from mlotool.core.settings import target
 from mlotool.spaces.bases import (
     LostMethodError,
-    as_object_of,
     check_base,
     check_hooks,
     check_leaves,
+    check_methods,
     check_own_names,
-    followed,
-    offered,
-    refuse_hooks,
 )
 from mlotool.spaces.building import seed_at
 from mlotool.spaces.compiled_graph import OwnResult, compiled, kept_buffers
 from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, deciding, decisions_of
-from mlotool.spaces.in_place import remove_unread, unread
-from mlotool.spaces.model_graph import Change, ModelGraph
+from mlotool.spaces.model_graph import Change, ModelGraph, remove_unread, unread
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import NodeSummary, summaries
-from mlotool.spaces.tracing import AS_LEAF, WHOLE, traced, whole
+from mlotool.spaces.tracing import AS_LEAF, WHOLE, Whole, traced, whole
 
 _PLAIN = bool | int | float | str | tuple
 
@@ -94,6 +91,11 @@ class Space(nn.Module):
     decisions: dict[str, Decision]
     changes: tuple[Change, ...]
     nodes: tuple[NodeSummary, ...]
+    _own_type: type[nn.Module]
+    _arguments: list[str]
+    _is_rewired: bool
+    _fixed: Mapping[str, Any]
+    _run: Callable[..., Any]
 
     def __init_subclass__(cls, *, is_shared: bool = False, **kwargs: Any) -> None:
         """Take the class of spaces whose models share their weights for `shared: true`."""
@@ -131,41 +133,40 @@ class Space(nn.Module):
             # A base that decides what it is made of may be without a part.
             if len(asked.made) == len(before):
                 check_leaves(root, leaves)
-            if WHOLE not in leaves:
-                check_own_names(root)
-            self._own_type: type[nn.Module] = type(root)
+            self._own_type = type(root)
             if WHOLE in leaves:
                 root, graph = whole(root, len(shapes))
             else:
+                kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Space)]
+                check_own_names(root, sorted(name for kind in kinds for name in kind.__annotations__))
                 graph = traced(root, leaves, len(shapes))
                 check_hooks(root, graph)
             self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-            unread_before = unread(graph)
-            used, not_called = _used(graph), followed(graph)
+            unread_before, used = unread(graph), _used(graph)
             with kept_buffers(root):
-                own_result = OwnResult(root, shapes)
+                modes = {module: module.training for module in root.modules()}
                 start = seed_at(torch.initial_seed() if seed is None else seed, place)
                 model = self._graph_kind(root, graph, shapes, start, anew)
+                own_result = OwnResult(root, shapes, modes)
                 if mutators:
                     model.without_in_place()
-                own_result.check(root, graph)
+                own_result.check(graph)
                 for mutator in mutators:
                     with model.by(mutator.name):
                         mutator.mutate(model)
-                remove_unread(graph, root, unread_before)
-                if mutators:
-                    own_result.check_runs(root, graph)
+                remove_unread(graph, unread_before)
                 self._decide(model, paths, statistics)
-            own = {name: each for name, each in asked.made.items() if name not in before}
+            own = {name: decision for name, decision in asked.made.items() if name not in before}
         model.modules.restore_modes()
         still_used = _used(graph)
-        refuse_hooks(root, not_called | followed(graph))
         # A module holds what is below it, which is removed before.
         for path in sorted((used | model.modules.paths) - still_used, key=lambda path: (-path.count("."), path)):
             # A layer that is not called any more may hold a tensor that another node reads.
-            if not any(each.startswith(f"{path}.") for each in still_used):
+            if not any(other.startswith(f"{path}.") for other in still_used):
                 _remove(root, path)
-        names = [name for name in vars(root) if name[0] != "_" and name != "training"]
+        if model.is_rewired and not isinstance(root, Whole):
+            check_methods(type(root))
+        settings = vars(root.base if model.is_rewired and isinstance(root, Whole) else root)
         # Parameters, buffers, children and attributes keep their names and their order.
         self.__dict__.update(
             vars(root),
@@ -173,17 +174,23 @@ class Space(nn.Module):
             changes=tuple(model.changes),
             nodes=summaries(graph, root, model.changes),
             _is_rewired=model.is_rewired,
-            _fixed={name: vars(root)[name] for name in names if isinstance(vars(root)[name], _PLAIN)},
+            _fixed={
+                name: value
+                for name, value in settings.items()
+                if name[0] != "_" and name != "training" and isinstance(value, _PLAIN)
+            },
             _run=self._function_of(graph),
         )
+        if not model.is_rewired:
+            self.__class__ = _joint(type(self), type(root))
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         """Make decisions that mutators have left open; a single model has none."""
-        for key, is_missing in (("statistics", statistics == "shared"), ("paths", paths is None)):
-            if not is_missing:
+        for key, value, default in (("statistics", statistics, "shared"), ("paths", paths, None)):
+            if value != default:
                 raise ConfigError(
-                    f"{key}: found it without shared: true; expected it where models share their weights, as a single "
-                    f"model has one path. Write shared: true, or remove {key}."
+                    f"{key}: found {shown(value)} without shared: true; expected it where models share their weights. "
+                    f"Write shared: true, or remove {key}."
                 )
 
     def _function_of(self, graph: fx.Graph) -> Callable[..., Any]:
@@ -197,74 +204,60 @@ class Space(nn.Module):
 
     def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return inputs in the order of the base's."""
-        given = dict(zip(self._arguments, args, strict=False))
-        if len(args) + len(kwargs) != len(self._arguments) or given.keys() | kwargs.keys() != set(self._arguments):
-            names = ", ".join([f"{len(args)} without a name", *sorted(kwargs)])
-            raise ConfigError(
-                f"inputs: the model was called with {len(args) + len(kwargs)} arguments ({names}); expected "
-                f"{len(self._arguments)}: {', '.join(self._arguments)}, for which inputs has a shape. Write a shape "
-                "for each argument."
-            )
-        return tuple({**given, **kwargs}[name] for name in self._arguments)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in self._arguments])
+        return signature.bind(*args, **kwargs).args
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the base's class offers beside its forward, where the graph is still that of its code."""
-        own_type = self.__dict__.get("_own_type")
-        if (
-            own_type is None
-            or name in self._modules
-            or name in self._parameters
-            or name in self._buffers
-            or name.startswith("__")
-        ):
+        """Say of what the base's class offers beside its forward why a changed graph does not have it."""
+        try:
             return super().__getattr__(name)
-        whole_base = self._whole_base()
-        if not hasattr(own_type if whole_base is None else whole_base, name):
-            return super().__getattr__(name)
-        if self._is_rewired:
-            raise LostMethodError(
-                f"{own_type.__name__}.{name}: mutators have changed what is connected to what, which '{name}' knows "
-                "nothing of; expected mutators that put one module in the place of another, or a loss that calls the "
-                "model alone. Take one of the two."
-            )
-        return offered(own_type, name, self) if whole_base is None else getattr(whole_base, name)
+        except AttributeError:
+            own_type = self.__dict__.get("_own_type")
+            if name.startswith("__") or not hasattr(own_type, name) or not self.__dict__.get("_is_rewired"):
+                raise
+        raise self._lost(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute as the base would; one that the graph may have as a fixed number is refused."""
-        own_type = self.__dict__.get("_own_type")
-        whole_base = self._whole_base()
-        if whole_base is not None and hasattr(whole_base, name) and name not in self.__dict__:
-            setattr(whole_base, name, value)
-        elif own_type is not None and isinstance(inspect.getattr_static(own_type, name, None), property):
-            inspect.getattr_static(own_type, name).__set__(self, value)
-        elif name in self.__dict__.get("_fixed", {}) and value != self._fixed[name]:
+        fixed = self.__dict__.get("_fixed", {})
+        if name in fixed and value != fixed[name]:
             raise LostMethodError(
-                f"Space.{name}: found the new value {shown(value)} of what is {shown(self._fixed[name])} in the base, "
-                f"whose graph keeps what it has read; expected a buffer: self.register_buffer('{name}', ..). Make it "
-                f"one, or {AS_LEAF}."
+                f"Space.{name}: found the new value {shown(value)} of what is {shown(fixed[name])} in the base, whose "
+                f"graph keeps what it has read; expected a buffer: self.register_buffer('{name}', ..). Make it one, "
+                f"or {AS_LEAF}."
             )
-        else:
-            super().__setattr__(name, value)
+        own_type = self.__dict__.get("_own_type")
+        if isinstance(getattr(own_type, name, None), property) and self.__dict__.get("_is_rewired"):
+            raise self._lost(name)
+        super().__setattr__(name, value)
 
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Save the state as the base's class does; mnasnet of torchvision has a way of its own."""
-        kind = nn.Module if self._whole_base() is not None else self._own_type
-        kind._save_to_state_dict(as_object_of(kind, self), *args, **kwargs)
+    def _lost(self, name: str) -> LostMethodError:
+        return LostMethodError(
+            f"{self._own_type.__name__}.{name}: mutators have changed what is connected to what, which '{name}' knows "
+            "nothing of; expected mutators that put one module in the place of another, or a loss that calls the "
+            "model alone. Take one of the two."
+        )
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Load it in the same way."""
-        kind = nn.Module if self._whole_base() is not None else self._own_type
-        kind._load_from_state_dict(as_object_of(kind, self), *args, **kwargs)
-
-    def _whole_base(self) -> nn.Module | None:
-        """Return the base where it is one node of the graph, as it was made."""
-        own_type, base = self.__dict__.get("_own_type"), self.__dict__.get("_modules", {}).get("base")
-        return base if own_type is not None and isinstance(base, own_type) else None
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Say how to make it again: the class that it has together with its base has no name."""
+        kinds = (type(self), None) if self._is_rewired else type(self).__bases__
+        return _again, kinds, self.__getstate__()
 
 
 _every = inspect.signature(Space.__init__)
 # Of `__new__` alone Python would show what it looks at.
 Space.__signature__ = _every.replace(parameters=[*_every.parameters.values()][1:])  # type: ignore[attr-defined]
+
+
+@cache
+def _joint(kind: type[Space], own_type: type[nn.Module]) -> type[Space]:
+    """Return the class of a space whose graph is that of its base's code: what the base's class offers, it offers."""
+    return new_class(kind.__name__, (kind, own_type), exec_body=lambda body: body.update(__module__=kind.__module__))
+
+
+def _again(kind: type[Space], own_type: type[nn.Module] | None) -> Space:
+    return object.__new__(kind if own_type is None else _joint(kind, own_type))
 
 
 def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:
@@ -288,19 +281,12 @@ def _remove(root: nn.Module, path: str) -> None:
         kept.pop(name, None)
 
 
-def _check_settings(mutators: Sequence[AbstractMutator], inputs: Any, leaves: Any) -> None:
-    """Refuse settings of another kind, and missing inputs."""
-    for mutator in mutators if isinstance(mutators, Sequence) else [mutators]:
-        if not isinstance(mutators, Sequence) or not isinstance(mutator, AbstractMutator):
-            raise ConfigError(
-                f"mutators: found {type(mutator).__name__}; expected a list of mutators, such as "
-                "mlotool.spaces.Operator, or a subclass of mlotool.spaces.AbstractMutator. Correct the list."
-            )
-    if isinstance(leaves, str) or not all(isinstance(path, str) for path in leaves):
-        example = shown([leaves] if isinstance(leaves, str) else ["blocks.*"])
-        raise ConfigError(f"leaves: found {shown(leaves)}; expected a list of paths. Write leaves: {example}.")
-    if not isinstance(inputs, Sequence) or isinstance(inputs, str):
-        raise ConfigError(
-            f"inputs: found {shown(inputs)}; expected the shape of what the model is called with, without the batch, "
-            "as its graph is compared with it. Write inputs: ${data.image_shape}."
-        )
+def _check_settings(mutators: Any, inputs: Any, leaves: Any) -> None:
+    for key, value, kind, expected in (
+        ("mutators", mutators, AbstractMutator, "a list of mutators, such as mlotool.spaces.Operator"),
+        ("leaves", leaves, str, "a list of paths, such as ['blocks.*']"),
+        ("inputs", inputs, object, "the shape of what the model is called with, such as ${data.image_shape}"),
+    ):
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        if not is_list or not all(isinstance(entry, kind) for entry in value):
+            raise ConfigError(f"{key}: found {shown(value)}; expected {expected}. Correct it.")

@@ -2,10 +2,11 @@
 
 import copy
 import inspect
+import pickle
 import random
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import zip_longest
@@ -34,9 +35,6 @@ AS_LEAF = f"write leaves: ['{WHOLE}'], which makes one node of the whole model"
 """The advice that helps where a forward cannot be followed."""
 
 _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-
-Modes = Mapping[nn.Module, bool]
-"""Whether each module trains."""
 
 
 def matches(path: str, pattern: str) -> bool:
@@ -99,7 +97,7 @@ def last_of(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Node:
 
 
 class Whole(nn.Module):
-    """A model as a single node: its own forward is called as it stands.
+    """A model as a single node: its own forward is called as it stands. It has the attributes of the model.
 
     Args:
         base: the model.
@@ -108,6 +106,20 @@ class Whole(nn.Module):
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the model has."""
+        if name in self._modules or name.startswith("__"):
+            return super().__getattr__(name)
+        return getattr(self.base, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what the model has in the model."""
+        base = self.__dict__.get("_modules", {}).get("base")
+        if base is not None and name not in self.__dict__ and hasattr(base, name):
+            setattr(base, name, value)
+        else:
+            super().__setattr__(name, value)
 
 
 def whole(base: nn.Module, num_inputs: int | None) -> tuple[Whole, fx.Graph]:
@@ -130,17 +142,21 @@ def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
     Raises:
         ConfigError: it takes less, or wants more.
     """
-    arguments = inspect.signature(base.forward).parameters.values()
-    positional = [each.name for each in arguments if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    signature = inspect.signature(base.forward)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    wanted = [each.name for each in arguments if each.default is each.empty and each.kind not in variable]
+    wanted = [
+        name for name, each in signature.parameters.items() if each.default is each.empty and each.kind not in variable
+    ]
     count = len(wanted) if num_inputs is None else num_inputs
-    names = positional[:count]
-    if len(names) < count or not set(wanted) <= set(names):
+    try:
+        names = list(signature.bind(*[None] * count).arguments)
+    except TypeError:
+        names = []
+    if len(names) != count or not set(wanted) <= set(names):
         raise ConfigError(
             f"inputs: found {count}, while the forward of {type(base).__name__} takes "
-            f"({', '.join(each.name for each in arguments)}); expected at least {', '.join(wanted) or 'none'}. Write a "
-            "shape for each argument that it is called with, in their order."
+            f"({', '.join(signature.parameters)}); expected at least {', '.join(wanted) or 'none'}. Write a shape for "
+            "each argument that it is called with, in their order."
         )
     return names
 
@@ -166,24 +182,14 @@ def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None
         >>> [node.meta["id"] for node in traced(net, ()).nodes]
         ['input', '0', '1', 'output']
     """
-    modes = _modes(base)
+    modes = {module: module.training for module in base.modules()}
     try:
-        every = [_modes(base.train(mode)) for mode in (True, False)]
-        is_mixed = any(len(set(each.values())) > 1 for each in (modes, *every))
-        # What two modes decide together shows in neither: `self.training and not self.norm.training`.
-        every += [modes] if is_mixed else []
-        graphs = [_traced(base, leaves, num_inputs, each) for each in every]
-        graph = graphs[0]
-        if is_mixed or str(graphs[0]) != str(graphs[1]):
-            marked = [_traced(base, leaves, num_inputs, each, marks_modes=True) for each in every]
-            for with_marks, without, present in zip(marked, graphs, every, strict=True):
-                _check_same(base, _lines(with_marks), _lines(marked[0]))
-                values = {path: present[module] for path, module in base.named_modules()}
-                _check_same(base, _lines(with_marks, values), _lines(without))
-            graph = marked[0]
-            _put_modes(graph)
+        graph, in_evaluation = (_traced(base.train(mode), leaves, num_inputs) for mode in (True, False))
     finally:
-        _set_modes(modes)
+        for module, mode in modes.items():
+            module.training = mode
+    _check_same_steps(base, graph, in_evaluation)
+    _put_modes(graph)
     counts: Counter[str] = Counter()
     for node in graph.nodes:
         name = _plain_id(node)
@@ -193,17 +199,13 @@ def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None
 
 
 @contextmanager
-def kept_attributes(root: nn.Module) -> Iterator[dict[int, tuple[Any, Any]]]:
-    """Put back what is set on modules, and the contents of their lists and dicts: tables that a first call makes.
-
-    Yields:
-        By id, each container that may change, and a copy of it.
-    """
+def kept_attributes(root: nn.Module) -> Iterator[None]:
+    """Put back what is set on modules, and the contents of their lists and dicts: tables that a first call makes."""
     kept: dict[int, tuple[Any, Any]] = {}
     for module in root.modules():
         _gather(vars(module), kept)
     try:
-        yield kept
+        yield
     finally:
         for container, contents in kept.values():
             container.clear()
@@ -222,21 +224,22 @@ def _gather(value: Any, kept: dict[int, tuple[Any, Any]]) -> None:
 class _Tracer(fx.Tracer):
     """Traces what a model makes of its first inputs; other arguments of its forward have their defaults.
 
+    Each module's `training` is a node, so that one sees what becomes of it. Where a forward asks for its value
+    (`if self.training`), it is what it was.
+
     Args:
         leaves: paths of modules that are not followed.
         num_inputs: how many arguments the forward is given.
-        marks_modes: whether each module's `training` is a node, so that one sees what becomes of it. Where a forward
-            asks for its value (`if self.training`), it is what it was.
     """
 
     # A decision of Python's on a buffer's value would be fixed for ever otherwise.
     proxy_buffer_attributes = True
 
-    def __init__(self, leaves: Sequence[str], num_inputs: int | None, *, marks_modes: bool) -> None:
+    def __init__(self, leaves: Sequence[str], num_inputs: int | None) -> None:
         super().__init__()
-        self._leaves, self._num_inputs, self._marks_modes = leaves, num_inputs, marks_modes
+        self._leaves, self._num_inputs = leaves, num_inputs
         self._contexts = _contexts()
-        self._marks: dict[fx.Node, tuple[nn.Module, fx.Proxy, bool]] = {}
+        self.modes: dict[fx.Node, bool] = {}
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         """Refuse steps under `torch.no_grad()` and the like, which a graph does not keep."""
@@ -253,58 +256,40 @@ class _Tracer(fx.Tracer):
         return is_declared or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """Make an input of each argument that is given."""
-        for path, module in self.root.named_modules() if self._marks_modes else ():
+        """Make an input of each argument that is given, and a node of each mode."""
+        for path, module in self.root.named_modules():
             # One of TorchScript has its mode elsewhere.
             if "training" in vars(module):
-                mark = self.create_proxy("get_attr", f"{path}.training" if path else "training", (), {})
-                mark.node.meta[MODE] = path
-                self._marks[mark.node] = (module, mark, module.training)
-                vars(module)["training"] = mark
+                mode = self.create_proxy("get_attr", f"{path}.training" if path else "training", (), {})
+                mode.node.meta[MODE] = path
+                self.modes[mode.node] = module.training
+                vars(module)["training"] = mode
         names = input_names(self.root, self._num_inputs)
         return root_fn, [self.root, *(self.create_proxy("placeholder", name, (), {}) for name in names)]
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Return the value of a mode; no other is known."""
-        return self._marks[obj.node][2] if obj.node in self._marks else super().to_bool(obj)
-
-    def unmark(self) -> None:
-        """Put back the modes of modules, but for those that the forward itself has set."""
-        for module, mark, mode in self._marks.values():
-            if vars(module)["training"] is mark:
-                vars(module)["training"] = mode
+        return self.modes[obj.node] if obj.node in self.modes else super().to_bool(obj)
 
 
 def _contexts() -> tuple[bool, ...]:
     return torch.is_grad_enabled(), *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
-def _modes(base: nn.Module) -> Modes:
-    return {module: module.training for module in base.modules()}
-
-
-def _set_modes(modes: Modes) -> None:
-    for module, mode in modes.items():
-        module.training = mode
-
-
-def _traced(
-    base: nn.Module, leaves: Sequence[str], num_inputs: int | None, modes: Modes, *, marks_modes: bool = False
-) -> fx.Graph:
-    _set_modes(modes)
-    tracer = _Tracer(leaves, num_inputs, marks_modes=marks_modes)
-    random_states = _random_states()
-    with kept_attributes(base) as kept:
+def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> fx.Graph:
+    tracer, random_states = _Tracer(leaves, num_inputs), _random_states()
+    before = {path: _contents(vars(module)) for path, module in base.named_modules()}
+    with kept_attributes(base):
         try:
             graph = tracer.trace(base)
         except ConfigError:
             raise
         except Exception as error:
             raise _untraceable(base, tracer, error) from error
-        tracer.unmark()
         for path, module in base.named_modules():
-            for name, value in vars(module).items():
-                if _is_set(name, value, kept[id(vars(module))][1], kept):
+            for name, value in _contents(vars(module)).items():
+                # New names with `_` may be torch.fx's.
+                if value not in (before[path].get(name, value if name[0] == "_" else None), f"mode of {path}"):
                     raise _lost(base, path, f"sets its own attribute '{name}' in forward", "returning what it computes")
     if _random_states() != random_states:
         raise ConfigError(
@@ -321,51 +306,27 @@ def _traced(
     return graph
 
 
-def _is_set(name: str, value: Any, before: Mapping[str, Any], kept: Mapping[int, tuple[Any, Any]]) -> bool:
-    """Say whether a forward has set an attribute, other than to what it was; new ones with `_` may be torch.fx's."""
-    if name not in before:
-        return isinstance(value, fx.Proxy) or not name.startswith("_")
-    is_plain = isinstance(value, bool | int | float | str | None)
-    if is_plain and type(value) is type(before[name]) and value == before[name]:
-        return False
-    # What a list or the like has been filled with.
-    now, then = (_entries(each) for each in (value, kept.get(id(value), (None, value))[1]))
-    return value is not before[name] or list(map(id, now)) != list(map(id, then))
-
-
-def _entries(value: Any) -> list[Any]:
+def _contents(value: Any) -> Any:
+    """Return what tells whether a value is another one, or holds other entries; of a dict, by its keys."""
     if isinstance(value, dict):
-        return [*value, *value.values()]
-    return list(value) if isinstance(value, list | set | deque) else []
+        return {key: _contents(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | deque):
+        return [_contents(entry) for entry in value]
+    if isinstance(value, fx.Proxy) and MODE in value.node.meta:
+        return f"mode of {value.node.meta[MODE]}"
+    return (type(value), value) if isinstance(value, bool | int | float | str | None) else id(value)
 
 
 def _random_states() -> tuple[Any, ...]:
     with unset_fake_temporarily():
-        return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state())
+        return torch.get_rng_state().numpy().tobytes(), random.getstate(), pickle.dumps(np.random.get_state())
 
 
-Lines = list[tuple[fx.Node, str]]
-"""Each node with what it calls and is called with."""
-
-
-def _lines(graph: fx.Graph, values: Mapping[str, bool] | None = None) -> Lines:
-    """Return the steps of a graph; without values of modes, these are shown by their modules."""
-
-    def shown(node: fx.Node) -> Any:
-        if MODE not in node.meta:
-            return f"%{node.name}"
-        return f"mode of {node.meta[MODE]}" if values is None else values[node.meta[MODE]]
-
-    nodes = [node for node in graph.nodes if MODE not in node.meta]
-    arguments = [fx.node.map_arg((node.args, dict(node.kwargs)), shown) for node in nodes]
-    return [(node, f"{node.op} {node.target} {each}") for node, each in zip(nodes, arguments, strict=True)]
-
-
-def _check_same(base: nn.Module, one: Lines, other: Lines) -> None:
-    for (node, line), (node_there, line_there) in zip_longest(one, other, fillvalue=(None, "")):
-        if line != line_there:
-            first = node if node is not None else node_there
-            assert first is not None
+def _check_same_steps(base: nn.Module, one: fx.Graph, other: fx.Graph) -> None:
+    for nodes in zip_longest(one.nodes, other.nodes):
+        lines = {f"{node.op} {node.target} {node.args} {node.kwargs}" if node else "" for node in nodes}
+        if len(lines) > 1:
+            first = nodes[0] or nodes[1]
             path = forward_of(first)
             raise ConfigError(
                 f"leaves: {_named(base, path)} takes other steps in training than in evaluation (near "

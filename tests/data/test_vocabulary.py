@@ -50,7 +50,7 @@ def install_fake(monkeypatch: pytest.MonkeyPatch, padding: int) -> dict[str, Any
 
         @classmethod
         def from_pretrained(cls, path: str, **settings: Any) -> "Tokenizer":
-            if path == "absent":
+            if path.endswith("torn"):
                 raise OSError("it is torn\nlong advice")
             seen.update(settings)
             return cls()
@@ -69,27 +69,20 @@ def install_fake(monkeypatch: pytest.MonkeyPatch, padding: int) -> dict[str, Any
 
 def test_a_tokenizer_comes_from_the_disk_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = install_fake(monkeypatch, padding=0)
-    tokenizer = LocalTokenizer("bert")
+    tokenizer = LocalTokenizer(str(tmp_path), 30)
     assert seen == {"local_files_only": True, "trust_remote_code": False}
-    assert (len(tokenizer), tokenizer.encode(["a", "b"], 3).tolist()) == (30, [[7] * 3] * 2)
-    with pytest.raises(ConfigError, match=r"data\.tokenizer=absent: there is no such folder; expected a folder"):
-        LocalTokenizer("absent")
-    monkeypatch.chdir(tmp_path)
-    Path("absent").mkdir()
-    with pytest.raises(ConfigError, match=r"absent: there is none of a tokenizer's files in it; expected .*json"):
-        LocalTokenizer("absent")
-    Path("absent/tokenizer.json").touch()
-    with pytest.raises(ConfigError, match=r"absent: no tokenizer could be read \(it is torn\); expected a folder"):
-        LocalTokenizer("absent")
-
-
-def test_a_tokenizer_with_another_padding_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tokenizer.encode(["a", "b"], 3).tolist() == [[7] * 3] * 2
+    (tmp_path / "torn").mkdir()
+    for name, size, words in (
+        ("absent", 30, r"no tokenizer could be read \(there is no such folder\); expected a folder"),
+        ("torn", 30, r"no tokenizer could be read \(it is torn\); expected a folder"),
+        ("", 29, r"data\.vocabulary_size=29; expected at least 30, the tokens of data\.tokenizer="),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LocalTokenizer(str(tmp_path / name), size)
     install_fake(monkeypatch, padding=1)
     with pytest.raises(ConfigError, match="its padding has the id 1; expected 0"):
-        LocalTokenizer("roberta")
-
-
-def test_transformers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+        LocalTokenizer(str(tmp_path), 30)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"not installed; expected it.*pip install 'mlotool\[text\]'"):
-        LocalTokenizer("bert")
+        LocalTokenizer(str(tmp_path), 30)

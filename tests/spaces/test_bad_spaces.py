@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
@@ -13,7 +12,6 @@ from mlotool.spaces import (
     AbstractMutator,
     HasSetting,
     Input,
-    Insert,
     ModelGraph,
     Operator,
     Repeat,
@@ -109,47 +107,15 @@ def test_a_repetition_of_what_it_has_made_is_none() -> None:
 
 def test_long_texts_are_cut() -> None:
     long = "stages." * 1_500
-    targets = [long, {"chain": [long] * 50}, {"type": long}, [long], {"path": [long]}, {long: long}]
+    targets = [long, {"chain": [long] * 50}, {"type": long}, [long]]
     texts = [refusal(lambda at=at: chosen(Operator("kernel", at, {"keep": None}), {})) for at in targets]
     texts += [
         refusal(lambda: Space(base, inputs=[1, 8, 8], leaves=[long])),
-        refusal(lambda: Space(base, inputs=[1, 8, 8], leaves=long)),
         refusal(lambda: chosen(Operator(long, "0", {"keep": None}), {})),
-        refusal(lambda: chosen(Operator("kernel", "0", {"keep": None}), {"kernel_0": long})),
         refusal(lambda: chosen(Operator("kernel", "0", {"keep": None}), {long: "keep"})),
         refusal(lambda: chosen(Operator("kernel", "0", {long: None}), {})),
-        refusal(lambda: Repeat("depth", "0", [2_000] * 2_000)),
     ]
     assert max(map(len, texts)) < 1_000
-
-
-def test_leaves_that_are_no_modules() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks, self.head, self.none = nn.ModuleList([nn.Linear(2, 2)]), nn.Linear(2, 2), nn.ModuleList()
-
-        def forward(self, values: Tensor) -> Tensor:
-            return self.head(self.blocks[0](values))
-
-    for typo in ("haed", "block.*", "blocks.1", "blocks.0.*.x", "none.0", ""):
-        text = refusal(lambda typo=typo: Space(Net, inputs=[2], leaves=["head", typo]))
-        assert f"leaves: found {typo!r}, which is no module of Net; expected paths such as blocks, blocks.0, " in text
-    assert "Did you mean 'head'?" in refusal(lambda: Space(Net, inputs=[2], leaves=["haed"]))
-    for right in ("head", "**", "blocks.*", "none.*", "none", "."):
-        assert Space(Net, inputs=[2], leaves=[right]).nodes
-    assert "leaves: found [3]" in refusal(lambda: Space(Net, inputs=[2], leaves=[3]))
-
-    def chooses() -> nn.Module:
-        return nn.Sequential(*(nn.Linear(2, 2) for _ in range(choose("depth", [1, 2]))))
-
-    # Another decision has it.
-    assert Space(chooses, inputs=[2], leaves=["1"]).decisions
-
-
-class Needy:
-    def __call__(self, place: Any, more: Any) -> bool:
-        return bool(place and more)
 
 
 class Failing:
@@ -165,10 +131,8 @@ class Vague:
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        (Needy(), ["test_bad_spaces.Needy (", "line ", "missing 1 required positional argument: 'more'"]),
         (Failing(), ["test_bad_spaces.Failing (", "in __call__: TypeError: '>' not supported between", "'0 (Conv2d)'"]),
         (Vague(), ["test_bad_spaces.Vague (", "returned a Conv2d; expected True or False", "Return bool(..)"]),
-        (lambda place: None, ["<lambda>", "returned None; expected True or False"]),
     ],
 )
 def test_predicates_that_fail(where: Any, words: list[str]) -> None:
@@ -182,56 +146,6 @@ def test_predicates_that_fail(where: Any, words: list[str]) -> None:
 def test_settings_that_are_lists_in_yaml() -> None:
     space = chosen(Operator("kernel", {"where": HasSetting("stride", [1, 1])}, {"keep": None}), {})
     assert len(space.decisions) == 2
-
-
-def test_control_flow_on_values() -> None:
-    class Moody(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 2)
-
-        def forward(self, values: Tensor) -> Tensor:
-            if values.sum() > 0:
-                return self.layer(values)
-            return values
-
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = Moody()
-
-        def forward(self, values: Tensor) -> Tensor:
-            return self.part(values)
-
-    text = refusal(lambda: Space(Holder, inputs=[2]))
-    assert "the forward of 'part' (Moody) cannot be followed at" in text
-    assert "test_bad_spaces.py, line" in text
-    assert "if values.sum() > 0:" in text
-    assert "Write leaves: ['part']" in text
-    assert Space(Holder, inputs=[2], leaves=["part"])(torch.ones(3, 2)).shape == (3, 2)
-    text = refusal(lambda: Space(Moody, inputs=[2]))
-    assert "the model itself (Moody)" in text
-    assert "leaves: ['.']" in text
-    assert Space(Moody, inputs=[2], leaves=["."])(-torch.ones(3, 2)).sum() == -6
-
-
-def test_what_a_graph_would_compute_otherwise() -> None:
-    class Asks(nn.Module):
-        def forward(self, values: Tensor) -> Tensor:
-            return values * 2 if isinstance(values, Tensor) else values * 3
-
-    class Keeps(nn.Module):
-        def forward(self, values: Tensor) -> Tensor:
-            self.last = values
-            return values
-
-    class Mode(nn.Module):
-        def forward(self, values: Tensor) -> Tensor:
-            return values * 2 if self.training else values
-
-    assert "computes something else than its graph" in refusal(lambda: Space(Asks, inputs=[2]))
-    assert "sets its own attribute 'last' in forward" in refusal(lambda: Space(Keeps, inputs=[2]))
-    assert "takes other steps in training than in evaluation" in refusal(lambda: Space(Mode, inputs=[2]))
 
 
 def test_a_name_twice() -> None:
@@ -254,7 +168,7 @@ def test_names_of_decisions(name: Any) -> None:
 
 @pytest.mark.parametrize("candidates", [[], ["a", "a"], ["A"], [1.5], [True], [None], ["a b"], [["a"]], ["${seed}"]])
 def test_candidates(candidates: list[Any]) -> None:
-    assert "expected different names" in refusal(lambda: choose("width", candidates))
+    assert "different names of a-z" in refusal(lambda: choose("width", candidates))
 
 
 def test_decisions_that_nobody_asks_for_or_that_are_none() -> None:
@@ -268,57 +182,16 @@ def test_decisions_that_nobody_asks_for_or_that_are_none() -> None:
 
 def test_inputs_and_bases() -> None:
     kernel = [Operator("kernel", "0", {"keep": None})]
-    assert "inputs: found None" in refusal(lambda: Space(base, kernel))
     assert "inputs: node '0' does not take" in refusal(lambda: Space(base, kernel, inputs=[3, 8, 8]))
     assert "inputs: found 2, while the forward" in refusal(lambda: Space(base, kernel, inputs=[[1, 8, 8], [2]]))
     for wrong in ([[1.5]], [[-1]], ["abc"], [{"shape": [2], "dtype": "int"}], [{"shape": [2], "more": 1}], [None]):
         assert "inputs: found" in refusal(lambda wrong=wrong: Space(base, kernel, inputs=wrong))
-    assert "base: found" in refusal(lambda: Space(lambda: 3, inputs=[2]))  # type: ignore[arg-type, return-value]
-    assert "lazy" in refusal(lambda: Space(partial(nn.LazyLinear, 3), inputs=[2]))
-    assert "mutators: found str" in refusal(lambda: Space(base, ["kernel"], inputs=[1, 8, 8]))  # type: ignore[list-item]
 
 
 def test_a_module_is_once_more_only_where_somebody_can_make_it() -> None:
     depth = Repeat("depth", "2", [1, 2])
     text = refusal(lambda: Space(base(), [depth], inputs=[1, 8, 8], decisions={"depth_0": 2}))
     assert "the base was given as a module; expected a function that makes it" in text
-
-
-def test_methods_that_a_changed_graph_does_not_have() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 2)
-            self.size = 2
-
-        def forward(self, values: Tensor) -> Tensor:
-            return self.features(values)
-
-        def features(self, values: Tensor) -> Tensor:
-            return self.layer(values)
-
-        @property
-        def width(self) -> int:
-            return self.size
-
-    values = torch.ones(1, 2)
-    swapped = Space(Net, [Operator("layer", "layer", {"other": partial(nn.Linear)})], inputs=[2])
-    assert torch.equal(swapped.features(values), swapped(values))
-    assert (swapped.width, swapped.size) == (2, 2)
-    grown = Space(Net, [Insert("more", "layer", {"relu": nn.ReLU})], inputs=[2])
-    assert "Net.features: mutators have changed what is connected" in refusal(
-        lambda: grown.features(values), type(_error(lambda: grown.features(values)))
-    )
-    assert not hasattr(grown, "features")
-    assert not hasattr(swapped, "nothing")
-
-
-def _error(call: Callable[[], Any]) -> Exception:
-    try:
-        call()
-    except Exception as error:
-        return error
-    raise AssertionError
 
 
 def test_an_input_that_comes_later() -> None:
@@ -334,27 +207,21 @@ def test_an_input_that_comes_later() -> None:
     assert only.decisions["skip_0"].candidates == (0, 1)
 
 
-def test_a_call_with_more_than_it_was_made_for() -> None:
-    class Optional(nn.Module):
-        def forward(self, values: Tensor, scale: float | None = None) -> Tensor:
-            return values if scale is None else values * scale
-
-    space = Space(Optional, inputs=[2])
-    assert torch.equal(space(torch.ones(2)), torch.ones(2))
-    assert "called with 2 arguments (2 without a name); expected 1" in refusal(lambda: space(torch.ones(2), 3.0))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({}, "inputs: found None; expected the shape"),
         ({"inputs": 64}, "inputs: found 64; expected the shape"),
         ({"inputs": "64"}, "inputs: found '64'; expected the shape"),
-        (
-            {"mutators": Operator("kernel", "0", {"keep": None}), "inputs": [1, 8, 8]},
-            "mutators: found Operator; expected a list",
-        ),
+        ({"mutators": Operator("kernel", "0", {"keep": None}), "inputs": [1, 8, 8]}, "expected a list of mutators"),
+        ({"mutators": ["kernel"], "inputs": [1, 8, 8]}, "mutators: found ['kernel']; expected a list"),
+        ({"leaves": "0", "inputs": [1, 8, 8]}, "leaves: found '0'; expected a list of paths"),
+        ({"leaves": [3], "inputs": [1, 8, 8]}, "leaves: found [3]; expected a list of paths"),
+        ({"base": "torch.nn.Linear", "inputs": [1]}, "base: found 'torch.nn.Linear'; expected what makes a module"),
+        ({"base": lambda: 3, "inputs": [2]}, "base: found int"),
+        ({"base": partial(nn.LazyLinear, 3), "inputs": [2]}, "base: found the lazy module"),
     ],
-    ids=["number", "text", "mutator"],
+    ids=str,
 )
-def test_settings_that_are_no_lists(settings: dict[str, Any], message: str) -> None:
-    assert message in refusal(lambda: Space(base, **settings))
+def test_settings_of_another_kind(settings: dict[str, Any], message: str) -> None:
+    assert message in refusal(lambda: Space(**{"base": base, **settings}))

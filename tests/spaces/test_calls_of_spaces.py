@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
 from mlotool.spaces import Operator, Space
 
 
@@ -32,19 +31,9 @@ def test_arguments_have_the_names_of_the_base() -> None:
     expected = space.layer(x) * scale
     assert torch.equal(space(x, scale=scale), expected)
     assert torch.equal(space(scale=scale, input=x), expected)
-
-
-def test_arguments_of_other_names_are_refused() -> None:
-    space = Space(Scaled, inputs=[[4], [4]])
-    x = torch.randn(3, 4)
-    with pytest.raises(
-        ConfigError, match=r"called with 2 arguments \(1 without a name, factor\); expected 2.*input, s"
-    ):
-        space(x, factor=x)
-    with pytest.raises(ConfigError, match=r"called with 2 arguments \(1 without a name, input\)"):
-        space(x, input=x)
-    with pytest.raises(ConfigError, match=r"called with 1 arguments \(1 without a name\); expected 2"):
-        space(x)
+    for given, named in (((x,), {"factor": x}), ((x,), {"input": x}), ((x,), {}), ((x, x, x), {})):
+        with pytest.raises(TypeError, match="argument"):
+            space(*given, **named)
 
 
 def test_lines_of_a_graph_go_with_it() -> None:
@@ -84,7 +73,7 @@ def remove_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["0", "1", "2", "3"])
+@pytest.mark.parametrize("seed", ["0", "1"])
 def test_what_is_removed_depends_on_no_hash(seed: str) -> None:
     code = "from tests.spaces.test_calls_of_spaces import remove_all; remove_all()"
     environment = {**os.environ, "PYTHONHASHSEED": seed}

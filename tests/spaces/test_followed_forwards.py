@@ -2,18 +2,22 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mlotool.core.errors import ConfigError
-from mlotool.spaces import Branch, Input, Operator, Repeat, Space
+from mlotool.core.errors import ConfigError, InfeasibleModelError
+from mlotool.spaces import Branch, Input, Insert, Operator, Repeat, Space
 
-ACTIVATION = {"type": "ReLU"}
 CANDIDATES: dict[str, Any] = {"relu": None, "tanh": nn.Tanh}
+ACTIVATION = Operator("activation", {"type": "ReLU"}, CANDIDATES)
 
 
 class Net(nn.Module):
@@ -21,132 +25,130 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.second, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()
         self.step = 0
+        self.seen: Any = []
+        self.tables: dict[str, Tensor] = {}
+        self.register_buffer("calls", torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.relu(self.second(self.relu(self.first(x))))
 
 
-class Frozen(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            x = self.first(x)
-        return self.second(x)
+def net(forward: Callable[[Any, Tensor], Any]) -> Callable[[], nn.Module]:
+    """Return what makes a `Net` with another forward."""
+    return type("Net", (Net,), {"forward": forward})
 
 
-class MixedPrecision(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.first(x)
+def frozen(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = self.first(x)
+    return self.second(x)
 
 
-class LayerDrop(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and torch.rand(1).item() < 1e-9:
-            return x
+def mixed_precision(self: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         return self.first(x)
 
 
-class PythonDrop(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and random.random() < 1e-9:
-            return x
+def layer_drop(self: Any, x: Tensor) -> Tensor:
+    return x if self.training and torch.rand(1).item() < 1e-9 else self.first(x)
+
+
+def python_drop(self: Any, x: Tensor) -> Tensor:
+    return x if random.random() < 1e-9 else self.first(x)
+
+
+def counting(self: Any, x: Tensor) -> Tensor:
+    self.step += 1
+    return self.first(x) * min(1.0, self.step / 100)
+
+
+def recording(self: Any, x: Tensor) -> Tensor:
+    self.seen.append(self.first(x))
+    return self.seen[-1]
+
+
+def caching(self: Any, x: Tensor) -> Tensor:
+    self.tables["first"] = self.first(x)
+    return self.tables["first"]
+
+
+def keeping(self: Any, x: Tensor) -> Tensor:
+    self.last = self.first(x)
+    return self.last
+
+
+def constant(self: Any, x: Tensor) -> Tensor:
+    return self.first(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def other_in_training(self: Any, x: Tensor) -> Tensor:
+    return self.first(x) if self.training else self.second(x)
+
+
+def asking(self: Any, x: Tensor) -> Tensor:
+    return x.sum(1) if hasattr(x, "lengths") else x * 2
+
+
+def adding(self: Any, x: Tensor) -> Tensor:
+    h = x * 1
+    k = h
+    h += 1
+    return k + h
+
+
+def deciding(self: Any, x: Tensor) -> Tensor:
+    if x.sum() > 0:
         return self.first(x)
-
-
-class Counting(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        self.step += 1
-        return self.first(x) * min(1.0, self.step / 100)
-
-
-class Recording(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(self.first(x))
-        return self.seen[-1]
-
-
-class Caching(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, Tensor] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen["first"] = self.first(x)
-        return self.seen["first"]
-
-
-class Constant(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
-
-
-class KeepsMode(Net):
-    def train(self, mode: bool = True) -> "KeepsMode":
-        super().train(mode)
-        self.second.eval()
-        return self
-
-
-class OwnNodes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.nodes = nn.ModuleList([nn.Linear(4, 4)])
-
-    def forward(self, x: Tensor) -> Any:
-        return self.nodes[0](x)
+    return x * 1
 
 
 @pytest.mark.parametrize(
-    ("base", "words"),
+    ("forward", "words"),
     [
-        (Frozen, "takes steps under torch.no_grad(), enable_grad() or autocast"),
-        (MixedPrecision, "takes steps under torch.no_grad(), enable_grad() or autocast"),
-        (LayerDrop, "draws random numbers that a graph would draw once and for all"),
-        (PythonDrop, "draws random numbers that a graph would draw once and for all"),
-        (Counting, "sets its own attribute 'step' in forward"),
-        (Recording, "sets its own attribute 'seen' in forward"),
-        (Caching, "sets its own attribute 'seen' in forward"),
-        (Constant, "makes a tensor of constants in forward"),
-        (KeepsMode, "found KeepsMode.train, which a space has from torch.nn.Module"),
-        (OwnNodes, "with an attribute 'nodes', which a space has for itself"),
+        (frozen, "takes steps under torch.no_grad(), enable_grad() or autocast"),
+        (mixed_precision, "takes steps under torch.no_grad(), enable_grad() or autocast"),
+        (layer_drop, "draws random numbers that a graph would draw once and for all"),
+        (python_drop, "draws random numbers that a graph would draw once and for all"),
+        (counting, "sets its own attribute 'step' in forward"),
+        (recording, "sets its own attribute 'seen' in forward"),
+        (caching, "sets its own attribute 'tables' in forward"),
+        (keeping, "sets its own attribute 'last' in forward"),
+        (constant, "makes a tensor of constants in forward"),
+        (other_in_training, "takes other steps in training than in evaluation"),
+        (asking, "computes something else than its graph"),
+        (adding, "computes something else than its graph"),
+        (deciding, "test_followed_forwards.py, line"),
     ],
 )
-def test_what_a_graph_would_lose_is_refused(base: Callable[[], nn.Module], words: str) -> None:
+def test_what_a_graph_would_lose_is_refused(forward: Callable[[Any, Tensor], Any], words: str) -> None:
+    base = net(forward)
     with pytest.raises(ConfigError) as found:
         Space(base, inputs=[4])
     assert words in str(found.value)
     assert "leaves: ['.']" in str(found.value)
     assert Space(base, inputs=[4], leaves=["."])(torch.ones(2, 4)).shape == (2, 4)
+    with pytest.raises(ConfigError) as found:
+        Space(lambda: nn.Sequential(base()), inputs=[4])
+    assert words in str(found.value)
+    assert Space(lambda: nn.Sequential(base()), inputs=[4], leaves=["0"])(torch.ones(2, 4)).shape == (2, 4)
 
 
-class CountingBuffer(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.add_(1)  # type: ignore[operator]
-        return super().forward(x)
+def counted(self: Any, x: Tensor) -> Any:
+    self.calls.add_(1)
+    return Net.forward(self, x)
 
 
 def test_building_a_space_moves_no_buffer() -> None:
-    operator = Operator("activation", ACTIVATION, CANDIDATES)
-    space = Space(CountingBuffer, [operator], inputs=[4])
-    assert space.seen == 0
+    space = Space(net(counted), [ACTIVATION], inputs=[4])
+    assert space.calls == 0
     space(torch.ones(2, 4))
-    assert space.seen == 1
+    assert space.calls == 1
 
 
 def test_each_call_of_a_layer_is_a_place_of_its_own() -> None:
-    operator = Operator("activation", ACTIVATION, CANDIDATES)
-    space = Space(Net, [operator], inputs=[4], decisions={"activation_1": "tanh"})
-    first, second = space.get_submodule("first"), space.get_submodule("second")
+    space = Space(Net, [ACTIVATION], inputs=[4], decisions={"activation_1": "tanh"})
     x = torch.randn(3, 4)
-    assert torch.equal(space(x), torch.tanh(second(torch.relu(first(x)))))
+    assert torch.equal(space(x), torch.tanh(space.second(torch.relu(space.first(x)))))
 
 
 class Block(nn.Module):
@@ -172,16 +174,10 @@ def test_two_calls_of_a_module_are_not_one_place() -> None:
         Space(CalledTwice, [Operator("block", "block", {"linear": nn.Linear})], inputs=[4])
 
 
-class SharedTensor(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.second(self.first(x)), self.first.weight)
-
-
 def test_a_layer_that_is_left_out_keeps_a_tensor_that_is_read_elsewhere() -> None:
-    space = Space(SharedTensor, [Repeat("first", "first", [0])], inputs=[4])
-    x = torch.randn(2, 4)
-    weight = space.get_submodule("first").weight
-    assert torch.equal(space(x), F.linear(space.get_submodule("second")(x), weight))  # type: ignore[arg-type]
+    base = net(lambda self, x: F.linear(self.second(self.first(x)), self.first.weight))
+    space, x = Space(base, [Repeat("first", "first", [0])], inputs=[4]), torch.randn(2, 4)
+    assert torch.equal(space(x), F.linear(space.second(x), space.first.weight))
 
 
 def in_place() -> nn.Module:
@@ -189,70 +185,186 @@ def in_place() -> nn.Module:
     return nn.Sequential(linears[0], nn.ReLU(inplace=True), linears[1], nn.ReLU(inplace=True), linears[2])
 
 
-def test_a_node_that_is_read_is_not_changed_in_place_before() -> None:
-    skip = Input("skip", "4", {"type": "Linear"})
+def test_layers_in_place_return_new_tensors_where_mutators_read_their_operands() -> None:
+    skip, x = Input("skip", "4", {"type": "Linear"}), torch.randn(3, 4)
     space = Space(in_place, [skip], inputs=[4], decisions={"skip_0": 1})
     first, second, third = (space.get_submodule(path) for path in ("0", "2", "4"))
-    x = torch.randn(3, 4)
     assert torch.equal(space(x), third(second(torch.relu(first(x)))))
-
-
-def test_a_branch_beside_an_in_place_layer_can_be_trained() -> None:
     branch = Branch("branch", "1", {"none": None, "linear": nn.Linear})
     space = Space(in_place, [branch], inputs=[4], decisions={"branch_0": "linear"})
-    space(torch.randn(3, 4)).sum().backward()
-    assert all(each.grad is not None for each in space.parameters())
+    space(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in space.parameters())
 
 
-class ResultUnused(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        F.relu(x, inplace=True)
-        return self.second(x)
+def unused_result(self: Any, x: Tensor) -> Any:
+    x = self.first(x)
+    F.relu(x, inplace=True)
+    return self.second(x)
 
 
-def test_an_operation_of_which_only_the_effect_counts_is_replaced() -> None:
-    operator = Operator("activation", {"type": "relu"}, CANDIDATES)
-    x = torch.randn(3, 4)
+def of_a_view(self: Any, x: Tensor) -> Any:
+    return self.second(F.relu(torch.flatten(self.first(x), 1), inplace=True))
+
+
+@pytest.mark.parametrize("forward", [unused_result, of_a_view])
+def test_a_function_in_place_is_replaced(forward: Callable[[Any, Tensor], Any]) -> None:
+    operator, x = Operator("activation", {"type": "relu"}, CANDIDATES), torch.randn(3, 4)
     for name, function in (("relu", torch.relu), ("tanh", torch.tanh)):
-        space = Space(ResultUnused, [operator], inputs=[4], decisions={"activation_0": name})
-        first, second = space.get_submodule("first"), space.get_submodule("second")
-        assert torch.equal(space(x), second(function(first(x))))
+        space = Space(net(forward), [operator], inputs=[4], decisions={"activation_0": name})
+        assert torch.equal(space(x), space.second(function(space.first(x))))
 
 
-class Adding(Net):
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the tensor": lambda h: h,
+    "view": lambda h: h.view(-1, 4),
+    "getitem": lambda h: h[:, :2],
+    "detach": lambda h: h.detach(),
+}
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "method": lambda v: v.relu_(),
+    "function": lambda v: F.relu(v, inplace=True),
+    "layer": lambda v: v,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_changed_in_place_and_read_afterwards_is_refused_where_mutators_come(view: str, change: str) -> None:
+    def forward(self: Any, x: Tensor) -> Any:
+        h = self.first(x)
+        (self.change if change == "layer" else CHANGES[change])(VIEWS[view](h))
+        return self.second(h)
+
+    def base() -> nn.Module:
+        model = net(forward)()
+        model.change = nn.ReLU(inplace=True)
+        return nn.Sequential(model)
+
+    insert, x = Insert("new", "0", {"none": None, "tanh": nn.Tanh}), torch.randn(3, 4)
+    torch.manual_seed(0)
+    expected = base()(x)
+    torch.manual_seed(0)
+    assert torch.equal(Space(base, inputs=[4])(x), expected)
+    if view == "the tensor" and change != "method":
+        # What comes after it reads its result.
+        assert Space(base, [insert], inputs=[4])(x).shape == (3, 4)
+        return
+    with pytest.raises(
+        ConfigError, match=r"leaves: (node '0:relu_' changes in place what|the forward of .* its graph)"
+    ):
+        Space(base, [insert], inputs=[4])
+    assert Space(base, [insert], inputs=[4], leaves=["0"], decisions={"new_0": "tanh"})(x).shape == (3, 4)
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+        self.tables: dict[int, list[Tensor]] = {}
+
     def forward(self, x: Tensor) -> Tensor:
-        first = self.first(x)
-        second = self.second(first)
-        first.add_(x)
-        return self.relu(second + first)
+        if self.table is None or self.table.sum() < 0:
+            self.table = torch.arange(4.0)
+        self.tables.setdefault(4, []).append(self.table)
+        return x * self.tables[4][0]
 
 
-def test_what_is_changed_in_place_is_no_source() -> None:
-    space = Space(Adding, [Input("skip", "relu", {"type": "Linear"})], inputs=[4], decisions={"skip_0": 1})
-    assert [each.inputs for each in space.nodes if each.id == "relu"] == [("second",)]
-    assert len(space.decisions["skip_0"].candidates) == 2
+@pytest.mark.parametrize("leaf", ["0", "."])
+def test_a_table_that_a_first_call_makes_is_made_anew(leaf: str) -> None:
+    base = partial(lambda: nn.Sequential(Table(), nn.Linear(4, 4)))
+    space = Space(base, [Insert("new", "0" if leaf == "0" else "base", {"tanh": nn.Tanh})], inputs=[4], leaves=[leaf])
+    table = space.get_submodule("0" if leaf == "0" else "base.0")
+    assert isinstance(table, Table) and table.table is None and not table.tables
+    x, last = torch.randn(3, 4), space.get_submodule("1" if leaf == "0" else "base.1")
+    scaled = x * torch.arange(4.0)
+    assert torch.equal(space(x), last(scaled.tanh()) if leaf == "0" else last(scaled).tanh())
+
+
+class Scales(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale(int(x.shape[1]))
+
+    @staticmethod
+    @cache
+    def scale(size: int) -> Tensor:
+        return torch.arange(float(size))
+
+
+@pytest.mark.parametrize("leaf", ["0", "."])
+def test_a_table_of_a_function_is_of_values(leaf: str) -> None:
+    Scales.scale.cache_clear()
+    assert type(Space(lambda: nn.Sequential(Scales()), inputs=[4], leaves=[leaf])(torch.ones(2, 4))) is Tensor
+
+
+class Draws(nn.Module):
+    count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Draws.count += 1
+        return x * Draws.count
+
+
+def test_a_model_is_run_on_random_inputs() -> None:
+    with pytest.raises(ConfigError, match="something else each time that it is called"):
+        Space(lambda: nn.Sequential(Draws()), inputs=[4], leaves=["0"])
+    with pytest.raises(ConfigError, match=r"inputs: node .* does not take what it is given.*: index out of range"):
+        Space(partial(nn.Embedding, 1, 4), inputs=[{"shape": [64], "dtype": "int64"}])
+
+
+def test_nothing_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seeded(seed: int) -> None:
+        raise AssertionError(seed)
+
+    base, state = nn.Sequential(nn.Linear(4, 4)), torch.get_rng_state()
+    monkeypatch.setattr(torch, "manual_seed", seeded)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded)
+    Space(base, [Insert("new", "0", {"linear": nn.Linear})], inputs=[4])
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_inputs_have_torchs_default_dtype() -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        space = Space(Net, [Operator("activation", ACTIVATION, CANDIDATES)], inputs=[4])
-        assert space(torch.ones(1, 4)).dtype == torch.float64
+        assert Space(Net, [ACTIVATION], inputs=[4])(torch.ones(1, 4)).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def test_leaves_are_a_list() -> None:
-    with pytest.raises(
-        ConfigError, match=r"leaves: found 'first'; expected a list of paths\. Write leaves: \['first'\]"
-    ):
-        Space(Net, inputs=[4], leaves="first")
+@dataclass
+class Output:
+    logits: Tensor
+    hidden: Tensor
 
 
-def test_texts_make_no_modules() -> None:
-    text: Any = "torch.nn.Linear"
-    with pytest.raises(ConfigError, match=r"base: found 'torch.nn.Linear'; expected what makes a module"):
-        Space(text, inputs=[4])
-    with pytest.raises(ConfigError, match=r"Operator: found candidates=.*torch.nn.Linear.*; expected"):
-        Space(Net, [Operator("layer", "first", {"linear": text})], inputs=[4])
+class Named(NamedTuple):
+    logits: Tensor
+    hidden: Tensor
+
+
+def returning(kind: Callable[..., Any]) -> Callable[[], nn.Module]:
+    return net(lambda self, x: {"all": (kind(logits=self.first(x), hidden=x),)})
+
+
+WIDE = Operator("layer", "first", {"same": None, "wide": partial(nn.Linear, out_features=6)})
+
+
+@pytest.mark.parametrize("mode", [nullcontext, FakeTensorMode])
+@pytest.mark.parametrize("mutators", [[], [WIDE]], ids=["plain", "mutators"])
+def test_a_dataclass_is_refused_by_name(mode: Callable[[], Any], mutators: list[Any]) -> None:
+    words = r"base: its forward returns Output, a dataclass.*; expected tensors.*Return a dict.*leaves: \['\.'\]"
+    with mode(), pytest.raises(ConfigError, match=words):
+        Space(returning(Output), mutators, inputs=[4])
+
+
+def test_a_dataclass_that_a_leaf_returns_or_the_forward_reads() -> None:
+    found = Space(returning(Output), inputs=[4], leaves=["."])(torch.randn(3, 4))["all"][0]
+    assert type(found) is Output and found.logits.shape == (3, 4)
+    read, x = Space(net(lambda self, x: Output(self.first(x), x).logits * 2), inputs=[4]), torch.randn(3, 4)
+    assert torch.equal(read(x), read.first(x) * 2)
+
+
+@pytest.mark.parametrize("kind", [Named, dict])
+def test_named_tuples_and_dicts_are_opened(kind: Callable[..., Any]) -> None:
+    assert type(Space(returning(kind), inputs=[4])(torch.randn(3, 4))["all"][0]) is kind
+    with pytest.raises(InfeasibleModelError, match="the model returns"):
+        Space(returning(kind), [WIDE], inputs=[4], decisions={"layer_0": "wide"})

@@ -123,7 +123,9 @@ def test_an_edge_more_needs_a_module_that_takes_it() -> None:
 
 def test_a_branch_stands_beside_places_with_one_input() -> None:
     branch = Branch("branch", "blocks.1", {"conv": partial(nn.Conv2d, kernel_size=1)})
-    with pytest.raises(InfeasibleModelError, match=r"'blocks.1' reads 2 nodes; expected a place with one input"):
+    with pytest.raises(
+        InfeasibleModelError, match=r"'blocks.1' reads 2 nodes from outside; expected a place with one input"
+    ):
         Space(partial(TwoBackNetwork, [1, 8, 8], 10), [branch], inputs=[1, 8, 8])
 
 
@@ -186,17 +188,10 @@ def test_too_many_nodes_are_refused_before_they_are_made() -> None:
 
 
 @pytest.mark.parametrize("kind", [Operator, Insert, Branch, Split])
-@pytest.mark.parametrize(
-    ("candidates", "message"),
-    [
-        (None, "candidates=None; expected a mapping"),
-        ({"a": nn.PReLU()}, "candidates=.*PReLU.*; expected"),
-    ],
-    ids=["none", "made"],
-)
-def test_candidates_are_what_makes_modules(kind: Any, candidates: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"{kind.__name__}: found {message}"):
-        kind("name", "0", candidates)
+def test_candidates_are_what_makes_modules(kind: Any) -> None:
+    for candidates in (None, {"a": nn.PReLU()}, {"a": "torch.nn.Linear"}):
+        with pytest.raises(ConfigError, match=f"{kind.__name__}: found candidates=.*; expected a mapping"):
+            kind("name", "0", candidates)
 
 
 def nested(depth: int, mutators: Mapping[str, Any], steps: int = MAX_STEPS) -> Grow:
@@ -212,12 +207,9 @@ NARROW = partial(Operator, candidates={"linear": nn.Linear, "id": nn.Identity})
 @pytest.mark.parametrize(
     "grow",
     [
-        nested(2, {"none": None}),
-        nested(3, {"none": None, "deepen": DEEPEN}),
         nested(9, {"none": None}),
-        nested(2, {"deepen": DEEPEN}, steps=60),
+        nested(3, {"none": None, "deepen": DEEPEN}),
         nested(2, {"operator": NARROW}, steps=60),
-        nested(4, {"none": None}, steps=8),
     ],
 )
 def test_a_grow_within_another_is_refused_before_it_takes_minutes(grow: Grow) -> None:
@@ -225,10 +217,9 @@ def test_a_grow_within_another_is_refused_before_it_takes_minutes(grow: Grow) ->
         Space(linears(2), [grow], inputs=[2])
 
 
-@pytest.mark.parametrize("depth", [2, 3])
-def test_so_is_one_of_a_shared_space(depth: int) -> None:
+def test_so_is_one_of_a_shared_space() -> None:
     with pytest.raises(ConfigError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):
-        SharedSpace(linears(2), [nested(depth, {"none": None})], inputs=[2])
+        SharedSpace(linears(2), [nested(3, {"none": None})], inputs=[2])
 
 
 def test_a_small_grow_within_another_works() -> None:

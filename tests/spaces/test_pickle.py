@@ -84,22 +84,3 @@ def test_a_copy_computes_the_same(way: str, mutators: str) -> None:
     with torch.no_grad():
         next(again.parameters()).zero_()
     assert not torch.equal(next(again.parameters()), next(space.parameters()))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_copy_has_the_methods_of_the_base(way: str) -> None:
-    values = torch.randn(5, 4)
-    space = Space(Net, MUTATORS["replaced"], inputs=[4])
-    again = WAYS[way](space)
-    assert torch.equal(again.features(values), space.features(values))
-    whole = WAYS[way](Space(Net, inputs=[4], leaves=["."]))
-    assert whole.features(values).shape == (5, 4)
-
-
-class Own(Net):
-    def __deepcopy__(self, memo: dict[int, object]) -> "Own":
-        raise NotImplementedError
-
-
-def test_how_a_base_is_copied_says_nothing_of_its_space() -> None:
-    assert isinstance(copy.deepcopy(Space(Own, inputs=[4])), Space)

@@ -45,15 +45,6 @@ def test_a_copy_is_a_block_that_is_called_once() -> None:
     assert calls == ["block:dropout", "depth_0_1.block:dropout", "again_0_1.depth_0_1.block:dropout"]
 
 
-def test_functions_of_a_copy_follow_the_mode_of_the_copy() -> None:
-    space = Space(lambda: Net(Gate()), [Repeat("depth", "block", [2])], inputs=[4])
-    x = torch.randn(64, 4)
-    space.block.eval()
-    assert not torch.equal(space(x), space(x))
-    space.get_submodule("depth_0_1").eval()
-    assert torch.equal(space(x), space(x))
-
-
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

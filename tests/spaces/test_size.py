@@ -31,9 +31,6 @@ def test_nothing_to_decide() -> None:
 
 def test_few_are_built() -> None:
     assert size(lambda: kernels(2)) == SpaceSize(9, "", "each was built once, without values")
-
-
-def test_few_of_which_some_depend_on_others() -> None:
     assert size(lambda: kernels(choose("depth", [1, 2, 3]))).number == 3 + 9 + 27
 
 
@@ -53,11 +50,7 @@ def test_many_that_do_not_depend_on_each_other(count: int) -> None:
     found = size(lambda: kernels(count))
     assert (found.number, found.bound) == (3**count, "")
     assert f"{count} decisions, none of which changes the others" in found.reason
-
-
-def test_a_number_too_long_to_read() -> None:
-    assert str(size(lambda: kernels(100))).startswith("about 5.1e47 models")
-    assert str(size(lambda: kernels(10))).startswith("59,049 models")
+    assert str(found).startswith("59,049 models" if count == 10 else "about 5.1e47 models")
 
 
 def test_many_that_depend_on_one() -> None:
@@ -83,7 +76,6 @@ def test_many_of_which_some_are_none_are_a_bound() -> None:
 
     found = size(ask)
     assert (found.number, found.bound) == (2 * 3**10, "at most")
-    assert "such as last=2" in found.reason
 
 
 def test_decisions_that_change_others_only_together() -> None:

@@ -63,12 +63,3 @@ def test_two_spaces_in_a_module_of_a_recipe() -> None:
 def test_a_space_that_is_the_module_starts_as_without_a_place() -> None:
     seed = derived_seed(mlotool.compose("plain", ["logger=csv"]).seed, "module", "classifier")
     assert torch.equal(weight(module_of(described("only"))), weight(space(seed=seed)))
-
-
-def test_two_problems_start_with_other_values() -> None:
-    config = mlotool.compose("mwn", ["logger=csv"])
-    names = list(config.problems)
-    for name in names:
-        config.problems[name].module = described("layer")
-    first, second = (build_module(config, name) for name in names)
-    assert not torch.equal(weight(first), weight(second))

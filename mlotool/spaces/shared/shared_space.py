@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
@@ -14,9 +13,9 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.shared.paths import Path, SharedDecision, path_of
+from mlotool.spaces.shared.paths import AbstractPaths, Path, SharedDecision, path_of
 from mlotool.spaces.shared.shared_graph import SharedGraph
-from mlotool.spaces.shared.super_graph import Mixture, SuperGraph, Unsound
+from mlotool.spaces.shared.super_graph import Mixture, SuperGraph, path_of_bad
 from mlotool.spaces.space import Space
 
 MAX_PATHS = 256
@@ -122,49 +121,10 @@ def _key(path: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
 
 
 COUNTS = "counts"
-"""The buffer of the space."""
+"""The buffer of a space that counts what training steps compute.
 
-Taken = tuple[tuple[str, tuple[Value, ...]], ...]
-"""By decision, the candidates that are computed for it."""
-
-
-class PathCounts:
-    """Counts the candidates that calls compute, in one buffer of a space.
-
-    The buffer moves in live training steps alone: all other evaluations of a program have copies of the buffers.
-
-    Args:
-        space: gets the buffer `counts`, (candidates of all decisions,), int64.
-        decisions: of the space, by whose order the buffer is filled.
-    """
-
-    def __init__(self, space: nn.Module, decisions: Sequence[SharedDecision]) -> None:
-        starts = accumulate((len(each.candidates) for each in decisions), initial=0)
-        self._numbers: dict[str, dict[Value, int]] = {
-            each.name: {value: start + number for number, value in enumerate(each.candidates)}
-            for each, start in zip(decisions, starts, strict=False)
-        }
-        total = sum(map(len, self._numbers.values()))
-        space.register_buffer(COUNTS, torch.zeros(total, dtype=torch.int64))
-
-    def add(self, counts: Tensor, taken: Taken) -> None:
-        """Count one call.
-
-        Args:
-            counts: the buffer.
-            taken: what it computes.
-        """
-        numbers = {self._numbers[name][value] for name, values in taken for value in values}
-        counts.add_(torch.tensor([int(number in numbers) for number in range(len(counts))], device=counts.device))
-
-    def by_candidate(self, counts: Tensor) -> Mapping[str, Mapping[Value, int]]:
-        """Return the counts by decision and candidate."""
-        listed = counts.tolist()
-        return {
-            name: {value: int(listed[number]) for value, number in numbers.items()}
-            for name, numbers in self._numbers.items()
-        }
-
+It moves in live training steps alone: all other evaluations of a program have copies of the buffers.
+"""
 
 PATH = "path"
 
@@ -191,6 +151,7 @@ class SharedSpace(Space, is_shared=True):
     Attributes:
         table: the decisions that its models ask for.
         counts: (candidates,), how many training steps have computed each; `path_counts` has them by name.
+        unsound: in a whole sentence, the first path in training whose result was not finite; None where all were.
         runs_in_part: True: over ranks, a parameter's gradient is the mean over those whose path has used it.
 
     Raises:
@@ -214,23 +175,22 @@ class SharedSpace(Space, is_shared=True):
     runs_in_part = True
 
     table: tuple[SharedDecision, ...]
+    counts: Tensor
+    paths: AbstractPaths
+    unsound: str | None
     _path: Path | None
     _origins: Mapping[str, str]
-    _counting: PathCounts
     _statistics: PathStatistics | None
-    _unsound: Unsound
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         assert isinstance(model, SharedGraph)
         if statistics not in ("shared", "path"):
             raise ConfigError(f"statistics: found {shown(statistics)}; expected shared or path. Correct it.")
-        kept = {**model.root._buffers, **model.root._parameters, **model.root._modules}
-        for name, what in ((PATH, self._arguments), (COUNTS, kept)):
-            if name in what:
-                raise ConfigError(
-                    f"base: found '{name}' as an input of its forward or in it, which a shared space has for itself; "
-                    "expected another name. Rename it."
-                )
+        if PATH in self._arguments:
+            raise ConfigError(
+                f"base: found '{PATH}' as an input of its forward, which a shared space has for itself; expected "
+                "another name. Rename it."
+            )
         model.is_rewired = True
         table = model.table.decisions
         path = None if paths is not None else path_of(table, lambda each: choose(each.name, each.candidates))
@@ -240,8 +200,9 @@ class SharedSpace(Space, is_shared=True):
         called = [str(each.target) for each in model.graph.nodes if each.op == "call_module"]
         origins = {each: model.modules.name_in_space(each) for each in called}
         own = PathStatistics(model.root, table) if statistics == "path" else None
-        made = {"_counting": PathCounts(model.root, table), "_statistics": own, "_unsound": Unsound()}
-        self.__dict__ |= {"table": table, "_path": path, "_origins": origins, **made}
+        num_candidates = sum(len(decision.candidates) for decision in table)
+        model.root.register_buffer(COUNTS, torch.zeros(num_candidates, dtype=torch.int64))
+        self.__dict__ |= {"table": table, "unsound": None, "_path": path, "_origins": origins, "_statistics": own}
 
     def _function_of(self, graph: fx.Graph) -> SuperGraph:
         return SuperGraph(graph)
@@ -265,9 +226,16 @@ class SharedSpace(Space, is_shared=True):
             with own.of(self, choices):
                 result = self._run(self, args, choices)
         if self.training:
-            self._counting.add(self.counts, self._run.taken(choices))
-            self._unsound.look(result, self._run, self, args, choices)
+            taken = self._run.taken(choices)
+            is_taken = [value in taken.get(name, ()) for name, value in self._candidates()]
+            self.counts.add_(torch.tensor(is_taken, dtype=torch.int64, device=self.counts.device))
+            if self.unsound is None and (bad := path_of_bad(result, choices)) is not None:
+                self.unsound = f"On the path {bad} the result was the first that is not finite."
         return result
+
+    def _candidates(self) -> Iterator[tuple[str, Value]]:
+        """Yield the candidates of all decisions, in the order of `counts`."""
+        return ((decision.name, value) for decision in self.table for value in decision.candidates)
 
     def part_of_call(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
         """Return which path a call runs, drawn where it gives none, and what that reads.
@@ -290,11 +258,14 @@ class SharedSpace(Space, is_shared=True):
     @property
     def path_counts(self) -> Mapping[str, Mapping[Value, int]]:
         """How many training steps have computed each candidate, by decision; a mixture computes all of its own."""
-        return self._counting.by_candidate(self.counts)
+        return self.named_counts(self.counts)
 
     def named_counts(self, counts: Tensor) -> Mapping[str, Mapping[Value, int]]:
         """Return counts like its own by decision and candidate."""
-        return self._counting.by_candidate(counts)
+        named: dict[str, dict[Value, int]] = {decision.name: {} for decision in self.table}
+        for (name, value), count in zip(self._candidates(), counts.tolist(), strict=True):
+            named[name][value] = int(count)
+        return named
 
     @property
     def has_path_statistics(self) -> bool:
@@ -317,11 +288,6 @@ class SharedSpace(Space, is_shared=True):
     def differing(self) -> frozenset[str]:
         """The decisions whose candidates compute something else."""
         return self._run.decisions
-
-    @property
-    def unsound(self) -> str | None:
-        """In a whole sentence, on which path a result was first not finite, and of what; None where none was."""
-        return self._unsound.found
 
     def state_of(self, path: Path) -> dict[str, Tensor]:
         """Return the state of one model, by the names that a `Space` with these decisions has.

@@ -175,4 +175,4 @@ def test_an_architecture_of_another_module_is_refused():
 def test_shared_is_a_setting_of_a_space():
     made = Space(base, [], inputs=[{"shape": [4], "dtype": "float64"}], shared=True)
     assert type(made) is SharedSpace
-    assert type(Space(base, [], inputs=[{"shape": [4], "dtype": "float64"}])) is Space
+    assert not isinstance(Space(base, [], inputs=[{"shape": [4], "dtype": "float64"}]), SharedSpace)

@@ -172,13 +172,11 @@ NARROW = partial(nn.Conv2d, kernel_size=3)
             Operator("kernel", "first.conv", {"k3": None, "narrow": lambda: nn.Conv2d(4, 4, 3)}),
             "'kernel_0' return different shapes, k3 .* and narrow",
         ),
-        (Operator("block", "second", {"block": None, "wide": lambda: nn.Conv2d(4, 6, 1)}), "block_0"),
         (Insert("norm", "stem", {"none": None, "pool": lambda: nn.MaxPool2d(2)}), "norm"),
         (Branch("branch", "first", {"none": None, "narrow": NARROW}), "branch"),
-        (Operator("head", "head", {"three": None, "four": lambda: nn.Linear(8, 4)}), "head_0"),
         (Repeat("depth", {"path": "down"}, (1, 2)), "depth"),
     ],
-    ids=["a layer", "a block", "an insertion", "a branch", "the head", "a repetition"],
+    ids=["a layer", "an insertion", "a branch", "a repetition"],
 )
 def test_candidates_of_different_shapes_are_refused_by_name(mutator: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):

@@ -1,6 +1,8 @@
 """The search space of DARTS beside mixed operations that are written out in plain torch."""
 
+import copy
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -86,15 +88,21 @@ def normalized(x: Tensor) -> Tensor:
     return center / (center.square().mean((0, 2, 3), keepdim=True) + 1e-5).sqrt()
 
 
-def search(size: int = 8) -> tuple[SharedSpace, PathWeights]:
+@cache
+def built(size: int) -> tuple[SharedSpace, PathWeights]:
     base = "problems.classifier.module.base"
     own = [f"{base}.num_nodes={NUM_NODES}", f"{base}.width=2", f"{base}.num_cells={NUM_CELLS}"]
     config = mlotool.compose("darts", [*own, f"data.image_shape=[1,{size},{size}]"])
     space, architecture = build_module(config, "classifier"), build_module(config, "architecture")
     assert isinstance(space, SharedSpace) and isinstance(architecture, PathWeights)
+    return space, architecture
+
+
+def search(size: int = 8) -> tuple[SharedSpace, PathWeights]:
+    space, architecture = copy.deepcopy(built(size))
     with torch.no_grad():
-        for each in architecture.logits.values():
-            each.copy_(torch.randn(8))
+        for logits in architecture.logits.values():
+            logits.copy_(torch.randn(8))
     return space, architecture
 
 

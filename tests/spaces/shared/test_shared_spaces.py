@@ -35,7 +35,7 @@ def some_path(space, number):
 def test_a_path_is_the_model_of_its_decisions(name):
     space = shared(SPACES[name](), paths=UniformPaths())
     start = copy.deepcopy(space.state_dict())
-    for number in range(4):
+    for number in range(2):
         path = some_path(space, number)
         model, x = single(SPACES[name](), path), torch.randn(4, 1, 6, 6)
         assert {key: each.value for key, each in model.decisions.items()} == path
@@ -163,7 +163,7 @@ def unfit():
             "found 'k9' for .*; expected one of k3, k5",
         ),
         ({"kernle_0": "k5"}, "found the decision 'kernle_0'"),
-        ({"kernel_0": torch.ones(3)}, r"weights of shape \(3,\) for the decision 'kernel_0'; expected \(2,\)"),
+        ({"kernel_0": torch.ones(3)}, r"weights of shape \(3,\) for the decision 'kernel_0'; expected one for each"),
     ],
 )
 def test_wrong_paths_are_refused(path, match):
@@ -187,7 +187,7 @@ def test_the_state_has_parameters_that_forward_reads_itself():
 
 
 def test_paths_without_shared_are_refused():
-    with pytest.raises(ConfigError, match="paths: found UniformPaths without shared: true"):
+    with pytest.raises(ConfigError, match=r"paths: found an? UniformPaths without shared: true"):
         Space(Net, [kernel()], inputs=[1, 6, 6], paths=UniformPaths())
 
 

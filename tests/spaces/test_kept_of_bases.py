@@ -1,0 +1,270 @@
+"""What a base offers beside its forward: it works in its space, or is refused by name."""
+
+import copy
+import pickle
+from functools import partial
+from typing import Any, Self
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from mlotool.core.errors import ConfigError
+from mlotool.spaces import Input, Insert, Operator, Repeat, Space
+from mlotool.spaces.bases import LostMethodError
+
+
+class Net(nn.Module):
+    act = torch.relu
+    kind = nn.ReLU
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(2, 2), 2.0
+        self.register_buffer("temperature", torch.tensor(1.0))
+
+    @staticmethod
+    def count(*values: Any) -> int:
+        return len(values)
+
+    @classmethod
+    def called(cls, *values: Any) -> int:
+        return len(values)
+
+    @property
+    def heat(self) -> Tensor:
+        return self.temperature
+
+    @heat.setter
+    def heat(self, value: float) -> None:
+        self.temperature.fill_(value)
+
+    def above(self) -> str:
+        return super().extra_repr()
+
+    def doubled(self, x: Tensor) -> Tensor:
+        return self(x) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.rate * self.temperature
+
+
+SAME = Operator("layer", "layer", {"same": None, "other": nn.Linear})
+MORE = Insert("more", "layer", {"relu": nn.ReLU})
+
+
+@pytest.mark.parametrize("leaves", [(), ("layer",), (".",)])
+def test_what_a_class_offers_works_where_its_code_is_the_graph(leaves: tuple[str, ...]) -> None:
+    space, x = Space(Net, [] if leaves else [SAME], inputs=[2], leaves=leaves), torch.tensor([[-1.0, 2.0]])
+    for copied in (space, copy.deepcopy(space), pickle.loads(pickle.dumps(space))):
+        assert (copied.count(1), copied.called(1, 2), copied.above()) == (1, 2, "")
+        assert torch.equal(copied.act(x), torch.relu(x)) and isinstance(copied.kind(), nn.ReLU)
+        before = copied(x)
+        assert torch.equal(copied.doubled(x), 2 * before)
+        copied.heat = 3.0
+        assert float(copied.heat) == 3.0 and torch.allclose(copied(x), 3 * before)
+        assert not hasattr(copied, "nothing")
+
+
+@pytest.mark.parametrize(("leaves", "at"), [((), "layer"), ((".",), "base")])
+def test_what_a_class_offers_is_refused_where_connections_are_others(leaves: tuple[str, ...], at: str) -> None:
+    space = Space(Net, [Insert("more", at, {"relu": nn.ReLU})], inputs=[2], leaves=leaves)
+    assert not hasattr(space, "doubled") and not hasattr(space, "nothing")
+    for use in (lambda: space.doubled(torch.ones(1, 2)), lambda: setattr(space, "heat", 3.0)):
+        with pytest.raises(LostMethodError, match=r"Net\.\w+: mutators have changed what is connected"):
+            use()
+    with pytest.raises(LostMethodError, match=r"Space\.rate: found the new value 3\.0"):
+        space.rate = 3.0
+
+
+def test_a_number_that_the_graph_has_is_not_changed_in_silence() -> None:
+    space = Space(Net, inputs=[2])
+    space.rate, space.other = 2.0, 5
+    with pytest.raises(LostMethodError, match=r"Space\.rate: found the new value 3\.0 of what is 2\.0.*register_buf"):
+        space.rate = 3.0
+    whole, x = Space(Net, inputs=[2], leaves=["."]), torch.ones(1, 2)
+    before, whole.rate = whole(x), 6.0
+    assert torch.allclose(whole(x), 3 * before) and whole.rate == whole.base.rate == 6.0
+
+
+class Frozen(Net):
+    """Does not train, and loads what was saved when `layer` had another name."""
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.layer.eval()
+        return self
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *given: Any) -> None:
+        for key in [key for key in state if key.startswith(f"{prefix}old.")]:
+            state[key.replace("old.", "layer.")] = state.pop(key)
+        super()._load_from_state_dict(state, prefix, *given)
+
+
+@pytest.mark.parametrize("leaves", [(), (".",)])
+def test_a_space_trains_and_loads_as_its_base(leaves: tuple[str, ...]) -> None:
+    prefix = "base." if leaves else ""
+    space, state = Space(Frozen, inputs=[2], leaves=leaves).train(), Frozen().state_dict()
+    assert space.training and not space.get_submodule(f"{prefix}layer").training
+    space.load_state_dict({f"{prefix}{key.replace('layer.', 'old.')}": value for key, value in state.items()})
+    assert torch.equal(space.state_dict()[f"{prefix}layer.weight"], state["layer.weight"])
+
+
+@pytest.mark.parametrize("name", ["train", "zero_grad", "to", "modules", "state_dict", "__setattr__"])
+def test_methods_of_torchs_names_are_refused_where_connections_are_others(name: str) -> None:
+    kind = type("Own", (Net,), {name: lambda self, *given, **named: getattr(nn.Module, name)(self, *given, **named)})
+    with pytest.raises(ConfigError, match=rf"Own\.{name}, which a space whose mutators"):
+        Space(kind, [MORE], inputs=[2])
+
+
+class OwnNodes(Net):
+    nodes = ()
+
+
+def test_an_attribute_that_a_space_has_for_itself_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"with an attribute 'nodes'.*leaves: \['\.'\]"):
+        Space(OwnNodes, inputs=[2])
+    assert Space(OwnNodes, inputs=[2], leaves=["."]).nodes
+
+
+class Stack(nn.Module):
+    def __init__(self, blocks: int = 0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(blocks))
+        self.first, self.down = nn.Linear(2, 2), None
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.first(x)
+
+
+@pytest.mark.parametrize("leaf", ["blocks.*", "blocks.*.0", "blocks.**", "**", "blocks", "down", "first"])
+def test_leaves_may_be_parts_that_a_base_is_without(leaf: str) -> None:
+    assert Space(Stack, inputs=[2], leaves=[leaf])(torch.ones(1, 2)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("leaf", ["block.*", "first.0", "downs", "blocks.0", "first.weight", ""])
+def test_leaves_that_are_none_are_refused(leaf: str) -> None:
+    with pytest.raises(ConfigError, match=r"which is no module of Stack; expected paths such as blocks, first\."):
+        Space(Stack, inputs=[2], leaves=[leaf])
+
+
+def doubling() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda module, given, result: result * 2)
+    return layer
+
+
+def test_hooks_and_parametrizations_are_copied() -> None:
+    space = Space(lambda: nn.Sequential(doubling(), weight_norm(nn.Linear(4, 4))), [Repeat("d", "*", [2])], inputs=[4])
+    values = torch.randn(3, 4)
+    hooked, normed = space.get_submodule("d_0_1.0"), space.get_submodule("d_1_1.1")
+    assert isinstance(hooked, nn.Linear)
+    assert torch.equal(hooked(values), 2 * hooked.forward(values))
+    assert "parametrizations.weight.original0" in dict(normed.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "found"), [(doubling, "forward hooks"), (lambda: weight_norm(nn.Linear(4, 4)), "parametrizations")]
+)
+def test_hooks_and_parametrizations_are_not_replaced_silently(make: partial[nn.Module], found: str) -> None:
+    def base() -> nn.Module:
+        return nn.Sequential(make(), nn.ReLU())
+
+    text = rf"found {found} of '0', which Linear in its place would not have; expected a new module that has some"
+    with pytest.raises(ConfigError, match=text):
+        Space(base, [Operator("other", "0", {"plain": nn.Linear})], inputs=[4])
+    with pytest.raises(ConfigError, match=f"found {found} of '1'"):
+        Space(base, [Operator("other", {"chain": ["0", "1"]}, {"plain": partial(nn.Linear, 4, 4)})], inputs=[4])
+    assert Space(base, [Operator("other", "0", {"own": make})], inputs=[4]).decisions
+
+
+def test_hooks_of_what_is_followed() -> None:
+    def base() -> nn.Module:
+        inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        inner.register_forward_hook(lambda module, given, result: result * 2)
+        return nn.Sequential(inner)
+
+    with pytest.raises(ConfigError, match=r"found hooks of '0'.*Write leaves: \['0'\]"):
+        Space(base, inputs=[2])
+    torch.manual_seed(0)
+    plain = base()
+    torch.manual_seed(0)
+    assert torch.equal(Space(base, inputs=[2], leaves=["0"])(torch.ones(2)), plain(torch.ones(2)))
+
+
+def test_hooks_and_buffers_of_what_is_called_work_afterwards() -> None:
+    space, x, seen = Space(lambda: nn.Sequential(Net()), inputs=[2]), torch.ones(2, 2), []
+    for path in ("", "0.layer"):
+        space.get_submodule(path).register_forward_hook(lambda *given: seen.append(len(given)))
+    before = space(x)
+    space[0].temperature = torch.tensor(4.0)
+    assert torch.equal(space(x), 4 * before)
+    assert seen == [3] * 4
+
+
+def test_copies_keep_no_model_alive() -> None:
+    import gc
+    import weakref
+
+    made: list[Any] = []
+
+    def base() -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        made.append(weakref.ref(model[0]))
+        return model
+
+    space = Space(base, [Repeat("more", "1", [4])], inputs=[2])
+    gc.collect()
+    # The first of each model that was made for a copy of the second one.
+    assert len(made) == 4 and [each() is not None for each in made] == [True, False, False, False]
+    assert sum(isinstance(each, nn.Linear) for each in space.modules()) == 5
+
+
+def test_what_mutators_leave_unread_is_gone() -> None:
+    base = partial(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)))
+    space = Space(base, [Input("skip", "2", {"type": "Linear"})], inputs=[4], decisions={"skip_0": 1})
+    assert [name for name, _ in space.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    values, layers = torch.ones(1, 4), dict(space.named_modules())
+    assert torch.equal(space(values), layers["2"](layers["0"](values)))
+    mutators = [
+        Repeat("again", "0", [2]),
+        Insert("more", "0", {"linear": nn.Linear}),
+        Repeat("less", {"path": "more_0"}, [0]),
+        Repeat("fewer", {"path": "again_0_1.0"}, [0]),
+    ]
+    assert [node.id for node in Space(base, mutators, inputs=[4]).nodes] == ["input", "0", "1", "2", "output"]
+
+
+def test_what_nobody_has_read_before_stays() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.idle = nn.Linear(2, 2), nn.BatchNorm1d(2)
+
+        def forward(self, values: Tensor) -> Tensor:
+            self.idle(values)
+            return torch.relu(self.layer(values))
+
+    space = Space(Idle, [Operator("act", {"type": "relu"}, {"tanh": nn.Tanh})], inputs=[2])
+    before = dict(space.named_buffers())["idle.running_mean"].clone()
+    space(torch.randn(5, 2))
+    assert not torch.equal(before, dict(space.named_buffers())["idle.running_mean"])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+
+    def forward(self, values: Tensor) -> Any:
+        return self.second(self.first(values))
+
+
+@pytest.mark.parametrize("mutator", [Operator("o", "first", {"other": nn.Linear}), Repeat("r", "second", [2])])
+def test_shared_parameters_are_not_divided_silently(mutator: Any) -> None:
+    with pytest.raises(ConfigError, match=r"shares '\w+.weight' with '\w+.weight', and a new module would not"):
+        Space(Tied, [mutator], inputs=[2])
