@@ -112,8 +112,7 @@ def test_an_unfinished_search_draws_what_differs_in_order(tmp_path: Path) -> Non
     assert "The same in all jobs so far recipe=mwn" in page.text
 
 
-@pytest.mark.parametrize("num_ended", [0, 1, 2])
-@pytest.mark.parametrize("status", [None, "failed", "pruned"])
+@pytest.mark.parametrize(("num_ended", "status"), [(0, "failed"), (1, None), (2, "pruned")])
 def test_few_jobs_make_a_page_too(tmp_path: Path, num_ended: int, status: str | None) -> None:
     write_plan(tmp_path, 9)
     assert "no job has begun yet" in read(tmp_path).text
@@ -126,11 +125,11 @@ def test_few_jobs_make_a_page_too(tmp_path: Path, num_ended: int, status: str | 
     assert ("no job has finished with a value yet" in page.text) is (num_ended == 0)
 
 
-def test_a_value_that_crushes_the_rest_is_clipped_and_named(tmp_path: Path) -> None:
+def test_a_value_that_crushes_the_rest_is_clipped_and_told(tmp_path: Path) -> None:
     for job, value in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 1e6)):
         write_job(tmp_path / str(job), f"a.lr={job + 1}", f"b={job % 2}", value=value, curve=(1.0, value))
     page = read(tmp_path)
-    assert page.text.count("The axis is clipped: outside it lies job 5 (1000000).") == 3
+    assert page.text.count("Values that would crush the others are at the edge, or outside.") == 3
     assert "values that crush the others are clipped" in page.text
     assert ">1000000</td>" in page.source, "the table has it"
 
@@ -153,7 +152,7 @@ def test_texts_of_strangers_are_no_markup_and_no_script(tmp_path: Path) -> None:
 def test_a_sweep_with_extreme_numbers_and_more_keys_than_a_command_has_makes_a_page(tmp_path: Path) -> None:
     numbers = (1e-320, 1e149, -1e149, 0.5, 1e308, float("inf"), 0.0, 1.0)
     for job, value in enumerate(numbers):
-        words = [f"key_{key}_of_{job % 3}={numbers[(job + key) % 8]!r}" for key in range(1000)]
+        words = [f"key_{key}_of_{job % 3}={numbers[(job + key) % 8]!r}" for key in range(300)]
         write_job(tmp_path / str(job), *words, value=value, key="val/$x_1$", curve=(value, 1.0, 1e-320))
     page = read(tmp_path)
     assert "8 finished" in page.text
