@@ -29,13 +29,17 @@ def _text(value: object) -> str:
     return "" if value is None else shortened(escape(str(value)[: 10 * MAX_NAME]), MAX_NAME)
 
 
+def _times(sizes: Sequence[Any]) -> str:
+    return TIMES.join(map(str, sizes))
+
+
 def _first(most: int) -> Any:
     return BeforeValidator(lambda values: values[:most])
 
 
 # Whatever stands in a file is a short text on one page.
 Text = Annotated[str, BeforeValidator(_text)]
-Shape = Annotated[str, BeforeValidator(lambda sizes: _text(TIMES.join(map(str, sizes or ()))))]
+Shape = Annotated[str, BeforeValidator(lambda sizes: _text(sizes if isinstance(sizes, str) else _times(sizes or ())))]
 Names = Annotated[tuple[Text, ...], _first(MAX_CANDIDATES)]
 
 

@@ -124,6 +124,7 @@ def metric(result: str, *says: str, code: int = 2, leaves: bool = False) -> Mist
     return slip(f"def metric(module, batch):\n    {result}", line, *says, code=code, leaves=leaves)
 
 
+# fmt: off
 COMMANDS = {
     "spaces around the equals sign": run("seed  =  3", "Found two recipes", "key=value"),
     "an override as an option": run("--seed=3", "unknown argument '--seed=3'"),
@@ -145,13 +146,9 @@ COMMANDS = {
     "jobs in a process": run("-m  seed=0,1  sweep.fuse=many", "sweep.fuse", "many"),
     "options for no launcher": run("-m  seed=0,1  sweep.launcher_options={timeout_min: 3}", "sweep.launcher_options"),
     "an interval in a grid": run("-m  seed=interval(0,9)", "sweep=optuna"),
-    "settings of a search in a grid": run(
-        "-m  seed=0,1  sweep.num_trials=5", "warning: sweep.num_trials", code=0, leaves=True
-    ),
+    "settings of a search in a grid": run("-m  seed=0,1  sweep.num_trials=5", "warning: sweep.num_trials", code=0, leaves=True),
     "an unknown key in a search": run("-m  sweep=optuna  sweep.num_trials=2  lr=interval(0.1,1)", "unknown key 'lr'"),
-    "jobs in one folder": run(
-        "-m  seed=0,1  hydra.sweep.dir=outputs/x  hydra.sweep.subdir=y", "holds a run already", leaves=True
-    ),
+    "jobs in one folder": run("-m  seed=0,1  hydra.sweep.dir=outputs/x  hydra.sweep.subdir=y", "holds a run already", leaves=True),
     "a folder with a sweep for another one": run("-m  seed=2,3  hydra.sweep.dir=swept", "holds a sweep already"),
     "a sweep of another recipe to go on with": run("-m  seed=0,1  resume=swept", "recipe=plain, with recipe=odd"),
     "a sweep that resumes a folder of no sweep": run("-m  seed=0,1  resume=empty", "has no multirun.yaml"),
@@ -182,147 +179,60 @@ RECIPES = {
     "a list of seeds": changed("name: odd", "name: odd\nseed: [0, 1]", "seed", "[0, 1]"),
     "splits as a list": changed("{val: 2, test: end}", "[val]", "evaluate.splits", "val"),
     "an arrow for an edge": changed("{reweight: [classifier]}", "reweight -> classifier", "graph.upper_to_lower"),
-    "an edge to itself": changed(
-        "{reweight: [classifier]}", "{reweight: [reweight]}", "an edge from 'reweight' to itself"
-    ),
-    "edges both ways down": changed(
-        "upper_to_lower: {reweight: [classifier]}",
-        "upper_to_lower: {reweight: [classifier], classifier: [reweight]}",
-        "graph.lower_to_upper",
-    ),
+    "an edge to itself": changed("{reweight: [classifier]}", "{reweight: [reweight]}", "an edge from 'reweight' to itself"),
+    "edges both ways down": changed("upper_to_lower: {reweight: [classifier]}", "upper_to_lower: {reweight: [classifier], classifier: [reweight]}", "graph.lower_to_upper"),
     "a problem with a space": changed("classifier", "my net", "my net"),
-    "an optimizer by its short name": changed(
-        "torch.optim.SGD", "SGD", f"{P}optimizer._target_", "Did you mean 'torch.optim.SGD'?"
-    ),
+    "an optimizer by its short name": changed("torch.optim.SGD", "SGD", f"{P}optimizer._target_", "Did you mean 'torch.optim.SGD'?"),
     "an optimizer without a target": changed("_target_: torch.optim.SGD", "name: sgd", f"{P}optimizer", "_target_"),
     "a stream that is a split": changed("{split: train, batch_size: 100}", "train", f"{P}stream", "'train'"),
-    "a reset to another kind of module": changed(
-        "SGD, lr: 0.01}", "SGD, lr: 0.01}\n    reset_to: reweight", f"{P}reset_to", "layers.1.weight"
-    ),
-    "splits larger than the data": changed(
-        "name: odd", "name: odd\ndata: {sizes: {train: 1700}}", "data.sizes", "1797"
-    ),
+    "a reset to another kind of module": changed("SGD, lr: 0.01}", "SGD, lr: 0.01}\n    reset_to: reweight", f"{P}reset_to", "layers.1.weight"),
+    "splits larger than the data": changed("name: odd", "name: odd\ndata: {sizes: {train: 1700}}", "data.sizes", "1797"),
     "no data": changed("name: odd", "name: odd\ndata: null", "data: found null"),
     "an objective that is not logged": changed("val/accuracy", "val/accuracy > 90%", "val/accuracy > 90%"),
-    "a scheduler that ends before the run": changed(
-        "SGD, lr: 0.01}",
-        "SGD, lr: 0.01}\n    scheduler: {_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1, total_steps: 1}",
-        "OneCycleLR failed",
-        code=1,
-        leaves=True,
-    ),
-    "an upper problem that never steps": changed(
-        "SGD, lr: 0.01}", "SGD, lr: 0.01}\n    warmup_steps: 300", "runner.max_ticks", "602", code=0, leaves=True
-    ),
-    "a hypergradient at the upper problem": changed(
-        "  reweight:\n    loss",
-        "  reweight:\n    hypergradient: {_target_: mlotool.hypergradient.Unrolled}\n    loss",
-        "problems.reweight.hypergradient",
-        code=0,
-        leaves=True,
-    ),
+    "a scheduler that ends before the run": changed("SGD, lr: 0.01}", "SGD, lr: 0.01}\n    scheduler: {_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1, total_steps: 1}", "OneCycleLR failed", code=1, leaves=True),
+    "an upper problem that never steps": changed("SGD, lr: 0.01}", "SGD, lr: 0.01}\n    warmup_steps: 300", "runner.max_ticks", "602", code=0, leaves=True),
+    "a hypergradient at the upper problem": changed("  reweight:\n    loss", "  reweight:\n    hypergradient: {_target_: mlotool.hypergradient.Unrolled}\n    loss", "problems.reweight.hypergradient", code=0, leaves=True),
     "a tab": changed("    stream: {split: meta", "\tstream: {split: meta", "line 12"),
-    "a start from a solver that takes no steps": built_in(
-        "maml  hypergradient=cg", "reset_to", "hypergradient: unrolled"
-    ),
+    "a start from a solver that takes no steps": built_in("maml  hypergradient=cg", "reset_to", "hypergradient: unrolled"),
     "half precision through steps": built_in("maml  runner.precision=fp16", "bf16"),
-    "a learned rate and a scheduler": built_in(
-        f"learned_lr  +{P}scheduler={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}}", f"{P}scheduler"
-    ),
+    "a learned rate and a scheduler": built_in(f"learned_lr  +{P}scheduler={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}}", f"{P}scheduler"),
     "images for a transformer": built_in("mwn_text  data=digits_noisy", "vocabulary_size"),
     "more stages than layers": built_in(f"layerparallel_penalty  {P}parallel.stages=100", "found 100 stages"),
     "shards below a hypergradient": built_in(f"mwn  {P}shard=true", f"{P}shard"),
 }
 CODE = {
-    "exit at import": loss(
-        f"return {CROSS_ENTROPY}", "importing 'slip' failed", "SystemExit", before="import sys\nsys.exit(0)\n"
-    ),
-    "a loss that is a module": slip(
-        f"class loss(nn.Module):\n    def forward(self, batch, *, model):\n        return {CROSS_ENTROPY}",
-        f"{P}loss._target_=slip.loss",
-        "unexpected keyword argument 'model'",
-    ),
-    "torch's loss in place of a function": slip(
-        "", f"{P}loss._target_=torch.nn.CrossEntropyLoss", "mlotool.losses.cross_entropy"
-    ),
+    "exit at import": loss(f"return {CROSS_ENTROPY}", "importing 'slip' failed", "SystemExit", before="import sys\nsys.exit(0)\n"),
+    "a loss that is a module": slip(f"class loss(nn.Module):\n    def forward(self, batch, *, model):\n        return {CROSS_ENTROPY}", f"{P}loss._target_=slip.loss", "unexpected keyword argument 'model'"),
+    "torch's loss in place of a function": slip("", f"{P}loss._target_=torch.nn.CrossEntropyLoss", "mlotool.losses.cross_entropy"),
     "no_grad around a loss": loss(f"return {CROSS_ENTROPY}", "returned a tensor without", before="@torch.no_grad()\n"),
-    "backward in a loss": loss(
-        f"loss = {CROSS_ENTROPY}\n    loss.backward()\n    return loss", "leaves backward() to mlotool"
-    ),
-    "a batch that is scaled in place": loss(
-        f'batch["input"].mul_(2)\n    return {CROSS_ENTROPY}', "a batch that it has changed"
-    ),
-    "a copy of a role": loss(
-        'import copy\n    return F.cross_entropy(copy.deepcopy(model)(batch["input"]), batch["target"])',
-        "whose gradient does not reach",
-    ),
+    "backward in a loss": loss(f"loss = {CROSS_ENTROPY}\n    loss.backward()\n    return loss", "leaves backward() to mlotool"),
+    "a batch that is scaled in place": loss(f'batch["input"].mul_(2)\n    return {CROSS_ENTROPY}', "a batch that it has changed"),
+    "a copy of a role": loss('import copy\n    return F.cross_entropy(copy.deepcopy(model)(batch["input"]), batch["target"])', "whose gradient does not reach"),
     "an attribute of a role": loss(f"model.temperature = 2.0\n    return {CROSS_ENTROPY}", "'temperature'"),
     "exit in a loss": loss("import sys\n    sys.exit(0)", "SystemExit"),
     "a cancelled loss": loss("import asyncio\n    raise asyncio.CancelledError", "CancelledError"),
     "a batch by position": loss("return model(batch[0]).sum()", "KeyError: 0", "batch['input']"),
-    "autograd.grad without create_graph": loss(
-        f"loss = {CROSS_ENTROPY}\n    torch.autograd.grad(loss, list(model.parameters()))\n    return loss",
-        "create_graph=True",
-    ),
+    "autograd.grad without create_graph": loss(f"loss = {CROSS_ENTROPY}\n    torch.autograd.grad(loss, list(model.parameters()))\n    return loss", "create_graph=True"),
     "another default dtype": loss(f"torch.set_default_dtype(torch.float64)\n    return {CROSS_ENTROPY}", "dtype"),
-    "a loss that becomes complex": loss(
-        f"global calls\n    calls += 1\n    return {CROSS_ENTROPY} * (1j if calls > 2 else 1)",
-        "After tick",
-        "complex",
-        before="calls = 0\n\n\n",
-        code=1,
-        leaves=True,
-    ),
+    "a loss that becomes complex": loss(f"global calls\n    calls += 1\n    return {CROSS_ENTROPY} * (1j if calls > 2 else 1)", "After tick", "complex", before="calls = 0\n\n\n", code=1, leaves=True),
     "a module that calls itself": module("def forward(self, x):\n        return self(x)", "RecursionError"),
-    "a module in double precision": module(
-        "def __init__(self):\n        super().__init__()\n        self.double()", "float64"
-    ),
-    "a parameter that begins as nan": module(
-        "def __init__(self):\n        super().__init__()\n        nn.init.constant_(self.layer.weight, float('nan'))",
-        "nan",
-    ),
-    "an extra state without its counterpart": module(
-        "def get_extra_state(self):\n        return {'a': 1}", "set_extra_state"
-    ),
+    "a module in double precision": module("def __init__(self):\n        super().__init__()\n        self.double()", "float64"),
+    "a parameter that begins as nan": module("def __init__(self):\n        super().__init__()\n        nn.init.constant_(self.layer.weight, float('nan'))", "nan"),
+    "an extra state without its counterpart": module("def get_extra_state(self):\n        return {'a': 1}", "set_extra_state"),
     "a sample that is None": item("return None", "None"),
-    "targets one-hot": item(
-        'return {"input": self.inputs[index], "target": F.one_hot(self.targets[index], 10)}', "target"
-    ),
+    "targets one-hot": item('return {"input": self.inputs[index], "target": F.one_hot(self.targets[index], 10)}', "target"),
     "keys that change by index": item('return {"input": self.inputs[index], f"target{index}": 0}', "target"),
     "a sample that exits": item("import sys; sys.exit('no file')", "in __getitem__: SystemExit"),
     "a metric with a slash": metric('return {"top/1": torch.ones(())}', "'top/1'"),
-    "a metric whose names change": metric(
-        """return {f"batch_{batch['index'][0]}": torch.ones(())}""", "returned other names", code=1, leaves=True
-    ),
-    "a metric that changes the module": metric(
-        'module.layer.weight.data.zero_(); return {"a": torch.ones(())}', "changed"
-    ),
-    "an objective that is not a number": slip(
-        'def metric(module, batch):\n    return {"a": torch.tensor(float("nan"))}',
-        "evaluate.metrics=[{_target_: slip.metric}]  objective=val/a",
-        "'val/a' is nan",
-        code=0,
-        leaves=True,
-    ),
-    "an analysis that returns a list": slip(
-        "def analyse(batches, *, model):\n    return [1, 2]",
-        "+analyses.a={_target_: slip.analyse, roles: {model: classifier}, split: val, batch_size: 8}",
-        "returned a list",
-    ),
-    "an optimizer that is none of torch's": slip(
-        "class Mine:\n    def __init__(self, params, lr):\n        pass",
-        f"{P}optimizer._target_=slip.Mine",
-        "expected a torch Optimizer",
-    ),
-    "an optimizer that keeps a function": slip(
-        "class Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        super().step()\n        self.state[self.param_groups[0]['params'][0]]['f'] = lambda: 0",
-        f"{P}optimizer._target_=slip.Mine",
-        "optimizer",
-        code=1,
-        leaves=True,
-    ),
+    "a metric whose names change": metric("""return {f"batch_{batch['index'][0]}": torch.ones(())}""", "returned other names", code=1, leaves=True),
+    "a metric that changes the module": metric('module.layer.weight.data.zero_(); return {"a": torch.ones(())}', "changed"),
+    "an objective that is not a number": slip('def metric(module, batch):\n    return {"a": torch.tensor(float("nan"))}', "evaluate.metrics=[{_target_: slip.metric}]  objective=val/a", "'val/a' is nan", code=0, leaves=True),
+    "an analysis that returns a list": slip("def analyse(batches, *, model):\n    return [1, 2]", "+analyses.a={_target_: slip.analyse, roles: {model: classifier}, split: val, batch_size: 8}", "returned a list"),
+    "an optimizer that is none of torch's": slip("class Mine:\n    def __init__(self, params, lr):\n        pass", f"{P}optimizer._target_=slip.Mine", "expected a torch Optimizer"),
+    "an optimizer that keeps a function": slip("class Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        super().step()\n        self.state[self.param_groups[0]['params'][0]]['f'] = lambda: 0", f"{P}optimizer._target_=slip.Mine", "optimizer", code=1, leaves=True),
 }
 MISTAKES = {f"{place}: {name}": row for place, table in (("command", COMMANDS), ("recipe", RECIPES), ("code", CODE)) for name, row in table.items()}  # fmt: skip
+# fmt: on
 
 
 def write_folders(folder: Path) -> None:

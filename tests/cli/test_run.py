@@ -107,12 +107,6 @@ def test_own_recipe_hides_the_built_in_one(
     assert "recipes/mwn.yaml" in err
 
 
-def test_no_report_where_none_is_wanted(call: Call, runner: FakeRunner, reports: list[Path]) -> None:
-    code, out, _ = call("run", "plain", "runner.report=false")
-    assert (code, reports) == (0, [])
-    assert "report.html" not in out
-
-
 def test_a_report_that_breaks_is_a_warning(call: Call, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_report(run_dir: Path) -> Path:
         raise OSError("disk full")
@@ -186,13 +180,6 @@ def test_sweep_over_recipes_has_one_folder(call: Call, runner: FakeRunner, repor
     assert [made.config.name for made in runner.calls] == ["plain", "mwn"]
     assert len({made.output_dir.parent for made in runner.calls}) == 1
     assert [made.origin.recipe_path.stem for made in runner.calls] == ["plain", "mwn"]
-
-
-def test_a_bad_job_stops_a_sweep_before_it_starts(call: Call, runner: FakeRunner) -> None:
-    code, _, err = call("run", "-m", "plain", "hypergradient=cg,cgg")
-    assert code == 2
-    assert "cgg" in err
-    assert runner.calls == []
 
 
 def test_cfg_and_info_run_nothing(call: Call, runner: FakeRunner, tmp_path: Path) -> None:

@@ -61,28 +61,10 @@ def test_the_best_setting_is_named_with_its_seeds(sweep: Path) -> None:
     assert (sweep / "settings.csv").is_file()
 
 
-def test_the_seed_alone_has_a_mean_and_no_best(tmp_path: Path) -> None:
-    for seed in range(5):
-        write_job(tmp_path / str(seed), f"seed={seed}", value=0.5 + 0.1 * seed)
-    text = printed(tmp_path, 80)
-    assert "val/loss 0.7 ± 0.071 (mean ± standard error of 5 seeds; smaller is better)" in text
-    assert "best" not in text
-
-
 def test_without_seeds_the_best_job_is_named(tmp_path: Path) -> None:
     for job in range(3):
         write_job(tmp_path / str(job), f"a.lr={job}", value=0.5 + 0.1 * job)
     assert "best: job 0, val/loss 0.5 (smaller is better): a.lr=0" in printed(tmp_path, 80)
-
-
-def test_no_escape_sequence_of_a_job_reaches_the_terminal(tmp_path: Path) -> None:
-    write_job(
-        tmp_path / "0", "a=\x1b[31m1", value=0.5, key="val/\x1b[2J", error="\x1b]0;title\x07\nb", status="\x1b[5m"
-    )
-    write_job(tmp_path / "1", "a=2", value=0.6, key="val/\x1b[2J")
-    text = printed(tmp_path, 200)
-    assert "\x1b" not in text
-    assert "\x07" not in text
 
 
 @pytest.mark.parametrize(

@@ -219,15 +219,6 @@ def test_on_the_command_line(call: Call, package: Path, monkeypatch: pytest.Monk
     assert "not foreseen" not in err
 
 
-def test_bugs_of_our_own_stay_unforeseen(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlotool.cli.arguments.compose_request", lambda *words: [][0])
-    # The frame of this test is code of the user's; without it only ours are left.
-    monkeypatch.setattr(user_code, "user_frame", lambda error: None)
-    code, _, err = call("validate", "plain")
-    assert code == 1
-    assert "this was not foreseen" in err
-
-
 def test_a_metric_of_the_users_all_the_way(
     call: Call, run: Run, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,38 +251,6 @@ def test_an_objective_of_the_users_needs_a_direction(run: Run) -> None:
     changes = {**_metric("top"), "objective": "val/top2", "objective_mode": None}
     with pytest.raises(ConfigError, match=r"objective_mode: found nothing for objective=val/top2"):
         run(changes)
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "os.system",
-        "mypackage.metrics.top",
-        "mlotool.losses.cross_entropy",
-        "torch.load",
-        "mlotool.config.trusted.trust",
-    ],
-)
-def test_strangers_metrics_are_no_way_to_call_anything(
-    config: Any, monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
-    monkeypatch.setattr(trusted, "_packages", {})
-    called: list[str] = []
-    monkeypatch.setattr("mlotool.config.trusted.import_module", called.append)
-    changed = config.copy()
-    node = {"_target_": target, "command": "touch owned", "inner": {"_target_": "os.getcwd"}}
-    OmegaConf.update(changed, "evaluate.metrics", ["accuracy", node], merge=False)
-    with pytest.raises(ConfigError) as caught:
-        mlotool.run(changed)
-    assert "evaluate.metrics[1]._target_: found" in str(caught.value)
-    assert "evaluate.metrics[1].inner._target_: found 'os.getcwd'" in str(caught.value)
-    # What the rest of the recipe names is torch's.
-    assert set(called) <= {"torch.optim"}
-
-
-def test_settings_of_a_metric_are_checked(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"evaluate.metrics\[0\].q: unknown keyword 'q' of mypackage.metrics.top"):
-        run({"evaluate.metrics": [{"_target_": "mypackage.metrics.top", "q": 1}], "objective": None})
 
 
 def test_trust_from_python(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,12 +46,6 @@ def test_a_run_without_spaces_has_no_such_section(tmp_path: Path) -> None:
     assert "Notes on this folder" not in page.text
 
 
-def test_decisions_alone(tmp_path: Path) -> None:
-    page = page_of(write_nodes(write_run(tmp_path / "run"), [], {"width": "k3"}))
-    assert "1 decision of classifier" in page.text
-    assert 'class="node' not in page.source
-
-
 def test_many_decisions_wait_until_they_are_asked_for(tmp_path: Path) -> None:
     decisions = {f"kernel_{number}": "k5" if number % 2 else "k3" for number in range(100)}
     page = page_of(write_nodes(write_run(tmp_path / "run"), [], decisions))

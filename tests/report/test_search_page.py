@@ -1,7 +1,5 @@
 """The page, the tables and the files of a search over model spaces."""
 
-import csv
-import io
 import json
 import re
 from importlib.resources import files
@@ -10,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from mlotool.cli.show_sweep import show_sweep
 from mlotool.cli.sweep import exit_code
 from mlotool.core.errors import RunError
-from mlotool.report import write_report, write_sweep_page, write_sweep_summary
+from mlotool.report import write_report, write_sweep_page
 from mlotool.report.search import best_so_far, front, points, random_baseline, trials
 from mlotool.report.sweep import compare
 from tests.report.html_check import Page, read_page
@@ -97,25 +93,6 @@ def test_draws_that_make_no_model_are_no_failures(sweep: Path) -> None:
     with pytest.raises(RunError, match="1 of 6 jobs of the sweep failed: 5"):
         exit_code(sweep)
     assert "1 of 6 failed" in read(sweep).text
-
-
-def test_the_table_in_the_terminal_says_so(sweep: Path) -> None:
-    out = io.StringIO()
-    show_sweep(sweep, Console(file=out, width=120, highlight=False, markup=False, emoji=False))
-    assert f"2 draws make no model (infeasible), untrained: job 3: {REASON}" in out.getvalue()
-    assert "failed" not in out.getvalue()
-    assert (
-        "best: job 2, val/accuracy 0.9 (larger is better): +decisions.kernel_0=k1 +decisions.kernel_1=k3"
-        in out.getvalue()
-    )
-
-
-def test_sweep_csv_has_status_and_reason(sweep: Path) -> None:
-    with write_sweep_summary(sweep).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["status"] for row in rows] == ["finished"] * 3 + ["infeasible"] * 2
-    assert [row["error"] for row in rows] == [""] * 3 + [REASON] * 2
-    assert [row["decisions.kernel_0"] for row in rows] == ["k3", "k5", "k1", "k7", "k9"]
 
 
 def test_the_page_of_such_a_job(sweep: Path) -> None:
@@ -233,10 +210,3 @@ def test_strange_plans_do_not_stop_the_page(sweep: Path) -> None:
     for asked in ({"repeats": "many", "second_mode": "up"}, {"repeats": 10**14, "num_random": 10**14}):
         (sweep / "plan.json").write_text(json.dumps({**plan, "search": asked}))
         assert "explore: sweep" in read(sweep).text
-
-
-def test_strange_sweeps_beside_it_do_not_stop_the_page(sweep: Path) -> None:
-    for number, text in enumerate(("{", "[1]", '{"identity": 3}', '{"identity": {"sampler": "random", "fixed": 3}}')):
-        (sweep.parent / f"x{number}").mkdir()
-        (sweep.parent / f"x{number}" / "sweep.json").write_text(text)
-    assert "random search" not in read(sweep).text

@@ -80,16 +80,6 @@ def test_what_is_no_record_says_nothing(content: Any, tmp_path: Path) -> None:
     assert write(tmp_path, content) == []
 
 
-def test_links_out_of_the_sweep_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "0.json").write_text(json.dumps({"stacks": [stack([0, 1], True)]}))
-    for name, place, target in (("a", "fusion", "outside"), ("b", "fusion/0.json", "outside/0.json")):
-        (tmp_path / name / place).parent.mkdir(parents=True)
-        (tmp_path / name / place).symlink_to(tmp_path / target)
-        assert fusion_lines(tmp_path / name) == []
-    assert fusion_lines(tmp_path / "nowhere") == []
-
-
 def test_where_warnings_of_runs_stand(tmp_path: Path) -> None:
     assert warning_lines(tmp_path) == []
     write(tmp_path, {"stacks": []})

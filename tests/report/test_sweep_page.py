@@ -1,19 +1,15 @@
 import re
 import shutil
 import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import unquote
 
-import numpy as np
 import pytest
 
-from mlotool.core.errors import ConfigError
 from mlotool.report import write_sweep_page
 from mlotool.report.figure import Sketchbook, report_style
 from mlotool.report.formats import NONE
-from mlotool.report.rank_correlation import CORRELATION, FANOVA, importances
 from mlotool.report.sweep import Column, compare, labels
 from mlotool.report.sweep_figures import parallel_cards, wrapped
 from tests.report.html_check import Page, read_page
@@ -211,27 +207,3 @@ def test_columns_have_numbers_by_size_before_words() -> None:
     assert not Column("a", "a", ("1", "2")).is_log
     assert Column("a", "a", ("1", "2"), is_drawn_by_logarithm=True).is_log
     assert not Column("a", "a", ("0", "2"), is_drawn_by_logarithm=True).is_log
-
-
-def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not the folder of a sweep"):
-        write_sweep_page(tmp_path)
-
-
-@pytest.mark.parametrize("has_optuna", [True, False])
-def test_what_decides_the_objective_is_most_important(monkeypatch: pytest.MonkeyPatch, has_optuna: bool) -> None:
-    if has_optuna:
-        pytest.importorskip("optuna")
-    else:
-        monkeypatch.setitem(sys.modules, "optuna", None)
-    generator = np.random.default_rng(0)
-    decides, nothing = generator.uniform(size=40), generator.uniform(size=40)
-    names = tuple(generator.choice(["x", "y"], size=40))
-    objective = decides + 0.3 * np.array([name == "x" for name in names])
-    columns = [
-        Column(key, key, tuple(map(str, numbers))) for key, numbers in (("nothing", nothing), ("decides", decides))
-    ]
-    method, found = importances([*columns, Column("name", "name", names)], objective.tolist())
-    assert method == (FANOVA if has_optuna else CORRELATION)
-    assert [label for label, _ in found] == ["decides", "name", "nothing"]
-    assert found[0][1] > 0.5 > found[2][1]

@@ -2,16 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from mlotool.report.sweep import compare, is_seed, seeds
+from mlotool.report.sweep import compare, seeds
 from mlotool.report.sweep_page import mean_text, write_sweep_page
 from tests.report.sweep_folders import write_begun, write_job, write_plan
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"), [("seed", True), ("data.seed", True), ("data.noise.seed", True), ("problems.seeded.lr", False)]
-)
-def test_what_a_seed_is(key: str, expected: bool) -> None:
-    assert is_seed(key) is expected
 
 
 def grid(folder: Path, values: dict[str, list[float | None]], key: str = "seed", mode: str = "min") -> None:
@@ -141,13 +134,6 @@ def test_a_job_that_has_only_begun_makes_no_constant_a_hyperparameter(tmp_path: 
     assert [column.key for column in found.columns] == ["a.lr"]
     assert found.columns[0].numbers == (0.1, 0.2)
     assert found.constants == {"recipe": "mwn", "runner.max_ticks": "60"}
-
-
-def test_where_nobody_knows_the_direction_there_is_no_best(tmp_path: Path) -> None:
-    grid(tmp_path, {"0.1": [0.5], "1": [0.7]}, mode="")
-    found = compare(tmp_path)
-    assert (found.best, found.mode) == (None, "")
-    assert found.direction == "it is not known whether larger or smaller is better"
 
 
 def test_the_direction_is_that_of_the_metric_before_what_a_job_says(tmp_path: Path) -> None:

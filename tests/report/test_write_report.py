@@ -61,16 +61,6 @@ def test_a_report_is_written_again_over_the_old_one_byte_for_byte(tmp_path: Path
     assert len(list((run / "report").iterdir())) == 2
 
 
-def test_steps_are_no_curve_and_a_processor_is_a_cpu(tmp_path: Path) -> None:
-    rows = [(tick, f"classifier/{metric}", 1.0 * tick) for tick in (1, 2) for metric in ("loss", "step", "gain")]
-    run = write_run(tmp_path / "run", rows=rows)
-    (run / "provenance.json").write_text(json.dumps({"device": "x86_64"}))
-    page = read_page(write_report(run))
-    assert "Training: gain" in page.text
-    assert "Training: step" not in page.text
-    assert "CPU (x86_64)" in page.text
-
-
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     evil = "</script></style><img src=x onerror=alert(1)>\"'&$\\frac{"
     config = mwn_config()
@@ -123,22 +113,6 @@ def test_a_broken_file_leaves_the_rest(tmp_path: Path, text: str) -> None:
         (run / name).write_text(text)
     (run / "artifacts" / "weights.npz").write_text(text)
     assert "run" in read_page(write_report(run)).text
-
-
-def test_values_of_wrong_types_leave_the_rest(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", rows=[(1, "classifier/loss", 1.0)])
-    (run / "config.yaml").write_text(
-        "name: [1]\nproblems: {a: null, 1: {module: x, optimizer: []}}\ngraph: 3\nevaluate: x\n"
-    )
-    broken = {"status": 3, "objective": [], "metrics": "x", "best": {"tick": "x", "metrics": 2}, "error": {"a": 1}}
-    (run / "summary.json").write_text(json.dumps(broken))
-    (run / "provenance.json").write_text(json.dumps({"git": None, "versions": "x", "duration_s": "long", "device": 3}))
-    read_page(write_report(run))
-
-
-def test_an_empty_metrics_file_says_so(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", rows=[])
-    assert "nothing was logged" in read_page(write_report(run)).text
 
 
 def test_a_failed_run_shows_its_error_and_its_last_finite_values(tmp_path: Path) -> None:
