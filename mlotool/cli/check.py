@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 
 
 # From here on two hypergradients make the same run, up to the step size.
-GOOD_ERROR, GOOD_COSINE = 0.05, 0.99
+GOOD_COSINE = 0.99
 
 
 def show_check(checks: "Iterable[Check]", recipe: str) -> None:
@@ -72,35 +72,29 @@ def show_check(checks: "Iterable[Check]", recipe: str) -> None:
 def advice(responses: "tuple[Response, ...]") -> str:
     """Return what a person could do about the recipe's own response."""
     exact, chosen, *others = responses
-    if not exact.norm or chosen.norm is None:
-        return "advice: the most exact hypergradient is zero or not finite here; look at the problem above first."
+    if not exact.norm or chosen.norm is None or chosen.cosine is None:
+        return "advice: a hypergradient is zero or not finite here; look at its note, and at the problem above."
     if not exact.has_converged:
         return (
             "advice: no solve converges here, so the first row is no reference. Train longer (--ticks), give the lower "
             "problem weight decay, or differentiate its steps (hypergradient=unrolled)."
         )
-    if chosen.cosine is None:
-        return "advice: this recipe's hypergradient is zero here; see its note."
-    if chosen.error is not None and chosen.error <= GOOD_ERROR:
-        return f"advice: none; it is right (relative error {chosen.error:.1e})."
     if chosen.cosine >= GOOD_COSINE:
-        return (
-            f"advice: none for the direction, which is right (cosine {chosen.cosine:.4f}); the length is "
-            f"{chosen.norm / exact.norm:.2g} of the exact one's, which a learning rate makes up for, or Adam."
-        )
-    better = [other for other in others if (other.cosine or -1.0) > chosen.cosine + 0.01]
-    if not better:
+        length = f"its length is {chosen.norm / exact.norm:.2g} of the exact one's"
+        return f"advice: none; the direction is right (cosine {chosen.cosine:.4f}), and {length}."
+    # The cheapest of those that are right; else the one that is nearest.
+    right = [other for other in others if (other.cosine or -1.0) >= GOOD_COSINE]
+    nearest = sorted(others, key=lambda other: other.cosine or -1.0)[-1:]
+    best = min(right or nearest, key=lambda other: other.seconds or 0.0, default=chosen)
+    if (best.cosine or -1.0) <= chosen.cosine + 0.01:
         return (
             f"advice: cosine {chosen.cosine:.2f} to the most exact one, and no option does better here; raise the "
             "solver's iterations, or train the lower problem closer to its solution (unroll_steps)."
         )
-    # The cheapest of those that are right; else the one that is nearest.
-    right = [other for other in better if (other.cosine or -1.0) >= GOOD_COSINE]
-    best = min(right or better, key=lambda other: (other.seconds if right else -(other.cosine or 0.0)) or 0.0)
     times = (best.seconds or 0.0) / (chosen.seconds or 1.0)
     return (
-        f"advice: cosine {chosen.cosine:.2f}; hypergradient={best.name} has {best.cosine or 0.0:.2f} at "
-        f"{times:.1f} times the time."
+        f"advice: cosine {chosen.cosine:.2f}; hypergradient={best.name} has {best.cosine:.2f} at {times:.1f} times "
+        "the time."
     )
 
 
