@@ -117,7 +117,7 @@ def weighted(batch, *, model, weigher):
 
 DATA = '''\
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 
 def samples(count=40):
@@ -143,6 +143,13 @@ class Dicts(Dataset):
 
     def __getitem__(self, index):
         return {"input": self.inputs[index], "target": self.targets[index], "index": index}
+
+
+class Pairs(Data):
+    """(image, label) pairs, as torchvision has them."""
+
+    def split(self, name):
+        return TensorDataset(*samples())
 
 
 class FloatTargets(Data):
