@@ -154,7 +154,7 @@ DURING = {
         {f"{CLASSIFIER}scheduler": {"_target_": "mypackage.optim.SchedulerFails"}},
         [
             "problems.classifier.scheduler: mypackage.optim.SchedulerFails (mypackage/optim.py",
-            "line 24, in get_lr: KeyError: 'rate'",
+            ", in get_lr: KeyError: 'rate'",
         ],
     ),
 }
