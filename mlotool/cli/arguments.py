@@ -35,8 +35,8 @@ class VerbParser(argparse.ArgumentParser):
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]
             key, _, value = unknown[0].lstrip("-").partition("=")
-            setting = place_of(key) if key not in ROOT_KEYS else key
-            if unknown[0].startswith("-") and setting and any(action.dest == "words" for action in self._actions):
+            setting = key if key in ROOT_KEYS else place_of(key)
+            if unknown[0].startswith("-") and setting and hasattr(namespace, "words"):
                 written = setting if "=" in setting else f"{setting}={value or '..'}"
                 self.error(f"unknown argument '{unknown[0]}'; settings have no dashes: write {written}")
             self.error(f"unknown argument '{unknown[0]}'{did_you_mean(unknown[0], options)}")

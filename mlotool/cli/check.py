@@ -1,13 +1,12 @@
 """`mlotool check`: a recipe's hypergradients beside the most exact ones, and beside finite differences."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from mlotool.cli.arguments import recipe_parser
-from mlotool.cli.job import plain_console
+from mlotool.cli.terminal import plain_console, warn
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
 
@@ -36,17 +35,15 @@ def main(words: Sequence[str]) -> int:
     from mlotool.cli.arguments import compose_request
 
     request, composed = compose_request(arguments.words, "check", arguments.trust)
-    for warning in config.check(composed, targets=True):
-        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+    warn(*config.check(composed, targets=True))
     from mlotool.runner.checking import check_hypergradients
 
     show_check(check_hypergradients(composed, ticks=arguments.ticks), request.recipe or composed.name)
     return 0
 
 
-GOOD_ERROR = 0.05
+# From here on two hypergradients make the same run, up to the step size.
 GOOD_COSINE = 0.99
-"""From here on two hypergradients make the same run, up to the step size."""
 
 
 def show_check(checks: "Iterable[Check]", recipe: str) -> None:
@@ -74,38 +71,30 @@ def show_check(checks: "Iterable[Check]", recipe: str) -> None:
 
 def advice(responses: "tuple[Response, ...]") -> str:
     """Return what a person could do about the recipe's own response."""
-    exact, own, *others = responses
-    if not exact.norm or own.norm is None:
-        return "advice: the most exact hypergradient is zero or not finite here; look at the problem above first."
+    exact, chosen, *others = responses
+    if not exact.norm or chosen.norm is None or chosen.cosine is None:
+        return "advice: a hypergradient is zero or not finite here; look at its note, and at the problem above."
     if not exact.has_converged:
         return (
-            "advice: no solve converges here, so the lower problem is at no well-conditioned minimum, and the first "
-            "row is no reference. Train longer (--ticks), give the lower problem weight decay, or differentiate its "
-            "steps (hypergradient=unrolled)."
+            "advice: no solve converges here, so the first row is no reference. Train longer (--ticks), give the lower "
+            "problem weight decay, or differentiate its steps (hypergradient=unrolled)."
         )
-    if own.cosine is None:
-        return "advice: this recipe's hypergradient is zero here; see its note."
-    if own.error is not None and own.error <= GOOD_ERROR:
-        return f"advice: none; it is right (relative error {own.error:.1e})."
-    if own.cosine >= GOOD_COSINE:
+    if chosen.cosine >= GOOD_COSINE:
+        length = f"its length is {chosen.norm / exact.norm:.2g} of the exact one's"
+        return f"advice: none; the direction is right (cosine {chosen.cosine:.4f}), and {length}."
+    # The cheapest of those that are right; else the one that is nearest.
+    right = [other for other in others if (other.cosine or -1.0) >= GOOD_COSINE]
+    nearest = sorted(others, key=lambda other: other.cosine or -1.0)[-1:]
+    best = min(right or nearest, key=lambda other: other.seconds or 0.0, default=chosen)
+    if (best.cosine or -1.0) <= chosen.cosine + 0.01:
         return (
-            f"advice: none for the direction, which is right (cosine {own.cosine:.4f}); the length is "
-            f"{own.norm / exact.norm:.2g} of the exact one's, which a learning rate makes up for, and Adam by itself."
-        )
-    better = [each for each in others if each.cosine is not None and each.cosine > own.cosine + 0.01]
-    if not better:
-        return (
-            f"advice: cosine {own.cosine:.2f} to the most exact one, and no option does better here; raise the "
+            f"advice: cosine {chosen.cosine:.2f} to the most exact one, and no option does better here; raise the "
             "solver's iterations, or train the lower problem closer to its solution (unroll_steps)."
         )
-    right = [each for each in better if each.cosine is not None and each.cosine >= GOOD_COSINE]
-    # The cheapest of those that are right; else the one that is nearest.
-    by_time, by_cosine = (lambda each: each.seconds or 0.0), (lambda each: each.cosine or 0.0)
-    best = min(right, key=by_time) if right else max(better, key=by_cosine)
-    assert best.cosine is not None and best.seconds is not None and own.seconds is not None
+    times = (best.seconds or 0.0) / (chosen.seconds or 1.0)
     return (
-        f"advice: cosine {own.cosine:.2f}; hypergradient={best.name} has {best.cosine:.2f} at "
-        f"{best.seconds / own.seconds:.1f} times the time."
+        f"advice: cosine {chosen.cosine:.2f}; hypergradient={best.name} has {best.cosine:.2f} at {times:.1f} times "
+        "the time."
     )
 
 

@@ -1,19 +1,13 @@
 """`mlotool copy`: a recipe as the start of one of yours; also one from the web."""
 
-import ipaddress
 import re
 import shlex
-import socket
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import IO, Any
-from urllib.error import HTTPError, URLError
+from typing import NamedTuple
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import (
     HTTPDefaultErrorHandler,
@@ -24,14 +18,16 @@ from urllib.request import (
     OpenerDirector,
     ProxyHandler,
     Request,
+    UnknownHandler,
 )
 
 from mlotool import __version__
 from mlotool.cli.arguments import VerbParser, add_trust
+from mlotool.cli.terminal import warn
 from mlotool.config.reading import MAX_BYTES
 from mlotool.config.schema import is_plain_name
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home, cannot_write
+from mlotool.core.files import at_home, replacing, writing
 from mlotool.core.messages import escape
 
 DESCRIPTION = """Copy a recipe to ./recipes, where `mlotool run NAME` finds it before the built-in one, or elsewhere.
@@ -55,25 +51,21 @@ def main(words: Sequence[str]) -> int:
     else:
         found = _from_here(arguments.recipe, parser)
     target = _target_file(arguments.target, found.file_name)
-    if target.exists() and not arguments.force:
+    if not arguments.force and (target.exists() or target.is_symlink()):
         raise ConfigError(
             f"{target} exists already; expected a new file. Name another one, "
             f"mlotool copy {arguments.recipe} recipes/mine.yaml, or add --force to overwrite it."
         )
-    write_new(target, with_origin(found.text, found.origin), is_forced=arguments.force)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as temporary:
+        temporary.write_text(with_origin(found.text, found.origin), encoding="utf-8")
     print(escape(f"copied {arguments.recipe} to {target}; run it: mlotool run {shlex.quote(str(target))}"))
     return 0
 
 
-@dataclass(frozen=True)
-class Found:
-    """A recipe that may be copied: it was checked.
-
-    Args:
-        text: of its file.
-        file_name: that a copy gets.
-        origin: where it came from, for its header.
-    """
+class Found(NamedTuple):
+    """A recipe that was checked: the text of its file, the name that a copy gets, and where it came from."""
 
     text: str
     file_name: str
@@ -122,41 +114,11 @@ def _from_web(url: str, target: str, trusted: Sequence[str]) -> Found:
         except ConfigError as error:
             # The file's folder is gone when the message is read.
             raise ConfigError(str(error).replace(str(file), url)) from None
-    for warning in warnings:
-        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
-    return Found(text, file_name, f"{without_query(url)} by mlotool {__version__}")
-
-
-def write_new(target: Path, text: str, *, is_forced: bool) -> None:
-    """Write a file that did not exist, whole or not at all; no link is followed, neither by overwriting one.
-
-    Raises:
-        ConfigError: something of that name is there already.
-        WriteError: the disk does not take it.
-    """
-    part = target.with_name(f".{target.name}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
-        with part.open("x", encoding="utf-8") as file:
-            file.write(text)
-        if is_forced:
-            part.replace(target)
-        else:
-            # Unlike a rename it fails where something, be it a link to nowhere, has the name.
-            target.hardlink_to(part)
-            part.unlink()
-    except FileExistsError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise ConfigError(
-            f"{target}: cannot be written ({error.strerror}); expected a place for a new file. Name another one, or "
-            "add --force to replace it."
-        ) from error
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise cannot_write(target, error) from error
+    warn(*warnings)
+    parts = urlsplit(url)
+    # Without its query, which often holds a token.
+    origin = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+    return Found(text, file_name, f"{origin} by mlotool {__version__}")
 
 
 def with_origin(text: str, origin: str) -> str:
@@ -187,11 +149,8 @@ def _target_file(target: str, file_name: str) -> Path:
 
 
 SCHEMES = ("http", "https")
-MAX_REDIRECTS = 3
 SECONDS_TO_ANSWER = 10.0
-SECONDS_IN_ALL = 30.0
 _URL = re.compile(r"[!-~]+")
-_CHUNK = 16_384
 
 
 def is_url(text: str) -> bool:
@@ -199,98 +158,36 @@ def is_url(text: str) -> bool:
     return "://" in text
 
 
-def without_query(url: str) -> str:
-    """Return a URL without what often holds a token."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
-
-
-def fetch(url: str, *, seconds: float = SECONDS_IN_ALL) -> str:
-    """Return the text at a URL.
-
-    The user named the URL, so it may be one of their own network. Where a server sends us on, it may not.
-
-    Args:
-        url: http or https.
-        seconds: for all of it.
+def fetch(url: str) -> str:
+    """Return the text at a URL, over http or https alone, also where a server sends us on.
 
     Raises:
-        ConfigError: another scheme, an address that a redirect may not lead to, too large, too slow, no text.
+        ConfigError: another scheme, too large, too slow, no text.
     """
     check_url(url)
-    found: list[bytes | Exception] = []
-
-    def work() -> None:
-        try:
-            found.append(_content(url, seconds))
-        except Exception as error:
-            # Its frames would hold the list, and with it the connection.
-            found.append(error.with_traceback(None))
-
-    # A thread that can be left alone: no timeout of a socket bounds the look-up of a name, a header a byte a second,
-    # or an answer of a hundred parts that are each in time. It keeps no process alive.
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not found:
-        raise ConfigError(
-            f"'{url}': not there after {seconds:g} s; expected a faster answer. Try again, or save the file and give "
-            "its path."
-        )
-    [content] = found
-    if isinstance(content, Exception):
-        raise content
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"'{url}': found no text ({error}); expected UTF-8. Give the URL of a recipe.") from error
-
-
-def _content(url: str, seconds: float) -> bytes:
     opener = OpenerDirector()
     # Not build_opener, which knows file:, ftp: and data: as well.
-    for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
-        opener.add_handler(handler)
-    opener.add_handler(_Redirects(url))
+    for handler in (ProxyHandler, HTTPHandler, HTTPSHandler, HTTPErrorProcessor, HTTPDefaultErrorHandler,
+                    HTTPRedirectHandler, UnknownHandler):  # fmt: skip
+        opener.add_handler(handler())
     request = Request(url, headers={"User-Agent": "mlotool", "Accept": "text/plain, */*"})
     try:
-        with opener.open(request, timeout=min(SECONDS_TO_ANSWER, seconds)) as response:
-            return _read(url, response)
-    except (HTTPError, URLError, HTTPException, OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = getattr(error, "reason", None) or error
-        code = ""
+        with opener.open(request, timeout=SECONDS_TO_ANSWER) as response:
+            content = response.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes")
+            # Not chunked: what is left of the length that was announced.
+            if response.length:
+                raise ValueError(f"{response.length} bytes are missing")
+            return content.decode("utf-8")  # type: ignore[no-any-return]
+    # UnicodeDecodeError is a ValueError, and the errors of urllib are OSErrors.
+    except (HTTPException, OSError, ValueError) as error:
         if isinstance(error, HTTPError):
-            code = f"{error.code} "
             error.close()
         raise ConfigError(
-            f"'{url}': cannot be fetched ({code}{reason}); expected a recipe's text. Correct the URL, or save the file "
-            "and give its path."
+            f"'{url}': cannot be fetched ({error}); expected a recipe's text. Correct the URL, or save the file and "
+            "give its path."
         ) from error
-
-
-def _read(url: str, response: Any) -> bytes:
-    encoding = response.headers.get("Content-Encoding", "identity")
-    if encoding.strip().lower() not in ("", "identity"):
-        raise ConfigError(
-            f"'{url}': found the text in the encoding '{encoding}', which was not asked for; expected plain text. Save "
-            "the file and give its path."
-        )
-    content = b""
-    while chunk := response.read1(_CHUNK):
-        content += chunk
-        if len(content) > MAX_BYTES:
-            raise ConfigError(
-                f"'{url}': found more than {MAX_BYTES} bytes; expected a recipe, which has fewer. Give a recipe's URL."
-            )
-    # Not chunked: what is left of the length that was announced.
-    if response.length:
-        raise ConfigError(
-            f"'{url}': found {len(content)} bytes, and then the end, though {len(content) + response.length} were "
-            "announced; expected all of it. Try again, or save the file and give its path."
-        )
-    return content
 
 
 def check_url(url: str) -> None:
@@ -306,50 +203,10 @@ def check_url(url: str) -> None:
         parts = None
     if parts is None or parts.scheme.lower() not in SCHEMES or not parts.hostname:
         raise ConfigError(
-            f"found the URL '{url}'; expected one of {' or '.join(f'{each}://' for each in SCHEMES)}, in ASCII. Give "
-            "one, or the path of a file."
+            f"found the URL '{url}'; expected http:// or https://, in ASCII. Give one, or the path of a file."
         )
     if parts.username is not None:
         raise ConfigError(
             "found a URL with a user or password in it; expected none, as it would be written into the copy. Save the "
             "file and give its path."
         )
-
-
-class _Redirects(HTTPRedirectHandler):
-    """Follows a few redirects, from http to https but not back, and never from elsewhere into a private network."""
-
-    max_redirections = MAX_REDIRECTS
-
-    def __init__(self, url: str) -> None:
-        self.host = urlsplit(url).hostname
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> Request | None:
-        """Return the next request, or raise ConfigError."""
-        try:
-            self._check(req, newurl)
-        except ConfigError:
-            fp.close()
-            raise
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-    def _check(self, req: Request, newurl: str) -> None:
-        check_url(newurl)
-        host = urlsplit(newurl).hostname or ""
-        if req.type == "https" and not newurl.lower().startswith("https:"):
-            raise ConfigError(f"'{req.full_url}': redirects to '{newurl}'; expected https. Give the URL behind it.")
-        if host != self.host and not _is_public(host):
-            raise ConfigError(
-                f"'{req.full_url}': redirects to '{newurl}', in a private network; expected a public place. If that "
-                "is what you want, give that URL."
-            )
-
-
-def _is_public(host: str) -> bool:
-    try:
-        found = socket.getaddrinfo(host, None)
-    except OSError:
-        return False
-    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global for *_, address in found)

@@ -2,25 +2,23 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from mlotool import config as configuration
+from mlotool.cli.terminal import nearby, plain_console, say, warn
 from mlotool.config.schema import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
-from mlotool.core.messages import escape
 from mlotool.core.process import import_large, import_torch
 from mlotool.sweep.folder import write_plan
 from mlotool.sweep.job_folder import note_failure
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mlotool.config.sweep_plan import SweepPlan
     from mlotool.runner import RunResult
     from mlotool.runner.plan import Watch
@@ -79,7 +77,7 @@ class Job:
             finish(config, hydra.runtime.choices, overrides)
             recipe = recipe_path(hydra.runtime.choices, self.recipe_file)
             if self.sweep_dir is None and recipe is not None and is_first_rank():
-                print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
+                say(f"recipe {nearby(recipe)}")
             sweep = None if self.sweep_dir is None else self.sweep_dir.name
             origin = configuration.Origin(self.command, overrides, recipe, sweep)
             result = train(config, run_dir, origin, self.watch)
@@ -88,15 +86,17 @@ class Job:
             raise
         except Exception as error:
             self.errors.append(error)
-            own = getattr(error, "run_dir", None)
-            if own is not None:
+            own_dir = getattr(error, "run_dir", None)
+            if own_dir is not None:
                 _remove_if_empty(run_dir)
-                run_dir = own
-            if self.sweep_dir is None:
-                _leave(run_dir)
-            else:
-                _note_failure(run_dir, overrides, str(error))
-                print(f"mlotool: job {run_dir.name} failed: {escape(str(error))}", file=sys.stderr)
+                run_dir = own_dir
+            if self.sweep_dir is not None:
+                say(f"job {run_dir.name} failed: {error}")
+                # Left to the sweep's table; where the disk does not take it, it is printed at least.
+                with suppress(WriteError):
+                    note_failure(run_dir, overrides, str(error))
+            elif not _remove_if_empty(run_dir):
+                say(f"run folder {nearby(run_dir)}")
             return float("nan")
         if not is_first_rank():
             # Hydra has made a folder for each rank, where they began in different seconds.
@@ -115,7 +115,7 @@ class Job:
             # A job in a process of its own: its sweep says it.
             return
         where = "auto" if self.sweep_dir is not None else nearby(run_dir)
-        print(f"mlotool: go on with: {shlex.join([*words, f'resume={where}'])}", file=sys.stderr)
+        say(f"go on with: {shlex.join([*words, f'resume={where}'])}")
 
 
 def recipe_path(choices: Any, given: Path | None) -> Path | None:
@@ -137,8 +137,7 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
     """Check a config, run it and write its report, also that of a run that failed half-way."""
     # The check looks at targets of torch's.
     import_torch(with_wandb=logs_to_wandb(config))
-    for warning in configuration.check(config, targets=True):
-        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+    warn(*configuration.check(config, targets=True))
     import_large("mlotool.runner")
     from mlotool import runner
 
@@ -177,25 +176,11 @@ def write_report(config: Any, run_dir: Path) -> None:
     try:
         write(run_dir)
     except KeyboardInterrupt:
-        text = f"the run has ended, and only its page is not written yet: mlotool report {nearby(run_dir)}"
-        print(f"mlotool: {escape(text)}", file=sys.stderr)
+        say(f"the run has ended, and only its page is not written yet: mlotool report {nearby(run_dir)}")
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
-        text = f"the report could not be written ({reason}); try again: mlotool report {nearby(run_dir)} --debug"
-        print(f"mlotool: warning: {escape(text)}", file=sys.stderr)
-
-
-def _note_failure(run_dir: Path, overrides: tuple[str, ...], text: str) -> None:
-    """Leave a failed job's error to the sweep's table; where the disk does not take it, it is printed at least."""
-    with suppress(WriteError):
-        note_failure(run_dir, overrides, text)
-
-
-def _leave(run_dir: Path) -> None:
-    """Say what there is of a run that did not finish; Hydra makes the folder of one that never began as well."""
-    if not _remove_if_empty(run_dir):
-        print(f"mlotool: run folder {nearby(run_dir)}", file=sys.stderr)
+        warn(f"the report could not be written ({reason}); try again: mlotool report {nearby(run_dir)} --debug")
 
 
 def _remove_if_empty(run_dir: Path) -> bool:
@@ -215,8 +200,10 @@ def is_first_rank() -> bool:
 MAX_METRICS = 40
 
 
-def show_result(config: Any, result: "RunResult", console: Console | None = None) -> None:
+def show_result(config: Any, result: "RunResult", console: "Console | None" = None) -> None:
     """Print objective, final metrics of the evaluated splits, and where everything lies."""
+    from rich.table import Table
+
     console = console or plain_console()
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
@@ -229,26 +216,10 @@ def show_result(config: Any, result: "RunResult", console: Console | None = None
         table.add_row(key, f"{shown[key]:.4g}")
     if len(shown) > MAX_METRICS:
         table.add_row("...", f"{len(shown) - MAX_METRICS} more in metrics.csv")
-    table.add_row("run folder", nearby(result.output_dir))
-    if result.checkpoint is not None:
-        table.add_row("checkpoint", nearby(result.checkpoint))
     report = result.output_dir / "report.html"
-    if report.is_file():
-        table.add_row("report", nearby(report))
+    written = report if report.is_file() else None
+    for name, path in (("run folder", result.output_dir), ("checkpoint", result.checkpoint), ("report", written)):
+        if path is not None:
+            table.add_row(name, nearby(path))
     console.print()
     console.print(table)
-
-
-def nearby(path: Path) -> str:
-    """Return a path as seen from the working directory, where it lies below."""
-    path = path.absolute()
-    return escape(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
-
-
-def plain_console() -> Console:
-    """Return a console that wraps nothing where nobody watches."""
-    # Overrides such as `a=[b]` are no markup.
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 500  # nobody watches, so nothing is wrapped: a path in a log file is to be copied
-    return console

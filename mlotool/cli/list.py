@@ -5,7 +5,8 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser
-from mlotool.core.messages import escape
+from mlotool.cli.terminal import one_line
+from mlotool.report.formats import shortened
 
 if TYPE_CHECKING:
     from mlotool.config import RecipeInfo
@@ -31,8 +32,7 @@ def main(words: Sequence[str]) -> int:
     if not recipes:
         print("no recipes: neither built in nor in ./recipes")
         return 0
-    for line in [_plain(each.name) for each in recipes] if arguments.names else _table(recipes):
-        print(line)
+    print("\n".join([one_line(recipe.name) for recipe in recipes] if arguments.names else _table(recipes)))
     return 0
 
 
@@ -41,33 +41,20 @@ def _table(recipes: "Sequence[RecipeInfo]") -> list[str]:
     from mlotool.config.recipes import TASKS
 
     width = max(get_terminal_size((80, 24)).columns, MIN_WIDTH)
-    names = {each.name for each in recipes}
+    names = {recipe.name for recipe in recipes}
     groups: dict[str, list[tuple[str, str]]] = {task: [] for task in TASKS}
-    for each in recipes[:MAX_ROWS]:
+    for recipe in recipes[:MAX_ROWS]:
         # The paper's variant of a recipe that is there stands beside it.
-        if each.name.removesuffix(_PAPER) not in names - {each.name}:
-            groups.setdefault(_plain(each.task) or YOURS, []).append(_row(each, names))
+        if recipe.name.removesuffix(_PAPER) not in names - {recipe.name}:
+            paper = f" ({_PAPER})" if recipe.name + _PAPER in names else ""
+            origin = "" if recipe.source == "built-in" else f"[{recipe.source}] "
+            row = one_line(recipe.name) + paper, origin + one_line(recipe.summary)
+            groups.setdefault(one_line(recipe.task) or YOURS, []).append(row)
     column = min(max(len(name) for rows in groups.values() for name, _ in rows), width // 2)
     groups[YOURS] = groups.pop(YOURS, [])
     lines: list[str] = []
     for task, rows in groups.items():
         if rows:
-            lines += [*([""] if lines else []), _cut(task, width)]
-            lines += [_cut(f"  {name:<{column}}  {summary}".rstrip(), width) for name, summary in rows]
-    return [*lines, *([f"... and {len(recipes) - MAX_ROWS} more"] if len(recipes) > MAX_ROWS else [])]
-
-
-def _row(recipe: "RecipeInfo", names: set[str]) -> tuple[str, str]:
-    name, summary = _plain(recipe.name), _plain(recipe.summary)
-    if recipe.name + _PAPER in names:
-        name += f" ({_PAPER})"
-    return name, summary if recipe.source == "built-in" else f"[{recipe.source}] {summary}"
-
-
-def _plain(text: str) -> str:
-    # A name and a summary are anybody's text, a line break in one of them too.
-    return " ".join(escape(text).split("\n"))
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 3]}..."
+            lines += [*([""] if lines else []), task, *(f"  {name:<{column}}  {text}".rstrip() for name, text in rows)]
+    more = [f"... and {len(recipes) - MAX_ROWS} more"] if len(recipes) > MAX_ROWS else []
+    return [shortened(line, width) for line in (*lines, *more)]

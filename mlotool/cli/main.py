@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
+from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError, MlotoolError, WriteError
 from mlotool.core.files import cannot_write
 from mlotool.core.messages import bounded, command_line, did_you_mean, escape
@@ -94,68 +94,48 @@ def _ended(words: list[str], *, debug: bool) -> int:
     try:
         with plain_warnings(debug=debug), command_line(), terminable():
             return _dispatch([word for word in words if word != "--debug"])
-    except SystemExit as exit_:  # argparse, after --help; or code of the user's, which has not finished a run so
-        if (text := explained(exit_)) is not None:
-            _say(f"error: {text}", debug=debug)
-            return EXIT_FAILURE
-        return exit_.code if isinstance(exit_.code, int) else EXIT_FAILURE
     except KeyboardInterrupt as interrupted:
         _say("interrupted.", debug=debug)
         # SIGTERM comes as a KeyboardInterrupt too, with a code of its own.
-        code = getattr(interrupted, "exit_code", EXIT_INTERRUPTED)
-        return int(code)
-    except MlotoolError as error:
-        _say(f"error: {error}", debug=debug)
-        return error.exit_code
-    except OSError as error:
-        # A disk that is full or read-only, a file in a folder's place: nothing of ours, whoever met it.
-        if _is_folder_gone():
-            _say(
-                "error: the working folder has been removed; expected one that is there. Go to another.",
-                debug=debug,
-            )
-            return EXIT_FAILURE
-        place = error.filename if isinstance(error.filename, str | bytes) else None
-        said = explained(error) or str(cannot_write(os.fsdecode(place), error) if place else error.strerror or error)
-        _say(f"error: {said}", debug=debug)
-        return EXIT_FAILURE
+        return int(getattr(interrupted, "exit_code", EXIT_INTERRUPTED))
     except BaseException as error:
-        if (text := explained(error)) is not None:
-            _say(f"error: {text}", debug=debug)
-            return EXIT_FAILURE
-        if is_out_of_memory(error):
-            _say(f"error: {str(error) or 'the memory is exhausted'}. {MORE_MEMORY}", debug=debug)
-            return EXIT_FAILURE
-        if isinstance(error, Warning):
-            # PYTHONWARNINGS=error, or warnings.simplefilter("error") in code of the user's.
-            _say(
-                f"error: a warning came as an error ({type(error).__name__}: {error}); expected that warnings are "
-                "shown. Unset PYTHONWARNINGS, and remove warnings.simplefilter('error') from your code.",
-                debug=debug,
-            )
-            return EXIT_FAILURE
-        _say(f"error: {type(error).__name__}: {error}", debug=debug)
-        if not debug:
+        text = _told(error)
+        # argparse, after --help; or code of the user's, which has not finished a run so.
+        if isinstance(error, SystemExit) and not text:
+            return error.code if isinstance(error.code, int) else EXIT_FAILURE
+        _say(f"error: {text or f'{type(error).__name__}: {error}'}", debug=debug)
+        if not text and not debug:
             print("mlotool: this was not foreseen; the same command with --debug shows where it was.", file=sys.stderr)
-        return EXIT_FAILURE
+        return getattr(error, "exit_code", EXIT_FAILURE)
 
 
-def _is_folder_gone() -> bool:
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return True
-    return False
+def _told(error: BaseException) -> str:
+    """Return what is said of an error that was foreseen; empty for another one."""
+    if isinstance(error, MlotoolError):
+        return str(error)
+    if (text := explained(error)) is not None:
+        return text
+    if isinstance(error, OSError):
+        # A disk that is full or read-only, a file in a folder's place: nothing of ours, whoever met it.
+        place = error.filename if isinstance(error.filename, str | bytes) else None
+        return str(cannot_write(os.fsdecode(place), error) if place else error.strerror or error)
+    if is_out_of_memory(error):
+        return f"{str(error) or 'the memory is exhausted'}. {MORE_MEMORY}"
+    if isinstance(error, Warning):
+        # PYTHONWARNINGS=error, or warnings.simplefilter("error") in code of the user's.
+        return (
+            f"a warning came as an error ({type(error).__name__}: {error}); expected that warnings are shown. Unset "
+            "PYTHONWARNINGS, and remove warnings.simplefilter('error') from your code."
+        )
+    return ""
 
 
 def _dispatch(words: list[str]) -> int:
-    for word in words:
-        if not _is_text(word):
-            raise ConfigError(
-                f"Found {word!r}, which is no text in this terminal's encoding ({sys.getfilesystemencoding()}); "
-                "expected text, as it is written into the files of a run. Rename the file that is meant, or call "
-                "PYTHONUTF8=1 mlotool .."
-            )
+    if strange := [word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)]:
+        raise ConfigError(
+            f"Found {strange[0]!r}, which is no text in this terminal's encoding ({sys.getfilesystemencoding()}); "
+            "expected text. Rename the file that is meant, or call PYTHONUTF8=1 mlotool .."
+        )
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP.format(verbs="\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())), end="")
         return 0 if words else EXIT_USAGE
@@ -171,14 +151,6 @@ def _dispatch(words: list[str]) -> int:
     if words[0] not in (*VERBS, *INTERNAL_VERBS):
         raise ConfigError(_unknown_verb(words[0]))
     return _call(words[0], words[1:])
-
-
-def _is_text(word: str) -> bool:
-    try:
-        word.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _call(name: str, words: list[str]) -> int:
@@ -197,20 +169,9 @@ def plain_warnings(*, debug: bool) -> Iterator[None]:
     """Print warnings as our own are printed; with --debug, Python's way, which shows the line that warned."""
     previous = warnings.showwarning
 
-    # Python calls it with every argument by position.
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        print(f"mlotool: warning: {escape(str(message))}", file=file or sys.stderr)
-
     if not debug:
         # Not `formatwarning`, which Lightning replaces when it is imported.
-        warnings.showwarning = show
+        warnings.showwarning = lambda message, *_, **__: warn(str(message))
     try:
         yield
     finally:
@@ -223,9 +184,6 @@ def _say(text: str, *, debug: bool) -> None:
 
         traceback.print_exc()
     print(f"mlotool: {escape(bounded(text))}", file=sys.stderr)
-
-
-_NUMBERS = {"stdout": 1, "stderr": 2}
 
 
 class _Lasting(io.FileIO):
@@ -255,16 +213,14 @@ def open_streams() -> None:
     One that is closed (`>&-`) leads to nowhere, and its number is taken: the next file would be given it, and what
     libraries print. Characters that the terminal's encoding does not have are written as escapes.
     """
-    for name, number in _NUMBERS.items():
-        given = getattr(sys, name)
-        if given is None:
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         raw = _Lasting(number)
-        encoding = "utf-8" if given is None else given.encoding
+        buffer, encoding = io.BufferedWriter(raw), "utf-8" if stream is None else stream.encoding
         is_by_line = raw.isatty() or name == "stderr"
-        text = io.TextIOWrapper(
-            io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=is_by_line
-        )
+        text = io.TextIOWrapper(buffer, encoding=encoding, errors="backslashreplace", line_buffering=is_by_line)
         setattr(sys, name, text)
 
 

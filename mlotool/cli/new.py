@@ -1,6 +1,7 @@
 """`mlotool new`: a package of one's own to begin with."""
 
 import keyword
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ that learns how often. Change what you need.
 
   mlotool new mypackage
 """
+# The template's name, which gives way to that of the new package in all its texts and file names.
 TEMPLATE = "mypackage"
-"""The template's name, which gives way to that of the new package in all its texts and file names."""
 # Folders of the working folder in which mlotool itself looks or writes.
 _TAKEN = ("recipes", "conf", "outputs", "datasets", "wandb")
 _MAX_NAME = 60
@@ -36,17 +37,20 @@ def main(words: Sequence[str]) -> int:
     write_package(folder, name)
     files = ", ".join(sorted(path.name for path in folder.iterdir() if path.name != "__init__.py"))
     print(f"wrote {name}/: {files}\n\nnext, from this folder:")
-    for command in _next_commands(name):
-        print(f"  {command}")
+    recipe = f"{name}/{name}.yaml --trust {name}"
+    install = [] if find_spec("pytest") else ["python -m pip install pytest"]
+    commands = (f"mlotool run {recipe}", f"mlotool validate {recipe} --targets", *install, f"python -m pytest {name}")
+    print("\n".join(f"  {command}" for command in commands))
     return 0
 
 
 def check_name(name: str) -> None:
     """Raise a ConfigError where a package in the working folder cannot have this name."""
     if not is_identifier(name) or keyword.iskeyword(name) or len(name) > _MAX_NAME or name.startswith("_"):
+        meant = re.sub(r"\W+", "_", name[:_MAX_NAME], flags=re.ASCII).strip("_") or TEMPLATE
         raise ConfigError(
             f"new: found the name '{escape(name[:_MAX_NAME])}'; expected a Python name for a folder in the working "
-            f"folder: letters, digits and '_', at most {_MAX_NAME}, a letter first, no keyword. {_advice(name)}"
+            f"folder, of at most {_MAX_NAME} characters. Write: mlotool new {meant}"
         )
     if name in sys.stdlib_module_names or name in _TAKEN or _is_installed(name):
         what = "is a folder that mlotool uses" if name in _TAKEN else "has a module of Python or an installed package"
@@ -81,17 +85,6 @@ def write_package(folder: Path, name: str) -> None:
             raise
 
 
-def _next_commands(name: str) -> list[str]:
-    recipe = f"{name}/{name}.yaml --trust {name}"
-    install = [] if find_spec("pytest") else ["python -m pip install pytest"]
-    return [
-        f"mlotool run {recipe}",
-        f"mlotool validate {recipe} --targets",
-        *install,
-        f"python -m pytest {name}",
-    ]
-
-
 def _is_installed(name: str) -> bool:
     try:
         spec = find_spec(name)
@@ -99,18 +92,3 @@ def _is_installed(name: str) -> bool:
         return True
     # A folder without __init__.py, which a package of that name would hide, is none; nor is one of the working folder.
     return spec is not None and spec.origin is not None and Path.cwd() not in Path(spec.origin).parents
-
-
-def _advice(name: str) -> str:
-    path = Path(name)
-    if path.name != name and _as_name(path.name):
-        parent = "the folder that it belongs in" if path.parent == Path() else escape(str(path.parent))
-        return f"Change the directory to {parent}, and write: mlotool new {_as_name(path.name)}"
-    return f"Write: mlotool new {_as_name(name) or TEMPLATE}"
-
-
-def _as_name(text: str) -> str:
-    """Return the name that was meant (`my-package`: my_package), or nothing."""
-    letters = "".join(each if each.isascii() and each.isalnum() else "_" for each in text.removesuffix(".py"))
-    name = letters.strip("_").lstrip("0123456789_")[:_MAX_NAME]
-    return f"my_{name}" if keyword.iskeyword(name) else name

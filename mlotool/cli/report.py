@@ -13,8 +13,8 @@ def main(words: Sequence[str]) -> int:
     parser = VerbParser("report", "Write report.html and its pictures of a run, or sweep.csv of a sweep, again.")
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run or of a sweep")
     arguments = parser.parse(words)
-    from mlotool.cli.job import nearby
     from mlotool.cli.show_sweep import show_sweep
+    from mlotool.cli.terminal import nearby
     from mlotool.report.run_folder import is_run_folder
 
     is_sweep = any((arguments.run / name).is_file() for name in ("multirun.yaml", "sweep.json", "plan.json"))

@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import Request, VerbParser, read_request, recipe_parser
+from mlotool.cli.terminal import nearby, say, warn
 from mlotool.config.recipes import quoted
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean, escape
+from mlotool.core.messages import did_you_mean
 
 if TYPE_CHECKING:
     from mlotool.cli.job import Job
@@ -58,10 +58,9 @@ def main(words: Sequence[str]) -> int:
     open_sources(request, arguments.trust)
     if arguments.cfg:
         _check_config(request, arguments)
-    if arguments.cfg == "job":
-        return 0
     if shows_only:
-        call_hydra(request.hydra_words(), never, hydra_flags)
+        if arguments.cfg != "job":
+            call_hydra(request.hydra_words(), never, hydra_flags)
         return 0
     plan = None
     check_settings(request.overrides, is_sweep=arguments.multirun)
@@ -69,7 +68,10 @@ def main(words: Sequence[str]) -> int:
         from mlotool.cli.sweep import run_sweep
         from mlotool.config.sweep_plan import read_sweep
 
-        plain, resume = _split_resume(request)
+        # `resume=..` means the sweep, not its jobs.
+        resumes = [word for word in request.overrides if word.startswith("resume=")]
+        plain = replace(request, overrides=tuple(word for word in request.overrides if word not in resumes))
+        resume = resumes[-1].partition("=")[2].strip("'\"") if resumes else None
         plan = read_sweep([*plain.hydra_words(), *_sweep_folder(plain, is_sweep=False)])
         check_sweep(plan, request.overrides, is_resumed=resume not in (None, "null"))
         if plan.needs_processes:
@@ -86,7 +88,17 @@ def main(words: Sequence[str]) -> int:
             _show_sweep(job)
         raise
     _show_sweep(job)
-    return _exit_code(job, is_sweep=arguments.multirun)
+    if job.errors and job.sweep_dir is not None:
+        from mlotool.cli.sweep import exit_code
+
+        exit_code(job.sweep_dir)
+    if job.errors:
+        # A job that was refused its folder leaves nothing of it there.
+        raise job.errors[0]
+    if arguments.multirun and job.sweep_dir is None:
+        # A launcher ran the jobs in processes of its own.
+        say("`mlotool report <the sweep's folder>` makes the table of its jobs.")
+    return 0
 
 
 def _parser() -> VerbParser:
@@ -117,11 +129,7 @@ def _warn_of_repeated(overrides: Sequence[str]) -> None:
     for word in overrides:
         key = word.partition("=")[0]
         if last.get(key, word) != word:
-            print(
-                f"mlotool: warning: {key}: found {escape(word)}, and later {escape(last[key])}; expected it "
-                "once, and the last one counts. Remove one of them.",
-                file=sys.stderr,
-            )
+            warn(f"{key}: found {word}, and later {last[key]}; the last one counts. Remove one of them.")
 
 
 def _search_path(folder: str) -> str:
@@ -155,13 +163,6 @@ def _check_config(request: Request, arguments: argparse.Namespace) -> None:
     print(f"# @package {package}\n{text}" if package else text)
 
 
-def _split_resume(request: Request) -> tuple[Request, str | None]:
-    """Take `resume=..` out of a sweep's overrides: it means the sweep, not its jobs."""
-    found = [word for word in request.overrides if word.startswith("resume=")]
-    rest = tuple(word for word in request.overrides if word not in found)
-    return replace(request, overrides=rest), found[-1].partition("=")[2].strip("'\"") if found else None
-
-
 def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
     if is_sweep:
         from mlotool.cli.sweep import resumed_sweep
@@ -184,31 +185,8 @@ def _show_sweep(job: "Job") -> None:
         show_sweep(job.sweep_dir)
 
 
-def _exit_code(job: "Job", *, is_sweep: bool) -> int:
-    if job.errors and job.sweep_dir is None:
-        raise job.errors[0]
-    if job.errors and job.sweep_dir is not None:
-        from mlotool.cli.sweep import exit_code
-
-        exit_code(job.sweep_dir)
-        # A job that was refused its folder leaves nothing of it there.
-        raise job.errors[0]
-    if is_sweep and job.sweep_dir is None:
-        # A launcher ran the jobs in processes of its own.
-        print("mlotool: `mlotool report <the sweep's folder>` makes the table of its jobs.", file=sys.stderr)
-    return 0
-
-
-_OF_OPTUNA = (
-    "num_trials",
-    "second_objective",
-    "seed",
-    "sampler",
-    "sampler_options",
-    "pruner",
-    "pruner_options",
-    "storage",
-)
+_OF_OPTUNA = ("num_trials", "second_objective", "seed", "sampler", "sampler_options", "pruner", "pruner_options",
+              "storage")  # fmt: skip
 
 
 def check_settings(words: Sequence[str], *, is_sweep: bool) -> None:
@@ -224,11 +202,11 @@ def check_settings(words: Sequence[str], *, is_sweep: bool) -> None:
             "folder. Leave it out."
         )
     if not is_sweep and any(word.startswith(("sweep=", "sweep.")) for word in words):
-        _warn("found sweep settings, which act in a sweep only; add -m, or leave them out.")
+        warn("found sweep settings, which act in a sweep only; add -m, or leave them out.")
     idle, meant = ("hydra.run.dir", "hydra.sweep.dir") if is_sweep else ("hydra.sweep.dir", "hydra.run.dir")
     if idle in values:
         where = "with -m" if is_sweep else "without -m"
-        _warn(f"{idle}: found {values[idle]} {where}, where it does nothing; expected {meant}. Write {meant}=..")
+        warn(f"{idle}: found {values[idle]} {where}, where it does nothing; expected {meant}. Write {meant}=..")
 
 
 def check_sweep(plan: "SweepPlan", words: Sequence[str], *, is_resumed: bool) -> None:
@@ -239,21 +217,13 @@ def check_sweep(plan: "SweepPlan", words: Sequence[str], *, is_resumed: bool) ->
     """
     given = [key for key in _OF_OPTUNA if any(word.startswith(f"sweep.{key}=") for word in words)]
     if plan.settings["method"] == "grid" and given:
-        _warn(
+        warn(
             f"sweep.{given[0]}: found it in a grid, which runs every combination and ignores it; expected it with "
             "sweep=optuna. Add sweep=optuna, or leave it out."
         )
     is_named = any(word.startswith("hydra.sweep.dir=") for word in words)
     if is_named and not is_resumed and (plan.folder / "multirun.yaml").is_file():
         raise ConfigError(
-            f"hydra.sweep.dir: found {_nearby(plan.folder)}, which holds a sweep already; expected a new folder. Name "
-            f"another one, or go on with that sweep: resume={_nearby(plan.folder)}."
+            f"hydra.sweep.dir: found {nearby(plan.folder)}, which holds a sweep already; expected a new folder. Name "
+            f"another one, or go on with that sweep: resume={nearby(plan.folder)}."
         )
-
-
-def _warn(text: str) -> None:
-    print(f"mlotool: warning: {escape(text)}", file=sys.stderr)
-
-
-def _nearby(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

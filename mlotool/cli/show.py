@@ -1,12 +1,12 @@
 """`mlotool show`: what a recipe sets, or all of it as it will run, without running any of it."""
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
 from mlotool.cli.arguments import Request, recipe_parser
+from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
 
@@ -90,7 +90,6 @@ def mermaid(config: Any) -> str:
     from omegaconf import OmegaConf
 
     from mlotool.config.schema import is_identifier
-    from mlotool.core.errors import ConfigError
     from mlotool.program.graph import Graph
 
     edges: Any = OmegaConf.to_container(config.graph, resolve=True)
@@ -129,8 +128,7 @@ def show_parallel(config: Any) -> None:
             "--parallel: found no problem with a parallel setting; expected one. Add one, as in "
             f"+parallel@problems.{next(iter(config.problems))}.parallel=penalty, or leave --parallel out."
         )
-    for warning in configs.check(config, targets=True):
-        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+    warn(*configs.check(config, targets=True))
     for name in names:
         node = config.problems[name].parallel
         if str(node.get("_target_")).rpartition(".")[2] == "Auxiliary":
@@ -156,4 +154,4 @@ def parallel_problems(problems: Any) -> list[str]:
         >>> parallel_problems({"a": {"parallel": {"stages": 2}}, "b": {"parallel": None}})
         ['a']
     """
-    return [name for name, each in problems.items() if isinstance(each, Mapping) and each.get("parallel")]
+    return [name for name, problem in problems.items() if isinstance(problem, Mapping) and problem.get("parallel")]

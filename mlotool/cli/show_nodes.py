@@ -1,15 +1,12 @@
 """What `mlotool show RECIPE --nodes PROBLEM` prints: the graph of a problem's model, and its decisions."""
 
-import contextlib
 import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from mlotool.cli.job import plain_console
-from mlotool.cli.show_sweep import FittedColumn, fitted_table
+from mlotool.cli.terminal import TableColumn, fitted_table, plain_console, print_lines, warn
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, escape
@@ -40,13 +37,12 @@ def show_nodes(config: Any, name: str, words: Sequence[str]) -> None:
     from mlotool.config import check
 
     if name not in config.problems:
-        names = [str(each) for each in config.problems]
+        names = [str(problem) for problem in config.problems]
         raise ConfigError(
             f"--nodes: found '{name}'; expected a problem of the recipe, one of {', '.join(names)}."
             f"{did_you_mean(name, names)} Correct it."
         )
-    for warning in check(config, targets=True):
-        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+    warn(*check(config, targets=True))
     from mlotool.config.building import decided_module
     from mlotool.spaces.decisions import by_mapping
     from mlotool.spaces.summary import nodes_of_spaces
@@ -55,36 +51,43 @@ def show_nodes(config: Any, name: str, words: Sequence[str]) -> None:
     nodes = nodes_of_spaces(module) or _traced(config, name, module)
     console = plain_console()
     console.width = min(console.width, WIDTH)
-    count = sum(each.numel() for each in module.parameters())
+    count = sum(parameter.numel() for parameter in module.parameters())
     console.print(escape(f"problems.{name}.module: {_title(module)}, {len(nodes)} nodes, {count:,} parameters\n"))
     console.print(nodes_table(nodes))
     if len(nodes) > MAX_ROWS:
         console.print(f"{len(nodes) - MAX_ROWS} more nodes are not shown.")
     console.print()
-    if not decisions.made:
+    made = decisions.made
+    if not made:
         console.print("decisions: none; this model is the only one.")
         return
-    console.print(decisions_table(list(decisions.made.values())))
-    console.print(escape(f"\n{len(decisions.made)} decisions{_by_hand(config, decisions, words)}"), soft_wrap=True)
-    console.print(escape(f"size: {_size(config, name, decisions.made)}"), soft_wrap=True)
-    strange = [each for each in config.decisions if each not in decisions.made]
-    if strange:
-        console.print(escape(f"decisions of other problems: {', '.join(strange)}"), soft_wrap=True)
+    console.print(decisions_table(list(made.values())))
+    by_hand = ""
+    free = [one for one in made.values() if one.name not in config.decisions and len(one.candidates) > 1]
+    if free:
+        trusting = [word for package in trusted_packages() for word in ("--trust", package)]
+        taken = f"decisions.{free[0].name}={free[0].candidates[-1]}"
+        by_hand = f"; by hand: {shlex.join(['mlotool', 'run', *words, *trusting, taken])}"
+    strange = ", ".join(str(other) for other in config.decisions if other not in made)
+    console.print()
+    print_lines(console, [f"{len(made)} decisions{by_hand}", f"size: {_size(config, name, made)}",
+                          f"decisions of other problems: {strange}" if strange else ""])  # fmt: skip
 
 
 def nodes_table(nodes: "Sequence[NodeSummary]") -> Table:
     """Return a row a node; what it reads are the numbers of other rows."""
-    numbers = {each.id: str(number) for number, each in enumerate(nodes)}
+    numbers = {node.id: str(number) for number, node in enumerate(nodes)}
     shown = nodes[:MAX_ROWS]
+    inputs = [_listed([numbers.get(name, "?") for name in node.inputs], 8) for node in shown]
     columns = [
-        FittedColumn("#", list(numbers.values())[:MAX_ROWS], is_right=True, is_needed=True),
-        FittedColumn("id", [each.id for each in shown]),
-        FittedColumn("kind", [each.kind for each in shown]),
-        FittedColumn("shape", [_shape(each.shape) for each in shown], is_needed=True),
-        FittedColumn("inputs", [_listed([numbers.get(one, "?") for one in each.inputs], 8) for each in shown]),
-        FittedColumn("changed by", [each.mutator or "" for each in shown]),
+        TableColumn("#", list(numbers.values())[:MAX_ROWS], is_right=True, is_needed=True),
+        TableColumn("id", [node.id for node in shown]),
+        TableColumn("kind", [node.kind for node in shown]),
+        TableColumn("shape", [_shape(node.shape) for node in shown], is_needed=True),
+        TableColumn("inputs", inputs),
+        TableColumn("changed by", [node.mutator or "" for node in shown]),
     ]
-    return fitted_table(columns, WIDTH, drop_first=())[0]
+    return fitted_table(columns, WIDTH)[0]
 
 
 def decisions_table(decisions: "Sequence[Decision]") -> Table:
@@ -93,20 +96,10 @@ def decisions_table(decisions: "Sequence[Decision]") -> Table:
     table.add_column("decision", overflow="fold")
     table.add_column("taken", overflow="fold")
     table.add_column("candidates", overflow="fold")
-    for name, found in alike(decisions):
-        candidates = _listed([str(one) for one in found[0].candidates], MAX_CANDIDATES)
-        table.add_row(*(escape(text) for text in (name, str(found[0].value), candidates)))
+    for name, decision in alike(decisions):
+        candidates = _listed([str(candidate) for candidate in decision.candidates], MAX_CANDIDATES)
+        table.add_row(*(escape(text) for text in (name, str(decision.value), candidates)))
     return table
-
-
-def _by_hand(config: Any, decisions: "Decisions", words: Sequence[str]) -> str:
-    """Say how one of them is taken by hand."""
-    free = [each for each in decisions.made.values() if each.name not in config.decisions and len(each.candidates) > 1]
-    if not free:
-        return ""
-    trusting = [word for package in trusted_packages() for word in ("--trust", package)]
-    taken = f"decisions.{free[0].name}={free[0].candidates[-1]}"
-    return f"; by hand: {shlex.join(['mlotool', 'run', *words, *trusting, taken])}"
 
 
 def _title(module: "nn.Module") -> str:
@@ -128,24 +121,12 @@ def _traced(config: Any, name: str, module: "nn.Module") -> "tuple[NodeSummary, 
     shape = dict(config.data).get("image_shape") if isinstance(config.data, Mapping) else None
     if shape is not None and sum(node.op == "placeholder" for node in graph.nodes) == 1:
         try:
-            with _evaluating(module):
-                Shapes([list(shape)]).infer(graph, module, is_base=True)
+            Shapes([list(shape)]).infer(graph, module.eval(), is_base=True)
         except InfeasibleModelError:
             # It is called with something else than images: nothing is known.
             for node in graph.nodes:
                 node.meta.pop(VALUE, None)
     return summaries(graph, module, ())
-
-
-@contextlib.contextmanager
-def _evaluating(module: "nn.Module") -> Iterator[None]:
-    modes = {each: each.training for each in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for each, mode in modes.items():
-            each.training = mode
 
 
 def _size(config: Any, name: str, taken: "Mapping[str, Decision]") -> str:

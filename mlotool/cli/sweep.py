@@ -1,18 +1,16 @@
 """`mlotool run -m` with jobs in processes of their own: several workers, Optuna, a cluster, a sweep gone on with."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.arguments import Request
-from mlotool.cli.job import nearby
 from mlotool.cli.show_sweep import show_sweep
+from mlotool.cli.terminal import nearby, say
 from mlotool.config.reading import parse_document
 from mlotool.config.recipes import is_literal
 from mlotool.config.sweep_plan import SweepPlan, check_first_point
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.messages import escape
 from mlotool.core.process import terminable
 from mlotool.core.run_files import MAX_CONFIG_BYTES, check_tree, read_text
 from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
@@ -39,27 +37,23 @@ def run_sweep(
     workers = worker_environments(plan)
     folder, is_resumed = choose_folder(plan, resume)
     if resume == AUTO and not is_resumed:
-        _say("resume=auto: there is no sweep by these words that can be gone on with. A new one begins.")
+        say("resume=auto: there is no sweep by these words that can be gone on with. A new one begins.")
+    file = None if request.file is None else str(request.file)
+    command, is_grouped = shlex.join(["mlotool", "run", *words]), plan.group_size > 1
+    shared = JobSpec(command, plan.fixed, file, tuple(trusted), is_in_group=is_grouped)
     try:
         with locked(folder):
-            _run_locked(plan, request, words, trusted, folder, workers, is_resumed=is_resumed)
+            _run_locked(plan, shared, folder, workers, is_resumed=is_resumed)
     except KeyboardInterrupt:
         _show(folder)
-        _say(f"go on with it: the same command with resume={nearby(folder)}")
+        say(f"go on with it: the same command with resume={nearby(folder)}")
         raise
     _show(folder)
     return exit_code(folder)
 
 
 def _run_locked(
-    plan: SweepPlan,
-    request: Request,
-    words: Sequence[str],
-    trusted: Sequence[str],
-    folder: Path,
-    workers: list[dict[str, str]],
-    *,
-    is_resumed: bool,
+    plan: SweepPlan, shared: JobSpec, folder: Path, workers: list[dict[str, str]], *, is_resumed: bool
 ) -> None:
     """Run the jobs of a sweep whose folder this process holds."""
     try:
@@ -71,41 +65,29 @@ def _run_locked(
         if not is_resumed:
             discard(folder)
         raise
-    _say(f"sweep {nearby(folder)}: {points.num_ended} of {points.total} jobs done" if is_resumed else
-         f"sweep {nearby(folder)}: {points.total} jobs, {_at_a_time(plan, len(workers))}")  # fmt: skip
-    _say(f"its state at any time: mlotool report {nearby(folder)}")
+    size, at_a_time = min(plan.group_size, plan.num_jobs), f"{len(workers)} at a time"
+    if size > 1:
+        at_a_time = f"up to {size} in a process{f', {at_a_time}' if len(workers) > 1 else ''}"
+    done = f"{points.num_ended} of {points.total} jobs done" if is_resumed else f"{points.total} jobs, {at_a_time}"
+    say(f"sweep {nearby(folder)}: {done}")
+    say(f"its state at any time: mlotool report {nearby(folder)}")
     if plan.settings["fuse"] != 1 and plan.devices_per_job != 1:
         reason = f"runner.devices={plan.devices_per_job}, so that each has processes of its own"
-        _say(f"sweep.fuse: the jobs run one by one: {reason}")
+        say(f"sweep.fuse: the jobs run one by one: {reason}")
         note_alone(folder, range(plan.num_jobs), reason)
-    group = f"{plan.name}/{folder.name}"
-    environments = [{"WANDB_RUN_GROUP": group, **each} for each in workers]
-    file = None if request.file is None else str(request.file)
-    is_grouped, command = plan.group_size > 1, shlex.join(["mlotool", "run", *words])
-    shared = JobSpec(command, plan.fixed, file, tuple(trusted), is_in_group=is_grouped)
-
-    written = points.total, points.num_same
+    environments = [{"WANDB_RUN_GROUP": f"{plan.name}/{folder.name}", **worker} for worker in workers]
 
     def announce(point: Point, outcome: JobOutcome) -> None:
-        nonlocal written
-        if (points.total, points.num_same) != written:
-            written = points.total, points.num_same
-            write_plan(folder, plan, points)
+        # A study may end before all that was asked for, or draw points that jobs have.
+        write_plan(folder, plan, points)
         value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
-        error = f": {escape(outcome.error)}" if outcome.error else ""
-        _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
+        error = f": {outcome.error}" if outcome.error else ""
+        say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
     with terminable():
-        sweep = Sweep(folder, shared, announce, record.add if is_grouped else None)
+        sweep = Sweep(folder, shared, announce, record.add if shared.is_in_group else None)
         run_jobs(points, launcher, environments, sweep)
     write_plan(folder, plan, points)
-
-
-def _at_a_time(plan: SweepPlan, num_workers: int) -> str:
-    size = min(plan.group_size, plan.num_jobs)
-    if size == 1:
-        return f"{num_workers} at a time"
-    return f"up to {size} in a process" + (f", {num_workers} processes at a time" if num_workers > 1 else "")
 
 
 def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoints:
@@ -119,7 +101,7 @@ def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoint
 
 
 def _show(folder: Path) -> None:
-    if any(each.name.isdigit() for each in folder.iterdir()):
+    if any(path.name.isdigit() for path in folder.iterdir()):
         show_sweep(folder)
 
 
@@ -141,10 +123,6 @@ def exit_code(folder: Path) -> int:
     return 0
 
 
-def _say(text: str) -> None:
-    print(f"mlotool: {escape(text)}", file=sys.stderr, flush=True)
-
-
 FILE = "multirun.yaml"
 
 
@@ -160,44 +138,51 @@ def resumed_sweep(request: Request) -> list[str]:
     values = [word.partition("=")[2].strip("'\"") for word in request.overrides if word.startswith("resume=")]
     if not values or values[-1] == "null" or any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
         return []
-    if values[-1] != "auto":
+    if values[-1] != AUTO:
         folder = Path(values[-1])
-        if not is_literal(values[-1]):
-            raise ConfigError(
-                f"resume: found '{folder}'; expected a folder without '$' and backslashes in its path, which Hydra "
-                "would resolve. Rename it."
-            )
-        if (folder / PROCESSES_FILE).is_file():
-            raise ConfigError(
-                f"resume: found '{folder}', a sweep that ran in processes of its own; expected the settings that it "
-                "had as well, such as sweep.workers=2 or sweep=optuna. Add them."
-            )
-        if not (folder / FILE).is_file():
-            raise ConfigError(
-                f"resume: found '{folder}' with -m, which has no {FILE}; expected auto, or the folder of a sweep "
-                "(outputs/<name>/multirun/<date>_<time>). Leave -m out to go on with one run."
-            )
-        check_tree(folder)
-        before, now = (_recipes(words) for words in (_words_of(folder / FILE), request.hydra_words()))
-        if before and before != now:
-            raise ConfigError(
-                f"resume: found '{folder}', a sweep of {', '.join(before)}, with {', '.join(now)}; expected the same "
-                "recipe. Name it, or leave resume out for a new sweep."
-            )
+        _check_resumed(folder, request)
         # The jobs look in their own folders.
-        return [f"hydra.sweep.dir={_quoted(folder)}", "resume=auto"]
+        return [_sweep_dir(folder), "resume=auto"]
     wanted = _said(request.hydra_words())
     sweeps = Path("outputs").glob(f"*/multirun/*/{FILE}")
     # A link may lead to a sweep of another place.
-    own = (file for file in sweeps if is_literal(str(file)) and not file.parent.is_symlink())
-    same = [file.parent for file in own if _said(_words_of(file)) == wanted]
+    literal = (file for file in sweeps if is_literal(str(file)) and not file.parent.is_symlink())
+    same = [file.parent for file in literal if _said(_words_of(file)) == wanted]
     if not same:
-        print("mlotool: resume=auto: no sweep by these words. A new one begins.", file=sys.stderr)
+        say("resume=auto: no sweep by these words. A new one begins.")
         return []
     newest = max(same, key=lambda folder: folder.name)
     check_tree(newest)
-    print(f"mlotool: going on with the sweep in {newest}", file=sys.stderr)
-    return [f"hydra.sweep.dir={_quoted(newest)}"]
+    say(f"going on with the sweep in {newest}")
+    return [_sweep_dir(newest)]
+
+
+def _check_resumed(folder: Path, request: Request) -> None:
+    if not is_literal(str(folder)):
+        raise ConfigError(
+            f"resume: found '{folder}'; expected a folder without '$' and backslashes in its path, which Hydra would "
+            "resolve. Rename it."
+        )
+    if (folder / PROCESSES_FILE).is_file():
+        raise ConfigError(
+            f"resume: found '{folder}', a sweep that ran in processes of its own; expected the settings that it had as "
+            "well, such as sweep.workers=2 or sweep=optuna. Add them."
+        )
+    if not (folder / FILE).is_file():
+        raise ConfigError(
+            f"resume: found '{folder}' with -m, which has no {FILE}; expected auto, or the folder of a sweep "
+            "(outputs/<name>/multirun/<date>_<time>). Leave -m out to go on with one run."
+        )
+    check_tree(folder)
+    before, now = (
+        [word.lstrip("+") for word in words if word.lstrip("+").startswith("recipe=")]
+        for words in (_words_of(folder / FILE), request.hydra_words())
+    )
+    if before and before != now:
+        raise ConfigError(
+            f"resume: found '{folder}', a sweep of {', '.join(before)}, with {', '.join(now)}; expected the same "
+            "recipe. Name it, or leave resume out for a new sweep."
+        )
 
 
 def _said(words: list[str]) -> list[str]:
@@ -206,10 +191,6 @@ def _said(words: list[str]) -> list[str]:
 
     pairs = [(word.lstrip("+~").partition("=")[0], word) for word in words]
     return sorted(word for key, word in pairs if not may_differ(key) and not key.startswith("hydra."))
-
-
-def _recipes(words: list[str]) -> list[str]:
-    return [word.lstrip("+") for word in words if word.lstrip("+").startswith("recipe=")]
 
 
 def _words_of(file: Path) -> list[str]:
@@ -222,5 +203,5 @@ def _words_of(file: Path) -> list[str]:
         return []
 
 
-def _quoted(folder: Path) -> str:
-    return "'" + str(folder).replace("'", "\\'") + "'"
+def _sweep_dir(folder: Path) -> str:
+    return "hydra.sweep.dir='" + str(folder).replace("'", "\\'") + "'"

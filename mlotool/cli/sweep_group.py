@@ -1,7 +1,6 @@
 """Several jobs of a sweep in one process: each is composed and checked as it is alone, then all run together."""
 
 import copy
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +10,11 @@ from mlotool import config as configuration
 from mlotool.cli.arguments import Request, read_request
 from mlotool.cli.hydra_app import call_hydra, open_sources
 from mlotool.cli.job import logs_to_wandb, recipe_path
+from mlotool.cli.terminal import say, warn
 from mlotool.config.composition import finish, is_apart, key_of, with_values
 from mlotool.config.provenance import repositories_asked_once
 from mlotool.config.schema import check_overrides
 from mlotool.core.errors import WriteError
-from mlotool.core.messages import escape
 from mlotool.core.process import import_large, import_torch
 from mlotool.core.run_files import read_json
 from mlotool.sweep.job_folder import SUMMARY, JobSpec, has_run, note_failure, read_job, record_of
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from mlotool.runner.together import RunRequest
 
 
+# Begins a reference to a job's own settings of Hydra, which are known while Hydra calls us, and not afterwards.
 _OF_HYDRA = "${hydra:"
-"""Begins a reference to a job's own settings of Hydra, which are known while Hydra calls us, and not afterwards."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,28 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
     Raises:
         KeyboardInterrupt: after Ctrl-C or SIGTERM.
     """
-    group, members = _Group(), _members(folders)
-    requests = group.prepared(members)
+    errors: list[BaseException] = []
+    warned: set[str] = set()
+    configs = _Configs()
+    requests: list[tuple[Member, RunRequest]] = []
+
+    def fail(member: Member, error: BaseException) -> None:
+        """Leave an error to the sweep's table."""
+        if member.ended_at is not None:
+            return
+        errors.append(error)
+        text = str(error) or type(error).__name__
+        say(f"job {member.folder.name} failed: {text}")
+        try:
+            note_failure(member.folder, member.spec.words, text)
+        except WriteError as refused:
+            say(f"error: {refused}")
+
+    for member in _members(folders):
+        try:
+            requests.append((member, _request(member, configs, warned)))
+        except Exception as error:
+            fail(member, error)
     from mlotool.runner.together import run_together
 
     waiting = {place for place, (member, _) in enumerate(requests) if member.ended_at is None}
@@ -66,7 +85,7 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
     def when_ended(place: int, result: "RunResult | BaseException") -> None:
         waiting.discard(place)
         if isinstance(result, BaseException):
-            group.fail(requests[place][0], result)
+            fail(requests[place][0], result)
 
     try:
         with repositories_asked_once():
@@ -76,8 +95,8 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
     except BaseException as error:
         # No job's own: of what they share.
         for place in waiting:
-            group.fail(requests[place][0], error)
-    return group.errors[0] if group.errors else None
+            fail(requests[place][0], error)
+    return errors[0] if errors else None
 
 
 def _members(folders: Sequence[Path]) -> list[Member]:
@@ -94,61 +113,30 @@ def _members(folders: Sequence[Path]) -> list[Member]:
     return members
 
 
-class _Group:
-    """The jobs of this process, as far as they have been prepared.
+def _request(member: Member, configs: "_Configs", warned: set[str]) -> "RunRequest":
+    """Return what is to run, once it has been checked; a warning of several jobs is printed once."""
+    is_resumed = member.ended_at is None and has_run(member.folder)
+    config, origin = configs.compose(member.spec, member.folder, is_resumed=is_resumed)
+    import_torch(with_wandb=logs_to_wandb(config))
+    import_large("mlotool.runner")
+    from mlotool.runner.process_settings import count_devices
+    from mlotool.runner.together import RunRequest
 
-    Attributes:
-        errors: those of jobs that failed.
-    """
-
-    def __init__(self) -> None:
-        self.errors: list[BaseException] = []
-        self._warnings: set[str] = set()
-        self._configs = _Configs()
-
-    def prepared(self, members: Sequence[Member]) -> "list[tuple[Member, RunRequest]]":
-        """Return what is to run, once it has been checked, without what is refused."""
-        return [(member, request) for member in members if (request := self._prepared(member)) is not None]
-
-    def _prepared(self, member: Member) -> "RunRequest | None":
-        is_resumed = member.ended_at is None and has_run(member.folder)
-        try:
-            config, origin = self._configs.compose(member.spec, member.folder, is_resumed=is_resumed)
-            import_torch(with_wandb=logs_to_wandb(config))
-            import_large("mlotool.runner")
-            from mlotool.runner.process_settings import count_devices
-            from mlotool.runner.together import RunRequest
-
-            for warning in configuration.check(config, targets=True):
-                if warning not in self._warnings:
-                    self._warnings.add(warning)
-                    print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
-            count_devices(config.runner)
-            watch = _watch(member) if member.ended_at is None else None
-        except Exception as error:
-            self.fail(member, error)
-            return None
-        return RunRequest(config, member.folder, origin, watch, ended_at=member.ended_at)
-
-    def fail(self, member: Member, error: BaseException) -> None:
-        """Leave an error to the sweep's table."""
-        if member.ended_at is not None:
-            return
-        self.errors.append(error)
-        text = str(error) or type(error).__name__
-        print(f"mlotool: job {member.folder.name} failed: {escape(text)}", file=sys.stderr)
-        try:
-            note_failure(member.folder, member.spec.words, text)
-        except WriteError as refused:
-            print(f"mlotool: error: {escape(str(refused))}", file=sys.stderr)
+    found = configuration.check(config, targets=True)
+    warn(*(warning for warning in found if warning not in warned))
+    warned.update(found)
+    count_devices(config.runner)
+    watch = None if member.ended_at is not None else watch_of(member.spec)
+    return RunRequest(config, member.folder, origin, watch, ended_at=member.ended_at)
 
 
-def _watch(member: Member) -> "Watch | None":
-    if member.spec.study is None:
+def watch_of(spec: JobSpec) -> "Watch | None":
+    """Return what a study asks at each evaluation of a job; None without a study."""
+    if spec.study is None:
         return None
     from mlotool.sweep.watcher import Watcher
 
-    return Watcher(**member.spec.study)
+    return Watcher(**spec.study)
 
 
 Composed = tuple[Any, configuration.Origin]
@@ -175,26 +163,27 @@ class _Configs:
         words = [*spec.words, *own_words(folder, is_resumed=is_resumed)]
         if any(_OF_HYDRA in word for word in words):
             return _composed(spec, words)
-        found = self._varied(spec)
-        if found is None:
-            found = _composed(spec, [*spec.words, words[-1]])
-            self._first = spec.words, found
-        config, origin = found
+        composed = self._varied(spec)
+        if composed is None:
+            composed = _composed(spec, [*spec.words, words[-1]])
+            self._first = spec.words, composed
+        config, origin = composed
         if is_resumed:
             config = copy.deepcopy(config)
             config.resume = str(folder.absolute())
         return config, replace(origin, overrides=_lines(words))
 
     def _varied(self, spec: JobSpec) -> Composed | None:
+        """Return the first config with other values, where the jobs differ in nothing else."""
         if self._first is None:
             return None
         words, (config, origin) = self._first
         if [key_of(word) for word in words] != [key_of(word) for word in spec.words]:
             return None
-        own = [place for place, word in enumerate(spec.words) if word != words[place]]
-        if not all(is_apart(spec.words, place) for place in own):
+        different = [place for place, word in enumerate(spec.words) if word != words[place]]
+        if not all(is_apart(spec.words, place) for place in different):
             return None
-        varied = with_values(config, [spec.words[place] for place in own])
+        varied = with_values(config, [spec.words[place] for place in different])
         return None if varied is None else (varied, origin)
 
 
@@ -205,7 +194,7 @@ def _lines(words: Sequence[str]) -> tuple[str, ...]:
 def _composed(spec: JobSpec, words: Sequence[str]) -> Composed:
     request = request_of(spec)
     open_sources(request, spec.trusted)
-    found: list[Composed] = []
+    results: list[Composed] = []
 
     def take(config: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
@@ -216,10 +205,10 @@ def _composed(spec: JobSpec, words: Sequence[str]) -> Composed:
         if any(_OF_HYDRA in word for word in words):
             OmegaConf.resolve(config)
         recipe = recipe_path(hydra.runtime.choices, request.file)
-        found.append((config, configuration.Origin(spec.command, _lines(words), recipe)))
+        results.append((config, configuration.Origin(spec.command, _lines(words), recipe)))
 
     call_hydra(words, take)
-    [result] = found
+    [result] = results
     return result
 
 

@@ -8,60 +8,47 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, open_streams, plain_warnings
-from mlotool.core.messages import escape
+from mlotool.cli.terminal import say
 from mlotool.core.process import leave
-from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
+from mlotool.sweep.job_folder import has_run, note_failure, read_job
 from mlotool.sweep.launchers import STOP
 
 
 def main(folders: Sequence[Path]) -> int:
     """Run the jobs that folders describe; what became of each stands in its summary.json."""
     _end_with_parent()
+    from mlotool.cli.sweep_group import run_group
+
     is_in_group = len(folders) > 1 or read_job(folders[0]).is_in_group
     try:
         with plain_warnings(debug=False):
-            error = _together(folders) if is_in_group else _alone(folders[0])
+            error = run_group(folders) if is_in_group else _run_alone(folders[0])
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0 if error is None else int(getattr(error, "exit_code", EXIT_FAILURE))
 
 
-def _together(folders: Sequence[Path]) -> BaseException | None:
-    from mlotool.cli.sweep_group import run_group
+def _run_alone(folder: Path) -> BaseException | None:
+    from mlotool.cli.hydra_app import call_hydra, open_sources
+    from mlotool.cli.job import Job
+    from mlotool.cli.sweep_group import own_words, request_of, watch_of
 
-    return run_group(folders)
-
-
-def _alone(folder: Path) -> BaseException | None:
     spec = read_job(folder)
     try:
-        error = _run(folder, spec)
+        request = request_of(spec)
+        open_sources(request, spec.trusted)
+        words = [*spec.words, *own_words(folder, is_resumed=has_run(folder))]
+        job = Job(spec.command, words, request.file, spec.trusted, watch=watch_of(spec))
+        call_hydra(words, job)
+        error: BaseException | None = job.errors[0] if job.errors else None
     except KeyboardInterrupt:
         raise
     except BaseException as raised:
         error = raised
     if error is not None:
         note_failure(folder, spec.words, str(error) or type(error).__name__)
-        print(f"mlotool: error: {escape(str(error))}", file=sys.stderr)
+        say(f"error: {error}")
     return error
-
-
-def _run(folder: Path, spec: JobSpec) -> BaseException | None:
-    from mlotool.cli.hydra_app import call_hydra, open_sources
-    from mlotool.cli.job import Job
-    from mlotool.cli.sweep_group import own_words, request_of
-
-    request = request_of(spec)
-    open_sources(request, spec.trusted)
-    watch = None
-    if spec.study is not None:
-        from mlotool.sweep.watcher import Watcher
-
-        watch = Watcher(**spec.study)
-    words = [*spec.words, *own_words(folder, is_resumed=has_run(folder))]
-    job = Job(spec.command, words, request.file, spec.trusted, watch=watch)
-    call_hydra(words, job)
-    return job.errors[0] if job.errors else None
 
 
 def _end_with_parent() -> None:
@@ -81,4 +68,4 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     open_streams()
-    leave(main([Path(each) for each in sys.argv[1:]]))
+    leave(main([Path(folder) for folder in sys.argv[1:]]))

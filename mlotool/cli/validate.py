@@ -1,11 +1,11 @@
 """`mlotool validate`: every fault of a recipe at once, without running any of it."""
 
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from mlotool.cli.arguments import Request, recipe_parser
+from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape, fault_list
 
@@ -38,12 +38,11 @@ def main(words: Sequence[str]) -> int:
         first = str(error)
     faults = _sweep_faults(request, arguments.trust, machine=machine)
     faults += _option_faults(composed.sweep) if arguments.targets else []
-    more = [each for each in dict.fromkeys(faults) if each not in first.splitlines()]
+    more = [fault for fault in dict.fromkeys(faults) if fault not in first.splitlines()]
     if first or more:
         # What is said of the recipe itself is a list already, which says how many more there are.
-        raise ConfigError("\n".join([*([first] if first else []), *([fault_list(more)] if more else [])]))
-    for warning in warnings:
-        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+        raise ConfigError("\n".join(filter(None, (first, fault_list(more)))))
+    warn(*warnings)
     print(f"{escape(str(request.recipe))} is valid" + (f", with {len(warnings)} warning(s)" if warnings else ""))
     return 0
 

@@ -22,7 +22,7 @@ from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator,
 from numpy.typing import ArrayLike, NDArray
 
 from mlotool.core.run_files import write_text
-from mlotool.report.formats import SMALLEST, number, shortened
+from mlotool.report.formats import SMALLEST, shortened
 
 # name: (light, dark). Each light colour occurs once, so that it can be found again in a finished SVG.
 THEME: dict[str, tuple[str, str]] = {
@@ -227,14 +227,6 @@ class VisibleRange:
         """Return the values, those outside moved to the nearer end."""
         return np.clip(np.asarray(values, dtype=np.float64), self.low, self.high)
 
-    def distance(self, value: float) -> float:
-        """Return how far a value lies outside; less than 0 inside."""
-        return max(value - self.high, self.low - value)
-
-    def marker(self, value: float) -> str:
-        """Return matplotlib's mark of a value: a triangle where it lies outside."""
-        return "^" if value > self.high else "v" if value < self.low else "o"
-
     def apply(self, plot: Plot) -> None:
         """Set up the vertical axis of a figure in which everything is drawn already."""
         low, high = (np.log(self.low), np.log(self.high)) if self.is_log else (self.low, self.high)
@@ -246,20 +238,10 @@ class VisibleRange:
         if self.is_log:
             plot.use_log_scale()
 
-    def note(self, names: Sequence[str], values: Sequence[float], what: str = "job") -> str:
-        """Return a sentence that names what lies outside; empty where nothing does.
-
-        Args:
-            names: of whom the values are.
-            values: the most distant one of each.
-            what: a name is of.
-        """
-        pairs = zip(names, values, strict=True)
-        outside = [f"{what} {name} ({number(value)})" for name, value in pairs if self.marker(value) != "o"]
-        if not outside:
-            return ""
-        more = f" and {len(outside) - 4} more" if len(outside) > 4 else ""
-        return f"The axis is clipped: outside it lie{'s' if len(outside) == 1 else ''} {', '.join(outside[:4])}{more}."
+    @property
+    def note(self) -> str:
+        """A sentence that says so where some values lie outside."""
+        return "Values that would crush the others are at the edge, or outside." if self.is_clipped else ""
 
 
 def visible_range(values: Sequence[float]) -> VisibleRange:

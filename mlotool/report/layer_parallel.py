@@ -3,16 +3,18 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from mlotool.core.run_files import read_json
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
@@ -24,6 +26,9 @@ from mlotool.report.run_folder import Series, read_artifacts
 MAX_SPANS, MAX_STAGES, MAX_SECONDS = 20_000, 256, 1e9
 MAX_FILES, MAX_BYTES = 100, 20_000_000
 PREFIX = "parallel_"
+
+
+Time = Annotated[float, Field(gt=-MAX_SECONDS, lt=MAX_SECONDS)]
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,11 @@ class Span:
         end: seconds.
     """
 
-    rank: int
+    rank: Annotated[int, Field(ge=0)]
     batch: int
     what: str
-    begin: float
-    end: float
+    begin: Time
+    end: Time
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,21 @@ class Timeline:
         num_stages: K.
         spans: of all ranks; at least one.
         is_simultaneous: whether the stages are processes of their own; if not they work one after the other.
+
+    Raises:
+        ValueError: a span is of another rank or ends before it begins, or no pass takes any time.
     """
 
     problem: str
-    num_stages: int
+    num_stages: Annotated[int, Field(ge=1, le=MAX_STAGES)]
     spans: tuple[Span, ...]
     is_simultaneous: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.spans or not all(span.rank < self.num_stages and span.begin <= span.end for span in self.spans):
+            raise ValueError(f"expected spans of ranks 0 to {self.num_stages - 1}, each ending after it begins")
+        if not self.seconds.serial > 0:
+            raise ValueError("expected forward and backward passes that take some time")
 
     @cached_property
     def batches(self) -> list[int]:
@@ -83,13 +97,12 @@ class Timeline:
     @property
     def measured(self) -> float:
         """The passes of all stages, one after the other, over what a batch took from first to last span of a rank."""
-        spans: dict[tuple[int, int], list[Span]] = {}
+        times: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
         for span in self.spans:
-            spans.setdefault((span.batch, span.rank), []).append(span)
+            times[span.batch, span.rank] += [span.begin, span.end]
         longest = dict.fromkeys(self.batches, 0.0)
-        for (batch, _), some in spans.items():
-            length = max(span.end for span in some) - min(span.begin for span in some)
-            longest[batch] = max(longest.get(batch, 0.0), length)
+        for (batch, _), ends in times.items():
+            longest[batch] = max(longest.get(batch, 0.0), max(ends) - min(ends))
         return self.seconds.serial / median(longest[batch] for batch in self.batches)
 
     @property
@@ -107,24 +120,13 @@ def read_timelines(run_dir: Path) -> tuple[list[Timeline], list[str]]:
 
     def read(name: str) -> Timeline | None:
         prefix, _, problem = Path(name).stem.partition(PREFIX)
-        return None if prefix or not problem else _timeline(problem, read_json(run_dir, name, MAX_BYTES))
+        if prefix or not problem:
+            return None
+        content: Any = read_json(run_dir, name, MAX_BYTES)
+        num_stages, spans = content["stages"], content["spans"][:MAX_SPANS]
+        return Timeline(problem, num_stages, spans, content.get("processes", num_stages) > 1)
 
     return read_artifacts(run_dir, ".json", MAX_FILES, read)
-
-
-def _timeline(problem: str, content: Any) -> Timeline:
-    spans = tuple(
-        Span(int(one["rank"]), int(one["batch"]), str(one["what"]), float(one["begin"]), float(one["end"]))
-        for one in content["spans"][:MAX_SPANS]
-    )
-    num_stages = int(content["stages"])
-    is_good = (0 <= span.rank < num_stages and -MAX_SECONDS < span.begin <= span.end < MAX_SECONDS for span in spans)
-    if not 1 <= num_stages <= MAX_STAGES or not spans or not all(is_good):
-        raise ValueError(f"expected spans of ranks 0 to {num_stages - 1}, each ending after it begins")
-    timeline = Timeline(problem, num_stages, spans, int(content.get("processes", num_stages)) > 1)
-    if not timeline.seconds.serial > 0:
-        raise ValueError("expected forward and backward passes that take some time")
-    return timeline
 
 
 MAX_BATCHES = 3
@@ -137,14 +139,12 @@ VIOLATION = re.compile(r"(relative_)?violation_(\d+)")
 
 def split_series(series: Iterable[Series]) -> tuple[list[Series], list[Series]]:
     """Return what is drawn here (violations, beta beside them, residuals), and all else."""
-    every = list(series)
+    ours, others, every = list[Series](), list[Series](), list(series)
     owners = {one.owner for one in every if VIOLATION.fullmatch(one.metric)}
-
-    def is_ours(one: Series) -> bool:
+    for one in every:
         is_known = VIOLATION.fullmatch(one.metric) or RESIDUAL.fullmatch(one.metric)
-        return bool(is_known) or (one.metric == "beta" and one.owner in owners)
-
-    return [one for one in every if is_ours(one)], [one for one in every if not is_ours(one)]
+        (ours if is_known or (one.metric == "beta" and one.owner in owners) else others).append(one)
+    return ours, others
 
 
 def timeline_card(book: Sketchbook, timeline: Timeline) -> Card:
@@ -239,31 +239,28 @@ def residual_cards(book: Sketchbook, series: Sequence[Series]) -> list[Card]:
             part, kind, cycle = match.groups()
             name = f"{one.owner}, {part}" if part else one.owner
             groups.setdefault(name, {}).setdefault(kind, {})[int(cycle)] = one
-    return [card for name, by_kind in groups.items() for card in _cards(book, name, by_kind)]
-
-
-def _cards(book: Sketchbook, name: str, by_kind: Mapping[str, dict[int, Series]]) -> list[Card]:
-    plot = book.new()
-    handles, lines, last, lowest = [], [], [], np.inf
-    for kind, label, colour, marker in KINDS:
-        if kind not in by_kind:
-            continue
-        histories = _histories(by_kind[kind])
-        style: dict[str, Any] = {"color": light(colour), "marker": marker, "markersize": 2.5, "linewidth": 0.9}
-        for place, history in enumerate(histories, 1):
-            plot.axes.plot(np.arange(len(history)), history, alpha=0.15 + 0.85 * place / len(histories), **style)
-        lowest = min(lowest, np.nanmin(histories, initial=np.inf))
-        handles.append(Line2D([], [], color=light(colour), marker=marker, markersize=3))
-        lines.append(Line(colour, label, "-", marker))
-        last.append(by_kind[kind][max(by_kind[kind])])
-    if 0 < lowest < np.inf:
-        plot.use_log_scale()
-    plot.label("cycle", "norm of the residual", is_whole=True)
-    plot.legend(handles, [line.label for line in lines])
-    note = "One line a logged tick; the later, the stronger."
-    by_cycle = plot.card(f"residuals-{name}", f"{name}: residuals of multigrid", note)
-    title = f"{name}: residual after the last cycle"
-    return [by_cycle, curve_card(book, f"last-residual-{name}", title, last, lines)]
+    cards = []
+    for name, by_kind in groups.items():
+        plot = book.new()
+        handles, lines, last, lowest = [], [], [], np.inf
+        for kind, label, colour, marker in (known for known in KINDS if known[0] in by_kind):
+            histories = _histories(by_kind[kind])
+            style: dict[str, Any] = {"color": light(colour), "marker": marker, "markersize": 2.5, "linewidth": 0.9}
+            for place, history in enumerate(histories, 1):
+                plot.axes.plot(np.arange(len(history)), history, alpha=0.15 + 0.85 * place / len(histories), **style)
+            lowest = min(lowest, np.nanmin(histories, initial=np.inf))
+            handles.append(Line2D([], [], color=light(colour), marker=marker, markersize=3))
+            lines.append(Line(colour, label, "-", marker))
+            last.append(by_kind[kind][max(by_kind[kind])])
+        if 0 < lowest < np.inf:
+            plot.use_log_scale()
+        plot.label("cycle", "norm of the residual", is_whole=True)
+        plot.legend(handles, [line.label for line in lines])
+        note = "One line a logged tick; the later, the stronger."
+        cards.append(plot.card(f"residuals-{name}", f"{name}: residuals of multigrid", note))
+        title = f"{name}: residual after the last cycle"
+        cards.append(curve_card(book, f"last-residual-{name}", title, last, lines))
+    return cards
 
 
 def _histories(by_cycle: Mapping[int, Series]) -> NDArray[np.float64]:

@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from mlotool.core.errors import RunFileError
 from mlotool.core.messages import escape
@@ -15,11 +18,29 @@ from mlotool.report.run_folder import UNREADABLE
 
 MAX_PROBLEMS, MAX_NAME = 20, 120
 MAX_NODES = MAX_DECISIONS = 2_000
-MAX_INPUTS = MAX_CANDIDATES = 50
+MAX_CANDIDATES = 50
 # Wires of a part of a graph, counted at each row that they pass; a part with more is one box.
 MAX_LINKS = 2_000
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else shortened(escape(str(value)[: 10 * MAX_NAME]), MAX_NAME)
+
+
+def _times(sizes: Sequence[Any]) -> str:
+    return TIMES.join(map(str, sizes))
+
+
+def _first(most: int) -> Any:
+    return BeforeValidator(lambda values: values[:most])
+
+
+# Whatever stands in a file is a short text on one page.
+Text = Annotated[str, BeforeValidator(_text)]
+Shape = Annotated[str, BeforeValidator(lambda sizes: _text(sizes if isinstance(sizes, str) else _times(sizes or ())))]
+Names = Annotated[tuple[Text, ...], _first(MAX_CANDIDATES)]
 
 
 @dataclass(frozen=True)
@@ -35,21 +56,21 @@ class ModelNode:
         stands_for: of a shared space, the decisions and their candidates whose result it is.
     """
 
-    id: str
-    kind: str
-    inputs: tuple[str, ...]
-    shape: str
-    mutator: str
-    stands_for: tuple[tuple[str, str], ...] = ()
+    id: Text
+    kind: Text
+    inputs: Names
+    shape: Shape
+    mutator: Text
+    stands_for: Annotated[tuple[tuple[Text, Text], ...], _first(MAX_CANDIDATES)] = ()
 
 
 @dataclass(frozen=True)
 class Decided:
     """A decision: its name, the candidate that was taken, the first candidates, and how many there are."""
 
-    name: str
-    value: str
-    candidates: tuple[str, ...]
+    name: Text
+    value: Text
+    candidates: Names
     num_candidates: int
 
 
@@ -58,21 +79,21 @@ class ModelRecord:
     """The model of one problem.
 
     Args:
-        problem: its name.
         nodes: in the order in which they are computed; empty where they were not written.
         decisions: in the order in which they were made.
         num_parameters: None where it is not known.
+        problem: its name.
     """
 
-    problem: str
-    nodes: tuple[ModelNode, ...]
-    decisions: tuple[Decided, ...]
+    nodes: Annotated[tuple[ModelNode, ...], _first(MAX_NODES)]
+    decisions: Annotated[tuple[Decided, ...], _first(MAX_DECISIONS)]
     num_parameters: int | None
+    problem: Text = ""
 
     @property
     def is_shared(self) -> bool:
         """Whether it has several candidates of a decision at once, so that none is taken."""
-        return any(each.stands_for for each in self.nodes)
+        return any(node.stands_for for node in self.nodes)
 
 
 @dataclass(frozen=True)
@@ -86,7 +107,7 @@ class TrainedCandidate:
         is_found: whether the search has found it.
     """
 
-    name: str
+    name: Text
     count: int
     probability: float | None
     is_found: bool
@@ -99,19 +120,23 @@ Shares = dict[tuple[str, str], tuple[float, bool]]
 
 def read_models(run_dir: Path) -> tuple[list[ModelRecord], list[str]]:
     """Return the models that a run folder tells of, and a note where they could not be read."""
-    models, notes = _read(run_dir, "nodes.json", lambda content: [_record(*one) for one in _items(content["problems"])])
-    return [one for one in models if one.nodes or one.decisions], notes
+
+    def records(content: dict[str, Any]) -> list[ModelRecord]:
+        return [_record(problem, record) for problem, record in _items(content["problems"])]
+
+    models, notes = _read(run_dir, "nodes.json", records)
+    return [model for model in models if model.nodes or model.decisions], notes
 
 
 def read_paths(run_dir: Path) -> tuple[dict[str, SpacePaths], list[str]]:
     """Return the shared spaces of a run folder by problem, and a note where they could not be read."""
 
     def spaces(content: dict[str, Any]) -> list[tuple[str, SpacePaths]]:
-        learned = {one["name"]: one for _, found in _items(content["architectures"]) for one in found[:MAX_DECISIONS]}
+        learned = {one["name"]: one for _, names in _items(content["architectures"]) for one in names[:MAX_DECISIONS]}
         return [(_text(name), _space(counted, learned)) for name, counted in _items(content["spaces"])]
 
-    found, notes = _read(run_dir, "paths.json", spaces)
-    return {name: space for name, space in found if space}, notes
+    problems, notes = _read(run_dir, "paths.json", spaces)
+    return {name: space for name, space in problems if space}, notes
 
 
 def _read(run_dir: Path, file: str, build: Callable[[dict[str, Any]], list[Any]]) -> tuple[list[Any], list[str]]:
@@ -126,69 +151,38 @@ def _items(content: dict[str, Any]) -> list[tuple[str, Any]]:
     return list(content.items())[:MAX_PROBLEMS]
 
 
-def _text(value: object) -> str:
-    return "" if value is None else shortened(escape(str(value)[: 10 * MAX_NAME]), MAX_NAME)
-
-
 def _record(problem: str, content: dict[str, Any]) -> ModelRecord:
+    record = TypeAdapter(ModelRecord).validate_python({**content, "problem": problem})
     nodes: dict[str, ModelNode] = {}
-    for one in content["nodes"][:MAX_NODES]:
+    for node in record.nodes:
         # Of nodes before it alone: a graph of a stranger's has no cycles either.
-        inputs = tuple(name for name in dict.fromkeys(map(_text, one["inputs"][:MAX_INPUTS])) if name in nodes)
-        shape = _text(TIMES.join(map(str, one["shape"] or ())))
-        stands_for = tuple((_text(name), _text(value)) for name, value in one.get("stands_for", ())[:MAX_CANDIDATES])
-        node = ModelNode(_text(one["id"]), _text(one["kind"]), inputs, shape, _text(one["mutator"]), stands_for)
-        nodes.setdefault(node.id, node)
-    decisions = tuple(_decided(one) for one in content["decisions"][:MAX_DECISIONS])
-    num = content["num_parameters"]
-    return ModelRecord(_text(problem), tuple(nodes.values()), decisions, None if num is None else int(num))
-
-
-def _decided(content: dict[str, Any]) -> Decided:
-    candidates = tuple(map(_text, content["candidates"][:MAX_CANDIDATES]))
-    count = max(int(content["num_candidates"]), len(candidates))
-    return Decided(_text(content["name"]), _text(content["value"]), candidates, count)
+        known = tuple(name for name in dict.fromkeys(node.inputs) if name in nodes)
+        nodes.setdefault(node.id, replace(node, inputs=known))
+    return replace(record, nodes=tuple(nodes.values()))
 
 
 def _space(counted: list[dict[str, Any]], learned: dict[str, dict[str, Any]]) -> SpacePaths:
     space: SpacePaths = {}
     for one in counted[:MAX_DECISIONS]:
-        own = learned.get(one["name"], {"candidates": [], "probabilities": [], "found": None})
-        likely = {
-            _text(name): float(value) for name, value in zip(own["candidates"], own["probabilities"], strict=True)
-        }
-        pairs = [(_text(name), int(num)) for name, num in zip(one["candidates"], one["counts"], strict=True)]
-        space[_text(one["name"])] = [
-            TrainedCandidate(name, num, likely.get(name), name == _text(own["found"]))
-            for name, num in pairs[:MAX_CANDIDATES]
-        ]
+        architecture = learned.get(one["name"], {"candidates": [], "probabilities": [], "found": None})
+        likely = dict(zip(map(_text, architecture["candidates"]), architecture["probabilities"], strict=True))
+        pairs = list(zip(map(_text, one["candidates"]), one["counts"], strict=True))[:MAX_CANDIDATES]
+        best = _text(architecture["found"])
+        space[_text(one["name"])] = [TrainedCandidate(name, num, likely.get(name), name == best) for name, num in pairs]
     return space
 
 
 def shares(space: SpacePaths) -> Shares:
     """Return the shares of the candidates of a space; of a decision without steps they are 0."""
-    totals = {name: sum(each.count for each in found) or 1 for name, found in space.items()}
     return {
-        (name, each.name): (each.count / totals[name], each.is_found) for name, found in space.items() for each in found
+        (name, candidate.name): (candidate.count / (sum(one.count for one in candidates) or 1), candidate.is_found)
+        for name, candidates in space.items()
+        for candidate in candidates
     }
 
 
-class _NamedDecision(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def value(self) -> object: ...
-
-    @property
-    def candidates(self) -> tuple[Any, ...]: ...
-
-
-AnyDecision = TypeVar("AnyDecision", bound=_NamedDecision)
-
-
-def alike(decisions: Sequence[AnyDecision]) -> Iterator[tuple[str, list[AnyDecision]]]:
-    """Yield decisions one after the other that differ in the number in their names alone, and what to call them.
+def alike(decisions: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield decisions that differ from the one before in more than the number in their names, and what to call them.
 
     Example:
         >>> one, two = (Decided(f"kernel_{i}", "k3", ("k3", "k5"), 2) for i in range(2))
@@ -196,18 +190,17 @@ def alike(decisions: Sequence[AnyDecision]) -> Iterator[tuple[str, list[AnyDecis
         ['kernel_0 .. kernel_1 (2)']
     """
 
-    def family(name: str) -> str:
-        begin, _, number = name.rpartition("_")
-        return begin if number.isdigit() and begin else name
+    def family(decision: Any) -> tuple[Any, ...]:
+        begin, _, number = decision.name.rpartition("_")
+        name = begin if number.isdigit() and begin else decision.name
+        return name, decision.candidates, decision.value
 
-    for _, group in groupby(decisions, key=lambda each: (family(each.name), each.candidates, each.value)):
-        found = list(group)
-        first, last = found[0].name, found[-1].name
-        yield (first if len(found) == 1 else f"{first} .. {last} ({len(found)})"), found
+    for _, group in groupby(decisions, key=family):
+        first, *others = group
+        yield (f"{first.name} .. {others[-1].name} ({1 + len(others)})" if others else first.name), first
 
 
-@dataclass(frozen=True)
-class ModelBox:
+class ModelBox(NamedTuple):
     """Nodes, in their order, that are drawn as one box, and the numbers of the boxes that it reads."""
 
     nodes: tuple[ModelNode, ...]
@@ -216,7 +209,7 @@ class ModelBox:
     @property
     def num_changed(self) -> int:
         """How many of its nodes a mutator has made or changed."""
-        return sum(bool(each.mutator) for each in self.nodes)
+        return sum(bool(node.mutator) for node in self.nodes)
 
 
 def model_parts(nodes: Sequence[ModelNode]) -> list[dict[int, ModelBox]]:
@@ -231,7 +224,7 @@ def model_parts(nodes: Sequence[ModelNode]) -> list[dict[int, ModelBox]]:
     Example:
         >>> names, mutators = ["x", "a", "b", "c"], ["", "", "kernel", ""]
         >>> inputs = [(), ("x",), ("a",), ("b",)]
-        >>> nodes = [ModelNode(*each[:1], "Linear", each[1], "", each[2]) for each in zip(names, inputs, mutators)]
+        >>> nodes = [ModelNode(name, "Linear", *rest) for name, *rest in zip(names, inputs, [""] * 4, mutators)]
         >>> [[len(box.nodes) for box in part.values()] for part in model_parts(nodes)]
         [[2], [1], [1]]
     """

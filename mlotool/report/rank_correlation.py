@@ -71,8 +71,8 @@ def _spearman(samples: NDArray[np.float64]) -> NDArray[np.float64]:
     ranks = rankdata(samples, axis=1)
     ranks -= ranks.mean(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
-        found: NDArray[np.float64] = ranks.prod(axis=2).sum(axis=1) / np.sqrt((ranks**2).sum(axis=1).prod(axis=1))
-    return found.round(12)
+        rho: NDArray[np.float64] = ranks.prod(axis=2).sum(axis=1) / np.sqrt((ranks**2).sum(axis=1).prod(axis=1))
+    return rho.round(12)
 
 
 def importances(columns: Sequence[Column], objective: Sequence[float]) -> tuple[str, list[tuple[str, float]]]:
@@ -84,39 +84,38 @@ def importances(columns: Sequence[Column], objective: Sequence[float]) -> tuple[
     """
     if len(objective) < max(MIN_JOBS, len(columns) + 4) or len(set(objective)) < 2 or not columns:
         return "", []
-    method, found = CORRELATION, []
+    method, values = CORRELATION, list[float]()
     if len(columns) <= MAX_COLUMNS and len(objective) <= MAX_JOBS:
         # Optuna asserts that no variance is less than zero, as rounding may make one.
         with suppress(ImportError, AssertionError):
-            method, found = FANOVA, _fanova(import_module("optuna"), columns, objective)
-    if not found:
-        method, found = CORRELATION, [_correlation(column, np.asarray(objective)) for column in columns]
-    labelled = zip((column.label for column in columns), found, strict=True)
+            method, values = FANOVA, _fanova(import_module("optuna"), columns, objective)
+    if not values:
+        method, values = CORRELATION, [_correlation(column, np.asarray(objective)) for column in columns]
+    labelled = zip((column.label for column in columns), values, strict=True)
     return method, sorted((pair for pair in labelled if np.isfinite(pair[1])), key=lambda pair: -pair[1])
 
 
 def _fanova(optuna: Any, columns: Sequence[Column], objective: Sequence[float]) -> list[float]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Made anew from the table, so that a grid has importances too.
-    study = optuna.create_study()
-    values: dict[str, tuple[Any, ...]] = {
-        column.key: column.numbers or tuple(map(str, column.texts)) for column in columns
-    }
-    kinds = optuna.distributions
-    distributions = {
-        column.key: kinds.CategoricalDistribution(sorted(set(values[column.key])))
-        if column.numbers is None
-        else kinds.FloatDistribution(min(column.numbers), max(column.numbers), log=column.is_log)
-        for column in columns
-    }
+    study, kinds, distributions = optuna.create_study(), optuna.distributions, {}
+    values = {column.key: column.numbers or tuple(map(str, column.texts)) for column in columns}
+    for column in columns:
+        known: Any = sorted(set(values[column.key]))
+        is_named = column.numbers is None
+        distributions[column.key] = (
+            kinds.CategoricalDistribution(known)
+            if is_named
+            else kinds.FloatDistribution(known[0], known[-1], log=column.is_log)
+        )
     for index, value in enumerate(objective):
-        params = {key: own[index] for key, own in values.items()}
+        params = {key: known[index] for key, known in values.items()}
         study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return [float(found.get(column.key, 0.0)) for column in columns]
+        importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return [float(importance.get(column.key, 0.0)) for column in columns]
 
 
 def _correlation(column: Column, objective: NDArray[np.float64]) -> float:

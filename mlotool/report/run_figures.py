@@ -54,15 +54,17 @@ def training_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[
     and the table of last values has it.
     """
     shown = [one for one in series if one.owner in colours and one.metric != "step" and not _is_constant_rate(one)]
-    losses = sorted((one for one in shown if one.metric == "loss"), key=lambda one: list(colours).index(one.owner))
-    groups = [(f"loss-{one.owner}", f"{one.owner}: training loss", [one]) for one in losses]
-    metrics = sorted(dict.fromkeys(one.metric for one in shown if one.metric != "loss"), key=lambda name: name == "lr")
-    for metric in metrics:
-        title = TITLES.get(metric, f"Training: {words(metric)}")
-        groups.append((f"training-{metric}", title, [one for one in shown if one.metric == metric]))
+    owners = list(colours)
+    shown.sort(key=lambda one: (-1, owners.index(one.owner)) if one.metric == "loss" else (one.metric == "lr", 0))
+    groups: dict[tuple[str, str], list[Series]] = {}
+    for one in shown:
+        name = (f"training-{one.metric}", TITLES.get(one.metric, f"Training: {words(one.metric)}"))
+        if one.metric == "loss":
+            name = (f"loss-{one.owner}", f"{one.owner}: training loss")
+        groups.setdefault(name, []).append(one)
     return [
         curve_card(book, slug, title, group, [Line(colours[one.owner], one.owner) for one in group])
-        for slug, title, group in groups
+        for (slug, title), group in groups.items()
     ]
 
 
@@ -250,23 +252,19 @@ def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
 
     def read(name: str) -> Weighting | None:
         arrays = read_arrays(run_dir, name, needed=("weight",), wanted=("loss", "clean"))
-        return _weighting(Path(name).stem, arrays) if arrays else None
+        if not arrays:
+            return None
+        sizes = {array.size for array in arrays.values()}
+        if len(sizes) > 1 or 0 in sizes:
+            raise ValueError(f"expected arrays of one length above 0, found {sorted(sizes)}")
+        known = np.all([np.abs(array.ravel()) < LARGEST for array in arrays.values()], axis=0)
+        if not known.any():
+            raise ValueError("no finite value in it")
+        arrays = {key: array.ravel()[known] for key, array in arrays.items()}
+        clean = arrays["clean"].astype(bool) if "clean" in arrays else None
+        return Weighting(Path(name).stem, arrays.get("loss"), arrays["weight"], clean)
 
     return read_artifacts(run_dir, ".npz", MAX_FILES, read)
-
-
-def _weighting(name: str, arrays: dict[str, Any]) -> Weighting:
-    flat = {key: np.asarray(value).ravel() for key, value in arrays.items()}
-    sizes = {len(value) for value in flat.values()}
-    if len(sizes) > 1 or 0 in sizes:
-        raise ValueError(f"expected arrays of one length above 0, found {sorted(sizes)}")
-    clean = flat.pop("clean").astype(bool) if "clean" in flat else None
-    values = {key: value.astype(np.float64) for key, value in flat.items()}
-    known = np.all([np.abs(value) < LARGEST for value in values.values()], axis=0)
-    if not known.any():
-        raise ValueError("no finite value in it")
-    loss = values["loss"][known] if "loss" in values else None
-    return Weighting(name, loss, values["weight"][known], None if clean is None else clean[known])
 
 
 def weighting_cards(book: Sketchbook, weighting: Weighting, metrics: Mapping[str, Any], colour: str) -> list[Card]:

@@ -1,10 +1,8 @@
 """What a run folder holds, read within limits, and so that no missing or broken file stops the report."""
 
 import csv
-import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +73,17 @@ class RunFolder:
     @property
     def objective(self) -> dict[str, Any]:
         """key, value and mode of the objective, as far as they are known."""
-        found = dict(as_dict(self.summary.get("objective")))
-        found.setdefault("key", self.config.get("objective"))
-        found["mode"] = objective_direction(self._judged(found.get("mode")))
-        return found
-
-    def _judged(self, mode: object) -> dict[str, Any]:
+        objective = {"key": self.config.get("objective"), **as_dict(self.summary.get("objective"))}
         # What is known of the key counts before what a summary says: older runs could be told the wrong direction.
-        key = as_dict(self.summary.get("objective")).get("key") or self.config.get("objective")
-        return {**self.config, "objective": key, "objective_mode": mode or self.config.get("objective_mode")}
-
-    @property
-    def is_wrong_way_round(self) -> bool:
-        """Whether the best checkpoint was chosen by the wrong direction, as older versions allowed."""
-        return is_wrong_way_round(self.config)
+        key = objective["key"] or self.config.get("objective")
+        mode = objective.get("mode") or self.config.get("objective_mode")
+        return objective | {"mode": objective_direction({**self.config, "objective": key, "objective_mode": mode})}
 
     @property
     def wrong_way_note(self) -> str:
-        """What is said then."""
+        """A note where the best checkpoint was chosen by the wrong direction, as older versions allowed."""
+        if not is_wrong_way_round(self.config):
+            return ""
         return (
             f"objective_mode is {self.config['objective_mode']}, and {self.objective['mode']} is better for "
             f"{self.config['objective']}: what is called the best checkpoint is that of the worst evaluation. Use "
@@ -134,28 +125,35 @@ def read_run_folder(path: Path) -> RunFolder:
             "Give the folder that `mlotool run` printed, outputs/<name>/<date>_<time>."
         )
     run = RunFolder(path)
-    run.config_text, run.config = _config(run)
-    run.recipe_text = _text(run, "recipe.yaml")
-    run.overrides = tuple(line.strip() for line in _text(run, "overrides.txt").splitlines() if line.strip())
-    run.summary = _mapping(run, "summary.json")
-    run.provenance = _mapping(run, "provenance.json")
-    if run.is_wrong_way_round:
+
+    def part(name: str, read: Callable[[], Any]) -> Any:
+        try:
+            content = read()
+        except ConfigError as error:
+            run.notes.append(f"{name} could not be read: {error}")
+            return None
+        if content is None and name not in ("recipe.yaml", "overrides.txt"):
+            run.notes.append(f"{name} is missing.")
+        return content
+
+    document = part("config.yaml", lambda: read_run_config(path))
+    run.config_text, run.config = ("", {}) if document is None else (document.text, document.data)
+    run.recipe_text = part("recipe.yaml", lambda: read_text(path, "recipe.yaml", MAX_TEXT_BYTES)) or ""
+    words = part("overrides.txt", lambda: read_text(path, "overrides.txt", MAX_TEXT_BYTES)) or ""
+    run.overrides = tuple(line.strip() for line in words.splitlines() if line.strip())
+    run.summary = part("summary.json", lambda: read_json(path, "summary.json")) or {}
+    run.provenance = part("provenance.json", lambda: read_json(path, "provenance.json")) or {}
+    if run.wrong_way_note:
         run.notes.append(run.wrong_way_note)
     return run
 
 
-def refuse_foreign(path: Path) -> None:
+def refuse_foreign(run: RunFolder) -> None:
     """Raise ConfigError where the folder is another program's, which has a config.yaml as well."""
-    if not path.is_dir() or (path / "provenance.json").exists():
-        return
-    try:
-        document = read_run_config(path)
-    except ConfigError:
-        return
-    if document is not None and document.data and "problems" not in document.data:
+    if run.config and "problems" not in run.config and not (run.path / "provenance.json").exists():
         raise ConfigError(
-            f"'{path}' is not the folder of a run: its config.yaml has no problems, and there is no provenance.json; "
-            "expected what `mlotool run` has written. Give the folder that it printed, outputs/<name>/<date>_<time>."
+            f"'{run.path}' is not the folder of a run: its config.yaml has no problems, and there is no "
+            "provenance.json. Give the folder that `mlotool run` printed, outputs/<name>/<date>_<time>."
         )
 
 
@@ -171,42 +169,9 @@ def _listing(path: Path) -> str:
     return "a folder with " + ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _text(run: RunFolder, name: str) -> str:
-    try:
-        return read_text(run.path, name, MAX_TEXT_BYTES) or ""
-    except RunFileError as error:
-        run.notes.append(str(error))
-        return ""
-
-
-def _config(run: RunFolder) -> tuple[str, dict[str, Any]]:
-    try:
-        document = read_run_config(run.path)
-    except ConfigError as error:
-        run.notes.append(f"config.yaml could not be read: {error}")
-        return "", {}
-    if document is None:
-        run.notes.append("config.yaml is missing.")
-        return "", {}
-    return document.text, document.data
-
-
-def _mapping(run: RunFolder, name: str) -> dict[str, Any]:
-    try:
-        found = read_json(run.path, name)
-    except RunFileError as error:
-        run.notes.append(f"{name} could not be read: {error}")
-        return {}
-    if found is None:
-        run.notes.append(f"{name} is missing.")
-    return found or {}
-
-
 SPLIT_NAMES = ("train", "meta", "val", "valid", "validation", "test")
-# Of metrics.csv, so that a page is there in seconds; three million usual lines have as many characters.
-MAX_LINES, MAX_KEYS, MAX_LINE_LENGTH, MAX_CHARACTERS = 2_000_000, 1_000, 2_000, 100_000_000
-
-LARGEST_TICK = 1e15
+# Of metrics.csv, so that a page is there in seconds; three million usual lines have as many bytes.
+MAX_BYTES, MAX_KEYS, LARGEST_TICK = 100_000_000, 1_000, 1e15
 
 
 @dataclass(frozen=True)
@@ -247,71 +212,43 @@ def read_series(run_dir: Path) -> tuple[list[Series], list[str]]:
     Returns:
         one series a key in order of appearance, and notes on what could not be read.
     """
-    points: dict[str, dict[float, float]] = {}
-    num_bad = num_lines = num_others = 0
-    lines = _Lines()
     try:
-        with (
-            open_file(run_dir, "metrics.csv", MAX_METRICS_BYTES) as file,
-            TextIOWrapper(file, encoding="utf-8", errors="replace", newline="") as text,
-        ):
-            for num_lines, row in enumerate(lines.rows(text), 1):
-                if num_lines > MAX_LINES:
-                    break
-                if row[:3] == ["tick", "key", "value"] or not row:
-                    continue
-                try:
-                    tick, key, value = float(row[0]), row[1], float(row[2])
-                except (ValueError, IndexError):
-                    tick, key, value = float("nan"), "", 0.0
-                if not abs(tick) < LARGEST_TICK:
-                    num_bad += 1
-                elif len(points) == MAX_KEYS and key not in points:
-                    num_others += 1
-                else:
-                    # A resumed run logs some ticks again: the later value counts.
-                    points.setdefault(key, {})[tick] = value
+        with open_file(run_dir, "metrics.csv", MAX_METRICS_BYTES) as file:
+            text, is_cut = file.read(MAX_BYTES).decode("utf-8", errors="replace"), bool(file.read(1))
     except FileNotFoundError:
         return [], []
     except RunFileError as error:
         return [], [str(error)]
+    points: dict[str, dict[float, float]] = {}
+    num_bad = num_others = 0
+    for line in text.splitlines():
+        try:
+            tick, key, value = next(csv.reader([line]))[:3]
+            if (tick, key, value) == ("tick", "key", "value"):
+                continue
+            place = float(tick)
+            if key not in points and len(points) == MAX_KEYS:
+                num_others += 1
+            elif abs(place) < LARGEST_TICK:
+                # A resumed run logs some ticks again: the later value counts.
+                points.setdefault(key, {})[place] = float(value)
+            else:
+                num_bad += 1
+        except (ValueError, StopIteration, csv.Error):
+            num_bad += bool(line)
     notes = []
     if num_bad:
         notes.append(f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read.")
     if num_others:
         notes.append(f"metrics.csv has more than {MAX_KEYS} keys; {num_others} values of later ones are left out.")
-    if num_lines > MAX_LINES or lines.num_characters > MAX_CHARACTERS:
-        limit = f"{MAX_LINES} lines" if num_lines > MAX_LINES else f"{MAX_CHARACTERS} characters"
-        notes.append(f"metrics.csv has more than {limit}; what comes after those is left out.")
-    return [_series(key, values) for key, values in points.items()], notes
-
-
-class _Lines:
-    """The lines of a table, as far as they are read; a long line, which no run writes, comes in pieces."""
-
-    def __init__(self) -> None:
-        self.num_characters = 0
-
-    def rows(self, text: TextIOWrapper) -> Iterator[list[str]]:
-        """Yield the cells of each line."""
-        rows = csv.reader(self._pieces(text))
-        while True:
-            try:
-                yield next(rows)
-            except StopIteration:
-                return
-            except csv.Error:
-                yield ["unreadable"]
-
-    def _pieces(self, text: TextIOWrapper) -> Iterator[str]:
-        while (line := text.readline(MAX_LINE_LENGTH)) and self.num_characters <= MAX_CHARACTERS:
-            self.num_characters += len(line)
-            yield line
+    if is_cut:
+        notes.append(f"metrics.csv has more than {MAX_BYTES} bytes; what comes after those is left out.")
+    return [_series(key, values) for key, values in points.items() if values], notes
 
 
 def _series(key: str, points: dict[float, float]) -> Series:
     owner, slash, metric = key.partition("/")
-    ticks, values = (np.array(list(each), dtype=np.float64) for each in (points, points.values()))
+    ticks, values = (np.array(list(numbers), dtype=np.float64) for numbers in (points, points.values()))
     order = np.argsort(ticks, kind="stable")
     values[~(np.abs(values) < LARGEST)] = np.nan
     return Series(owner if slash else "", metric if slash else key, ticks[order], values[order])
@@ -325,8 +262,6 @@ def problem_names(configured: Iterable[str], series: Iterable[Series], splits: C
 
 # Of a .npz file, of its arrays that are read, unpacked (ten million samples), and of the list of its arrays.
 MAX_FILE_BYTES, MAX_ARRAY_BYTES = 200_000_000, 400_000_000
-
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_arrays(run_dir: Path, name: str, needed: Collection[str], wanted: Collection[str]) -> dict[str, NDArray[Any]]:
@@ -346,11 +281,12 @@ def read_arrays(run_dir: Path, name: str, needed: Collection[str], wanted: Colle
             sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
             if not set(needed) <= set(sizes):
                 return {}
-            names = [each for each in (*needed, *wanted) if each in sizes]
-            total = sum(sizes[each] for each in names)
-            if total > MAX_ARRAY_BYTES:
+            names = [array for array in (*needed, *wanted) if array in sizes]
+            if (total := sum(sizes[array] for array in names)) > MAX_ARRAY_BYTES:
                 raise ValueError(f"its arrays have {total} bytes, and at most {MAX_ARRAY_BYTES} are read")
-            return {each: _read_array(archive, each) for each in names}
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {array: arrays[array].astype(np.float64, casting="same_kind") for array in names}
     except RunFileError:
         raise
     # Of bytes at random it may be any error: zlib's, and those of Python's parser, which numpy reads headers with.
@@ -358,19 +294,6 @@ def read_arrays(run_dir: Path, name: str, needed: Collection[str], wanted: Colle
         raise RunFileError(
             f"{run_dir / name}: found what cannot be drawn ({error}); expected the arrays that a run writes. Remove it."
         ) from error
-
-
-def _read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    info = archive.getinfo(f"{name}.npy")
-    with archive.open(info) as member:
-        shape, _, dtype = _HEADERS[np.lib.format.read_magic(member)](member)
-        # Before numpy makes room for what the header claims.
-        num = int(np.prod([int(each) for each in shape], dtype=object))
-        if dtype.kind not in "biuf" or num < 0 or num * dtype.itemsize > info.file_size:
-            raise ValueError(f"'{name}' claims {num} values of type {str(dtype)[:40]} in {info.file_size} bytes")
-    with archive.open(info) as member:
-        array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
-    return array
 
 
 def read_artifacts(
@@ -387,14 +310,14 @@ def read_artifacts(
     Returns:
         what was read, and a note for each file that could not be.
     """
-    found, notes = [], []
+    contents, notes = [], []
     try:
         names = list_files(run_dir, "artifacts", suffix, max_files)
     except RunFileError as error:
         return [], [str(error)]
     for name in names:
         try:
-            found.append(read(name))
+            contents.append(read(name))
         except (RunFileError, *UNREADABLE) as error:
             notes.append(f"{name} could not be drawn: {error}")
-    return [each for each in found if each is not None], notes
+    return [content for content in contents if content is not None], notes

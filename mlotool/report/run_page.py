@@ -71,9 +71,9 @@ def write_report(run_dir: Path) -> Path:
         >>> write_report(Path("outputs/mwn/2025-01-31_10-00-00"))  # doctest: +SKIP
         PosixPath('outputs/mwn/2025-01-31_10-00-00/report.html')
     """
-    refuse_foreign(Path(run_dir))
     run = read_run_folder(Path(run_dir))
-    if run.is_wrong_way_round:
+    refuse_foreign(run)
+    if run.wrong_way_note:
         warnings.warn(f"{run.path}: {run.wrong_way_note}", stacklevel=2)
     with report_style():
         values = _drawn(run, Sketchbook(run.path / "report"))
@@ -86,32 +86,20 @@ def write_report(run_dir: Path) -> Path:
 
 def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
     """Return the figures of the page, and the graphs of its problems and models."""
-    series, notes = read_series(run.path)
-    weightings, more = read_weightings(run.path)
-    models, unread = read_models(run.path)
-    paths, unread_paths = read_paths(run.path)
-    timelines, broken = read_timelines(run.path)
-    run.notes += [*more, *notes, *unread, *unread_paths]
-    parallel_series, series = split_series(series)
+    readers = (read_series, read_weightings, read_models, read_paths, read_timelines)
+    series, weightings, models, paths, timelines = (_noted(run, read(run.path)) for read in readers)
+    parallel, series = split_series(series)
     learned = [one for one in series if one.metric.startswith(LEARNED)]
-    series = [one for one in series if not one.metric.startswith(LEARNED)]
-    if len(series) > MAX_SERIES:
-        run.notes.append(f"metrics.csv has {len(series)} keys; only the first {MAX_SERIES} are drawn.")
-        series = series[:MAX_SERIES]
-    metrics = list(dict.fromkeys(each.metric for each in series))
-    if len(metrics) > MAX_METRICS:
-        # A figure each.
-        run.notes.append(f"metrics.csv has {len(metrics)} metrics; only the first {MAX_METRICS} are drawn.")
-        series = [each for each in series if each.metric in metrics[:MAX_METRICS]]
-    run.notes += broken
+    series = _first(run, [one for one in series if not one.metric.startswith(LEARNED)])
     splits = _splits(run, series)
     colours = problem_colours(problem_names(run.problems, series, splits))
     value = run.objective.get("value")
     best = Best(run.best_tick, str(run.objective.get("key")), value if isinstance(value, int | float) else None)
     evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
     graph = as_dict(run.config.get("graph"))
-    parallel = [each for each in parallel_series if each.owner in colours]
-    stages = [each for each in timelines if each.num_stages > 1]
+    parallel = [one for one in parallel if one.owner in colours]
+    stages = [timeline for timeline in timelines if timeline.num_stages > 1]
+    weighting = [(one, _weigher(run, one.name, colours)) for one in weightings]
     return {
         "colours": colours,
         "graph": problem_graph(run.config, colours),
@@ -119,25 +107,37 @@ def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
         "has_reading": bool(graph.get("lower_to_upper")),
         "curves": [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)],
         "rates": constant_rates(series, colours),
-        "models": [model_section(each, shares(paths.get(each.problem, {}))) for each in models],
+        "models": [model_section(model, shares(paths.get(model.problem, {}))) for model in models],
         "paths": paths,
         "parallel": [
-            *(timeline_card(book, each) for each in timelines), *(speedup_card(book, each) for each in stages),
+            *(timeline_card(book, timeline) for timeline in timelines),
+            *(speedup_card(book, timeline) for timeline in stages),
             *violation_cards(book, parallel), *residual_cards(book, parallel),
         ],
         "learned": learned_cards(book, learned[:MAX_SERIES], colours),
-        "weighting": [
-            card
-            for each in weightings
-            for card in weighting_cards(book, each, run.metrics, _weigher(run, each.name, colours))
-        ],
+        "weighting": [card for one, colour in weighting for card in weighting_cards(book, one, run.metrics, colour)],
     }  # fmt: skip
+
+
+def _noted(run: RunFolder, read: tuple[Any, list[str]]) -> Any:
+    content, notes = read
+    run.notes += notes
+    return content
+
+
+def _first(run: RunFolder, series: list[Series]) -> list[Series]:
+    """Return the series that the page has room for: a figure is drawn for each metric."""
+    metrics = list(dict.fromkeys(one.metric for one in series[:MAX_SERIES]))[:MAX_METRICS]
+    kept = [one for one in series[:MAX_SERIES] if one.metric in metrics]
+    if len(kept) < len(series):
+        run.notes.append(f"metrics.csv has {len(series)} keys; only the first {len(kept)} are drawn.")
+    return kept
 
 
 def _splits(run: RunFolder, series: Sequence[Series]) -> list[str]:
     """Return the evaluated splits: the recipe's first, then usual names that were logged as well."""
     chosen = [str(name) for name in as_dict(as_dict(run.config.get("evaluate")).get("splits"))]
-    logged = [each.owner for each in series if each.owner in SPLIT_NAMES]
+    logged = [one.owner for one in series if one.owner in SPLIT_NAMES]
     return [name for name in dict.fromkeys((*chosen, *logged)) if name not in run.problems]
 
 
@@ -208,9 +208,8 @@ def _metric_notes(run: RunFolder) -> list[str]:
 
 def _facts(run: RunFolder) -> dict[str, str]:
     provenance = run.provenance
-    git = as_dict(provenance.get("git"))
-    found = provenance.get("resumes")
-    resumes = [as_dict(each) for each in found] if isinstance(found, list) else []
+    git, resumes = as_dict(provenance.get("git")), provenance.get("resumes")
+    resumed = map(as_dict, resumes if isinstance(resumes, list) else ())
     versions = as_dict(provenance.get("versions")).items()
     dirty = " with uncommitted changes" if git.get("dirty") else ""
     facts = {
@@ -218,10 +217,8 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "recipe": provenance.get("recipe_path"),
         "git commit": f"{git['commit']}{dirty}" if git.get("commit") else None,
         "started": provenance.get("started"),
-        "resumed": "; ".join(f"{each.get('date')} after tick {each.get('tick')}" for each in resumes),
-        "finished": provenance.get("finished"),
-        "platform": provenance.get("platform"),
-        "python": provenance.get("python"),
+        "resumed": "; ".join(f"{one.get('date')} after tick {one.get('tick')}" for one in resumed),
+        **{name: provenance.get(name) for name in ("finished", "platform", "python")},
         "versions": ", ".join(f"{name} {version}" for name, version in versions),
     }
     return {name: str(value) for name, value in facts.items() if value}

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import dataclasses as validated
 
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.core.files import is_held
@@ -65,16 +67,27 @@ class SweepRow:
         return self.num_parameters.get(problem) if name == "num_parameters" else self.metrics.get(key)
 
 
-@dataclass(frozen=True)
+Mode = Literal["min", "max", ""]
+Count = Annotated[int, Field(ge=0, lt=10**15)]
+
+
+@validated.dataclass(frozen=True)
+class SweptKey:
+    """A key of a sweep: how many values are listed for it (none for one that is drawn), and whether on a log scale."""
+
+    num_values: Count = 0
+    is_log: bool = False
+
+
+@validated.dataclass(frozen=True)
 class SweepPlan:
     """What a sweep was asked for, as plan.json in its folder has it.
 
     Args:
         objective: the key; empty where it is not known.
         mode: "min" or "max"; empty where it is not known.
-        num_jobs: how many it is to have; None where that is not known.
-        num_values: how many values the sweep lists for a key; a key that is drawn from a range has none.
-        log_keys: those that were drawn by their logarithm.
+        num_jobs: how many it is to have; 0 where that is not known.
+        keys: what it varies.
         repeats: jobs of a trial, with a seed each.
         second_objective: the key of a second objective; empty where there is none.
         second_mode: "min" or "max" for it.
@@ -85,16 +98,15 @@ class SweepPlan:
     """
 
     objective: str = ""
-    mode: str = ""
-    num_jobs: int | None = None
-    num_values: Mapping[str, int] = field(default_factory=dict)
-    log_keys: frozenset[str] = frozenset()
-    repeats: int = 1
-    second_objective: str = ""
-    second_mode: str = ""
+    mode: Mode = ""
+    num_jobs: Count = 0
+    keys: Mapping[str, SweptKey] = field(default_factory=dict)
+    repeats: Annotated[Count, Field(ge=1)] = 1
+    second_objective: Annotated[str, Field(max_length=200)] = ""
+    second_mode: Mode = ""
     sampler: str = ""
-    num_random: int = 0
-    num_same: int = 0
+    num_random: Count = 0
+    num_same: Count = 0
     ending: str = ""
 
 
@@ -121,24 +133,12 @@ def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
 
 def read_plan(sweep_dir: Path) -> SweepPlan:
     """Return what a sweep was asked for, as far as its folder says."""
-    found = _json(sweep_dir, PLAN_FILE)
-    keys = {str(key): as_dict(value) for key, value in as_dict(found.get("keys")).items()}
-    search = as_dict(found.get("search"))
-    second_mode = _mode(search.get("second_mode"))
-    return SweepPlan(
-        repeats=_whole(search.get("repeats")) or 1,
-        second_objective=shortened(_text_of(search.get("second_objective")), MAX_NAME) if second_mode else "",
-        second_mode=second_mode,
-        sampler=shortened(_text_of(search.get("sampler")), MAX_STATUS),
-        num_random=_whole(search.get("num_random")) or 0,
-        num_same=_whole(search.get("num_same")) or 0,
-        ending=shortened(_text_of(search.get("ending")), MAX_ERROR),
-        objective=_text_of(found.get("objective")),
-        mode=_mode(found.get("mode")),
-        num_jobs=_whole(found.get("num_jobs")),
-        num_values={key: count for key, each in keys.items() if (count := _whole(each.get("num_values")))},
-        log_keys=frozenset(key for key, each in keys.items() if each.get("is_log") is True),
-    )
+    content = _json(sweep_dir, PLAN_FILE)
+    known = {**as_dict(content.pop("search", None)), **content}
+    try:
+        return TypeAdapter(SweepPlan).validate_python({key: value for key, value in known.items() if value is not None})
+    except ValidationError:
+        return SweepPlan()
 
 
 def _is_job(sweep_dir: Path, path: Path) -> bool:
@@ -161,53 +161,40 @@ def _row(path: Path, *, is_alive: bool) -> SweepRow:
     objective = as_dict(summary.get("objective"))
     metrics = {str(key): _number(value) for key, value in as_dict(summary.get("metrics")).items()}
     sizes = list(as_dict(summary.get("num_parameters")).items())[:MAX_PROBLEMS]
+    status = shortened(str(summary.get("status") or "unfinished"), MAX_STATUS)
+    # A job holds its folder; one of a sweep that lives has yet to take hold of it. An interrupted one may go on.
+    if status not in ENDED and (is_held(path) or (is_alive and not summary)):
+        status = "running"
+    duration = _number(_json(path, "provenance.json").get("duration_s")) if summary else None
+    num_ticks = _number(summary.get("num_ticks"))
     return SweepRow(
         job=path.name,
         parameters=_parameters(path),
-        status=_status(path, summary, is_alive=is_alive),
-        objective=shortened(_text_of(objective.get("key")), MAX_NAME),
+        status=status,
+        objective=shortened(str(objective.get("key") or ""), MAX_NAME),
         value=_number(objective.get("value")),
         metrics={key: value for key, value in metrics.items() if value is not None},
-        seconds=_seconds(path, summary),
-        num_ticks=_whole(summary.get("num_ticks")),
+        seconds=_number(summary.get("training_s")) if duration is None else duration,
+        num_ticks=None if num_ticks is None else int(num_ticks),
         folder=path,
-        error=shortened(_text_of(summary.get("error")), MAX_ERROR),
-        num_parameters={str(key): count for key, value in sizes if (count := _whole(value)) is not None},
+        error=shortened(str(summary.get("error") or ""), MAX_ERROR),
+        num_parameters={str(key): int(count) for key, size in sizes if (count := _number(size)) is not None},
     )
-
-
-def _status(path: Path, summary: Mapping[str, Any], *, is_alive: bool) -> str:
-    status = shortened(str(summary.get("status") or "unfinished"), MAX_STATUS)
-    if status in ENDED:
-        return status
-    # A job holds its folder; one of a sweep that lives has yet to take hold of it. An interrupted one may go on.
-    return "running" if is_held(path) or (is_alive and not summary) else status
 
 
 def _parameters(path: Path) -> dict[str, str]:
     """Return a job's overrides, without what it takes out; before it has written them, those that it was given."""
-    lines: list[Any] = _text(path, "overrides.txt").splitlines()
+    try:
+        lines: list[Any] = (read_text(path, "overrides.txt") or "").splitlines()
+    except RunFileError:
+        lines = []
     if not lines:
         words = _json(path, "job.json").get("words")
         lines = words if isinstance(words, list) else []
     pairs = (str(line).strip().lstrip("+").partition("=") for line in lines)
-    found = {key.strip(): value.strip() for key, sign, value in pairs if sign and not key.startswith(("~", "hydra."))}
+    values = {key.strip(): value.strip() for key, sign, value in pairs if sign and not key.startswith(("~", "hydra."))}
     removed = {str(line).strip()[1:] for line in lines if str(line).startswith("~")}
-    return {key: value for key, value in found.items() if key not in removed}
-
-
-def _seconds(path: Path, summary: Mapping[str, Any]) -> float | None:
-    if not summary:
-        return None
-    duration = _number(_json(path, "provenance.json").get("duration_s"))
-    return duration if duration is not None else _number(summary.get("training_s"))
-
-
-def _text(folder: Path, name: str) -> str:
-    try:
-        return read_text(folder, name) or ""
-    except RunFileError:
-        return ""
+    return {key: value for key, value in values.items() if key not in removed}
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -217,22 +204,8 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
         return {}
 
 
-def _text_of(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _mode(value: object) -> str:
-    return value if value in ("min", "max") and isinstance(value, str) else ""
-
-
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else None
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
 
 
 # From this ratio of the largest to the smallest value on, a column is drawn on a log scale.
@@ -263,7 +236,7 @@ class Column:
     @property
     def numbers(self) -> tuple[float, ...] | None:
         """The values as numbers; None where one of them is none."""
-        known = tuple(each for text in self.texts if (each := as_number(text)) is not None)
+        known = tuple(value for text in self.texts if (value := as_number(text)) is not None)
         return known if len(known) == len(self.texts) else None
 
     @property
@@ -313,28 +286,32 @@ def split_keys(parameters: Sequence[Mapping[str, str]]) -> tuple[list[str], dict
     A job that does not say (it has only begun, or died while it started) makes nothing differ. But of jobs with
     decisions those differ that have one which others were not asked for.
     """
-    keys = list(dict.fromkeys(key for each in parameters for key in each))[:MAX_KEYS]
-    values: dict[str, set[str | None]] = {key: {each[key] for each in parameters if key in each} for key in keys}
-    decided = [each for each in parameters if any(key.startswith(DECISION) for key in each)]
-    for key in keys:
-        if key.startswith(DECISION) and any(key not in each for each in decided):
-            values[key].add(None)
-    constants = {key: str(*found) for key, found in values.items() if len(found) == 1}
+    keys = list(dict.fromkeys(key for job in parameters for key in job))[:MAX_KEYS]
+    decided = [job for job in parameters if any(key.startswith(DECISION) for key in job)]
+    values: dict[str, set[str | None]] = {
+        key: {job.get(key) for job in (decided if key.startswith(DECISION) else parameters)} for key in keys
+    }
+    constants = {}
+    for key, different in values.items():
+        if not key.startswith(DECISION):
+            different.discard(None)
+        if len(different) == 1:
+            constants[key] = str(*different)
     return [key for key in keys if key not in constants], constants
 
 
 def labels(keys: Sequence[str]) -> dict[str, str]:
     """Return for each key the shortest end of it that is its alone, of two parts where there are as many."""
     ends = Counter(f".{key}"[place:] for key in keys for place, sign in enumerate(f".{key}") if sign == ".")
-    return {key: _label(key, ends) for key in keys}
 
+    def label(key: str) -> str:
+        parts = key.split(".")
+        # `decisions.` says no more than the table does.
+        least = 1 if key.startswith(DECISION) else min(2, len(parts))
+        shorter = (".".join(parts[-count:]) for count in range(least, len(parts)))
+        return next((end for end in shorter if ends[f".{end}"] == 1), key)
 
-def _label(key: str, ends: Mapping[str, int]) -> str:
-    parts = key.split(".")
-    # `decisions.` says no more than the table does.
-    least = 1 if key.startswith(DECISION) else min(2, len(parts))
-    found = (".".join(parts[-count:]) for count in range(least, len(parts)))
-    return next((end for end in found if ends[f".{end}"] == 1), key)
+    return {key: label(key) for key in keys}
 
 
 # Jobs that a note names.
@@ -423,16 +400,13 @@ class Comparison:
         A mean over the seeds that happened to survive is no fair rival of one over all.
         """
         sign = 1 if self.mode == "min" else -1
-
-        def order(setting: Setting) -> tuple[bool, float]:
-            return not setting.is_complete, sign * (setting.mean or 0.0)
-
-        return sorted((each for each in self.settings if each.values), key=order)
+        known = [setting for setting in self.settings if setting.values]
+        return sorted(known, key=lambda setting: (not setting.is_complete, sign * (setting.mean or 0.0)))
 
     @cached_property
     def best(self) -> Setting | None:
         """The first of `ranked`; None where there is nothing to choose."""
-        return next(iter(self.ranked), None) if len(self.settings) > 1 and self.mode else None
+        return self.ranked[0] if self.ranked and len(self.settings) > 1 and self.mode else None
 
     @cached_property
     def best_jobs(self) -> frozenset[str]:
@@ -442,7 +416,7 @@ class Comparison:
     @property
     def ordered(self) -> list[Setting]:
         """All settings: `ranked`, and then those without a value."""
-        return [*self.ranked, *(each for each in self.settings if not each.values)]
+        return [*self.ranked, *(setting for setting in self.settings if not setting.values)]
 
     @property
     def only(self) -> Setting | None:
@@ -452,18 +426,17 @@ class Comparison:
     @property
     def direction(self) -> str:
         """Which objective is better, in words."""
-        words = {"min": "smaller is better", "max": "larger is better"}
-        return words.get(self.mode, "it is not known whether larger or smaller is better")
+        return better(self.mode) or "it is not known whether larger or smaller is better"
 
     @property
     def has_seeds(self) -> bool:
         """Whether a setting has more than one job."""
-        return bool(self.seed_keys) or any(len(each.rows) > 1 for each in self.settings)
+        return bool(self.seed_keys) or any(len(setting.rows) > 1 for setting in self.settings)
 
     @property
     def num_jobs(self) -> int:
         """How many jobs the sweep is to have, as far as is known."""
-        return max(len(self.rows), self.plan.num_jobs or 0)
+        return max(len(self.rows), self.plan.num_jobs)
 
     @cached_property
     def num_ended(self) -> int:
@@ -474,28 +447,18 @@ class Comparison:
     def notes(self) -> list[str]:
         """What a reader must know of the values of the settings and of the choice of the best one."""
         plan, best = self.plan, self.best
-        repeated = [row.job for row in self.rows if any(row.job in each.repeated for each in self.settings)]
+        repeated = [job for setting in self.settings for job in setting.repeated]
         notes = [f"{plan.ending[:1].upper()}{plan.ending[1:]}."] if plan.ending else []
         if plan.num_same:
-            notes.append(
-                "1 more draw was of a point that a job has: it has the result of that job, and was not trained."
-                if plan.num_same == 1
-                else f"{plan.num_same} more draws were of points that jobs have: they have the results of those jobs, "
-                "and were not trained."
-            )
+            notes.append(f"Draws of points that jobs have already, whose results they take untrained: {plan.num_same}.")
         if repeated:
-            many, more = len(repeated) > 1, ", ..." if len(repeated) > MAX_NAMED else ""
-            who = f"{len(repeated)} jobs have" if many else f"Job {repeated[0]} has"
-            names = f": {', '.join(repeated[:MAX_NAMED])}{more}" if many else ""
-            notes.append(
-                f"{who} the same setting and the same seed as another job and {'are' if many else 'is'} not "
-                f"counted{names}."
-            )
-        return notes if best is None else [*notes, *self._choice_notes(best)]
-
-    def _choice_notes(self, best: Setting) -> list[str]:
-        notes, sign = [], 1 if self.mode == "min" else -1
-        leader = min(self.ranked, key=lambda each: sign * (each.mean or 0.0))
+            jobs = ", ".join(sorted(repeated, key=lambda job: (len(job), job))[:MAX_NAMED])
+            more = ", ..." if len(repeated) > MAX_NAMED else ""
+            notes.append(f"Not counted, as another job has the same setting and the same seed: {jobs}{more}.")
+        if best is None:
+            return notes
+        sign = 1 if self.mode == "min" else -1
+        leader = min(self.ranked, key=lambda setting: sign * (setting.mean or 0.0))
         if leader.mean != best.mean:
             notes.append(
                 f"A setting with {seeds(leader)} has a better mean, {leader.mean:.4g}, but not all of its jobs have "
@@ -503,7 +466,7 @@ class Comparison:
             )
         if not best.is_complete:
             notes.append(f"No setting has all of its jobs yet; the best one has {seeds(best)}.")
-        equal = sum(each.mean == best.mean for each in self.ranked) - 1
+        equal = sum(setting.mean == best.mean for setting in self.ranked) - 1
         if equal:
             notes.append(f"{equal} other setting{'s have' if equal > 1 else ' has'} exactly the same value.")
         others = {row.objective for row in self.rows} - {"", self.objective}
@@ -518,12 +481,17 @@ class Comparison:
     def overrides(self, setting: Setting) -> list[str]:
         """Return the words that make a setting; decisions that were drawn alike in all jobs are among them."""
         alike = {key: value for key, value in self.constants.items() if key.startswith(DECISION)}
-        return [override(*each) for each in {**setting.parameters, **alike}.items()]
+        return [override(key, value) for key, value in {**setting.parameters, **alike}.items()]
 
 
 def override(key: str, value: str) -> str:
     """Return a key and its value as a word of a command line; a decision is a key that no recipe has by itself."""
     return f"{'+' if key.startswith(DECISION) else ''}{key}={value}"
+
+
+def better(mode: str) -> str:
+    """Return which values are better, in words; empty where that is not known."""
+    return {"min": "smaller is better", "max": "larger is better"}.get(mode, "")
 
 
 def is_seed(key: str) -> bool:
@@ -560,14 +528,15 @@ def compare(sweep_dir: Path) -> Comparison:
     rows, plan = tuple(sweep_rows(sweep_dir)), read_plan(sweep_dir)
     differing, constants = split_keys([row.parameters for row in rows])
     seed_keys = tuple(key for key in differing if is_seed(key))
-    own = [key for key in differing if not is_seed(key)]
+    keys = [key for key in differing if not is_seed(key)]
     objective, mode = _objective(rows, plan)
-    planned = max(plan.repeats, math.prod(plan.num_values.get(key, 1) for key in plan.num_values if is_seed(key)))
-    settings = _settings(rows, own, objective, planned)
+    planned = max(plan.repeats, math.prod(swept.num_values or 1 for key, swept in plan.keys.items() if is_seed(key)))
+    settings = _settings(rows, keys, objective, planned)
     columns = tuple(
-        Column(key, label, tuple(each.parameters.get(key) for each in settings), key in plan.log_keys)
-        for key, label in labels(own).items()
-    )
+        Column(key, label, tuple(setting.parameters.get(key) for setting in settings),
+               key in plan.keys and plan.keys[key].is_log)
+        for key, label in labels(keys).items()
+    )  # fmt: skip
     # outputs/<name>/multirun/<date>_<time>
     path = sweep_dir.resolve()
     name = path.parent.parent.name if path.parent.name == "multirun" else path.name
@@ -579,9 +548,9 @@ def _objective(rows: Sequence[SweepRow], plan: SweepPlan) -> tuple[str, str]:
     said = [row for row in rows if row.objective]
     same = [row for row in said if row.objective == plan.objective]
     for row in (same or said or [row for row in rows if is_run_folder(row.folder)])[:1]:
-        found = read_run_folder(row.folder).objective
-        mode = str(found["mode"] or (plan.mode if found["key"] == plan.objective else ""))
-        return str(found["key"] or plan.objective or "objective"), mode
+        objective = read_run_folder(row.folder).objective
+        mode = str(objective["mode"] or (plan.mode if objective["key"] == plan.objective else ""))
+        return str(objective["key"] or plan.objective or "objective"), mode
     return plan.objective or "objective", plan.mode
 
 
@@ -597,23 +566,23 @@ def _settings(rows: Sequence[SweepRow], keys: Sequence[str], objective: str, pla
         # Of a job that does not say what it is, nothing can be told.
         if row.parameters:
             groups.setdefault(tuple(row.parameters.get(key) for key in keys), []).append(row)
-    return tuple(
-        _setting(
-            {key: group[0].parameters[key] for key in keys if key in group[0].parameters}, group, objective, planned
+    settings = []
+    for group in groups.values():
+        # A study may draw a setting with the same seed again: that is the same run, and no further sample.
+        by_seed: dict[tuple[tuple[str, str], ...], SweepRow] = {}
+        for row in group:
+            seed = tuple(sorted((key, text) for key, text in row.parameters.items() if is_seed(key)))
+            if seed not in by_seed or counts(row, objective) or not counts(by_seed[seed], objective):
+                by_seed[seed] = row
+        kept = {row.job for row in by_seed.values()}
+        jobs = tuple(row for row in group if row.job in kept)
+        settings.append(
+            Setting(
+                parameters={key: group[0].parameters[key] for key in keys if key in group[0].parameters},
+                rows=jobs,
+                values=tuple(row.value for row in jobs if counts(row, objective) and row.value is not None),
+                num_planned=max(planned, len(jobs)),
+                repeated=tuple(row.job for row in group if row.job not in kept),
+            )
         )
-        for group in groups.values()
-    )
-
-
-def _setting(parameters: Mapping[str, str], jobs: Sequence[SweepRow], objective: str, planned: int) -> Setting:
-    # A study may draw a setting with the same seed again: that is the same run, and no further sample.
-    by_seed: dict[tuple[tuple[str, str], ...], SweepRow] = {}
-    for row in jobs:
-        seed = tuple(sorted((key, text) for key, text in row.parameters.items() if is_seed(key)))
-        if seed not in by_seed or counts(row, objective) or not counts(by_seed[seed], objective):
-            by_seed[seed] = row
-    kept = {row.job for row in by_seed.values()}
-    rows = tuple(row for row in jobs if row.job in kept)
-    values = tuple(row.value for row in rows if counts(row, objective) and row.value is not None)
-    repeated = tuple(row.job for row in jobs if row.job not in kept)
-    return Setting(parameters, rows, values, max(planned, len(rows)), repeated)
+    return tuple(settings)

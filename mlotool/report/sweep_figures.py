@@ -26,9 +26,9 @@ from mlotool.report.figure import (
 )
 from mlotool.report.formats import LARGEST, NONE, shortened, shortened_key
 from mlotool.report.rank_correlation import RankCorrelation, importances, rank_correlation
-from mlotool.report.run_folder import Series, read_series
-from mlotool.report.search import best_so_far, better, front, points, random_baseline, trials
-from mlotool.report.sweep import Column, Comparison, Setting, SweepRow, counts, shown
+from mlotool.report.run_folder import read_series
+from mlotool.report.search import best_so_far, front, points, random_baseline, trials
+from mlotool.report.sweep import Column, Comparison, Setting, better, shown
 
 MAX_CURVES, MAX_POINTS, MAX_SETTINGS = 200, 120, 40
 MAX_AXES, MAX_TICKS, MAX_BARS = 10, 6, 10
@@ -61,21 +61,16 @@ def _sentences(*notes: str) -> str:
     return " ".join(filter(None, notes))
 
 
-def read_curves(comparison: Comparison) -> list[tuple[SweepRow, Series]]:
-    """Read the objective of the jobs from their metrics.csv; of the best setting's first."""
-    rows = sorted(comparison.rows, key=lambda row: row.job not in comparison.best_jobs)[:MAX_CURVES]
-    read = ((row, series) for row in rows for series in read_series(row.folder)[0])
-    return [(row, series) for row, series in read if series.key == comparison.objective and len(series.finite)]
-
-
 def curve_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Overlay the objective of all jobs; nothing where none has two evaluations."""
-    curves = read_curves(comparison)
+    """Overlay the objective of all jobs, the best setting's first; nothing where none has two evaluations."""
+    best, num = comparison.best_jobs, len(comparison.rows)
+    rows = sorted(comparison.rows, key=lambda row: row.job not in best)[:MAX_CURVES]
+    logged = ((row, series) for row in rows for series in read_series(row.folder)[0])
+    curves = [(row, one) for row, one in logged if one.key == comparison.objective and len(one.finite)]
     if not any(len(series.ticks) > 1 for _, series in curves):
         return []
     plot = book.new(WIDE_INCHES)
-    best = comparison.best_jobs
-    named: dict[str, Line2D] = {}
+    named: dict[str, Artist] = {}
     # Legend and layers go from what ended to what stands out.
     for row, series in sorted(curves, key=lambda curve: (curve[0].job in best, curve[0].status == "running")):
         is_best = row.job in best
@@ -92,30 +87,29 @@ def curve_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     seen.apply(plot)
     plot.label("tick", comparison.objective, is_whole=True)
     plot.legend(list(named.values())[::-1], list(named)[::-1])
-    far = [max(series.finite.tolist(), key=seen.distance) for _, series in curves]
-    num = len(comparison.rows)
     left = f"Only {MAX_CURVES} of {num} jobs are drawn." if num > MAX_CURVES else ""
-    note = _sentences(seen.note([row.job for row, _ in curves], far), left)
-    return [plot.card("curves", f"{comparison.objective} while the jobs trained", note)]
+    return [plot.card("curves", f"{comparison.objective} while the jobs trained", _sentences(seen.note, left))]
 
 
 def setting_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Draw the objective of each setting with its seeds."""
+    """Draw the objective of each setting: its seeds side by side, and their mean."""
     ranked = comparison.ranked[:MAX_SETTINGS]
     if not ranked or not comparison.has_seeds:
         return []
     plot = book.new()
-    values = [value for setting in ranked for value in setting.values]
-    seen = visible_range(values)
+    seen = visible_range([value for setting in ranked for value in setting.values])
     for place, setting in enumerate(ranked):
         colour = light("problem-1" if setting is comparison.best else "problem-0")
-        _draw_setting(plot, place, setting, seen, colour)
+        across = place + np.linspace(-0.12, 0.12, len(setting.values)) * (len(setting.values) > 1)
+        plot.axes.plot(across, seen.clip(setting.values), "o", color=colour, alpha=0.45, markersize=3.5)
+        style: dict[str, Any] = {"markersize": 15, "markeredgewidth": 2, "capsize": 4, "linewidth": 1.4}
+        plot.axes.errorbar([place], [setting.mean or 0.0], setting.standard_error, fmt="_", color=colour, **style)
     seen.apply(plot)
     plot.axes.set_xlim(-0.6, len(ranked) - 0.4)
     places = list(range(0, len(ranked), -(-len(ranked) // 12))) if len(ranked) > 1 else []
     plot.axes.set_xticks(places, [str(place + 1) for place in places])
     plot.label("setting, by rank" if len(ranked) > 1 else "", comparison.objective)
-    style: dict[str, Any] = {"linestyle": "none", "color": light("problem-0")}
+    style = {"linestyle": "none", "color": light("problem-0")}
     handles = {
         "a seed": Line2D([], [], marker="o", alpha=0.6, markersize=3.5, **style),
         "mean ± standard error": Line2D([], [], marker="_", markersize=12, markeredgewidth=2, **style),
@@ -123,21 +117,10 @@ def setting_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     if comparison.best in ranked:
         handles["best setting"] = Line2D([], [], color=light("problem-1"), linewidth=2)
     plot.legend(list(handles.values()), list(handles))
-    names = [row.job for setting in ranked for row in setting.rows if counts(row, comparison.objective)]
     left = len(comparison.ranked) - len(ranked)
     more = f"The best {MAX_SETTINGS} are drawn; {left} more are in the table." if left else ""
     title = f"Objective of the {'settings' if len(comparison.settings) > 1 else 'seeds'}"
-    return [plot.card("objective", title, _sentences(seen.note(names, values), more))]
-
-
-def _draw_setting(plot: Plot, place: int, setting: Setting, seen: VisibleRange, colour: str) -> None:
-    """Draw the seeds side by side, and their mean; what lies beyond the axis is a triangle at its end."""
-    num, mean, error = len(setting.values), setting.mean, setting.standard_error
-    for at, value in zip(place + np.linspace(-0.12, 0.12, num) * (num > 1), setting.values, strict=True):
-        plot.axes.plot([at], seen.clip([value]), seen.marker(value), color=colour, alpha=0.45, markersize=3.5)
-    if mean is not None and seen.marker(mean) == "o":
-        style: dict[str, Any] = {"markersize": 15, "markeredgewidth": 2, "capsize": 4, "linewidth": 1.4}
-        plot.axes.errorbar([place], [mean], yerr=None if error is None else [error], fmt="_", color=colour, **style)
+    return [plot.card("objective", title, _sentences(seen.note, more))]
 
 
 def history_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
@@ -155,34 +138,30 @@ def history_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     seen, ticks = visible_range(list(known.values())), range(len(every))
     drawn: dict[str, Artist] = {}
     best = best_so_far(every, comparison.mode)
+    style: dict[str, Any] = {"where": "post", "color": light("problem-1"), "zorder": 3}
     if comparison.mode and not np.isnan(best).all():
-        style: dict[str, Any] = {"where": "post", "color": light("problem-1"), "zorder": 3}
         [drawn["best so far"]] = plot.axes.step(ticks, seen.clip(best), **style)
     if baseline is not None:
         # Where it has fewer trials, its last best goes on as it was.
         values = baseline.best[np.minimum(ticks, len(baseline.best) - 1)]
-        style = {"where": "post", "color": light("muted"), "linewidth": 1.0, "linestyle": (0, (4, 2))}
+        style |= {"color": light("muted"), "linewidth": 1.0, "linestyle": (0, (4, 2))}
         [drawn["random search"]] = plot.axes.step(ticks, seen.clip(values), **style)
     # Trials that have no jobs, as their points had been drawn before, are not in the figure.
-    names = [int(one.name) for one in every if one.name.isdecimal() and len(one.name) < 10]
-    num_random = sum(name // plan.repeats < plan.num_random for name in names)
+    num_random = sum(one.name.isdecimal() and int(one.name) // plan.repeats < plan.num_random for one in every)
     if 0 < num_random < len(every):
         plot.axes.axvspan(-0.5, num_random - 0.5, color=light("muted"), alpha=0.12, linewidth=0)
         drawn["random start"] = Patch(color=light("muted"), alpha=0.25)
-    for at, value in known.items():
-        status = every[at].status
+    for status in dict.fromkeys(every[at].status for at in known):
+        points = {at: value for at, value in known.items() if every[at].status == status}
         colour = light(STYLES.get(status, OTHER_STYLE)[1])
-        style = {"color": colour, "markersize": 4, "linestyle": "none"}
-        style["markerfacecolor"] = colour if status == "finished" else "none"
-        plot.axes.plot([at], seen.clip([value]), marker=seen.marker(value), alpha=0.85, **style)
-        drawn.setdefault(status, Line2D([], [], marker="o", **style))
+        style = {"color": colour, "markersize": 4, "markerfacecolor": colour if status == "finished" else "none"}
+        [drawn[status]] = plot.axes.plot(list(points), seen.clip(list(points.values())), "o", alpha=0.85, **style)
     seen.apply(plot)
     plot.label("trial" if plan.repeats > 1 else "job", comparison.objective, is_whole=True)
     plot.legend(list(drawn.values()), list(drawn))
     said = "" if baseline is None else f"The random search is that of {shortened(baseline.name, 60)}."
-    note = _sentences(seen.note([every[at].name for at in known], list(known.values())), said)
     what = "trials, each the mean of its jobs" if plan.repeats > 1 else "jobs"
-    return [plot.card("objective", f"Objective over the {what}", note)]
+    return [plot.card("objective", f"Objective over the {what}", _sentences(seen.note, said))]
 
 
 def front_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
@@ -214,8 +193,7 @@ def front_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     plot.axes.tick_params(axis="x", labelsize=7.5)
     plot.legend(list(handles.values())[::-1], list(handles)[::-1])
     are = f"{len(best)} of {len(every)} settings {'are' if len(best) > 1 else 'is'}"
-    clipped = "Values that crush the others are drawn at the edge." if up.is_clipped or across.is_clipped else ""
-    note = _sentences(f"{are} on the front: none is better in both objectives.", clipped)
+    note = _sentences(f"{are} on the front: none is better in both objectives.", up.note or across.note)
     return [plot.card("pareto", "Two objectives", note)]
 
 
@@ -263,12 +241,12 @@ def importance_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     means = [comparison.settings[index].mean or 0.0 for index in done]
     # One that is a million times off would have all of the variance.
     seen = visible_range(means)
-    method, found = importances(columns, seen.clip(means).tolist())
-    if not found:
+    method, ranked = importances(columns, seen.clip(means).tolist())
+    if not ranked:
         return []
     plot = book.new()
-    rows = {shortened_key(label, 26): (value, "problem-0") for label, value in found[:MAX_BARS][::-1]}
-    plot.bars(rows, max(1.0, 1.12 * max(value for _, value in found)))
+    rows = {shortened_key(label, 26): (value, "problem-0") for label, value in ranked[:MAX_BARS][::-1]}
+    plot.bars(rows, max(1.0, 1.12 * max(value for _, value in ranked)))
     over = "settings, each the mean of its jobs that finished" if comparison.has_seeds else "jobs that finished"
     clipped = "; values that crush the others are clipped" if seen.is_clipped else ""
     is_partial = any(None in column.texts for column in columns)
@@ -299,14 +277,12 @@ def parallel_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     label = f"{comparison.objective}, mean" if comparison.has_seeds else comparison.objective
     scales = [*(_scale(column, budget) for column in columns), _places(np.asarray(values), seen)]
     handles = _draw_lines(plot, comparison, settings, np.stack([heights for heights, _ in scales], axis=1))
-    _draw_scales(plot, [wrapped(text, budget) for text in (*(column.label for column in columns), label)],
-                 [ticks for _, ticks in scales])  # fmt: skip
+    labels = [wrapped(text, budget) for text in (*(column.label for column in columns), label)]
+    _draw_scales(plot, labels, [_apart(ticks) for _, ticks in scales])
     plot.figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=4 if is_wide else 2)
     left = len(differing) - len(columns)
     more = f"{left} more hyperparameter{'s are' if left > 1 else ' is'} not drawn." if left else ""
-    whose = "the mean of jobs" if comparison.has_seeds else "job"
-    note = _sentences(seen.note([setting.jobs for setting in settings], values, whose), more)
-    return [plot.card("parallel", "Hyperparameters and objective", note)]
+    return [plot.card("parallel", "Hyperparameters and objective", _sentences(seen.note, more))]
 
 
 def _draw_lines(
@@ -336,7 +312,7 @@ def _scale(column: Column, budget: int) -> tuple[NDArray[np.float64], Ticks]:
         return _places(np.asarray(numbers), VisibleRange(min(numbers), max(numbers), column.is_log, False))
     place = {name: (index + 0.5) / len(names) for index, name in enumerate(names)}
     heights = np.array([place[NONE if text is None else text] for text in column.texts])
-    return heights, _apart([(at, shortened(shown(name), max(6, budget - 4))) for name, at in place.items()])
+    return heights, [(at, shortened(shown(name), max(6, budget - 4))) for name, at in place.items()]
 
 
 def _places(values: NDArray[np.float64], span: VisibleRange) -> tuple[NDArray[np.float64], Ticks]:
@@ -357,7 +333,7 @@ def _places(values: NDArray[np.float64], span: VisibleRange) -> tuple[NDArray[np
     low, high = scale(span.low), scale(span.high)
     heights, at = ((scale(np.asarray(some)) - low) / (high - low) for some in (values, ticks))
     texts = [f"{signs.get(tick, '')}{tick:.3g}" for tick in ticks]
-    return np.clip(heights, 0.0, 1.0), _apart(list(zip(at.tolist(), texts, strict=True)))
+    return np.clip(heights, 0.0, 1.0), list(zip(at.tolist(), texts, strict=True))
 
 
 def wrapped(label: str, width: int) -> str:

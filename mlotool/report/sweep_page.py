@@ -26,6 +26,7 @@ from mlotool.report.sweep import (
     INFEASIBLE,
     Column,
     Comparison,
+    Setting,
     SweepRow,
     as_number,
     compare,
@@ -62,30 +63,26 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
     book = Sketchbook(sweep_dir / "report")
     with report_style():
         parallel, cards = sweep_cards(book, comparison)
-    infeasible = [row for row in comparison.rows if row.status == INFEASIBLE]
-    failed = [row for row in comparison.rows if row.error and row.status != INFEASIBLE]
-    chosen = comparison.best or comparison.only
+    rows, chosen = comparison.rows, comparison.best or comparison.only
+    failed = [row for row in rows if row.error and row.status != INFEASIBLE]
     has_settings = comparison.has_seeds and len(comparison.settings) > 1
     text = page(
         "sweep.html", f"{comparison.name}: sweep", "sort_table.js", comparison=comparison, state=_state(comparison),
         tiles=_tiles(comparison), max_lines=MAX_LINES, parallel=parallel, cards=cards, has_figures=bool(book.names),
         overrides=[] if chosen is None or chosen.mean is None else comparison.overrides(chosen),
         front=_front_table(comparison), settings=_settings_table(comparison) if has_settings else None,
-        jobs=_jobs_table(comparison) if comparison.rows else None, models=_models(comparison),
-        command=_command(comparison), failed=failed[:MAX_ERRORS], infeasible=infeasible, max_errors=MAX_ERRORS,
-        together=fusion_lines(sweep_dir),
+        jobs=_jobs_table(comparison) if rows else None, models=_models(chosen),
+        command=_command(rows), failed=failed[:MAX_ERRORS], max_errors=MAX_ERRORS,
+        infeasible=[row for row in rows if row.status == INFEASIBLE], together=fusion_lines(sweep_dir),
     )  # fmt: skip
     return write_text(sweep_dir, FILE, text)
 
 
-def _models(comparison: Comparison) -> list[Markup]:
+def _models(setting: Setting | None) -> list[Markup]:
     """Return the models of the best job, where it has some of a space."""
-    setting = comparison.best or comparison.only
-    for row in () if setting is None else setting.rows:
-        models = [model_section(each) for each in read_models(row.folder)[0]] if row.status == "finished" else []
-        if any(models):
-            return models
-    return []
+    finished = [] if setting is None else [row for row in setting.rows if row.status == "finished"]
+    models = ([model_section(model) for model in read_models(row.folder)[0]] for row in finished)
+    return next(filter(None, models), [])
 
 
 def _state(comparison: Comparison) -> tuple[str, str]:
@@ -113,7 +110,7 @@ def _tiles(comparison: Comparison) -> list[tuple[str, ...]]:
         label = f"{f'best of {num} {whose}, ' if num > 1 else ''}{label}"
         error = " ± standard error" if setting.standard_error is not None else ""
         below = f"mean{error} of {seeds(setting)}; {direction}" if comparison.has_seeds else direction
-        value = mean_text(setting) if comparison.has_seeds else number(setting.mean)
+        value = mean_text(setting)
     tiles: list[tuple[str, ...]] = [(label, value, below, "tile first")]
     if best is not None:
         tiles.append(("jobs of the best setting" if len(best.rows) > 1 else "best job", best.jobs))
@@ -123,13 +120,15 @@ def _tiles(comparison: Comparison) -> list[tuple[str, ...]]:
     return [*tiles, ("jobs that have ended", f"{comparison.num_ended} of {comparison.num_jobs}", ended)]
 
 
-def _command(comparison: Comparison) -> str:
+def _command(rows: Sequence[SweepRow]) -> str:
     """Return what makes the page of the first job without one: jobs that share a process leave it to the reader."""
-    for row in comparison.rows:
-        folder = row.folder
-        if row.status in ENDED and (folder / "config.yaml").is_file() and not (folder / PAGE).is_file():
-            return f"mlotool report {shlex.quote(_nearby(folder))}"
-    return ""
+    without = (
+        row.folder
+        for row in rows
+        if row.status in ENDED and (row.folder / "config.yaml").is_file() and not (row.folder / PAGE).is_file()
+    )
+    first = next(without, None)
+    return "" if first is None else f"mlotool report {shlex.quote(_nearby(first))}"
 
 
 @dataclass(frozen=True)
@@ -182,12 +181,13 @@ class Head:
 Table = dict[str, Any]
 
 
-def _table(heads: Sequence[Head], rows: Sequence[Sequence[Cell]], is_best: Sequence[bool]) -> Table:
-    return {"heads": heads, "rows": [{"cells": row, "is_best": best} for row, best in zip(rows, is_best, strict=True)]}
+def _table(heads: Sequence[Head], rows: Iterable[tuple[bool, Sequence[Cell]]]) -> Table:
+    """Return a table of rows, each with whether it is the best one."""
+    return {"heads": heads, "rows": [{"cells": cells, "is_best": is_best} for is_best, cells in rows]}
 
 
-def _first(mode: str) -> str:
-    return "descending" if mode == "max" else "ascending"
+def _objective_head(key: str, mode: str, title: str | None = None) -> Head:
+    return Head(key, title, is_number=True, first="descending" if mode == "max" else "ascending")
 
 
 def _parameter_heads(columns: Sequence[Column]) -> list[Head]:
@@ -199,45 +199,42 @@ def _settings_table(comparison: Comparison) -> Table:
     columns = comparison.columns[:MAX_COLUMNS]
     heads = [
         Head("rank", is_number=True, sorted="ascending"),
-        Head(comparison.objective, "mean of the jobs that finished", is_number=True, first=_first(comparison.mode)),
+        _objective_head(comparison.objective, comparison.mode, "mean of the jobs that finished"),
         Head("± standard error", is_number=True),
         Head("seeds", "jobs that finished, of all", is_number=True),
         *_parameter_heads(columns),
         Head("jobs"),
     ]
     rows = []
-    for rank, each in enumerate(comparison.ordered, 1):
-        is_best, done, planned = each is comparison.best, len(each.values), each.num_planned
-        rows.append([
-            Cell(f"{'★ ' if is_best else ''}{rank}" if each.values else NONE, rank),
-            _value(each.mean, is_strong=is_best),
-            _value(each.standard_error),
+    for rank, setting in enumerate(comparison.ordered, 1):
+        is_best, done, planned = setting is comparison.best, len(setting.values), setting.num_planned
+        rows.append((is_best, [
+            Cell(f"{'★ ' if is_best else ''}{rank}" if setting.values else NONE, rank),
+            _value(setting.mean, is_strong=is_best),
+            _value(setting.standard_error),
             Cell(f"{done} of {planned}", done, status="" if done == planned else "interrupted"),
-            *(_parameter(each.parameters.get(column.key)) for column in columns),
-            Cell(each.jobs, each.jobs),
-        ])  # fmt: skip
-    return _table(heads, rows, [each is comparison.best for each in comparison.ordered])
+            *(_parameter(setting.parameters.get(column.key)) for column in columns),
+            Cell(setting.jobs, setting.jobs),
+        ]))  # fmt: skip
+    return _table(heads, rows)
 
 
 def _front_table(comparison: Comparison) -> Table | None:
     """Return the settings on the front of two objectives, the best by the first one first."""
     front, plan, columns = pareto_front(comparison)[:MAX_FRONT], comparison.plan, comparison.columns[:MAX_COLUMNS]
-    if not front:
-        return None
     heads = [
         Head("jobs"),
-        Head(comparison.objective, is_number=True, first=_first(comparison.mode)),
-        Head(plan.second_objective, is_number=True, first=_first(plan.second_mode)),
+        _objective_head(comparison.objective, comparison.mode),
+        _objective_head(plan.second_objective, plan.second_mode),
         *_parameter_heads(columns),
     ]
-    rows = [
-        [
-            Cell(each.setting.jobs, each.setting.jobs), _value(each.first), _value(each.second),
-            *(_parameter(each.setting.parameters.get(column.key)) for column in columns),
-        ]
-        for each in front
-    ]  # fmt: skip
-    return _table(heads, rows, [each.setting is comparison.best for each in front])
+    rows = []
+    for point in front:
+        setting = point.setting
+        parameters = [_parameter(setting.parameters.get(column.key)) for column in columns]
+        cells = [Cell(setting.jobs, setting.jobs), _value(point.first), _value(point.second), *parameters]
+        rows.append((setting is comparison.best, cells))
+    return _table(heads, rows) if rows else None
 
 
 def _jobs_table(comparison: Comparison) -> Table:
@@ -250,31 +247,30 @@ def _jobs_table(comparison: Comparison) -> Table:
     ]
     # What was evaluated on a split, beside the objective; the page of a job has all else.
     owners = {*SPLIT_NAMES, comparison.objective.partition("/")[0]}
-    found = dict.fromkeys(key for row in rows for key in row.metrics if key.partition("/")[0] in owners)
-    metrics = [key for key in found if key != comparison.objective][:MAX_METRICS]
-    is_number, title = all(row.job.isdecimal() for row in rows), "at the best checkpoint, where one is kept"
+    logged = dict.fromkeys(key for row in rows for key in row.metrics if key.partition("/")[0] in owners)
+    metrics = [key for key in logged if key != comparison.objective][:MAX_METRICS]
     heads = [
-        Head("job", is_number=is_number, sorted="ascending"),
+        Head("job", is_number=all(row.job.isdecimal() for row in rows), sorted="ascending"),
         Head("status"),
-        Head(comparison.objective, title, is_number=True, first=_first(comparison.mode)),
+        _objective_head(comparison.objective, comparison.mode, "at the best checkpoint, where one is kept"),
         *_parameter_heads(columns),
         *(Head(key, "the last value", is_number=True) for key in metrics),
         Head("time", is_number=True),
         Head("ticks", is_number=True),
     ]
-    lines = [
-        [
+    lines = []
+    for row in rows:
+        is_best = row.job in best
+        lines.append((is_best, [
             Cell(row.job, row.job, href=_link(row)),
             Cell(row.status, row.status, status=row.status if row.status in SIGNS else "", is_state=True),
-            _value(row.value if row.objective == comparison.objective else None, is_strong=row.job in best),
+            _value(row.value if row.objective == comparison.objective else None, is_strong=is_best),
             *(_parameter(row.parameters.get(key)) for key in keys),
             *(_value(row.metrics.get(key)) for key in metrics),
             Cell(duration(row.seconds), row.seconds),
             Cell(number(row.num_ticks), row.num_ticks),
-        ]
-        for row in rows
-    ]
-    return _table(heads, lines, [row.job in best for row in rows])
+        ]))  # fmt: skip
+    return _table(heads, lines)
 
 
 def _link(row: SweepRow) -> str:
@@ -298,6 +294,7 @@ MAX_WRITTEN = 1_000
 # A spreadsheet computes a text that begins so.
 FORMULA_SIGNS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
                  "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+Records = list[list[tuple[str, object]]]
 
 
 def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -> Path:
@@ -321,77 +318,60 @@ def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -
     """
     comparison = comparison or compare(sweep_dir)
     file = Path(sweep_dir) / "sweep.csv"
-    _write(file, *_job_rows(comparison))
+    _write(file, _job_records(comparison))
     if comparison.has_seeds:
-        _write(file.with_name("settings.csv"), *_setting_rows(comparison))
+        _write(file.with_name("settings.csv"), _setting_records(comparison))
     return file
 
 
-def _job_rows(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
-    rows = comparison.rows
+def _job_records(comparison: Comparison) -> Records:
+    """Return a row for each job: the head of each column, and what stands in it."""
+    rows, second, on_front = comparison.rows, comparison.plan.second_objective, jobs_on_front(comparison)
     keys = [*(column.key for column in comparison.columns), *comparison.seed_keys, *comparison.constants]
     metrics = list(dict.fromkeys(key for row in rows for key in row.metrics))[:MAX_WRITTEN]
-    second, on_front = comparison.plan.second_objective, jobs_on_front(comparison)
-    two = ["second_objective", "second_value", "on_front"] if second else []
-    heads = ["job", *keys, "objective", "value", *two, *metrics, "status", "time_s", "folder", "error"]
-    lines: list[list[object]] = [
-        [
-            row.job,
-            *(row.parameters.get(key) for key in keys),
-            row.objective,
-            row.value,
-            *((second, row.number(second), str(row.job in on_front).lower()) if second else ()),
-            *(row.metrics.get(key) for key in metrics),
-            row.status,
-            row.seconds,
-            _nearby(row.folder),
-            row.error,
-        ]
-        for row in rows
-    ]
-    return heads, lines
+    records: Records = []
+    for row in rows:
+        two = [("second_objective", second), ("second_value", row.number(second)), ("on_front", row.job in on_front)]
+        records.append([
+            ("job", row.job), *((key, row.parameters.get(key)) for key in keys),
+            ("objective", row.objective), ("value", row.value), *(two if second else ()),
+            *((key, row.metrics.get(key)) for key in metrics), ("status", row.status), ("time_s", row.seconds),
+            ("folder", _nearby(row.folder)), ("error", row.error),
+        ])  # fmt: skip
+    return records
 
 
-def _setting_rows(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
-    keys = [column.key for column in comparison.columns]
-    second, on_front = comparison.plan.second_objective, {id(each.setting) for each in pareto_front(comparison)}
-    two = ["second_objective", "second_mean", "on_front"] if second else []
-    heads = [*keys, "objective", "mean", "standard_error", *two, "num_seeds", "num_planned", "is_best", "jobs"]
-    lines: list[list[object]] = [
-        [
-            *(each.parameters.get(key) for key in keys),
-            comparison.objective,
-            each.mean,
-            each.standard_error,
-            *((second, second_mean(comparison, each.rows), str(id(each) in on_front).lower()) if second else ()),
-            len(each.values),
-            each.num_planned,
-            str(each is comparison.best).lower(),
-            " ".join(row.job for row in each.rows),
-        ]
-        for each in comparison.ordered
-    ]
-    return heads, lines
+def _setting_records(comparison: Comparison) -> Records:
+    second, on_front = comparison.plan.second_objective, {id(point.setting) for point in pareto_front(comparison)}
+    records: Records = []
+    for setting in comparison.ordered:
+        two = [("second_objective", second), ("second_mean", second_mean(comparison, setting.rows)),
+               ("on_front", id(setting) in on_front)]  # fmt: skip
+        records.append([
+            *((column.key, setting.parameters.get(column.key)) for column in comparison.columns),
+            ("objective", comparison.objective), ("mean", setting.mean), ("standard_error", setting.standard_error),
+            *(two if second else ()), ("num_seeds", len(setting.values)), ("num_planned", setting.num_planned),
+            ("is_best", setting is comparison.best), ("jobs", " ".join(row.job for row in setting.rows)),
+        ])  # fmt: skip
+    return records
 
 
-def _write(file: Path, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def _write(file: Path, records: Records) -> None:
+    # A column is found by its head: one that stands there already gets a number.
+    heads: list[str] = []
+    for head, _ in records[0] if records else ():
+        names = (head if count == 1 else f"{head}_{count}" for count in range(1, len(heads) + 2))
+        heads.append(next(name for name in names if name not in heads))
     with replacing(file.parent, file.name) as temporary, temporary.open("w", encoding="utf-8", newline="") as out:
         writer = csv.writer(out)
-        writer.writerow([_cell(each) for each in _different(heads)])
-        writer.writerows([_cell(value) for value in row] for row in rows)
-
-
-def _different(heads: Sequence[str]) -> list[str]:
-    """Return the heads, those that stand there already with a number behind: a column is found by its head."""
-    found: dict[str, None] = {}
-    for head in heads:
-        names = (head if count == 1 else f"{head}_{count}" for count in range(1, len(found) + 2))
-        found[next(name for name in names if name not in found)] = None
-    return list(found)
+        writer.writerow(map(_cell, heads))
+        writer.writerows([_cell(value) for _, value in record] for record in records)
 
 
 def _cell(value: object) -> object:
     """Return a value on one line, so that no spreadsheet takes a text for a formula: `'` stands before such a one."""
+    if isinstance(value, bool):
+        return str(value).lower()
     if not isinstance(value, str):
         return value
     text = escape(value).replace("\n", "\\n").replace("\t", "\\t")

@@ -1,14 +1,15 @@
-"""Run folders that a stranger could hand on: each builder spoils a whole, finished run.
+"""Folders that a stranger could hand on: each builder spoils a whole run, or a whole sweep of two jobs.
 
-A builder gets the run's folder and `outside`, a folder beside it with secret.txt, which must stay as it is and whose
-text must not show anywhere. Add a function with `@hostile`, and every test takes it.
+A builder gets the folder and `outside`, a folder beside it with secret.txt, which must stay as it is and whose text
+must not show anywhere. A function with `@run` or `@sweep` is taken by every test of its kind.
 """
 
+import io
 import json
+import math
 import os
-import pickle
 import shutil
-import socket
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,331 +19,338 @@ import numpy as np
 import torch
 import yaml
 
+from tests.cli.hostile import LAUGHS
+
 Builder = Callable[[Path, Path], None]
-FOLDERS: dict[str, Builder] = {}
+RUNS: dict[str, Builder] = {}
+SWEEPS: dict[str, Builder] = {}
 SECRET = "the-secret-of-the-user"
-LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+TEXTS = ("config.yaml", "summary.json", "provenance.json", "metrics.csv", "recipe.yaml", "overrides.txt")
 
 
-def hostile(builder: Builder) -> Builder:
-    FOLDERS[builder.__name__] = builder
+def run(builder: Builder) -> Builder:
+    RUNS[builder.__name__] = builder
     return builder
 
 
-def _link(path: Path, target: Path) -> None:
+def sweep(builder: Builder) -> Builder:
+    SWEEPS[builder.__name__] = builder
+    return builder
+
+
+def _free(path: Path) -> Path:
+    """Remove what stands there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
-    path.symlink_to(target)
+    return path
+
+
+def _link(path: Path, target: Path) -> None:
+    _free(path).symlink_to(target)
 
 
 def _change(file: Path, change: Callable[[Any], None]) -> None:
-    is_yaml = file.suffix == ".yaml"
-    content = (yaml.safe_load if is_yaml else json.loads)(file.read_text())
+    load, dump = (yaml.safe_load, yaml.safe_dump) if file.suffix == ".yaml" else (json.loads, json.dumps)
+    content = load(file.read_text())
     change(content)
-    file.write_text((yaml.safe_dump if is_yaml else json.dumps)(content))
+    file.write_text(dump(content))
 
 
-@hostile
-def texts_behind_links(run: Path, outside: Path) -> None:
-    for name in ("recipe.yaml", "overrides.txt", "config.yaml", "summary.json", "provenance.json"):
-        _link(run / name, outside / "secret.txt")
+# Links, pipes, names.
+@run
+def texts_behind_links(folder: Path, outside: Path) -> None:
+    for name, target in zip(TEXTS, [outside / "secret.txt", "/proc/self/environ", "/dev/zero"] * 2, strict=True):
+        _link(folder / name, Path(target))
 
 
-@hostile
-def a_recipe_behind_a_link(run: Path, outside: Path) -> None:
-    for name in ("recipe.yaml", "overrides.txt"):
-        _link(run / name, outside / "secret.txt")
+@run
+def pages_behind_links(folder: Path, outside: Path) -> None:
+    _link(folder / "report.html", outside / "secret.txt")
+    _link(folder / "report", outside)
 
 
-@hostile
-def pages_behind_links(run: Path, outside: Path) -> None:
-    _link(run / "report.html", outside / "secret.txt")
-    _link(run / "report", outside)
-
-
-@hostile
-def pictures_behind_links(run: Path, outside: Path) -> None:
-    (run / "report").mkdir(exist_ok=True)
-    for file in [*(run / "report").iterdir(), run / "report" / "loss-classifier.svg"]:
-        _link(file, outside / "secret.txt")
-
-
-@hostile
-def dangling_links(run: Path, outside: Path) -> None:
-    for name in ("report.html", "metrics.csv", "summary.json", "sweep.csv", "report"):
-        _link(run / name, outside / "new" / name)
-
-
-@hostile
-def metrics_behind_a_link(run: Path, outside: Path) -> None:
-    shutil.copy(run / "metrics.csv", outside / "metrics.csv")
-    _link(run / "metrics.csv", outside / "metrics.csv")
-
-
-@hostile
-def metrics_of_another_by_a_hard_link(run: Path, outside: Path) -> None:
-    for name in ("metrics.csv", "report.html", "provenance.json"):
-        (run / name).unlink(missing_ok=True)
-        os.link(outside / "secret.txt", run / name)
-
-
-@hostile
-def checkpoints_behind_a_link(run: Path, outside: Path) -> None:
-    shutil.copytree(run / "checkpoints", outside / "checkpoints")
-    _link(run / "checkpoints", outside / "checkpoints")
-
-
-@hostile
-def loggers_behind_links(run: Path, outside: Path) -> None:
+@run
+def places_that_loggers_write_to(folder: Path, outside: Path) -> None:
     for name in ("wandb", "tensorboard", "artifacts"):
-        _link(run / name, outside)
+        _link(folder / name, outside)
 
 
-@hostile
-def hparams_behind_a_link(run: Path, outside: Path) -> None:
-    (run / "tensorboard").mkdir(exist_ok=True)
-    _link(run / "tensorboard" / "hparams.yaml", outside / "hparams.yaml")
+@run
+def hard_links(folder: Path, outside: Path) -> None:
+    (folder / "tensorboard").mkdir(exist_ok=True)
+    for name in ("metrics.csv", "report.html", "tensorboard/hparams.yaml", "log.txt"):
+        os.link(outside / "secret.txt", _free(folder / name))
 
 
-@hostile
-def circles_of_links(run: Path, outside: Path) -> None:
-    _link(run / "config.yaml", Path("config.yaml"))
-    _link(run / "report", Path("report"))
+@run
+def checkpoints_behind_links(folder: Path, outside: Path) -> None:
+    shutil.copytree(folder / "checkpoints", outside / "checkpoints")
+    _link(folder / "checkpoints", outside / "checkpoints")
 
 
-@hostile
-def pipes(run: Path, outside: Path) -> None:
-    for name in ("config.yaml", "summary.json", "metrics.csv", "recipe.yaml", "artifacts/weights.npz"):
-        (run / name).unlink(missing_ok=True)
-        os.mkfifo(run / name)
+@run
+def pipes(folder: Path, outside: Path) -> None:
+    for name in (*TEXTS, "nodes.json", "artifacts/weights.npz", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+        os.mkfifo(_free(folder / name))
 
 
-@hostile
-def a_pipe_as_a_checkpoint(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
-        file.unlink()
-        os.mkfifo(file)
+@run
+def names_of_commands(folder: Path, outside: Path) -> None:
+    for name in (ESCAPE, "a\nb", "'\"`$(touch made)`", "${oc.env:HOME}", os.fsdecode(b"\xff\xfe")):
+        for place in (f"artifacts/{name}.npz", f"artifacts/parallel_{name}.json", f"checkpoints/{name}.ckpt"):
+            (folder / place).write_text("x")
 
 
-@hostile
-def a_socket_as_the_summary(run: Path, outside: Path) -> None:
-    (run / "summary.json").unlink()
-    here = Path.cwd()
-    # The name of a socket is short.
-    os.chdir(run)
-    with socket.socket(socket.AF_UNIX) as opened:
-        opened.bind("summary.json")
-    os.chdir(here)
+# Texts.
+@run
+def a_billion_laughs(folder: Path, outside: Path) -> None:
+    (folder / "config.yaml").write_text(LAUGHS)
 
 
-@hostile
-def folders_in_the_place_of_files(run: Path, outside: Path) -> None:
-    for name in ("config.yaml", "summary.json", "report.html"):
-        (run / name).unlink(missing_ok=True)
-        (run / name).mkdir()
+@run
+def a_config_with_a_tag(folder: Path, outside: Path) -> None:
+    (folder / "config.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{outside / 'made'}]\n")
 
 
-@hostile
-def a_billion_laughs(run: Path, outside: Path) -> None:
-    (run / "config.yaml").write_text(LAUGHS)
+@run
+def a_config_that_looks_elsewhere(folder: Path, outside: Path) -> None:
+    _change(folder / "config.yaml", lambda config: config["data"].update(root=str(outside)))
 
 
-@hostile
-def a_config_of_20_megabytes(run: Path, outside: Path) -> None:
-    (run / "config.yaml").write_text("a: [" + "x, " * 7_000_000 + "]\n")
+@run
+def a_config_that_downloads(folder: Path, outside: Path) -> None:
+    _change(folder / "config.yaml", lambda config: config["data"].update(download=True))
 
 
-@hostile
-def a_config_with_a_tag(run: Path, outside: Path) -> None:
-    (run / "config.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{outside / 'made'}]\n")
-
-
-@hostile
-def a_config_that_looks_elsewhere(run: Path, outside: Path) -> None:
-    _change(run / "config.yaml", lambda config: config["data"].update(root=str(outside)))
-
-
-@hostile
-def a_config_that_downloads(run: Path, outside: Path) -> None:
-    _change(run / "config.yaml", lambda config: config["data"].update(download=True))
-
-
-@hostile
-def a_config_that_calls(run: Path, outside: Path) -> None:
+@run
+def a_config_that_calls(folder: Path, outside: Path) -> None:
     node = {"_target_": "os.mkdir", "path": str(outside / "made")}
-    _change(run / "config.yaml", lambda config: config["problems"]["classifier"].update(module=node))
+    _change(folder / "config.yaml", lambda config: config["problems"]["classifier"].update(module=node))
 
 
-@hostile
-def a_config_of_other_types(run: Path, outside: Path) -> None:
-    (run / "config.yaml").write_text("problems: 3\nrunner: [1]\nevaluate: x\ngraph: {a: {b: {c: 1}}}\nname: {a: b}\n")
+@run
+def a_config_that_reads_the_environment(folder: Path, outside: Path) -> None:
+    _change(folder / "config.yaml", lambda config: config.update(objective="${oc.env:HOME}"))
 
 
-@hostile
-def deep_json(run: Path, outside: Path) -> None:
-    (run / "summary.json").write_text("[" * 500_000)
-    (run / "provenance.json").write_text('{"a":' * 300_000)
+@run
+def a_config_of_a_model_larger_than_its_checkpoint(folder: Path, outside: Path) -> None:
+    module = {"hidden": [30_000, 30_000]}
+    _change(folder / "config.yaml", lambda config: config["problems"]["classifier"]["module"].update(module))
 
 
-@hostile
-def numbers_without_end(run: Path, outside: Path) -> None:
-    text = (
-        '{"status": "finished", "num_ticks": DIGITS, "training_s": 1e999, "error": NaN, "metrics": {"a/b": DIGITS}, '
-        '"objective": {"key": "val/accuracy", "value": DIGITS}, "best": {"tick": DIGITS, "metrics": {"a/b": -1e999}}}'
-    )
-    (run / "summary.json").write_text(text.replace("DIGITS", "9" * 100_000))
+@run
+def texts_of_other_types(folder: Path, outside: Path) -> None:
+    (folder / "config.yaml").write_text("problems: 3\nrunner: [1]\nevaluate: x\ngraph: {a: {b: 1}}\nname: {a: b}\n")
+    (folder / "summary.json").write_text('{"status": "finished", "num_ticks": "x", "objective": 3, "best": 1}')
+    (folder / "provenance.json").write_text('{"versions": 3, "resumes": "x", "started": [], "git": 0}')
+    (folder / "nodes.json").write_text('{"problems": {"a": [3]}}')
 
 
-@hostile
-def a_summary_of_wrong_types(run: Path, outside: Path) -> None:
-    (run / "summary.json").write_text(
-        '{"status": "finished", "num_ticks": "x", "objective": 3, "metrics": [], "best": 1}'
-    )
-    (run / "provenance.json").write_text('{"versions": 3, "resumes": "x", "started": [], "git": 0}')
+@run
+def commands_to_the_terminal_and_markup(folder: Path, outside: Path) -> None:
+    text = ESCAPE + HTML
+    metrics = {"status": text, "error": text, "metrics": {text: 1.0}}
+    _change(folder / "summary.json", lambda summary: summary.update(metrics))
+    (folder / "overrides.txt").write_text(f"seed={text}\n")
+    (folder / "recipe.yaml").write_text(f"</pre></details>{text}\n")
+    (folder / "metrics.csv").write_text("tick,key,value\n" + f'1,"classifier/{text}",1\n' * 3)
+    node = {"id": text, "kind": text, "inputs": [], "shape": [1], "mutator": text}
+    (folder / "nodes.json").write_text(json.dumps({"problems": {text: {"nodes": [node], "num_parameters": 10**400}}}))
 
 
-@hostile
-def texts_of_megabytes(run: Path, outside: Path) -> None:
-    _change(run / "summary.json", lambda summary: summary.update(status="failed", error="x" * 1_900_000))
-    (run / "recipe.yaml").write_text("# x\n" * 10_000_000)
+@run
+def texts_without_end(folder: Path, outside: Path) -> None:
+    digits = '{"status": "finished", "num_ticks": D, "metrics": {"a/b": D}, "objective": {"key": "a", "value": D}}'
+    (folder / "summary.json").write_text(digits.replace("D", "9" * 100_000))
+    (folder / "provenance.json").write_text('{"a":' * 300_000)
+    (folder / "recipe.yaml").write_text("# x\n" * 10_000_000)
+    keys = "".join(f"1,classifier/k{index},1\n" for index in range(30_000))
+    (folder / "metrics.csv").write_text(f"tick,key,value\n{keys}{'1,' * 10_000_000}\n")
 
 
-@hostile
-def commands_to_the_terminal(run: Path, outside: Path) -> None:
-    _change(run / "summary.json", lambda summary: summary.update(status=ESCAPE, error=ESCAPE, metrics={ESCAPE: 1.0}))
-    _change(run / "config.yaml", lambda config: config.update(name="x"))
-    (run / "overrides.txt").write_text(f"seed={ESCAPE}\n")
-    (run / "artifacts" / f"{ESCAPE}.npz").write_text("x")
+@run
+def nodes_of_a_tangle(folder: Path, outside: Path) -> None:
+    names = [f"n{number}" for number in range(1_500)]
+    nodes = [
+        {"id": name, "kind": "a", "inputs": names[max(0, number - 8) : number], "shape": [1], "mutator": "m"}
+        for number, name in enumerate(names)
+    ]
+    content = {"nodes": nodes, "decisions": [], "num_parameters": 3}
+    (folder / "nodes.json").write_text(json.dumps({"problems": {"classifier": content}}))
 
 
-@hostile
-def a_line_of_metrics_without_end(run: Path, outside: Path) -> None:
-    (run / "metrics.csv").write_text("tick,key,value\n" + "1," * 20_000_000)
+@run
+def artifacts_that_lie(folder: Path, outside: Path) -> None:
+    array = np.array([_Made(outside / "made")], dtype=object)
+    np.savez(folder / "artifacts" / "pickle.npz", loss=array, weight=array)
+    for name, shape, num in (("zeros", (60_000_000,), 60), ("claims", (10**13,), 0)):
+        with zipfile.ZipFile(folder / "artifacts" / f"{name}.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            for part in ("loss", "weight"):
+                with archive.open(f"{part}.npy", "w", force_zip64=True) as member:
+                    header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(member, header)
+                    for _ in range(num):
+                        member.write(bytes(8_000_000))
 
 
-@hostile
-def keys_without_end(run: Path, outside: Path) -> None:
-    (run / "metrics.csv").write_text("tick,key,value\n" + "".join(f"1,classifier/k{i},1\n" for i in range(300_000)))
+# Checkpoints.
+def _checkpoints(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change our part of each."""
+    for file in (folder / "checkpoints").glob("*.ckpt"):
+        content = torch.load(file, weights_only=True)
+        change(content["mlotool"])
+        torch.save(content, file)
 
 
-@hostile
-def a_quote_without_end(run: Path, outside: Path) -> None:
-    (run / "metrics.csv").write_text('tick,key,value\n1,"' + "x\n" * 2_000_000)
+def _pickled(folder: Path, pickled: bytes) -> None:
+    """Put a pickle of one's own into each."""
+    for file in (folder / "checkpoints").glob("*.ckpt"):
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, content in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
+                archive.writestr(f"x/{name}", content)
 
 
-@hostile
-def an_artifact_that_unpacks_without_end(run: Path, outside: Path) -> None:
-    with zipfile.ZipFile(run / "artifacts" / "weights.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("loss", "weight"):
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(
-                    member, {"descr": "<f8", "fortran_order": False, "shape": (60_000_000,)}
-                )
-                for _ in range(60):
-                    member.write(bytes(8_000_000))
+@run
+def a_checkpoint_with_a_pickle(folder: Path, outside: Path) -> None:
+    for file in (folder / "checkpoints").iterdir():
+        torch.save({"mlotool": _Made(outside / "made")}, file)
 
 
-@hostile
-def an_artifact_that_claims_without_end(run: Path, outside: Path) -> None:
-    with zipfile.ZipFile(run / "artifacts" / "weights.npz", "w") as archive:
-        for name, descr in (("loss", "<f8"), ("weight", "|V0")):
-            with archive.open(f"{name}.npy", "w") as member:
-                header = {"descr": descr, "fortran_order": False, "shape": (10**13,)}
-                np.lib.format.write_array_header_1_0(member, header)
+@run
+def a_checkpoint_of_two_lists(folder: Path, outside: Path) -> None:
+    """Two zip files, one behind the other: who reads from the front finds another one than who reads from the end."""
+    for file in (folder / "checkpoints").iterdir():
+        evil = io.BytesIO()
+        torch.save({"mlotool": _Made(outside / "made")}, evil)
+        file.write_bytes(evil.getvalue() + file.read_bytes())
 
 
-@hostile
-def an_artifact_with_a_pickle(run: Path, outside: Path) -> None:
-    array = np.array([_Call(outside / "made")], dtype=object)
-    np.savez(run / "artifacts" / "weights.npz", loss=array, weight=array)
-
-
-@hostile
-def a_checkpoint_with_a_pickle(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
-        torch.save({"mlotool": _Call(outside / "made")}, file)
-
-
-@hostile
-def a_checkpoint_that_unpacks_without_end(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
+@run
+def a_checkpoint_that_unpacks_without_end(folder: Path, outside: Path) -> None:
+    for file in (folder / "checkpoints").iterdir():
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x/data.pkl", "w") as member:
             for _ in range(300):
                 member.write(bytes(1_000_000))
 
 
-@hostile
-def a_checkpoint_that_expands(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
-        content = torch.load(file, weights_only=True)
-        state = content["mlotool"]["program"]["classifier"]["module"]
-        for key in state:
-            state[key] = torch.zeros(1).expand(10**12)
-        torch.save(content, file)
+@run
+def a_checkpoint_that_expands(folder: Path, outside: Path) -> None:
+    def change(state: dict[str, Any]) -> None:
+        module = state["program"]["classifier"]["module"]
+        module.update({key: torch.zeros(1).expand(10**12) for key in module})
+
+    _checkpoints(folder, change)
 
 
-@hostile
-def a_checkpoint_of_other_shapes(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
-        content = torch.load(file, weights_only=True)
-        state = content["mlotool"]["program"]["classifier"]["module"]
-        content["mlotool"]["program"]["classifier"]["module"] = {"x": torch.zeros(3), **state, next(iter(state)): 3}
-        torch.save(content, file)
+@run
+def a_checkpoint_that_asks_for_all_memory(folder: Path, outside: Path) -> None:
+    call = b"cbuiltins\nbytearray\n\x8a\x08" + struct.pack("<q", 20_000_000_000) + b"\x85R"
+    _pickled(folder, b"\x80\x02}X\x07\x00\x00\x00mlotool" + call + b"s.")
 
 
-@hostile
-def a_checkpoint_of_wrong_types(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
-        torch.save({"mlotool": {"program": 3, "tick": -(10**30), "metrics": {"a": []}, "metrics_position": -5}}, file)
+@run
+def a_checkpoint_of_lists_in_lists(folder: Path, outside: Path) -> None:
+    laughs: Any = "x"
+    for _ in range(40):
+        laughs = [laughs] * 10
+    _checkpoints(folder, lambda state: state.update(tick=laughs, metrics={"a/b": laughs}))
 
 
-@hostile
-def nodes_behind_a_link(run: Path, outside: Path) -> None:
-    _link(run / "nodes.json", outside / "secret.txt")
+@run
+def a_checkpoint_of_other_types(folder: Path, outside: Path) -> None:
+    _checkpoints(folder, lambda state: state.update(program=3, tick=-(10**30), training_s=math.inf, metrics=ESCAPE))
 
 
-@hostile
-def nodes_that_are_a_pipe(run: Path, outside: Path) -> None:
-    os.mkfifo(run / "nodes.json")
+# Sweeps.
+def _plan(folder: Path, **changes: Any) -> None:
+    plan = {"objective": "val/accuracy", "mode": "max", "num_jobs": 2, "keys": {"seed": {"num_values": 2}}}
+    (folder / "plan.json").write_text(json.dumps({**plan, **changes}))
 
 
-@hostile
-def nodes_of_a_tangle(run: Path, outside: Path) -> None:
-    names = [f"{ESCAPE}<script>{number}" for number in range(1_500)]
-    nodes = [
-        {"id": name, "kind": ESCAPE, "inputs": names[max(0, number - 8) : number], "shape": [1], "mutator": "m"}
-        for number, name in enumerate(names)
-    ]
-    decisions = [{"name": name, "value": name, "candidates": names[:50]} for name in names[:90]]
-    content = {"problems": {"classifier": {"nodes": nodes, "decisions": decisions, "num_parameters": 10**400}}}
-    (run / "nodes.json").write_text(json.dumps(content))
+def _summaries(folder: Path, **changes: Any) -> None:
+    for file in folder.glob("*/summary.json"):
+        _change(file, lambda summary: summary.update(changes))
 
 
-@hostile
-def nodes_of_two_rows(run: Path, outside: Path) -> None:
-    begin = [{"id": f"a{number}", "kind": "a", "inputs": [], "shape": None, "mutator": "m"} for number in range(45)]
-    names = [each["id"] for each in begin]
-    end = [{"id": f"b{number}", "kind": "b", "inputs": names, "shape": None, "mutator": "m"} for number in range(44)]
-    (run / "nodes.json").write_text(json.dumps({"problems": {"classifier": {"nodes": begin + end}}}))
+@sweep
+def records_behind_links(folder: Path, outside: Path) -> None:
+    (folder / "fusion").mkdir()
+    for name in ("plan.json", "multirun.yaml", "sweep.json", "fusion/0.json", "0/summary.json", "0/overrides.txt"):
+        _link(folder / name, outside / "secret.txt")
 
 
-@hostile
-def a_checkpoint_with_another_end(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("x", b"y")
+@sweep
+def tables_behind_links(folder: Path, outside: Path) -> None:
+    for name in ("sweep.csv", "settings.csv", "sweep.html", ".lock"):
+        _link(folder / name, outside / "secret.txt")
 
 
-@hostile
-def a_checkpoint_behind_a_link(run: Path, outside: Path) -> None:
-    for file in (run / "checkpoints").iterdir():
-        shutil.copy(file, outside / file.name)
-        _link(file, outside / file.name)
+@sweep
+def another_folder_as_a_job(folder: Path, outside: Path) -> None:
+    _link(folder / "0", outside)
 
 
-class _Call:
+@sweep
+def pipes_in_a_sweep(folder: Path, outside: Path) -> None:
+    for name in ("plan.json", "multirun.yaml", ".lock", "study.db", "0/summary.json", "1/metrics.csv"):
+        os.mkfifo(_free(folder / name))
+
+
+@sweep
+def records_without_end(folder: Path, outside: Path) -> None:
+    (folder / "multirun.yaml").write_text(LAUGHS)
+    (folder / "plan.json").write_text('{"keys":' * 100_000)
+    (folder / "sweep.json").write_text('{"keys": {' + ", ".join(f'"k{i}": {{}}' for i in range(1_000_000)) + "}}")
+
+
+@sweep
+def records_of_other_types(folder: Path, outside: Path) -> None:
+    _plan(folder, objective=["val"], mode={"max": 1}, num_jobs="two", keys=[["seed", 2]], search={"repeats": [3]})
+    (folder / "multirun.yaml").write_text("hydra: {overrides: {task: {run: plain}}}\n")
+    (folder / "sweep.json").write_text('{"identity": [1, 2], "name": {}}')
+    _summaries(folder, status=["finished"], metrics=[1], num_ticks={"a": 1}, training_s="long", error={"a": [1]})
+
+
+@sweep
+def more_jobs_than_atoms(folder: Path, outside: Path) -> None:
+    _plan(folder, num_jobs=10**14, keys={"seed": {"num_values": 10**14}, "lr": {"num_values": 10**14}})
+    _summaries(folder, objective={"key": "val/accuracy", "value": 1.7e308, "mode": "max"})
+
+
+@sweep
+def scripts_formulas_and_commands(folder: Path, outside: Path) -> None:
+    text = f"</script>{HTML}\"'&{ESCAPE}\u202e[/red]"
+    _summaries(folder, status=text, error=text, metrics={text: 1.0}, objective={"key": text, "value": 1, "mode": "max"})
+    _plan(folder, objective=text, keys={text: {"num_values": 2}})
+    for number in range(2):
+        words = f"{text}={number}{text}\na==HYPERLINK(1)\nc=+cmd|' /C calc'!A{number}\nseed={text}{number}\n"
+        (folder / str(number) / "overrides.txt").write_text(words)
+    stack = {"jobs": [0, 1], "is_fused": False, "fused_s": "1", "alone_s": 1e308, "reason": text}
+    (folder / "fusion").mkdir()
+    (folder / "fusion" / "0.json").write_text(json.dumps({"stacks": [stack] * 50}))
+
+
+@sweep
+def names_that_are_no_texts(folder: Path, outside: Path) -> None:
+    (folder / "1").rename(Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe1")))
+
+
+@sweep
+def thousands_of_jobs_and_keys(folder: Path, outside: Path) -> None:
+    for number in range(2, 1_000):
+        job = folder / str(number)
+        job.mkdir()
+        (job / "overrides.txt").write_text("".join(f"k{key}={number}{key}\n" for key in range(100)))
+        objective = {"key": "val/accuracy", "value": number, "mode": "max"}
+        content = {"status": "finished", "objective": objective, "metrics": {f"m{key}": key for key in range(100)}}
+        (job / "summary.json").write_text(json.dumps(content))
+
+
+class _Made:
     """Unpickled, it makes a folder."""
 
     def __init__(self, path: Path) -> None:
@@ -350,6 +358,3 @@ class _Call:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (str(self.path),)
-
-
-assert pickle.dumps(_Call(Path("x")))

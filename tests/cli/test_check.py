@@ -30,7 +30,7 @@ def test_without_levels_there_is_nothing_to_check(call: Call) -> None:
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ([EXACT, Response("own", 1.0, 0.999, 0.5, 1.0)], "the direction, which is right"),
+        ([EXACT, Response("own", 1.0, 0.999, 0.5, 1.0)], "the direction is right"),
         (
             [EXACT, Response("own", 1.0, 0.2, 0.9, 1.0), Response("cg", 2.0, 0.995, 0.1, 3.0)],
             "hypergradient=cg has 0.99",
@@ -45,7 +45,7 @@ def test_without_levels_there_is_nothing_to_check(call: Call) -> None:
             "hypergradient=fast has 0.99 at 2.0 times",
         ),
         ([EXACT, Response("own", 1.0, 0.2, 0.9, 1.0), Response("cg", note="refused")], "no option does better"),
-        ([EXACT, Response("own", 0.0, None, 1.0, 1.0)], "is zero here"),
+        ([EXACT, Response("own", 0.0, None, 1.0, 1.0)], "zero or not finite"),
         ([Response("most exact", note="failed"), Response("own", 1.0)], "zero or not finite"),
         (
             [Response("most exact", 1.0, 1.0, 0.0, 1.0, has_converged=False), Response("own", 1.0, 0.1)],

@@ -126,10 +126,9 @@ def test_a_copy_that_does_not_fit_leaves_nothing(call: Call, tmp_path: Path) -> 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        from mlotool.cli.copy import write_new
-
-        with pytest.raises(WriteError, match=r"mine\.yaml: cannot be written \(File too large\); expected room for it"):
-            write_new(tmp_path / "recipes" / "mine.yaml", "x" * 1_000, is_forced=False)
+        code, _, err = call("copy", "plain", "recipes/mine.yaml")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 1
+    assert "mine.yaml: cannot be written (File too large); expected room for it" in err
     assert not list((tmp_path / "recipes").iterdir())

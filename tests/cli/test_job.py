@@ -13,9 +13,7 @@ from mlotool.cli.job import logs_to_wandb
     [
         ({"logger": {"wandb": True, "mode": "offline"}}, True),
         ({"logger": {"wandb": True, "mode": "disabled"}}, False),
-        ({"logger": {"wandb": False, "mode": "offline"}}, False),
         ({"logger": {"wandb": "${nowhere}"}}, False),
-        ({"logger": None}, False),
         ({"logger": "wandb"}, False),
         ({}, False),
     ],

@@ -25,28 +25,21 @@ def _traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 WORDS = [
     ["list"],
     ["validate", f"recipes/{TRAP}.yaml"],
-    ["show", f"recipes/{TRAP}.yaml"],
-    ["run", f"recipes/{TRAP}.yaml"],
-    ["run", f"recipes/{TRAP}.yaml", "--cfg", "job"],
     ["run", f"{TRAP}/fine.yaml"],
-    ["run", f"{TRAP}/fine.yaml", "--info", "searchpath"],
     ["copy", f"recipes/{TRAP}.yaml", "copied.yaml"],
-    ["show", TRAP],
-    ["run", f"+recipe={TRAP}"],
     ["run", f"+recipe={TRAP}/fine"],
     ["run", "-m", "+recipe=glob(*oc*)"],
     ["run", "-m", "fine", f"resume=outputs/{TRAP}"],
-    ["evaluate", TRAP],
     ["report", TRAP],
 ]
 
 
-@pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_nothing_is_resolved(call: Call, words: list[str]) -> None:
-    code, out, err = call(*words)
-    assert SECRET not in out + err
-    assert code in (0, 1, 2)
-    assert "not foreseen" not in err
+def test_nothing_is_resolved(call: Call) -> None:
+    for words in WORDS:
+        code, out, err = call(*words)
+        assert SECRET not in out + err
+        assert code in (0, 1, 2)
+        assert "not foreseen" not in err
 
 
 def test_a_path_is_refused_by_name(call: Call) -> None:

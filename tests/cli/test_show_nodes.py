@@ -159,12 +159,12 @@ def test_errors_are_one_line(call: Call, space: str, words: list[str], text: str
 
 
 def test_long_graphs_and_spaces_fit(call: Call, recipe: Write) -> None:
-    hidden = [8] * 60
+    hidden = [8] * 30
     text = SPACE.replace("[8, 8]", str(hidden)).replace(
         "narrow: {_target_: torch.nn.Linear, out_features: 3}", "gelu: {_target_: torch.nn.GELU}"
     )
     code, out, _ = call("show", str(recipe(text)), "--nodes", "classifier")
     assert code == 0
-    assert "activation_0 .. activation_59 (60)" in out
-    assert "about 4.2e28 models: 60 decisions, none of which changes the others" in out
+    assert "activation_0 .. activation_29 (30)" in out
+    assert "about 2.1e14 models: 30 decisions, none of which changes the others" in out
     assert all(len(line) <= WIDTH for line in out.partition("by hand")[0].splitlines()[1:-1])

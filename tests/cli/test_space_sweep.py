@@ -58,7 +58,7 @@ problems:
     stream: {split: train, batch_size: 20}
 evaluate: {problem: classifier, metrics: [accuracy], splits: {val: 3, test: end}}
 objective: val/accuracy
-runner: {max_ticks: 6, log_every: 3}
+runner: {max_ticks: 6, log_every: 3, report: false}
 logger: {mode: disabled, wandb: false}
 sweep: {sampler: evolution, sampler_options: {population_size: 5, sample_size: 3}, pruner: none}
 """

@@ -17,15 +17,6 @@ class Net(nn.Module):
         return self.layer(self.flatten(x))
 
 
-class NoArguments(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(10))
-
-    def forward(self):
-        return self.weight
-
-
 class NoParameters(nn.Module):
     def forward(self, x):
         return x.flatten(1)[:, :10]
@@ -59,14 +50,9 @@ class Lazy(nn.Module):
 
     def forward(self, x):
         return self.layer(x.flatten(1))
-
-
-def no_module():
-    return lambda x: x
 '''
 
 LOSSES = '''\
-import numpy
 import torch
 import torch.nn.functional as F
 
@@ -75,20 +61,8 @@ def good(batch, *, model):
     return F.cross_entropy(model(batch["input"]), batch["target"])
 
 
-def with_setting(batch, *, model, temperature):
-    return F.cross_entropy(model(batch["input"]) / temperature, batch["target"])
-
-
 def vector(batch, *, model):
     return F.cross_entropy(model(batch["input"]), batch["target"], reduction="none")
-
-
-def mapping(batch, *, model):
-    return {"loss": good(batch, model=model)}
-
-
-def number(batch, *, model):
-    return good(batch, model=model).item()
 
 
 def nothing(batch, *, model):
@@ -97,14 +71,6 @@ def nothing(batch, *, model):
 
 def integer(batch, *, model):
     return (model(batch["input"]).argmax(1) != batch["target"]).sum()
-
-
-def detached(batch, *, model):
-    return good(batch, model=model).detach()
-
-
-def of_numpy(batch, *, model):
-    return torch.tensor(numpy.mean(model(batch["input"]).numpy()))
 
 
 def no_role(batch):
@@ -124,15 +90,6 @@ def in_place(batch, *, model):
 
 def wrong_key(batch, *, model):
     return F.cross_entropy(model(batch["image"]), batch["label"])
-
-
-def pair(batch, *, model):
-    x, y = batch
-    return F.cross_entropy(model(x), y)
-
-
-def regression(batch, *, model):
-    return F.mse_loss(model(batch["input"]), batch["target"])
 
 
 def bad_metric(batch, *, model):
@@ -160,7 +117,7 @@ def weighted(batch, *, model, weigher):
 
 DATA = '''\
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 
 def samples(count=40):
@@ -195,17 +152,6 @@ class Pairs(Data):
         return TensorDataset(*samples())
 
 
-class Subsets(Data):
-    def split(self, name):
-        return Subset(TensorDataset(*samples()), range(40))
-
-
-class Triples(Data):
-    def split(self, name):
-        inputs, targets = samples()
-        return TensorDataset(inputs, targets, targets)
-
-
 class FloatTargets(Data):
     def split(self, name):
         inputs, targets = samples()
@@ -226,21 +172,14 @@ class OtherKeys(Data):
         return Others(*samples())
 
 
-class NoTarget(Data):
-    def split(self, name):
-        class Others(Dicts):
-            def __getitem__(self, index):
-                return {"input": self.inputs[index]}
-        return Others(*samples())
-
-
 class OtherVal(Data):
     """Its val split holds other samples than train."""
 
     def split(self, name):
-        if name == "val":
-            return NoTarget().split(name)
-        return super().split(name)
+        class Others(Dicts):
+            def __getitem__(self, index):
+                return {"input": self.inputs[index]}
+        return Others(*samples()) if name == "val" else super().split(name)
 
 
 class NoSplits:
@@ -250,39 +189,14 @@ class NoSplits:
         return Dicts(*samples())
 
 
-class NoSplit:
-    num_classes = 10
-    splits = ("train", "val")
-
-
 class SplitFails(Data):
     def split(self, name):
         raise FileNotFoundError(f"no folder images/{name}")
 
 
-class NoClasses:
-    splits = ("train", "val")
-
-    def split(self, name):
-        return Dicts(*samples())
-
-
-class Empty(Data):
-    def split(self, name):
-        return Dicts(*samples(0))
-
-
 class EmptyVal(Data):
     def split(self, name):
         return Dicts(*samples(0 if name == "val" else 40))
-
-
-class NoLength(Data):
-    def split(self, name):
-        class Unsized:
-            def __getitem__(self, index):
-                return {"input": torch.zeros(1, 8, 8), "target": 0}
-        return Unsized()
 
 
 class Iterable(Data):
@@ -291,11 +205,6 @@ class Iterable(Data):
             def __iter__(self):
                 yield {"input": torch.zeros(1, 8, 8), "target": 0}
         return Endless()
-
-
-class Nothing(Data):
-    def split(self, name):
-        return None
 
 
 class ItemFails(Data):
@@ -343,12 +252,6 @@ OPTIM = """\
 import torch
 
 
-class BadOptimizer(torch.optim.SGD):
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, lr=lr)
-        self.momentum_of = self.missing
-
-
 class StepFails(torch.optim.SGD):
     def step(self, closure=None):
         raise ZeroDivisionError("no step")
@@ -365,14 +268,6 @@ class SchedulerFails(torch.optim.lr_scheduler.LRScheduler):
         if self.last_epoch > 0:
             raise KeyError("rate")
         return [group["lr"] for group in self.optimizer.param_groups]
-
-
-def no_optimizer(params):
-    return None
-
-
-def half(epoch):
-    return 0.5
 """
 
 ANALYSES = """\
@@ -383,10 +278,6 @@ def good(batches, *, model):
 def failing(batches, *, model):
     for batch in batches:
         raise LookupError("no such layer")
-
-
-def of_nothing(batches, *, model):
-    return None
 """
 
 METRICS = '''\
@@ -398,24 +289,12 @@ def top(module, batch, *, k=2):
     return {f"top{k}": (best == batch["target"][:, None]).any(1).float()}
 
 
-def norm(module, batch):
-    return {"norm": module(batch["input"]).norm(dim=1).mean()}
-
-
-def accuracy(module, batch):
-    return {"accuracy": torch.zeros(())}
-
-
 def square(module, batch):
     return {"square": torch.zeros(3, 3)}
 
 
 def nothing(module, batch):
     pass
-
-
-def numbers(module, batch):
-    return {"seven": 7.0}
 
 
 def failing(module, batch):
@@ -437,7 +316,6 @@ SOURCES = {
     "metrics": METRICS,
     "broken": "def loss(batch, *, model)\n    return 0\n",
     "importing": "import numpy\nimport no_such_module_at_all\n\n\ndef loss(batch, *, model):\n    return 0\n",
-    "raising": 'raise RuntimeError("no license file")\n\n\ndef loss(batch, *, model):\n    return 0\n',
 }
 
 RECIPE = """\

@@ -46,12 +46,6 @@ def test_a_run_without_spaces_has_no_such_section(tmp_path: Path) -> None:
     assert "Notes on this folder" not in page.text
 
 
-def test_decisions_alone(tmp_path: Path) -> None:
-    page = page_of(write_nodes(write_run(tmp_path / "run"), [], {"width": "k3"}))
-    assert "1 decision of classifier" in page.text
-    assert 'class="node' not in page.source
-
-
 def test_many_decisions_wait_until_they_are_asked_for(tmp_path: Path) -> None:
     decisions = {f"kernel_{number}": "k5" if number % 2 else "k3" for number in range(100)}
     page = page_of(write_nodes(write_run(tmp_path / "run"), [], decisions))
@@ -81,11 +75,9 @@ def test_parameters_that_are_read_are_no_boxes(tmp_path: Path) -> None:
     "nodes",
     [
         residual(3, [1]),
-        residual(70, range(70)),
         cells(6),
-        [node(f"l{i}", *([f"l{i - 1}"] if i else []), mutator="m" if i % 2 else None) for i in range(300)],
     ],
-    ids=["one block", "280 nodes", "cells", "a chain of 300"],
+    ids=["one block", "cells"],
 )
 def test_boxes_do_not_touch_and_wires_go_down(tmp_path: Path, nodes: list[Any]) -> None:
     parts = model_parts(nodes_of(tmp_path, nodes))
@@ -107,10 +99,10 @@ def test_boxes_do_not_touch_and_wires_go_down(tmp_path: Path, nodes: list[Any]) 
 
 
 def test_a_long_model_takes_columns(tmp_path: Path) -> None:
-    nodes = [node(f"l{i}", *([f"l{i - 1}"] if i else []), mutator="m") for i in range(300)]
+    nodes = [node(f"l{i}", *([f"l{i - 1}"] if i else []), mutator="m") for i in range(100)]
     [record], _ = read_models(write_nodes(tmp_path, nodes))
     [num_columns, width] = re.findall(r'style="columns:(\d+) (\d+)px;', model_section(record))[0]
-    assert int(num_columns) >= 5
+    assert int(num_columns) >= 3
     assert int(num_columns) * int(width) < 1040
 
 
@@ -131,55 +123,29 @@ def test_markup_in_nodes_and_decisions_is_text(tmp_path: Path) -> None:
     assert "\x1b" not in page.source
 
 
-STRANGE: dict[str, Any] = {
-    "a list": [1, 2],
-    "no problems": {"problems": [3]},
-    "no mappings": {"problems": {"a": 3, "b": None, "c": []}},
-    "no nodes": {"problems": {"a": {"nodes": {"id": "x"}, "decisions": "x", "num_parameters": "many"}}},
-    "other types": {
-        "problems": {
-            "a": {
-                "nodes": [None, 3, {"id": ["x"]}, {"id": "y", "kind": {}, "inputs": {"a": 1}, "shape": ["x", None]}],
-                "decisions": [None, {"name": ["a"], "value": {}, "candidates": 7, "num_candidates": -1}],
-                "num_parameters": -1e300,
-            }
-        }
-    },
-    "cycles": {"problems": {"a": {"nodes": [node("a", "b"), node("b", "a", "b"), node("a", "a")]}}},
-    "numbers": {"problems": {"a": {"nodes": [node("a") | {"shape": [10**400, -1, True, 0.5] * 9}]}}},
-    "no texts": {"problems": {"": {"nodes": [node(""), node("a") | {"mutator": True, "kind": None}]}}},
-}
+STRANGE: list[Any] = [
+    "{",
+    "[1, 2]",
+    {"problems": {"a": {"nodes": {"id": "x"}, "decisions": "x", "num_parameters": "many"}}},
+    {"problems": {"a": {"nodes": [None], "decisions": [{"name": ["a"], "candidates": 7}], "num_parameters": -1e300}}},
+    '{"problems": {"a": {"nodes": [' + ", ".join(["{}"] * 800_000) + "]}}}",
+]
 
 
-@pytest.mark.parametrize("content", STRANGE.values(), ids=STRANGE)
-def test_strange_files_do_not_stop_the_page(tmp_path: Path, content: Any) -> None:
+def test_strange_files_are_a_note(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    (folder / "nodes.json").write_text(json.dumps(content))
-    assert page_of(folder).text
+    for content in STRANGE:
+        (folder / "nodes.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        assert "nodes.json could not be read" in page_of(folder).text
 
 
-def test_what_is_no_json_is_a_note(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    (folder / "nodes.json").write_text("{")
-    assert "nodes.json could not be read" in page_of(folder).text
+def test_a_node_reads_nodes_before_it_alone(tmp_path: Path) -> None:
+    nodes = nodes_of(tmp_path, [node("a", "b"), node("b", "a", "b"), node("a", "a")])
+    assert [(one.id, one.inputs) for one in nodes] == [("a", ()), ("b", ("a",))]
 
 
-HUGE = {
-    "inputs": [node(f"l{i}", *(f"l{j}" for j in range(max(0, i - 40), i)), mutator="m") for i in range(2_500)],
-    "names": [node("x" * 100_000 + str(i), mutator="y" * 1_000) for i in range(15)],
-    "nodes": [node(f"l{i}", mutator="m") for i in range(10_000)],
-    "cells": cells(150),
-}
-
-
-@pytest.mark.parametrize("nodes", HUGE.values(), ids=HUGE)
+@pytest.mark.parametrize("nodes", [cells(150), [node("x" * 100_000 + str(i), mutator="y" * 1_000) for i in range(15)]])
 def test_huge_graphs_are_bounded(tmp_path: Path, nodes: list[Any]) -> None:
     [record], _ = read_models(write_nodes(tmp_path, nodes))
     assert len(record.nodes) <= MAX_NODES
     assert 0 < len(model_section(record)) < 2_000_000
-
-
-def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    (folder / "nodes.json").write_text('{"problems": {"a": {"nodes": [' + ", ".join(["{}"] * 800_000) + "]}}}")
-    assert "nodes.json could not be read" in page_of(folder).text

@@ -55,11 +55,6 @@ def test_the_line_of_medians_breaks_where_there_are_no_samples() -> None:
     assert 0 < between[0] < between[-1] < NUM_INTERVALS - 1
 
 
-def test_medians_of_few_or_equal_losses() -> None:
-    assert np.isnan(_medians(np.ones(9), np.linspace(0, 1, 9), is_log=False)).all()
-    assert np.isnan(_medians(np.arange(3.0), np.ones(3), is_log=False)[0]).all()
-
-
 def test_what_upper_problems_learned_is_drawn_one_card_a_problem(tmp_path: Path) -> None:
     rows = [(tick, f"reweight/learned_value_{index}", index + tick / 10) for tick in (1, 2, 3) for index in range(3)]
     run = write_run(tmp_path / "run", rows=[*mwn_rows(100), *rows])

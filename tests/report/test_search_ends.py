@@ -114,14 +114,14 @@ def test_draws_that_were_made_before_are_counted(tmp_path: Path) -> None:
         job(folder, number, 0.5 + number, f"+decisions.kernel_0=k{number}")
     notes = (
         f"T{ending[1:]}.",
-        "107 more draws were of points that jobs have: they have the results of those jobs, and were not trained.",
+        "Draws of points that jobs have already, whose results they take untrained: 107.",
     )
     text, page = printed(folder), read_page(write_sweep_page(folder), SCRIPT).text
     assert all(note in text and note in page for note in notes)
     asked = json.loads((folder / "plan.json").read_text())
     asked["search"] |= {"num_same": "many", "ending": [1]}
     (folder / "plan.json").write_text(json.dumps(asked))
-    assert "more draws" not in printed(folder)
+    assert "Draws of points" not in printed(folder)
 
 
 WRONG = "problems.net.module: mutator 'norm': node 'layers.{}' does not take (b, {}). Correct the candidate."
@@ -154,7 +154,7 @@ def test_a_search_without_a_model_says_what_is_at_fault(tmp_path: Path) -> None:
         exit_code(folder)
     text = str(caught.value)
     assert text.startswith(
-        "decisions: found no model in all of 4 draws, 3 of them for one reason (each has decisions.no"
+        "decisions: found no model in all of 4 draws, 3 of them for one reason: job 1 (each has decisions.no"
     )
     assert WRONG.format(1, 7) in text
-    assert "job 1 has +decisions.kernel_0=k5 +decisions.norm_0=wrong +decisions.x=1. Take out or correct" in text
+    assert "job 1 has +decisions.kernel_0=k5 +decisions.norm_0=wrong +decisions.x=1. Correct the" in text

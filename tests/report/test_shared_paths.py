@@ -83,12 +83,6 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
     assert {len(each) for each in spaces["classifier"].values()} == {MAX_CANDIDATES, 2}
 
 
-def test_a_broken_file_is_a_note(tmp_path: Path) -> None:
-    (tmp_path / "paths.json").write_text("{", encoding="utf-8")
-    spaces, [note] = read_paths(tmp_path)
-    assert spaces == {} and note.startswith("paths.json could not be read")
-
-
 def test_the_super_graph_shows_the_shares_of_its_candidates_and_what_was_found(tmp_path: Path) -> None:
     """A run's page, of a shared space as the library describes it."""
     space = SharedSpace(base, [Operator("kernel", {"type": "Conv2d"}, CANDIDATES)], inputs=[1, 4, 4])

@@ -1,19 +1,15 @@
 import re
 import shutil
 import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import unquote
 
-import numpy as np
 import pytest
 
-from mlotool.core.errors import ConfigError
 from mlotool.report import write_sweep_page
 from mlotool.report.figure import Sketchbook, report_style
 from mlotool.report.formats import NONE
-from mlotool.report.rank_correlation import CORRELATION, FANOVA, importances
 from mlotool.report.sweep import Column, compare, labels
 from mlotool.report.sweep_figures import parallel_cards, wrapped
 from tests.report.html_check import Page, read_page
@@ -112,8 +108,7 @@ def test_an_unfinished_search_draws_what_differs_in_order(tmp_path: Path) -> Non
     assert "The same in all jobs so far recipe=mwn" in page.text
 
 
-@pytest.mark.parametrize("num_ended", [0, 1, 2])
-@pytest.mark.parametrize("status", [None, "failed", "pruned"])
+@pytest.mark.parametrize(("num_ended", "status"), [(0, "failed"), (1, None), (2, "pruned")])
 def test_few_jobs_make_a_page_too(tmp_path: Path, num_ended: int, status: str | None) -> None:
     write_plan(tmp_path, 9)
     assert "no job has begun yet" in read(tmp_path).text
@@ -126,11 +121,11 @@ def test_few_jobs_make_a_page_too(tmp_path: Path, num_ended: int, status: str | 
     assert ("no job has finished with a value yet" in page.text) is (num_ended == 0)
 
 
-def test_a_value_that_crushes_the_rest_is_clipped_and_named(tmp_path: Path) -> None:
+def test_a_value_that_crushes_the_rest_is_clipped_and_told(tmp_path: Path) -> None:
     for job, value in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 1e6)):
         write_job(tmp_path / str(job), f"a.lr={job + 1}", f"b={job % 2}", value=value, curve=(1.0, value))
     page = read(tmp_path)
-    assert page.text.count("The axis is clipped: outside it lies job 5 (1000000).") == 3
+    assert page.text.count("Values that would crush the others are at the edge, or outside.") == 3
     assert "values that crush the others are clipped" in page.text
     assert ">1000000</td>" in page.source, "the table has it"
 
@@ -153,7 +148,7 @@ def test_texts_of_strangers_are_no_markup_and_no_script(tmp_path: Path) -> None:
 def test_a_sweep_with_extreme_numbers_and_more_keys_than_a_command_has_makes_a_page(tmp_path: Path) -> None:
     numbers = (1e-320, 1e149, -1e149, 0.5, 1e308, float("inf"), 0.0, 1.0)
     for job, value in enumerate(numbers):
-        words = [f"key_{key}_of_{job % 3}={numbers[(job + key) % 8]!r}" for key in range(1000)]
+        words = [f"key_{key}_of_{job % 3}={numbers[(job + key) % 8]!r}" for key in range(300)]
         write_job(tmp_path / str(job), *words, value=value, key="val/$x_1$", curve=(value, 1.0, 1e-320))
     page = read(tmp_path)
     assert "8 finished" in page.text
@@ -212,27 +207,3 @@ def test_columns_have_numbers_by_size_before_words() -> None:
     assert not Column("a", "a", ("1", "2")).is_log
     assert Column("a", "a", ("1", "2"), is_drawn_by_logarithm=True).is_log
     assert not Column("a", "a", ("0", "2"), is_drawn_by_logarithm=True).is_log
-
-
-def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not the folder of a sweep"):
-        write_sweep_page(tmp_path)
-
-
-@pytest.mark.parametrize("has_optuna", [True, False])
-def test_what_decides_the_objective_is_most_important(monkeypatch: pytest.MonkeyPatch, has_optuna: bool) -> None:
-    if has_optuna:
-        pytest.importorskip("optuna")
-    else:
-        monkeypatch.setitem(sys.modules, "optuna", None)
-    generator = np.random.default_rng(0)
-    decides, nothing = generator.uniform(size=40), generator.uniform(size=40)
-    names = tuple(generator.choice(["x", "y"], size=40))
-    objective = decides + 0.3 * np.array([name == "x" for name in names])
-    columns = [
-        Column(key, key, tuple(map(str, numbers))) for key, numbers in (("nothing", nothing), ("decides", decides))
-    ]
-    method, found = importances([*columns, Column("name", "name", names)], objective.tolist())
-    assert method == (FANOVA if has_optuna else CORRELATION)
-    assert [label for label, _ in found] == ["decides", "name", "nothing"]
-    assert found[0][1] > 0.5 > found[2][1]

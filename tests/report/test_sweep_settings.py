@@ -2,16 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from mlotool.report.sweep import compare, is_seed, seeds
+from mlotool.report.sweep import compare, seeds
 from mlotool.report.sweep_page import mean_text, write_sweep_page
 from tests.report.sweep_folders import write_begun, write_job, write_plan
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"), [("seed", True), ("data.seed", True), ("data.noise.seed", True), ("problems.seeded.lr", False)]
-)
-def test_what_a_seed_is(key: str, expected: bool) -> None:
-    assert is_seed(key) is expected
 
 
 def grid(folder: Path, values: dict[str, list[float | None]], key: str = "seed", mode: str = "min") -> None:
@@ -67,10 +60,8 @@ def test_a_job_that_repeats_a_setting_and_a_seed_is_no_further_sample(tmp_path: 
     assert (seeds(first), first.jobs) == ("2 seeds", "0, 2")
     assert (second.values, second.standard_error, seeds(second)) == ((3.0,), None, "1 seed")
     assert len(found.rows) == 6
-    assert found.notes == [
-        "3 jobs have the same setting and the same seed as another job and are not counted: 1, 3, 5."
-    ]
-    assert "not counted: 1, 3, 5" in write_sweep_page(tmp_path, found).read_text()
+    assert found.notes == ["Not counted, as another job has the same setting and the same seed: 1, 3, 5."]
+    assert found.notes[0] in write_sweep_page(tmp_path, found).read_text()
 
 
 def test_a_setting_that_was_drawn_twice_has_no_seeds(tmp_path: Path) -> None:
@@ -79,7 +70,7 @@ def test_a_setting_that_was_drawn_twice_has_no_seeds(tmp_path: Path) -> None:
     found = compare(tmp_path)
     assert not found.has_seeds
     assert [each.jobs for each in found.settings] == ["2", "1"]
-    assert found.notes == ["Job 0 has the same setting and the same seed as another job and is not counted."]
+    assert found.notes == ["Not counted, as another job has the same setting and the same seed: 0."]
 
 
 def test_a_sweep_over_the_seed_alone_has_no_best(tmp_path: Path) -> None:
@@ -143,13 +134,6 @@ def test_a_job_that_has_only_begun_makes_no_constant_a_hyperparameter(tmp_path: 
     assert [column.key for column in found.columns] == ["a.lr"]
     assert found.columns[0].numbers == (0.1, 0.2)
     assert found.constants == {"recipe": "mwn", "runner.max_ticks": "60"}
-
-
-def test_where_nobody_knows_the_direction_there_is_no_best(tmp_path: Path) -> None:
-    grid(tmp_path, {"0.1": [0.5], "1": [0.7]}, mode="")
-    found = compare(tmp_path)
-    assert (found.best, found.mode) == (None, "")
-    assert found.direction == "it is not known whether larger or smaller is better"
 
 
 def test_the_direction_is_that_of_the_metric_before_what_a_job_says(tmp_path: Path) -> None:

@@ -30,9 +30,8 @@ def test_at_most_a_quarter_is_left_out() -> None:
     assert not found.is_clipped
 
 
-def test_what_lies_outside_is_named() -> None:
+def test_what_lies_outside_is_told() -> None:
     found = visible_range([0.9, 0.91, 0.93, 1e6])
-    assert found.note(["a", "b", "c", "7"], [0.9, 0.91, 0.93, 1e6]) == (
-        "The axis is clipped: outside it lies job 7 (1000000)."
-    )
+    assert "would crush the others" in found.note
     assert found.clip([1e6, 0.9]).tolist() == [0.93, 0.9]
+    assert visible_range([0.9, 0.91]).note == ""

