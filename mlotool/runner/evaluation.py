@@ -25,7 +25,7 @@ from mlotool.config.user_data import split_of
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
-from mlotool.core.messages import did_you_mean, kind_of
+from mlotool.core.messages import kind_of
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.problem.batches import BatchFetcher
@@ -336,7 +336,9 @@ class Evaluator:
         model = self.model() if model is None else model
         self._reset()
         with self._recalibrated(model):
-            for size, batch in Batches(find_split(self._data, split), self._batch_size, self._device).sized():
+            for size, batch in Batches(
+                split_of("evaluate.splits", self._data, split), self._batch_size, self._device
+            ).sized():
                 self._update(model, batch, size)
         values = {name: float(metric.compute()) for name, metric in self._metrics.items()}
         if self._has_nan is not None and bool(self._has_nan):
@@ -353,12 +355,7 @@ class Evaluator:
         Raises:
             ConfigError: the split is empty.
         """
-        dataset = find_split(self._data, split)
-        if len(dataset) < 1:
-            raise ConfigError(
-                f"evaluate.splits.{split}: the data has no samples there; expected at least 1. Correct the data set's "
-                f"sizes, or remove evaluate.splits.{split}."
-            )
+        dataset = split_of("evaluate.splits", self._data, split)
         self._reset()
         size, batch = next(Batches(dataset, min(self._batch_size, NUM_REHEARSED), self._device).sized())
         self._update(self.model(), batch, size, is_rehearsal=True)
@@ -452,16 +449,6 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
     return getattr(torchmetrics.classification, kind)(**common, **settings)
 
 
-def find_split(data: Any, split: str) -> Any:
-    """Return the data set of `split`; a name that the data does not have is a ConfigError."""
-    if split not in data.splits:
-        raise ConfigError(
-            f"Split '{split}' is not in the data; expected one of {', '.join(data.splits)}."
-            f"{did_you_mean(split, data.splits)} Correct the split's name."
-        )
-    return data.split(split)
-
-
 class Batches:
     """All samples of a data set in their order, in batches on a device; the last may be smaller.
 
@@ -524,7 +511,7 @@ def run_analyses(
     """
     first: BaseException | None = None
     for name, analysis in built.analyses.items():
-        batches = Batches(find_split(built.data, analysis.split), analysis.batch_size, device)
+        batches = Batches(split_of(f"analyses.{name}.split", built.data, analysis.split), analysis.batch_size, device)
         try:
             result = _result(name, analysis, built.program, batches, _AT_THE_END)
             shaping = [each for each in _problems(analysis.roles) if each in built.program.graph.upper_to_lower]
@@ -558,7 +545,7 @@ def rehearse_analyses(built: Any, device: torch.device | str = "cpu") -> None:
     One that fails there is called on all samples: a few may lack what it counts on, such as samples of two classes.
     """
     for name, analysis in built.analyses.items():
-        dataset = find_split(built.data, analysis.split)
+        dataset = split_of(f"analyses.{name}.split", built.data, analysis.split)
         try:
             _result(name, analysis, built.program, Batches(dataset, analysis.batch_size, device, NUM_REHEARSED))
         except Exception:

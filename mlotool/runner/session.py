@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
+from mlotool.config.user_data import split_of
 from mlotool.core.errors import (
     CheckpointError,
     ConfigError,
@@ -43,7 +44,7 @@ from mlotool.runner.checkpoint import (
     restore_callbacks,
 )
 from mlotool.runner.distributed import distribute, merge_shards
-from mlotool.runner.evaluation import find_split, rehearse_analyses, run_analyses
+from mlotool.runner.evaluation import rehearse_analyses, run_analyses
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
 from mlotool.runner.logging import MetricLog, RunLogger, open_loggers
@@ -151,8 +152,11 @@ class Session:
         self._plan = make_plan(config, self._objective)
         self._trainer_settings = trainer_settings(config.runner.get("trainer") or {})
         self._splits: dict[str, Any] = {} if config.evaluate is None else dict(config.evaluate.splits)
-        for split in (*self._splits, *(analysis.split for analysis in built.analyses.values())):
-            find_split(built.data, split)
+        for key, split in [
+            *(("evaluate.splits", split) for split in self._splits),
+            *((f"analyses.{name}.split", analysis.split) for name, analysis in built.analyses.items()),
+        ]:
+            split_of(key, built.data, split)
         distribute(built.program, ranks, config.seed)
 
     def rehearse(self) -> None:
