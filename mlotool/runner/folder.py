@@ -158,15 +158,12 @@ class RunFolder:
         if path.is_file():
             return path
         # Refuses a folder that is not a run's.
-        is_kept = load_run_config(self.path, is_own=True).runner.checkpoint
+        load_run_config(self.path, is_own=True)
         present = [each.stem for each in newest_first(self.checkpoints)]
-        if present:
-            advice = f"Use checkpoint={present[0]} (--checkpoint {present[0]})."
-        elif not is_kept:
-            advice = "It was run with runner.checkpoint=false: run the recipe with runner.checkpoint=true."
-        else:
-            advice = "It failed before its first tick, or has not begun it yet: see its summary.json, or wait."
-        raise ConfigError(f"{self.path} has no checkpoint '{which}'; expected {path}. {advice}")
+        raise ConfigError(
+            f"{self.path} has no checkpoint '{which}', but {', '.join(present) or 'none'}; expected {path}. Name "
+            "another one (--checkpoint last), or run the recipe with runner.checkpoint=true until its first tick."
+        )
 
     def kept(self) -> Path | None:
         """Return the checkpoint that a finished run is judged by: the best one, else the last one."""

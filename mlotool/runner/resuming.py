@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import Tensor, nn
+from torch import nn
 
 from mlotool.config import Origin, build_module, differences, load_run_config, note_resume
 from mlotool.config.objective import is_wrong_way_round
 from mlotool.config.run_config import finished_run, folder_of, has_finished, max_ticks, read_run_config, read_summary
-from mlotool.core.arguments import shown
 from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.files import remove_temporary
 from mlotool.core.messages import did_you_mean, escape
-from mlotool.core.plain_state import is_like
 from mlotool.core.run_files import check_tree
 from mlotool.program import Program
 from mlotool.runner.checkpoint import fitting, load_program, newest_first, read_checkpoint
@@ -245,7 +243,7 @@ def _by_time(run_dir: Path) -> list[Any]:
     return [int(part) if part.isdigit() else 0 for part in re.split(r"\D+", run_dir.name)]
 
 
-MAX_SHOWN = 3
+MAX_SHOWN = 500
 State = Mapping[str, Any]
 
 
@@ -289,9 +287,16 @@ def inherit(program: Program, folder: Path) -> None:
             f"inherit: found '{folder}', whose problems are {', '.join(source.states)}; expected at least one of "
             f"{', '.join(program.problems)}. Give the folder of a run of the same recipe, or leave inherit out."
         )
-    states = {name: _state_for(name, program.problems[name].module, source) for name in names}
-    for name, state in states.items():
-        program.problems[name].module.load_state_dict(state)
+    for name in names:
+        module = program.problems[name].module
+        try:
+            module.load_state_dict(_state_for(name, module, source))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"inherit: found '{folder}', where the state of the problem '{name}' does not fit its module here "
+                f"({' '.join(str(error).split())[:MAX_SHOWN]}); expected the same names and shapes. Give "
+                f"problems.{name}.module the settings that it has there, or leave inherit out."
+            ) from error
 
 
 # Once for all trials of a process.
@@ -313,17 +318,8 @@ def _read(folder: Path, path: Path, written_at: int) -> _Source:
 def _state_for(name: str, module: nn.Module, source: _Source) -> State:
     space = source.shared.get(name)
     if space is not None and isinstance(module, Space) and not isinstance(module, SharedSpace):
-        what, state = "its part of the shared space", _of_path(name, module, space, source.folder)
-    else:
-        what, state = "the state", source.states[name]
-    fault = _difference(module.state_dict(), state)
-    if fault:
-        raise ConfigError(
-            f"inherit: found '{source.folder}', where {what} of the problem '{name}' does not fit its module here: "
-            f"{fault}; expected the same names and shapes. Give problems.{name}.module the settings that it has there, "
-            "or leave inherit out."
-        )
-    return state
+        return _of_path(name, module, space, source.folder)
+    return source.states[name]
 
 
 def _of_path(name: str, module: Space, space: SharedSpace, folder: Path) -> State:
@@ -338,18 +334,3 @@ def _of_path(name: str, module: Space, space: SharedSpace, folder: Path) -> Stat
             "the mutators that it has there, or leave inherit out."
         )
     return space.state_of(path)
-
-
-def _difference(own: State, other: State) -> str:
-    """Return in words how two states differ in names and shapes; empty where they do not."""
-    faults = [
-        *(f"{key} is missing there" for key in own if key not in other),
-        *(f"{key} is not here" for key in other if key not in own),
-        *(
-            f"{key} is {shown(value)} here and {shown(other[key])} there"
-            for key, value in own.items()
-            if key in other and isinstance(value, Tensor) and not is_like(other[key], value)
-        ),
-    ]
-    more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
-    return "; ".join([*faults[:MAX_SHOWN], *more])

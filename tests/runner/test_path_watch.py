@@ -15,9 +15,9 @@ from mlotool.losses import path_cross_entropy
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.finiteness import check_parameters, explain
 from mlotool.runner.plan import Objective
-from mlotool.runner.program_module import Window
 from mlotool.runner.records import PathWatch
 from mlotool.runner.rehearsal import rehearse
+from mlotool.runner.values import Window
 from mlotool.spaces import Operator, PathWeights, SharedSpace, UniformPaths
 from tests.runner.tiny import Blobs
 
@@ -156,9 +156,7 @@ def test_a_bad_loss_names_the_path_and_the_candidate() -> None:
     assert "The loss of problem 'net' became nan at tick 1" in text
     assert "In the shared space of 'net': On the path activation_0: relu, activation_1: root the result of" in text
     assert "'3@root' (root of activation_1) was the first that is not finite." in text
-    with pytest.raises(
-        NonFiniteParametersError, match=r"In the shared space of 'net' these are 0\.weight, .*On the path"
-    ):
+    with pytest.raises(NonFiniteParametersError, match=r"In the shared space of 'net': On the path"):
         check_parameters(made, 1)
 
 

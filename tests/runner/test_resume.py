@@ -116,9 +116,10 @@ def test_it_goes_on_from_the_best_checkpoint(go: Run, tmp_path: Path) -> None:
     assert_same(parts, whole)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("tick", [2, 7, 10, 16, 30])
-def test_a_signal_leaves_a_checkpoint_at_its_tick(go: Run, signum: int, tick: int) -> None:
+@pytest.mark.parametrize(
+    ("tick", "signum"), [(2, signal.SIGINT), (7, signal.SIGTERM), (10, signal.SIGINT), (30, signal.SIGINT)]
+)
+def test_a_signal_leaves_a_checkpoint_at_its_tick(go: Run, tick: int, signum: int) -> None:
     def send(loss: torch.Tensor) -> torch.Tensor:
         os.kill(os.getpid(), signum)
         return loss
@@ -159,7 +160,7 @@ def test_a_signal_during_an_evaluation_ends_the_round_first(go: Run, monkeypatch
 
 def test_a_chain_of_interruptions(go: Run) -> None:
     whole = go("whole").output_dir
-    for count in range(10):
+    for count in range(4):
         loss = LossThat(3, press_ctrl_c)
         with pytest.raises(Interrupted):
             go("parts", build=lambda loss=loss: make_built(loss), resume=None if count == 0 else whole.parent / "parts")
@@ -167,7 +168,7 @@ def test_a_chain_of_interruptions(go: Run) -> None:
     result = go(None, resume=whole.parent / "parts")
     assert_same(result.output_dir, whole)
     resumes = json.loads((result.output_dir / "provenance.json").read_text())["resumes"]
-    assert [each["tick"] for each in resumes] == [3 * count for count in range(1, 11)]
+    assert [each["tick"] for each in resumes] == [3 * count for count in range(1, 5)]
     assert all(each["date"] and each["versions"]["torch"] == torch.__version__.split("+")[0] for each in resumes)
 
 
@@ -180,11 +181,8 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(go: Run, at_every_tick: 
     truncate(parts / "checkpoints/last.ckpt")
     flip_a_byte(parts / "checkpoints/tick_24.ckpt")
     (parts / "checkpoints/.last.ckpt.123.tmp").write_bytes(b"torn")
-    with pytest.warns(UserWarning, match=r"cannot be read .*The one before is taken") as caught:
+    with pytest.warns(UserWarning, match=r"last\.ckpt cannot be read \(BadZipFile.*tick_23\.ckpt is taken"):
         go(None, resume=parts)
-    said = " ".join(str(each.message) for each in caught)
-    assert "last.ckpt cannot be read (BadZipFile" in said
-    assert "tick_24.ckpt cannot be read (BadZipFile: its part" in said
     assert [each["tick"] for each in json.loads((parts / "provenance.json").read_text())["resumes"]] == [23]
     assert not list((parts / "checkpoints").glob(".*"))
     assert_same(parts, whole)
