@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
 """Returns tensors by name: 0-D, a mean over the batch, or one value a sample."""
 
-MAX_NAMED = 5
-"""Names that a message has."""
-
 _EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value a sample"
 
 
@@ -58,8 +55,6 @@ class FunctionMetric:
         self._function = function
         self._totals: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
-        # Of its first batch; they are not forgotten, since the evaluations of a run are compared by name.
-        self._names: list[str] = []
 
     def reset(self) -> None:
         """Forget the batches so far."""
@@ -79,7 +74,6 @@ class FunctionMetric:
                 raise WrongResultError(kind_of(result), _EXPECTED, 'Return {"name": values.mean()}.')
             for name, value in result.items():
                 self._add(name, value, size)
-            self._check_names(list(result))
 
     def rehearse(self, module: BoundModule, batch: Any, size: int) -> None:
         """Take a batch, and refuse a function that changes it, or the module."""
@@ -122,15 +116,6 @@ class FunctionMetric:
         total = value.double().sum() if value.dim() else value.double() * size
         self._totals[name] = self._totals.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0) + size
-
-    def _check_names(self, names: list[str]) -> None:
-        self._names = self._names or names
-        if set(names) != set(self._names):
-            raise WrongResultError(
-                f"the names {', '.join(names[:MAX_NAMED])}",
-                f"those of its first batch, {', '.join(self._names[:MAX_NAMED])}, for every batch",
-                "Return a value for each name every time.",
-            )
 
     def _call(self, given: Mapping[str, Any]) -> Call:
         return Call(self._key, self._function, given, _EXPECTED, "Correct the function.")

@@ -116,7 +116,9 @@ class RunFolder:
         Raises:
             ConfigError: `output_dir` holds a run, and its name is none that was made from the time.
         """
-        path = make_output_dir(config.name) if output_dir is None else Path(output_dir)
+        path = (
+            Path("outputs") / config.name / datetime.now().strftime(STAMP) if output_dir is None else Path(output_dir)
+        )
         with writing(path):
             folder = next((cls(each, sweep) for each in _candidates(path) if _claim(each)), None)
         if folder is None:
@@ -225,22 +227,6 @@ class RunFolder:
             finish_provenance(self.path)
             summary = {"objective": None, "metrics": {}, "best": None, "num_ticks": 0, "training_s": 0.0}
         self.write_summary({**summary, "status": "failed", "error": text})
-
-
-def make_output_dir(name: str) -> Path:
-    """Make a folder `outputs/<name>/<date>_<time>` that did not exist, with a suffix `_1`, `_2` where it did."""
-    path = Path("outputs") / name / datetime.now().strftime(STAMP)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return next(each for each in _with_suffixes(path) if _is_made(each))
-
-
-def _is_made(path: Path) -> bool:
-    try:
-        path.mkdir()
-    except FileExistsError:
-        return False
-    return True
 
 
 def _candidates(path: Path) -> Iterator[Path]:

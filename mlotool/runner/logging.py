@@ -1,7 +1,6 @@
 """Where logged numbers go: metrics.csv always, W&B and TensorBoard by choice."""
 
 import csv
-import errno
 import logging
 import os
 import shutil
@@ -75,9 +74,6 @@ class MetricLog:
         """Write what is still in memory, as is done every second."""
         with writing(self._path):
             self._file.flush()
-            if os.fstat(self._file.fileno()).st_nlink == 0 and not self._path.parent.exists():
-                # What is written to a removed file is taken, and lost.
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path.parent))
         self._flushed_at = time.monotonic()
 
     def position(self) -> int:

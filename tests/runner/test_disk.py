@@ -15,7 +15,6 @@ import mlotool.runner
 from mlotool.core.errors import CheckpointError, ConfigError, WriteError
 from mlotool.core.user_code import UserCodeError
 from mlotool.runner import RunResult, run_config
-from mlotool.runner import logging as metric_logging
 from mlotool.runner.checkpoint import read_checkpoint, write_checkpoint
 from mlotool.runner.folder import RunFolder
 from tests.runner.tiny import make_built, make_config
@@ -73,11 +72,7 @@ def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, tmp_path: Path) 
         assert torch.equal(ours["classifier"]["module"][name], module)
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_folder_that_vanishes_ends_the_run_in_one_sentence(
-    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
-) -> None:
-    monkeypatch.setattr(metric_logging, "SECONDS_BETWEEN_FLUSHES", 0.0)
+def test_a_folder_that_vanishes_ends_the_run_in_one_sentence(tiny_run: Run, tmp_path: Path) -> None:
 
     def remove(tick: int, value: float) -> bool:
         shutil.rmtree(tmp_path / "run")
@@ -87,7 +82,7 @@ def test_a_folder_that_vanishes_ends_the_run_in_one_sentence(
     with pytest.raises(
         WriteError, match=r"run.*: cannot be written \(No such file.*expected the folder that was there"
     ):
-        tiny_run({"runner.checkpoint": checkpoint}, watch=remove)
+        tiny_run(watch=remove)
     assert not (tmp_path / "run").exists()
 
 

@@ -17,7 +17,7 @@ import mlotool.runner
 from mlotool.core.errors import CheckpointError, ConfigError, Interrupted, NonFiniteLossError
 from mlotool.runner import RunResult, checkpoint, run_config
 from mlotool.runner.checkpoint import newest_first, read_checkpoint
-from mlotool.runner.folder import is_stamp, make_output_dir, run_lock
+from mlotool.runner.folder import is_stamp, run_lock
 from mlotool.runner.random_state import random_state, restore_random_state
 from tests.runner.algorithms import ALGORITHMS
 from tests.runner.test_run_config import LossThat, press_ctrl_c, read_metrics, read_summary
@@ -261,7 +261,9 @@ def test_auto_takes_the_newest_unfinished_run_of_the_same_config(
     assert f"going on in {second} after tick 5 (last.ckpt)" in capsys.readouterr().err
     assert_same(second, whole)
     # The empty folder that Hydra makes is one of them.
-    assert go(str(make_output_dir("tiny")), resume="auto").output_dir.absolute() == first.absolute()
+    made = tmp_path / "outputs/tiny/2100-01-31_12-00-00"
+    made.mkdir()
+    assert go(str(made), resume="auto").output_dir.absolute() == first.absolute()
     assert_same(first, whole)
     capsys.readouterr()
     new = go(None, resume="auto").output_dir
