@@ -109,7 +109,6 @@ class ProgramModule(LightningModule):
         for name, problem in program.problems.items():
             # Callbacks and summaries find the modules here.
             setattr(self, f"problem_{name}", problem.module)
-            check_scheduler(problem, objective)
 
     def configure_optimizers(self) -> Any:
         """Return the problems' optimizers and schedulers: not for Lightning to step, but to save and to watch."""

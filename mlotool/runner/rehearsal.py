@@ -23,7 +23,6 @@ from mlotool.program import Problem, Program, Stream
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_start, related, unsound_path
 from mlotool.runner.plan import Objective
-from mlotool.runner.program_module import check_scheduler
 from mlotool.runner.random_state import random_state, restore_random_state
 
 RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
@@ -63,7 +62,6 @@ def rehearse(
     """
     problems = program.problems
     for name, problem in problems.items():
-        check_scheduler(problem, objective)
         program.start(name)
         if _can_rehearse(problem):
             check_start(name, problem)

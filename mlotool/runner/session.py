@@ -50,7 +50,7 @@ from mlotool.runner.loading import make_evaluator
 from mlotool.runner.logging import MetricLog, RunLogger, open_loggers
 from mlotool.runner.plan import Objective, Watch, make_plan
 from mlotool.runner.process_settings import place, untracked_past
-from mlotool.runner.program_module import ProgramModule
+from mlotool.runner.program_module import ProgramModule, check_scheduler
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.records import num_parameters, trained_paths, write_paths
 from mlotool.runner.rehearsal import rehearse
@@ -157,6 +157,8 @@ class Session:
             *((f"analyses.{name}.split", analysis.split) for name, analysis in built.analyses.items()),
         ]:
             split_of(key, built.data, split)
+        for problem in built.program.problems.values():
+            check_scheduler(problem, self._objective)
         distribute(built.program, ranks, config.seed)
 
     def rehearse(self) -> None:
@@ -200,12 +202,12 @@ class Session:
                         self._finish(folder, log, outcome, paths)
             finally:
                 # Where the disk is full, the summary cannot be written either: the first error is what is told.
-                with suppress(WriteError, CheckpointError) if outcome.status == "failed" else nullcontext():
-                    self._close(folder, log, outcome)
+                for end in (log.close, partial(self._summarize, folder, log, outcome)):
+                    with suppress(WriteError, CheckpointError) if outcome.status == "failed" else nullcontext():
+                        end()
         return outcome
 
-    def _close(self, folder: RunFolder, log: MetricLog, outcome: Outcome) -> None:
-        log.close()
+    def _summarize(self, folder: RunFolder, log: MetricLog, outcome: Outcome) -> None:
         if self._ranks.is_first:
             outcome.metrics, outcome.num_ticks = log.last, self._schedule.num_ticks
             if outcome.best is None and folder.checkpoint("best").is_file():

@@ -7,7 +7,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -86,19 +86,16 @@ class MemoryRoom:
             unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
             return free + unused, total
         try:
-            lines = _MEMINFO.read_text().splitlines()
-            found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
-            free, total = found["MemAvailable"], found["MemTotal"]
+            lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+            free, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
         except (OSError, KeyError, ValueError, IndexError):
             return None
         for limit, use in _GROUPS:
-            try:
+            # "max" is none.
+            with suppress(OSError, ValueError):
                 most, used = int(limit.read_text()), int(use.read_text())
-            except (OSError, ValueError):
-                # "max" is none.
-                continue
-            if most < total:
-                free, total = min(free, most - used), most
+                if most < total:
+                    free, total = min(free, most - used), most
         return free, total
 
 
