@@ -58,14 +58,14 @@ def _with_own_memory(checkpoint: Mapping[str, Any]) -> Any:
     """Return the same with copies of tensors that are parts of larger ones, which a file would hold whole."""
     copies: dict[Any, Tensor] = {}
 
-    def own(tensor: Tensor) -> Tensor:
+    def with_own_memory(tensor: Tensor) -> Tensor:
         if tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.itemsize:
             return tensor
         # What stands twice in a checkpoint stands once in its file.
         key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
         return copies.setdefault(key, tensor.detach().clone())
 
-    return tree_map_only(Tensor, own, checkpoint)
+    return tree_map_only(Tensor, with_own_memory, checkpoint)
 
 
 def check_writable(checkpoint: Mapping[str, Any]) -> None:

@@ -159,9 +159,9 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
         # Of shards there are no copies that could differ.
         if problem.shards is None
     }
-    found = ranks.gather(norms)
+    norms_by_rank = ranks.gather(norms)
     for name in norms:
-        values = [each[name] for each in found]
+        values = [on_rank[name] for on_rank in norms_by_rank]
         if max(values) - min(values) > TOLERANCE * max(values):
             raise RunError(
                 f"The parameters of problem '{name}' are no longer the same on all ranks after tick {tick} (norms "

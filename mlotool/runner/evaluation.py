@@ -77,8 +77,8 @@ class FunctionMetric:
 
     def rehearse(self, module: BoundModule, batch: Any, size: int) -> None:
         """Take a batch, and refuse a function that changes it, or the module."""
-        given = dict(module.named_parameters()), batch
-        before = snapshot(given)
+        arguments = dict(module.named_parameters()), batch
+        before = snapshot(arguments)
         self.update(module, batch, size)
         with noted(lambda: self._call({"batch": batch})):
             if not is_unchanged(before, (dict(module.named_parameters()), batch)):
@@ -163,9 +163,9 @@ class Recalibration:
 
     @torch.no_grad()
     def _take(self, module: nn.Module, layers: list[_NormBase], call: Callable[[Any], Any]) -> None:
-        modes = [(each, each.training) for each in module.modules()]
+        modes = [(part, part.training) for part in module.modules()]
         momenta = [layer.momentum for layer in layers]
-        devices = {each.device for each in module.buffers() if each.device.type == "cuda"}
+        devices = {part.device for part in module.buffers() if part.device.type == "cuda"}
         with torch.random.fork_rng(devices=list(devices)):
             torch.manual_seed(self.seed)
             try:
@@ -180,13 +180,13 @@ class Recalibration:
             finally:
                 for layer, momentum in zip(layers, momenta, strict=True):
                     layer.momentum = momentum
-                for each, training in modes:
-                    each.training = training
+                for part, training in modes:
+                    part.training = training
 
 
 def layers_with_statistics(module: nn.Module) -> list[_NormBase]:
     """Return the layers of a module that keep running statistics: BatchNorm, and InstanceNorm where it tracks them."""
-    return [each for each in module.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
+    return [part for part in module.modules() if isinstance(part, _NormBase) and part.running_mean is not None]
 
 
 def make_recalibration(config: Any, built: Built, device: Any = "cpu") -> Recalibration | None:
@@ -499,8 +499,10 @@ def run_analyses(
         batches = Batches(split_of(f"analyses.{name}.split", built.data, analysis.split), analysis.batch_size, device)
         try:
             result = _result(name, analysis, built.program, batches, _AT_THE_END)
-            shaping = [each for each in _problems(analysis.roles) if each in built.program.graph.upper_to_lower]
-            has_trained = all(built.program.problems[each].num_steps >= MIN_STEPS for each in shaping)
+            shaping = [
+                problem for problem in _problems(analysis.roles) if problem in built.program.graph.upper_to_lower
+            ]
+            has_trained = all(built.program.problems[problem].num_steps >= MIN_STEPS for problem in shaping)
             if has_trained and "weight" in result and _as_tensor(result["weight"]).dim() > 0:
                 _warn_of_equal(name, _as_array(result["weight"]).ravel().astype("float64"))
             log(_kept(name, result, artifacts))

@@ -132,14 +132,14 @@ def _reading_given(
     arguments = {}
     for argument, source in sources.items():
         name, _, method = source.partition(".")
-        given, module = problems[name].reading(training), problems[name].module
+        reading, module = problems[name].reading(training), problems[name].module
         if method and (hasattr(nn.Module, method) or not callable(getattr(module, method, None))):
             raise ConfigError(
                 f"evaluate.arguments.{argument}: found '{source}', while {type(module).__name__} has no method "
                 f"'{method}' of its own; expected what returns the argument. Correct it, or give what the module "
                 f"returns itself: {name}."
             )
-        arguments[argument] = given.method(method) if method else given()
+        arguments[argument] = reading.method(method) if method else reading()
     return problem.reading(training).given(**arguments)
 
 

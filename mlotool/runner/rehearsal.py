@@ -66,7 +66,9 @@ def rehearse(
         if _can_rehearse(problem):
             check_start(name, problem)
     with user_code(ConfigError):
-        batches = {name: None if each.stream is None else each.stream.peek() for name, each in problems.items()}
+        batches = {
+            name: None if problem.stream is None else problem.stream.peek() for name, problem in problems.items()
+        }
         for name, problem in problems.items():
             if isinstance(problem.stream, Stream) and not problem.stream.is_repeatable():
                 warnings.warn(_NOT_REPEATABLE.format(name=name), stacklevel=2)
@@ -75,10 +77,10 @@ def rehearse(
                 players = {name, *(role.problem for role in problems[name].roles.values())}
                 if all(_can_rehearse(problems[player]) for player in players):
                     _rehearse_loss(program, name, batch)
-            if evaluator is not None and all(_can_rehearse(each) for each in problems.values()):
+            if evaluator is not None and all(_can_rehearse(problem) for problem in problems.values()):
                 for split in splits:
                     _check_objective(objective, split, evaluator.rehearse(split))
-            if all(_can_rehearse(each) for each in problems.values()):
+            if all(_can_rehearse(problem) for problem in problems.values()):
                 analyse()
 
 
@@ -158,14 +160,14 @@ def _traceless(program: Program) -> Iterator[None]:
     problems = list(program.problems.values())
     random, own, compiled = random_state(), program.random.state_dict(), [problem.compiled for problem in problems]
     parallel = [
-        each for problem in problems for each in problem.module.modules() if isinstance(each, MultigridResidual)
+        part for problem in problems for part in problem.module.modules() if isinstance(part, MultigridResidual)
     ]
-    was_serial = [each.is_serial for each in parallel]
+    was_serial = [part.is_serial for part in parallel]
     try:
         for problem in problems:
             problem.compiled = None
-        for each in parallel:
-            each.serial()
+        for part in parallel:
+            part.serial()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Of the rehearsal itself.
@@ -176,7 +178,7 @@ def _traceless(program: Program) -> Iterator[None]:
     finally:
         for problem, call in zip(problems, compiled, strict=True):
             problem.compiled = call
-        for each, flag in zip(parallel, was_serial, strict=True):
-            each.serial(flag)
+        for part, flag in zip(parallel, was_serial, strict=True):
+            part.serial(flag)
         restore_random_state(random)
         program.random.load_state_dict(own)

@@ -30,7 +30,7 @@ NUM_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Found:
+class EarlierRun:
     """A folder to go on in.
 
     Args:
@@ -44,7 +44,7 @@ class Found:
     is_finished: bool = False
 
 
-def find_run(config: Any, resume: str | Path, output_dir: Path | None) -> Found | None:
+def find_run(config: Any, resume: str | Path, output_dir: Path | None) -> EarlierRun | None:
     """Return the run that `resume` means; None where `auto` finds none, and says so.
 
     Args:
@@ -59,7 +59,7 @@ def find_run(config: Any, resume: str | Path, output_dir: Path | None) -> Found 
     return _find_auto(new, output_dir) if str(resume) == AUTO else _find_named(new, Path(resume))
 
 
-def _find_named(new: Mapping[str, Any], path: Path) -> Found:
+def _find_named(new: Mapping[str, Any], path: Path) -> EarlierRun:
     run_dir = folder_of(path)
     old = _config_of(run_dir)
     if old is None:
@@ -78,10 +78,10 @@ def _find_named(new: Mapping[str, Any], path: Path) -> Found:
     if run_dir != path:
         _check_ticks(read_checkpoint(path)["tick"], new, path)
     is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
-    return Found(RunFolder(run_dir), path if run_dir != path else None, is_finished)
+    return EarlierRun(RunFolder(run_dir), path if run_dir != path else None, is_finished)
 
 
-def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
+def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> EarlierRun | None:
     others: list[str] = []
     for run_dir in _candidates(new, output_dir):
         try:
@@ -104,7 +104,7 @@ def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
             continue
         with run_lock(run_dir) as is_free:
             if is_free or run_dir == output_dir:
-                return Found(RunFolder(run_dir), None, is_finished)
+                return EarlierRun(RunFolder(run_dir), None, is_finished)
         others.append(f"{run_dir} is being written by another process")
     newest = f"; the newest one, {others[0]}" if others else ""
     say(f"resume=auto: no unfinished run with this config{newest}. A new run begins.")
@@ -164,16 +164,16 @@ def _free_if_never_begun(run_dir: Path) -> None:
                 config.unlink()
 
 
-def choose_checkpoint(found: Found) -> Path | None:
+def choose_checkpoint(earlier: EarlierRun) -> Path | None:
     """Return the checkpoint to go on from, the newest that can be read; None where the run has none yet.
 
     Raises:
         CheckpointError: it has some, and none can be read.
     """
-    if found.checkpoint is not None:
-        return found.checkpoint
+    if earlier.checkpoint is not None:
+        return earlier.checkpoint
     faults = []
-    for path in newest_first(found.folder.checkpoints):
+    for path in newest_first(earlier.folder.checkpoints):
         try:
             read_checkpoint(path)
         except CheckpointError as error:
@@ -185,13 +185,13 @@ def choose_checkpoint(found: Found) -> Path | None:
     if faults:
         # To begin again would be to lose what metrics.csv holds.
         raise CheckpointError(
-            f"resume: found no checkpoint in {found.folder.checkpoints} that can be read: {faults[0]}; expected one at "
+            f"resume: found no checkpoint in {earlier.folder.checkpoints} that can be read: {faults[0]}; expected one at "
             "least. Put a copy of one there; or leave resume out for a new run, in a folder of its own."
         )
     return None
 
 
-def go_on(found: Found, config: Any, origin: Origin, program: Program | None = None) -> Path | None:
+def go_on(earlier: EarlierRun, config: Any, origin: Origin, program: Program | None = None) -> Path | None:
     """Make a folder ready to go on in, once it is locked, and tell of it; return the checkpoint, if there is one.
 
     Args:
@@ -201,10 +201,10 @@ def go_on(found: Found, config: Any, origin: Origin, program: Program | None = N
         program: is put into the checkpoint's state before anything of the folder is changed; None where that takes
             all ranks, and comes later.
     """
-    folder = found.folder
+    folder = earlier.folder
     for each in (folder.path, folder.checkpoints, folder.artifacts):
         remove_temporary(each)
-    checkpoint, tick = choose_checkpoint(found), 0
+    checkpoint, tick = choose_checkpoint(earlier), 0
     if checkpoint is not None:
         tick = (read_checkpoint(checkpoint) if program is None else load_program(program, checkpoint))["tick"]
     # A run writes a checkpoint before its first tick, and its numbers later.

@@ -26,7 +26,7 @@ from mlotool.runner.folder import PATIENCE_S, RunFolder, run_lock
 from mlotool.runner.launcher import INTERRUPTED, Launch, World, joined, launch, watch_parent
 from mlotool.runner.plan import Watch
 from mlotool.runner.process_settings import announcements, count_devices, find_device, quiet_lightning, torch_settings
-from mlotool.runner.resuming import Found, choose_checkpoint, find_run, go_on, inherit, say
+from mlotool.runner.resuming import EarlierRun, choose_checkpoint, find_run, go_on, inherit, say
 from mlotool.runner.seat import AbstractSeat, OwnProcess
 from mlotool.runner.session import Session
 
@@ -160,18 +160,18 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
     config = request.config
     with ExitStack() as stack:
         resume = request.resume
-        found = None if resume is None else ranks.of_first(lambda: find_run(config, resume, request.output_dir))
-        if found is not None and found.is_finished:
-            return _finished(found.folder, config, ranks)
+        earlier = None if resume is None else ranks.of_first(lambda: find_run(config, resume, request.output_dir))
+        if earlier is not None and earlier.is_finished:
+            return _finished(earlier.folder, config, ranks)
         seed_everything(config.seed, workers=True, verbose=False)
         built = build(config, ranks.reduce, seat.shared)
-        if config.get("inherit") is not None and (found is None or choose_checkpoint(found) is None):
+        if config.get("inherit") is not None and (earlier is None or choose_checkpoint(earlier) is None):
             inherit(built.program, Path(config.inherit))
         # Everything that can be wrong with the config is found before a folder is made.
         session = Session(config, built, device, seat, ranks, request.watch)
-        if found is None:
+        if earlier is None:
             session.rehearse()
-        folder, checkpoint = ranks.of_first(lambda: _begin(request, built, found, stack, is_alone=ranks.size == 1))
+        folder, checkpoint = ranks.of_first(lambda: _begin(request, built, earlier, stack, is_alone=ranks.size == 1))
         if ranks.is_first and request.when_created is not None:
             request.when_created(str(folder.path))
         try:
@@ -188,16 +188,16 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
 
 
 def _begin(
-    request: RunRequest, built: Any, found: Found | None, stack: ExitStack, *, is_alone: bool
+    request: RunRequest, built: Any, earlier: EarlierRun | None, stack: ExitStack, *, is_alone: bool
 ) -> tuple[RunFolder, Path | None]:
     """Return the folder, which the stack keeps locked, with its inputs, and the checkpoint to go on from."""
     config, origin = request.config, _origin(request.config, request.origin)
-    if found is None:
+    if earlier is None:
         folder = RunFolder.create(config, request.output_dir, origin.sweep)
         stack.enter_context(run_lock(folder.path))
         folder.write_inputs(config, origin, built)
         return folder, None
-    folder = RunFolder(found.folder.path, origin.sweep)
+    folder = RunFolder(earlier.folder.path, origin.sweep)
     if not stack.enter_context(run_lock(folder.path, PATIENCE_S)):
         raise ConfigError(
             f"resume: found '{folder.path}', which another process is writing; expected a run that has ended. Wait for "
@@ -207,7 +207,7 @@ def _begin(
         # It was killed while it wrote them.
         folder.write_inputs(config, origin, built)
     # Shards are put together by all ranks, and this is the first one's alone.
-    return folder, go_on(found, config, origin, built.program if is_alone else None)
+    return folder, go_on(earlier, config, origin, built.program if is_alone else None)
 
 
 def _origin(config: Any, origin: Origin | None) -> Origin:

@@ -245,14 +245,14 @@ class FusionRecord:
 
 
 def _total(seconds: Iterable[float | None]) -> float | None:
-    known = [each for each in seconds if each is not None]
+    known = [one for one in seconds if one is not None]
     return sum(known) if known else None
 
 
 def _until(stack: StackRecord) -> int | None:
     """Return how many ticks members took as one program that have gone on one by one; None where they have not."""
     verdicts = stack.verdicts.values()
-    ends = [each.since_tick for each in verdicts if each.before is not None and not each.is_fused]
+    ends = [verdict.since_tick for verdict in verdicts if verdict.before is not None and not verdict.is_fused]
     if stack.reason and any(verdict.is_fused for verdict in verdicts):
         ends.append(stack.since_tick)
     return max(ends, default=None)

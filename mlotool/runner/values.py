@@ -109,10 +109,10 @@ def hyperparameters(problem: Problem, program: Program) -> dict[str, float]:
         rate = problem.optimizer.param_groups[0].get("lr")
         values |= {} if rate is None else {f"{problem.name}/lr": float(rate)}
     with torch.no_grad():
-        given = program.hyperparameters(problem.name)
+        groups = program.hyperparameters(problem.name)
     for key in problem.settings.optimizer_roles:
         # Of several rates the mean.
-        values[f"{problem.name}/{key}"] = torch.stack([group[key].mean() for group in given or ()]).mean().item()
+        values[f"{problem.name}/{key}"] = torch.stack([group[key].mean() for group in groups or ()]).mean().item()
     return values
 
 
@@ -161,7 +161,7 @@ def _called(problem: Problem) -> Mapping[str, Tensor]:
     """Return what the module gives when it is called; nothing where it takes arguments, or gives no few numbers."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(problem.module.forward).parameters.values()
-    if any(each.default is each.empty and each.kind not in kinds for each in parameters):
+    if any(parameter.default is parameter.empty and parameter.kind not in kinds for parameter in parameters):
         return {}
     devices = [device for device in problem.devices if device.type == "cuda"]
     try:
