@@ -31,7 +31,11 @@ _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Silence Lightning's INFO lines and the warnings that do not apply."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
+    # Profilers and summaries, which are asked for, have loggers of their own.
+    names = "utilities.rank_zero", "trainer.connectors.checkpoint_connector"
+    loggers = [
+        logging.getLogger(name) for name in (*(f"pytorch_lightning.{name}" for name in names), "lightning_fabric")
+    ]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         for message in IRRELEVANT_WARNINGS:

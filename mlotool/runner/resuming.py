@@ -185,8 +185,8 @@ def choose_checkpoint(earlier: EarlierRun) -> Path | None:
     if faults:
         # To begin again would be to lose what metrics.csv holds.
         raise CheckpointError(
-            f"resume: found no checkpoint in {earlier.folder.checkpoints} that can be read: {faults[0]}; expected one at "
-            "least. Put a copy of one there; or leave resume out for a new run, in a folder of its own."
+            f"resume: found no checkpoint in {earlier.folder.checkpoints} that can be read: {faults[0]}; expected one "
+            "at least. Put a copy of one there; or leave resume out for a new run, in a folder of its own."
         )
     return None
 

@@ -128,8 +128,7 @@ def run(
             return _launched(request, num_ranks)
     with (
         torch_settings(**{key: runner[key] for key in ("num_threads", "deterministic", "tf32")}),
-        # A profiler and a summary speak by Lightning's own voice.
-        nullcontext() if runner.get("trainer") else quiet_lightning(),
+        quiet_lightning(),
         terminable(),
     ):
         device = find_device(runner, 0 if world is None else world.local_rank)

@@ -98,7 +98,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "a key of the batch": (lambda batches, *, model: {"x": [each["label"] for each in batches]}, "KeyError"),
     "no mapping": (lambda batches, *, model: 3.0, "returned a float"),
     "a name": (lambda batches, *, model: {"a/b": 1.0}, "the name 'a/b'"),
-    "a value": (lambda batches, *, model: {"x": torch.tensor(1j)}, "complex64"),
+    "a value": (lambda batches, *, model: {"x": torch.tensor(1j)}, "returned a tensor of shape () as 'x'"),
     "a shape": (lambda batches, *, model: {"x": [model(torch.ones(99)) for _ in batches]}, "RuntimeError"),
 }
 

@@ -51,7 +51,7 @@ def fails(*ticks: dict[str, float]) -> str:
 def test_the_only_one_that_had_stepped_is_to_blame() -> None:
     text = fails({"w": 2.0, "lam": math.nan})
     assert "The loss of problem 'lam' became nan at tick 1" in text
-    assert "Lower problems.w.optimizer.lr (1e+06 now), or set problems.w.gradient_clip_norm=1.0." in text
+    assert "Lower problems.w.optimizer.lr (1e+06 now), or set that problem's gradient_clip_norm=1.0." in text
     assert "problems.lam.optimizer.lr" not in text
 
 

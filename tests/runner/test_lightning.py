@@ -129,7 +129,7 @@ class Watch(Callback):
         self._note("checkpoint", module)
 """
 RECIPE = """# @package _global_
-# A recipe with a user's callback, a callback and a logger of Lightning's, and a setting of its Trainer.
+# A recipe with a user's callback, one of Lightning's, and a setting of its Trainer.
 defaults: [plain, _self_]
 name: watched
 runner:
@@ -140,10 +140,9 @@ runner:
     - {_target_: watching.Watch, path: seen.json}
     - {_target_: pytorch_lightning.callbacks.LearningRateMonitor, logging_interval: step}
   trainer: {profiler: simple}
-logger:
-  loggers: [{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: own, name: logged, version: ""}]
 evaluate: {splits: {val: 2}}
 """
+LOGGER = "logger.loggers=[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: own, name: logged, version: ''}]"
 WORDS = ("logger=csv", "runner.progress_bar=false", "hydra.run.dir=run")
 
 
@@ -157,10 +156,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_recipe_brings_callbacks_a_logger_and_settings_of_the_trainer(
+def test_a_recipe_brings_callbacks_and_settings_and_its_user_a_logger(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "watched.yaml", "--trust", "watching", *WORDS]) == 0
+    assert main(["run", "watched.yaml", "--trust", "watching", *WORDS, LOGGER]) == 0
     seen = json.loads((here / "seen.json").read_text())
     assert (seen["batch"], seen["validation"]) == ([2, 4], [2, 4])
     assert {0, 2, 4} >= set(seen["checkpoint"]) >= {0, 4}
@@ -173,9 +172,8 @@ def test_a_recipe_brings_callbacks_a_logger_and_settings_of_the_trainer(
 def test_the_command_line_brings_them_too(here: Path) -> None:
     words = ["runner.max_ticks=2", "runner.report=false", *WORDS]
     callback = "runner.callbacks=[{_target_: pytorch_lightning.callbacks.Timer}]"
-    loggers = "logger.loggers=[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: own}]"
-    assert main(["run", "plain", *words, callback, loggers, "+runner.trainer.detect_anomaly=true"]) == 0
-    assert list((here / "own").rglob("metrics.csv"))
+    assert main(["run", "plain", *words, callback, LOGGER, "+runner.trainer.detect_anomaly=true"]) == 0
+    assert (here / "own/logged/metrics.csv").is_file()
 
 
 @pytest.mark.parametrize(

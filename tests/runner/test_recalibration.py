@@ -15,10 +15,11 @@ from mlotool.runner.evaluation import Evaluator, Recalibration, layers_with_stat
 from tests.runner.tiny import Data
 
 SHARED = [
+    *(f"~problems.classifier.module.{key}" for key in ("image_shape", "hidden", "num_classes")),
     "problems.classifier.module={_target_: mlotool.spaces.Space, shared: true, inputs: '${data.image_shape}', base: "
     "{_target_: mlotool.models.ResNet, depth: 8, width: 2, image_shape: '${data.image_shape}', num_classes: 10}, "
     "mutators: [{_target_: mlotool.spaces.Operator, name: activation, at: 'stages.0.0:relu', candidates: "
-    "{relu: null, tanh: {_target_: torch.nn.Tanh}}}], paths: {_target_: mlotool.spaces.UniformPaths}}"
+    "{relu: null, tanh: {_target_: torch.nn.Tanh}}}], paths: {_target_: mlotool.spaces.UniformPaths}}",
 ]
 BATCHES = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 
