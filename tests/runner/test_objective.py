@@ -82,14 +82,6 @@ def old_folder(tiny_run: Run) -> Path:
     return folder
 
 
-def test_a_direction_that_an_older_version_wrote_out_is_no_hindrance(tiny_run: Run) -> None:
-    folder = tiny_run({"runner.max_ticks": 10}).output_dir
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "objective_mode": "max"}))
-    result = mlotool.runner.run(make_config(**{"runner.max_ticks": 20}), resume=folder)
-    assert summary_of(result.output_dir)["num_ticks"] == 20
-
-
 def test_an_older_run_the_wrong_way_round_is_not_gone_on_with(
     old_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
