@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from pydantic import TypeAdapter
 
 from mlotool.config.sweep_plan import structure_of
 from mlotool.config.user_data import SharedData
-from mlotool.core.errors import Interrupted, RunFileError, WriteError
+from mlotool.core.errors import Interrupted, WriteError
 from mlotool.core.files import write_text, writing
 from mlotool.core.messages import escape
 from mlotool.core.process import terminable
 from mlotool.core.run_files import read_json
 from mlotool.distributed.collectives import Ranks
-from mlotool.fusion.comparison import Tick, Verdict
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
 from mlotool.fusion.stacked_schedule import Layout
 from mlotool.program import Schedule
@@ -99,37 +99,7 @@ class MemoryRoom:
         return free, total
 
 
-@dataclass
-class _Apart:
-    """Why the runs of a stack are taken one by one, in a record's file, and since when."""
-
-    reason: str = ""
-    since_tick: Tick = 0
-
-
-@dataclass
-class _Lanes(Layout):
-    """A layout in a record's file, with the jobs whose runs it is of."""
-
-    jobs: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _StackOfJobs:
-    """A stack in a record's file."""
-
-    jobs: list[int]
-    rounds: dict[str, Verdict]
-    apart: _Apart
-    layouts: list[_Lanes]
-
-
-@dataclass
-class _Record:
-    """A record's file, as far as it is read."""
-
-    stacks: list[_StackOfJobs]
-    waves: list[list[int]] = field(default_factory=list)
+_VERDICTS, _LAYOUT = TypeAdapter(dict[str, Verdict]), TypeAdapter(Layout)
 
 
 def _read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[StackRecord]]:
@@ -148,19 +118,24 @@ def _read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list
             raise ValueError(f"jobs {str(members)[:80]}")
         return [jobs.index(job) for job in members]
 
+    def layout(lanes: Mapping[str, Any]) -> Layout:
+        return _LAYOUT.validate_json(json.dumps(lanes), strict=True)
+
     try:
-        content = json.dumps(read_json(path.parent, path.name) or {"stacks": []})
-        record = TypeAdapter(_Record).validate_json(content, strict=True)
-        stacks = []
-        for stack in record.stacks:
-            layouts = {
-                tuple(numbers(lanes.jobs)): Layout(lanes.shares, lanes.own_values, lanes.courses)
-                for lanes in stack.layouts
-            }
-            members = tuple(numbers(stack.jobs))
-            stacks.append(StackRecord(members, stack.rounds, stack.apart.reason, stack.apart.since_tick, layouts))
-        return [numbers(wave) for wave in record.waves], stacks
-    except (RunFileError, ValueError, RecursionError) as error:
+        content = read_json(path.parent, path.name) or {"stacks": []}
+        stacks = [
+            StackRecord(
+                tuple(numbers(stack["jobs"])),
+                _VERDICTS.validate_json(json.dumps(stack["rounds"]), strict=True),
+                str(stack["apart"]["reason"]),
+                int(stack["apart"]["since_tick"]),
+                {tuple(numbers(lanes["jobs"])): layout(lanes) for lanes in stack["layouts"]},
+            )
+            for stack in content["stacks"]
+        ]
+        return [numbers(wave) for wave in content.get("waves", [])], stacks
+    # Of what is not as it was written it may be any error.
+    except Exception as error:
         warnings.warn(
             f"{path}: found {escape(' '.join(str(error).split())[:200])}; expected what an earlier process of these "
             "jobs wrote. What runs as one program is found out anew, so that last bits may be others than without it.",
