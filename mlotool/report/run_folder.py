@@ -1,6 +1,7 @@
 """What a run folder holds, read within limits, and so that no missing or broken file stops the report."""
 
 import csv
+import zipfile
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -75,7 +75,8 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
 
 def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Callable[[], Any]]) -> Check:
     batches, lowers = {}, {}
-    algorithms = [each.hypergradient for each in program.problems.values() if each.hypergradient is not None]
+    hypergradients = [problem.hypergradient for problem in program.problems.values()]
+    kinds = {STEPS if algorithm.sees_steps else SOLUTION for algorithm in hypergradients if algorithm is not None}
     for name, problem in program.problems.items():
         batch = None if problem.stream is None else problem.stream.last()
         algorithm = problem.hypergradient
@@ -90,5 +91,4 @@ def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Calla
             )
     size = sum(tensor.numel() for tensor in program.problems[upper].theta.values())
     responses = tuple(compare(program, upper, batches, options))
-    kinds = {STEPS if each.sees_steps else SOLUTION for each in algorithms}
     return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches), "; ".join(sorted(kinds)))

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -17,120 +17,55 @@ from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
 from mlotool.core.files import replacing, writing
-from mlotool.core.plain_state import check_form, check_mapping, check_plain, find_fault, is_dense
+from mlotool.core.plain_state import check_plain, find_fault, is_dense
 from mlotool.core.run_files import located, open_file
-from mlotool.core.user_code import explained
 from mlotool.distributed.collectives import Ranks
-from mlotool.program import Program, Schedule
+from mlotool.program import Program
 
-# Our part of a Lightning checkpoint.
 STATE_KEY = "mlotool"
+"""Our part of a Lightning checkpoint."""
+
 FOLDER = "checkpoints"
+LAST, BEST = "last.ckpt", "best.ckpt"
 MAX_FILE_BYTES = 1 << 42
-MAX_NUMBER = 10**15
-"""Of ticks, bytes and seconds."""
+KEYS = (
+    *("program", "schedule", "window", "metrics", "tick", "metrics_position", "training_s", "random_states"),
+    "is_pending",
+)
+"""What our part has."""
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "program": Mapping,
-    "schedule": Mapping,
-    "window": Mapping,
-    "metrics": Mapping,
-    "tick": int,
-    "metrics_position": int,
-    "training_s": (int, float),
-    "random_states": list,
-    "is_pending": bool,
-}
+LARGEST_SHARE_OF_TIME = 0.01
+"""A small checkpoint takes as long as two ticks of a small problem, a large one seconds: the pauses grow with it."""
 
 
-def load_checked(path: Path) -> dict[str, Any]:
-    """Return a checkpoint, whose tensors are on the CPU.
-
-    Raises:
-        CheckpointError: it is none of mlotool.
-        Exception: it cannot be read; it may be any error.
-        FileNotFoundError: there is none.
-    """
-    # checkpoints/ in a run folder; a link may lead from one file of it to another.
-    root = path.parent.parent if path.parent.name == FOLDER else path.parent
-    with open_file(root, path.relative_to(root), MAX_FILE_BYTES) as file, zipfile.ZipFile(file) as archive:
-        num_bytes = os.fstat(file.fileno()).st_size
-        if sum(member.file_size for member in archive.infolist()) > num_bytes:
-            raise zipfile.BadZipFile("its members claim more than the file holds")
-        # torch does not look at the checksums that it has written.
-        torn = archive.testzip()
-        if torn:
-            raise zipfile.BadZipFile(f"its part {torn} has another checksum than when it was written")
-    checkpoint = torch.load(located(root, path.relative_to(root)), map_location="cpu", weights_only=True)
-    _check_memory(checkpoint, num_bytes)
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(STATE_KEY), dict):
-        raise CheckpointError(
-            f"{path} is not a checkpoint of mlotool: it has no '{STATE_KEY}' entry; expected one that a run wrote. "
-            "Name the run folder whose checkpoints/ holds it."
-        )
-    state = checkpoint[STATE_KEY]
-    for key, kind in _KINDS.items():
-        value = state.get(key)
-        is_wrong = isinstance(value, int | float) and not 0 <= value < MAX_NUMBER
-        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_wrong:
-            found = str(value)[:60] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
-            raise CheckpointError(
-                f"{path} has a wrong '{key}' in it ({found!r}); expected a checkpoint as a run of this version writes "
-                "it. Remove it, and name the run folder for the one before."
-            )
-    _check_metrics(path, state["metrics"])
-    return checkpoint
-
-
-@contextmanager
-def fitting(path: Path) -> Iterator[None]:
-    """Turn any error of what is inside, which puts a checkpoint's state into a program, into a CheckpointError."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    # What a state lacks shows as an error of whatever takes it.
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} does not fit the problems of its config.yaml ({_said(error)}); expected the "
-            "checkpoint that this run wrote, by the same code. Put it back, or the code as it was."
-        ) from error
-
-
-@contextmanager
-def going_on(path: Path | None, schedule: Schedule) -> Iterator[None]:
-    """Put an error in the first ticks after a resume, which nobody's code has made, down to the state that was read.
-
-    Its form was looked at, but not all that algorithms have made of it.
-
-    Args:
-        path: of the checkpoint; None where a run begins.
-        schedule: steps the program.
-    """
-    last = schedule.num_ticks + schedule.cycle_length()
-    try:
-        yield
-    except MlotoolError:
-        raise
-    except Exception as error:
-        if path is None or schedule.num_ticks > last or explained(error) is not None:
+def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint in one piece: whoever is killed meanwhile leaves the one that was there. For one rank."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        try:
+            torch.save(_with_own_memory(checkpoint), file)
+        except RuntimeError as error:
+            # torch says that a position was not expected, and not that the disk has refused what it wrote.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
             raise
-        raise CheckpointError(
-            f"{path} cannot be gone on from ({_said(error)}); expected the state that this run wrote, by the same "
-            "code. Put it back, or go on from another checkpoint of the folder."
-        ) from error
 
 
-def unreadable(path: Path, reason: str) -> str:
-    """Return what is said of a checkpoint that cannot be read."""
-    return (
-        f"{path} cannot be read ({reason.rstrip('.')}); expected a whole checkpoint. "
-        "Remove it and go on with resume=<the run folder>, which takes the one before."
-    )
+def _with_own_memory(checkpoint: Mapping[str, Any]) -> Any:
+    """Return the same with copies of tensors that are parts of larger ones, which a file would hold whole."""
+    copies: dict[Any, Tensor] = {}
+
+    def with_own_memory(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.itemsize:
+            return tensor
+        # What stands twice in a checkpoint stands once in its file.
+        key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+        return copies.setdefault(key, tensor.detach().clone())
+
+    return tree_map_only(Tensor, with_own_memory, checkpoint)
 
 
 def check_writable(checkpoint: Mapping[str, Any]) -> None:
@@ -234,16 +169,36 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
     Nothing in the file is executed (`weights_only=True`); the tensors are on the CPU.
 
     Raises:
-        CheckpointError: the file is torn or changed, as its checksums say, or it is none of ours.
+        CheckpointError: the file is torn or changed, as its checksums say, or no run of this version has written it.
     """
+    # checkpoints/ in a run folder; a link may lead from one file of it to another.
+    root = path.parent.parent if path.parent.name == FOLDER else path.parent
+    name = path.relative_to(root)
     try:
-        return load_checked(path)
-    except (FileNotFoundError, CheckpointError):
+        with open_file(root, name, MAX_FILE_BYTES) as file, zipfile.ZipFile(file) as archive:
+            if sum(member.file_size for member in archive.infolist()) > os.fstat(file.fileno()).st_size:
+                raise zipfile.BadZipFile("its members claim more than the file holds")
+            # torch does not look at the checksums that it has written.
+            torn = archive.testzip()
+            if torn:
+                raise zipfile.BadZipFile(f"its part {torn} has another checksum than when it was written")
+        checkpoint = torch.load(located(root, name), map_location="cpu", weights_only=True)
+    except FileNotFoundError:
         raise
     # Of bytes at random it may be any error.
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise CheckpointError(unreadable(path, reason)) from error
+        raise CheckpointError(
+            f"{path} cannot be read ({_said(error)}); expected a whole checkpoint. "
+            "Remove it and go on with resume=<the run folder>, which takes the one before."
+        ) from error
+    state = checkpoint.get(STATE_KEY) if isinstance(checkpoint, dict) else None
+    missing = [key for key in KEYS if not isinstance(state, dict) or key not in state]
+    if missing:
+        raise CheckpointError(
+            f"{path} is not a checkpoint of mlotool: it has no '{STATE_KEY}.{missing[0]}'; expected one that this "
+            "version has written. Name another one, or use the version that provenance.json beside it names."
+        )
+    return checkpoint  # type: ignore[no-any-return]
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -264,15 +219,47 @@ def load_program(program: Program, path: Path) -> dict[str, Any]:
     return state
 
 
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Turn any error of what is inside, which puts a checkpoint's state into a program, into a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    # What a state lacks shows as an error of whatever takes it.
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} does not fit the problems of its config.yaml ({_said(error)}); expected the "
+            "checkpoint that this run wrote, by the same code. Put it back, or the code as it was."
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300].rstrip(".") or "no reason given"
+    return text if isinstance(error, MlotoolError) else f"{type(error).__name__}: {text}"
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """How Lightning writes a checkpoint, which it does on the first rank alone."""
+    """How Lightning writes a checkpoint, for callbacks of the user's too.
+
+    Args:
+        is_writer: whether this rank writes; the others take part in what is gathered for it.
+    """
+
+    def __init__(self, is_writer: bool) -> None:
+        self._is_writer = is_writer
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write it in one piece."""
-        with writing(Path(path)):
-            # A callback of the user's may have a folder of its own.
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(checkpoint, Path(path))
+        if self._is_writer:
+            with writing(Path(path)):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(checkpoint, Path(path))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove it."""
+        if self._is_writer:
+            super().remove_checkpoint(path)
 
 
 class BestCheckpoint(Checkpoint):
@@ -307,7 +294,7 @@ class BestCheckpoint(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take it back."""
-        self._value = None if state_dict["value"] is None else float(state_dict["value"])
+        self._value = state_dict["value"]
 
 
 class LastCheckpoint(Checkpoint):
@@ -324,15 +311,9 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self,
-        directory: Path,
-        seconds_between: float = SECONDS_BETWEEN_LAST,
-        num_kept: int = 1,
-        *,
-        is_resumed: bool = False,
-        ranks: Ranks | None = None,
+        self, directory: Path, seconds_between: float, num_kept: int, *, is_resumed: bool, ranks: Ranks
     ) -> None:
-        self._ranks = ranks or Ranks()
+        self._ranks = ranks
         self._directory = directory
         self._seconds_between = self._pause = seconds_between
         self._num_kept = num_kept
@@ -370,7 +351,7 @@ class LastCheckpoint(Checkpoint):
         path = self._directory / LAST
         trainer.save_checkpoint(path)
         if self._ranks.is_first and self._num_kept > 1:
-            keep_by_tick(path, trainer.global_step, self._num_kept)
+            _keep_by_tick(path, trainer.global_step, self._num_kept)
         now = time.monotonic()
         self._pause = max(self._seconds_between, (now - began) / LARGEST_SHARE_OF_TIME)
         self.due_at = now + self._pause
@@ -380,7 +361,12 @@ class LastCheckpoint(Checkpoint):
         self._round_written, self._is_first_round = trainer.global_step, False
 
 
-def keep_by_tick(path: Path, tick: int, num_kept: int) -> None:
+def _is_cut(module: LightningModule) -> bool:
+    """Say whether the round has ended before its last evaluation, so that it has no objective."""
+    return bool(cast(Any, module).is_cut)
+
+
+def _keep_by_tick(path: Path, tick: int, num_kept: int) -> None:
     """Give a checkpoint the name `tick_<tick>.ckpt` as well, and remove such names but the `num_kept` newest."""
     with replacing(path.with_name(f"tick_{tick}.ckpt")) as temporary:
         temporary.unlink()
@@ -402,55 +388,13 @@ def _written_at(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-def checkpoint_callbacks(
-    directory: Path,
-    monitor: str | None,
-    mode: str | None,
-    *,
-    seconds_between: float,
-    num_kept: int,
-    is_resumed: bool,
-    ranks: Ranks | None = None,
-) -> list[Callback]:
-    """Return what writes `best.ckpt`, when the objective is the best so far, and `last.ckpt`.
-
-    Args:
-        directory: where they go.
-        monitor: the objective's key; None keeps no best one.
-        mode: "min" or "max", where there is one.
-        seconds_between: of the last one.
-        num_kept: of the last ones.
-        is_resumed: whether the run goes on from a checkpoint.
-        ranks: those of the run.
-    """
-    last = LastCheckpoint(directory, seconds_between, num_kept, is_resumed=is_resumed, ranks=ranks)
-    # The last one comes after the best one, whose state it holds.
-    return [last] if monitor is None or mode is None else [BestCheckpoint(directory / BEST, monitor, mode), last]
-
-
-def early_stopping(monitor: str, mode: str, patience: int) -> EarlyStopping:
-    """Return what stops after `patience` evaluations without a better objective; NaN is not better."""
-    return EarlyStopping(
-        monitor, mode=mode, patience=patience, strict=False, check_finite=False, check_on_train_epoch_end=True
-    )
-
-
 def restore_callbacks(callbacks: list[Callback], checkpoint: Mapping[str, Any]) -> bool:
     """Take the callbacks' states back; return whether early stopping had ended the run."""
     states = checkpoint.get("callbacks", {})
-    check_mapping("callbacks", states)
     for callback in callbacks:
         if callback.state_key in states:
-            # A user's may grow.
-            if isinstance(callback, BestCheckpoint | EarlyStopping):
-                check_form(f"callbacks.{callback.state_key}", states[callback.state_key], callback.state_dict())
             callback.load_state_dict(states[callback.state_key])
     return any(
         isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
         for callback in callbacks
     )
-
-
-def _is_cut(module: LightningModule) -> bool:
-    """Say whether the round has ended before its last evaluation, so that it has no objective."""
-    return bool(cast(Any, module).is_cut)

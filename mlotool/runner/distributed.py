@@ -5,15 +5,12 @@ import inspect
 import time
 import warnings
 from collections.abc import Collection, Iterator
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
-from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
 from pytorch_lightning import seed_everything
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from mlotool.config import derived_seed
 from mlotool.core.bound_module import Slots
@@ -23,7 +20,7 @@ from mlotool.hypergradient import KFAC, Implicit
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import runs_in_part
-from mlotool.program import Problem, Program
+from mlotool.program import Program
 from mlotool.runner.process_settings import Interrupt
 
 SECONDS_BETWEEN_AGREEMENTS = 0.5
@@ -70,7 +67,8 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         share = (ranks.rank, ranks.size)
         if problem.parallel is not None:
             share = problem.parallel.distribute(*share)
-            check_divided(program, problem)
+            read = next(iter(program.solutions_read_by(name)), "")
+            check(Case(name, problem.settings, problem.parallel, stream=problem.stream, read=read))
         if problem.stream is not None:
             problem.stream.divide(*share)
         if share[1] == 1:
@@ -93,31 +91,27 @@ def differences(program: Program, whole: Collection[str] = ()) -> Iterator[str]:
         whole: names of those whose batches are not divided.
     """
     for name, problem in program.problems.items():
-        layers = {type(layer).__name__ for layer in problem.module.modules() if _is_noisy(layer)}
-        if layers:
-            yield (
-                f"problems.{name}.module: {', '.join(sorted(layers))} draws other random numbers on each rank, as it "
-                "should for other samples; the run differs from one rank's as from another seed's."
-            )
         layers = {type(layer).__name__ for layer in problem.module.modules() if isinstance(layer, _BatchNorm)}
         if layers - {"SyncBatchNorm"} and name not in whole:
             yield (
                 f"problems.{name}.module: {', '.join(sorted(layers))} normalises each rank's share of a batch by "
-                "itself, so the run differs from one rank's; its running statistics are averaged. Use GroupNorm, or "
-                "keep the share as large as a batch should be."
+                "itself, so the run differs from one rank's. Use GroupNorm, or keep the share as large as a batch "
+                "should be."
             )
-        if _normalizes(problem):
+        # The signature of a partial has the bound value as its default.
+        setting = inspect.signature(problem.loss).parameters.get("normalize")
+        if setting is not None and setting.default is True:
             yield (
                 f"problems.{name}.loss: normalize=true divides by the sum of the weights in each rank's share of a "
-                "batch, so its mean over ranks is not the loss of the whole batch. Set normalize: false for the same "
-                "result on every number of ranks."
+                "batch, so the run differs from one rank's. Set normalize: false for the same result on every number "
+                "of ranks."
             )
         solver = problem.hypergradient.solver if isinstance(problem.hypergradient, Implicit) else None
         if isinstance(solver, KFAC) and solver.kind != "ggn":
             yield (
-                f"problems.{name}.hypergradient.solver: KFAC(kind={solver.kind!r}) averages what each rank finds with "
-                "the factors of its own share of a batch, which is not the inverse of the mean. Set kind: ggn for the "
-                "same result on every number of ranks."
+                f"problems.{name}.hypergradient.solver: KFAC(kind={solver.kind!r}) averages inverses of each rank's "
+                "own factors, so the run differs from one rank's. Set kind: ggn for the same result on every number "
+                "of ranks."
             )
 
 
@@ -126,15 +120,17 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     program.sync()
-    divided = {name: each.parallel for name, each in program.problems.items() if _is_divided(each)}
-    for parallel in divided.values():
-        assert parallel is not None
-        parallel.agree_on_buffers()
-    slots = [Slots(each.module, ()) for name, each in program.problems.items() if name not in divided]
-    means = iter(ranks.mean([own for each in slots for own in each.buffers() if own.is_floating_point()]))
-    for each in slots:
+    slots = []
+    for problem in program.problems.values():
+        if problem.parallel is not None and problem.parallel.is_divided:
+            problem.parallel.agree_on_buffers()
+        else:
+            slots.append(Slots(problem.module, ()))
+    buffers = [list(module.buffers()) for module in slots]
+    means = iter(ranks.mean([buffer for own in buffers for buffer in own if buffer.is_floating_point()]))
+    for module, own in zip(slots, buffers, strict=True):
         # New tensors: recorded steps, whose backward pass is still to come, have kept the old ones.
-        each.put_buffers([next(means).clone() if own.is_floating_point() else own for own in each.buffers()])
+        module.put_buffers([next(means).clone() if buffer.is_floating_point() else buffer for buffer in own])
 
 
 def merge_shards(program: Program, ranks: Ranks) -> None:
@@ -163,9 +159,9 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
         # Of shards there are no copies that could differ.
         if problem.shards is None
     }
-    found = ranks.gather(norms)
+    norms_by_rank = ranks.gather(norms)
     for name in norms:
-        values = [each[name] for each in found]
+        values = [on_rank[name] for on_rank in norms_by_rank]
         if max(values) - min(values) > TOLERANCE * max(values):
             raise RunError(
                 f"The parameters of problem '{name}' are no longer the same on all ranks after tick {tick} (norms "
@@ -185,12 +181,16 @@ class AgreedInterrupt:
     """
 
     def __init__(self, own: Interrupt, ranks: Ranks) -> None:
-        # In a tick others wait for this rank: a second SIGTERM does not end it.
-        self.requested = self.is_in_tick = False
+        self.requested = False
         self._own = own
         self._ranks = ranks
         self._num_ticks = self._left = 1
         self._began = time.monotonic()
+
+    @property
+    def exit_code(self) -> int:
+        """That of this rank's own signal; 0 where it got none."""
+        return self._own.exit_code
 
     def seen(self) -> bool:
         """Say whether to stop after the tick at hand; asks the others about twice a second."""
@@ -209,40 +209,13 @@ class AgreedInterrupt:
         """Take this rank's signals."""
         self._own.listen()
 
+    def listening(self) -> AbstractContextManager[None]:
+        """Take this rank's signals, and give them back."""
+        return self._own.listening()
+
     def insist(self) -> None:
         """Stop at once: the others cannot be waited for."""
         raise KeyboardInterrupt
-
-
-class ReadOnlyCheckpointIO(CheckpointIO):
-    """Reads checkpoints; writing is left to rank 0."""
-
-    def __init__(self) -> None:
-        self._reader = TorchCheckpointIO()
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Leave the file to rank 0."""
-
-    def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
-        """Read a checkpoint."""
-        return self._reader.load_checkpoint(path, *arguments, **settings)
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Leave the file to rank 0."""
-
-
-def check_divided(program: Program, problem: Problem) -> None:
-    """Refuse what needs the whole of a problem on each rank, where the stages of its module are divided among them.
-
-    Raises:
-        ConfigError: the problem does so.
-    """
-    read = next(iter(program.solutions_read_by(problem.name)), "")
-    check(Case(problem.name, problem.settings, problem.parallel, stream=problem.stream, read=read))
-
-
-def _is_divided(problem: Problem) -> bool:
-    return problem.parallel is not None and problem.parallel.is_divided
 
 
 def _check_same_start(program: Program, ranks: Ranks) -> None:
@@ -260,17 +233,5 @@ def _digest(module: nn.Module) -> str:
     for key, tensor in module.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             digest.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _is_noisy(layer: nn.Module) -> bool:
-    if isinstance(layer, _DropoutNd):
-        return layer.p > 0
-    return isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0
-
-
-def _normalizes(problem: Problem) -> bool:
-    # The signature of a partial has the bound value as its default.
-    setting = inspect.signature(problem.loss).parameters.get("normalize")
-    return setting is not None and setting.default is True

@@ -25,7 +25,7 @@ from mlotool.config.user_data import split_of
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
-from mlotool.core.messages import did_you_mean, kind_of
+from mlotool.core.messages import kind_of
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.problem.batches import BatchFetcher
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
 """Returns tensors by name: 0-D, a mean over the batch, or one value a sample."""
-
-MAX_NAMED = 5
-"""Names that a message has."""
 
 _EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value a sample"
 
@@ -58,8 +55,6 @@ class FunctionMetric:
         self._function = function
         self._totals: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
-        # Of its first batch; they are not forgotten, since the evaluations of a run are compared by name.
-        self._names: list[str] = []
 
     def reset(self) -> None:
         """Forget the batches so far."""
@@ -79,12 +74,11 @@ class FunctionMetric:
                 raise WrongResultError(kind_of(result), _EXPECTED, 'Return {"name": values.mean()}.')
             for name, value in result.items():
                 self._add(name, value, size)
-            self._check_names(list(result))
 
     def rehearse(self, module: BoundModule, batch: Any, size: int) -> None:
         """Take a batch, and refuse a function that changes it, or the module."""
-        given = dict(module.named_parameters()), batch
-        before = snapshot(given)
+        arguments = dict(module.named_parameters()), batch
+        before = snapshot(arguments)
         self.update(module, batch, size)
         with noted(lambda: self._call({"batch": batch})):
             if not is_unchanged(before, (dict(module.named_parameters()), batch)):
@@ -112,37 +106,19 @@ class FunctionMetric:
             raise WrongResultError(f"the name {name!r}", wanted, "Rename it.")
         if isinstance(value, Real):
             value = torch.tensor(float(value))
-        if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
-            found = f"{kind_of(value)} as '{name}' for {size} samples"
-            advice = "Take the mean over the other axes."
-            if not isinstance(value, Tensor):
-                advice = "Make it a number or a tensor: float(x), torch.as_tensor(x)."
-            raise WrongResultError(found, f"a tensor of shape () or ({size},)", advice)
-        if value.is_complex():
-            raise WrongResultError(f"complex numbers as '{name}'", "real ones", "Take .abs() or .real of them.")
-        if value.is_sparse or value.is_meta:
-            kind = "on the device 'meta'" if value.is_meta else "sparse"
-            raise WrongResultError(f"a tensor that is {kind} as '{name}'", "one with its values", "Make it dense.")
+        is_real = isinstance(value, Tensor) and not (value.is_complex() or value.is_sparse or value.is_meta)
+        if not is_real or value.shape not in ((), (size,)):
+            raise WrongResultError(
+                f"{kind_of(value)} as '{name}' for {size} samples",
+                f"a dense tensor of real numbers, of shape () or ({size},)",
+                "Take the mean over the other axes; torch.as_tensor(x) makes a tensor.",
+            )
         total = value.double().sum() if value.dim() else value.double() * size
         self._totals[name] = self._totals.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0) + size
 
-    def _check_names(self, names: list[str]) -> None:
-        self._names = self._names or names
-        changes = [f"'{name}' is new" for name in names if name not in self._names]
-        changes += [f"'{name}' is missing" for name in self._names if name not in names]
-        if changes:
-            raise WrongResultError(
-                f"other names than for its first batch: {', '.join(changes[:MAX_NAMED])}",
-                "the same names for every batch",
-                "Return a value for each name every time.",
-            )
-
     def _call(self, given: Mapping[str, Any]) -> Call:
         return Call(self._key, self._function, given, _EXPECTED, "Correct the function.")
-
-
-PURPOSE = "recalibrate"
 
 
 @dataclass(frozen=True)
@@ -187,9 +163,9 @@ class Recalibration:
 
     @torch.no_grad()
     def _take(self, module: nn.Module, layers: list[_NormBase], call: Callable[[Any], Any]) -> None:
-        modes = [(each, each.training) for each in module.modules()]
+        modes = [(part, part.training) for part in module.modules()]
         momenta = [layer.momentum for layer in layers]
-        devices = {each.device for each in module.buffers() if each.device.type == "cuda"}
+        devices = {part.device for part in module.buffers() if part.device.type == "cuda"}
         with torch.random.fork_rng(devices=list(devices)):
             torch.manual_seed(self.seed)
             try:
@@ -204,13 +180,13 @@ class Recalibration:
             finally:
                 for layer, momentum in zip(layers, momenta, strict=True):
                     layer.momentum = momentum
-                for each, training in modes:
-                    each.training = training
+                for part, training in modes:
+                    part.training = training
 
 
 def layers_with_statistics(module: nn.Module) -> list[_NormBase]:
     """Return the layers of a module that keep running statistics: BatchNorm, and InstanceNorm where it tracks them."""
-    return [each for each in module.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
+    return [part for part in module.modules() if isinstance(part, _NormBase) and part.running_mean is not None]
 
 
 def make_recalibration(config: Any, built: Built, device: Any = "cpu") -> Recalibration | None:
@@ -227,32 +203,24 @@ def make_recalibration(config: Any, built: Built, device: Any = "cpu") -> Recali
     name, count = config.evaluate.problem, config.evaluate.get("recalibrate")
     if count is None:
         return None
-    problem, layers = built.program.problems[name], layers_with_statistics(built.program.problems[name].module)
-    if not layers:
-        raise ConfigError(
-            f"evaluate.recalibrate: found {count}, while the module of the problem '{name}' has no layer with running "
-            "statistics; expected BatchNorm, or InstanceNorm with track_running_stats. Leave recalibrate out."
-        )
-    if isinstance(problem.module, SharedSpace) and problem.module.has_path_statistics:
-        raise ConfigError(
-            f"evaluate.recalibrate: found {count}, while each path of the shared space of '{name}' has running "
-            "statistics of its own (statistics: path); expected one of the two. Leave recalibrate out, or write "
-            f"problems.{name}.module.statistics=shared."
-        )
-    source = config.problems[name]
+    problem, source = built.program.problems[name], config.problems[name]
     while source.same_batch_as is not None:
         source = config.problems[source.same_batch_as]
-    if source.stream is None or problem.shards is not None:
-        what = "no stream of its own" if source.stream is None else "a module in shards (shard: true)"
+    fault = None
+    if not layers_with_statistics(problem.module):
+        fault = "has no layer with running statistics (BatchNorm, or InstanceNorm with track_running_stats)"
+    elif isinstance(problem.module, SharedSpace) and problem.module.has_path_statistics:
+        fault = "has running statistics for each path of its shared space (statistics: path)"
+    elif source.stream is None or problem.shards is not None:
+        fault = "has no stream of its own" if source.stream is None else "has a module in shards (shard: true)"
+    if fault is not None:
         raise ConfigError(
-            f"evaluate.recalibrate: found {count}, while the problem '{name}' has {what}; expected a stream whose "
-            "batches a whole module takes its running statistics of. Leave recalibrate out."
+            f"evaluate.recalibrate: found {count}, while the problem '{name}' {fault}; expected one set of statistics "
+            "of a whole module, and a stream to take them from. Leave recalibrate out."
         )
     settings = source.stream
-    dataset, seed = (
-        split_of("evaluate.recalibrate", built.data, settings.split),
-        derived_seed(config.seed, PURPOSE, name),
-    )
+    dataset = split_of("evaluate.recalibrate", built.data, settings.split)
+    seed = derived_seed(config.seed, "recalibrate", name)
 
     def batches() -> Iterator[Any]:
         stream = Stream(dataset, settings.batch_size, seed=seed, shuffle=settings.shuffle, drop_last=settings.drop_last)
@@ -334,7 +302,6 @@ class Evaluator:
         self._device = torch.device(device)
         num_classes = getattr(data, "num_classes", None)
         self._metrics = {name: build_metric(name, num_classes).to(self._device) for name in metrics}
-        self._losses = {name: MEAN_LOSSES[name] for name in metrics if name in MEAN_LOSSES}
         self._num_classes = num_classes
         self._has_nan: Tensor | None = None
         self._functions = [FunctionMetric(key, function) for key, function in (functions or {}).items()]
@@ -354,7 +321,9 @@ class Evaluator:
         model = self.model() if model is None else model
         self._reset()
         with self._recalibrated(model):
-            for size, batch in _sized_batches(find_split(self._data, split), self._batch_size, self._device):
+            for size, batch in Batches(
+                split_of("evaluate.splits", self._data, split), self._batch_size, self._device
+            ).sized():
                 self._update(model, batch, size)
         values = {name: float(metric.compute()) for name, metric in self._metrics.items()}
         if self._has_nan is not None and bool(self._has_nan):
@@ -371,15 +340,9 @@ class Evaluator:
         Raises:
             ConfigError: the split is empty.
         """
-        dataset = find_split(self._data, split)
-        size = min(len(dataset), self._batch_size, NUM_REHEARSED)
-        if size < 1:
-            raise ConfigError(
-                f"evaluate.splits.{split}: the data has no samples there; expected at least 1. Correct the data set's "
-                f"sizes, or remove evaluate.splits.{split}."
-            )
+        dataset = split_of("evaluate.splits", self._data, split)
         self._reset()
-        batch = _batch(dataset, range(size), self._device)
+        size, batch = next(Batches(dataset, min(self._batch_size, NUM_REHEARSED), self._device).sized())
         self._update(self.model(), batch, size, is_rehearsal=True)
         if any(name in CLASSIFICATION_METRICS for name in self._metrics):
             self._check_targets(split, batch["target"])
@@ -403,16 +366,16 @@ class Evaluator:
 
     def _update(self, model: BoundModule, batch: Any, size: int, *, is_rehearsal: bool = False) -> None:
         if self._metrics:
-            with noted(lambda: self._call("evaluate.problem", self._module, batch)):
+            with noted(partial(self._call_of_module, batch)):
                 output, target = model(batch["input"]), batch["target"]
             for name, metric in self._metrics.items():
-                with noted(lambda: self._call("evaluate.metrics", name, {"output": output, "target": target})):  # noqa: B023
+                with noted(partial(_call_of_metric, name, output, target)):
                     if name in CLASSIFICATION_METRICS:
                         _check_classes(output, target)
                         has_nan = output.isnan().any()
                         self._has_nan = has_nan if self._has_nan is None else self._has_nan | has_nan
-                    if name in self._losses:
-                        metric.update(self._losses[name](output, target), len(target))
+                    if name in MEAN_LOSSES:
+                        metric.update(MEAN_LOSSES[name](output, target), len(target))
                     else:
                         metric.update(output, target)
         for function in self._functions:
@@ -429,21 +392,15 @@ class Evaluator:
                 f"{highest}; expected targets from 0 to num_classes - 1. Correct one of them."
             )
 
-    def _call(self, key: str, what: Any, given: Any) -> Call:
-        if isinstance(what, str):
-            expected, advice = (
-                "outputs and targets that fit it",
-                "Use another metric, or correct the module or the data.",
-            )
-            return Call(key, f"the metric {what}", given, expected, advice)
+    def _call_of_module(self, batch: Any) -> Call:
         expected = f"a batch with input and target, as {', '.join(self._metrics)} need(s) them"
-        return Call(
-            key,
-            what,
-            {"batch": given},
-            expected,
-            "Correct the data, or give a function of yours in evaluate.metrics, which reads a batch as it likes.",
-        )
+        advice = "Correct the data, or give a function of yours in evaluate.metrics, which reads a batch as it likes."
+        return Call("evaluate.problem", self._module, {"batch": batch}, expected, advice)
+
+
+def _call_of_metric(name: str, output: Tensor, target: Tensor) -> Call:
+    expected, advice = "outputs and targets that fit it", "Use another metric, or correct the module or the data."
+    return Call("evaluate.metrics", f"the metric {name}", {"output": output, "target": target}, expected, advice)
 
 
 def _check_classes(output: Tensor, target: Tensor) -> None:
@@ -454,10 +411,10 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
 
 
 def build_metric(name: str, num_classes: int | None) -> "Metric":
-    """Build a torchmetrics metric by name.
+    """Build a torchmetrics metric by name, one of METRIC_NAMES.
 
     Raises:
-        ConfigError: the name is unknown, or the metric needs classes and the data has none.
+        ConfigError: the metric needs classes, and the data has none.
     """
     # Imported here: it takes a second, and a run that evaluates nothing does not need it.
     import torchmetrics
@@ -468,11 +425,6 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
         return torchmetrics.MeanMetric(sync_on_compute=False, nan_strategy=float("nan"))
     if name in REGRESSION_METRICS:
         return getattr(torchmetrics, REGRESSION_METRICS[name])(sync_on_compute=False)
-    if name not in CLASSIFICATION_METRICS:
-        raise ConfigError(
-            f"evaluate.metrics: found '{name}'; expected one of {', '.join(METRIC_NAMES)}."
-            f"{did_you_mean(name, METRIC_NAMES)} Correct evaluate.metrics."
-        )
     fault = next(class_faults([name], num_classes), None)
     if fault is not None:
         raise ConfigError(fault)
@@ -480,16 +432,6 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
     # The checks of the arguments' values cost as much as the metric itself; with several ranks one evaluates alone.
     common = {"num_classes": num_classes, "validate_args": False, "sync_on_compute": False}
     return getattr(torchmetrics.classification, kind)(**common, **settings)
-
-
-def find_split(data: Any, split: str) -> Any:
-    """Return the data set of `split`; a name that the data does not have is a ConfigError."""
-    if split not in data.splits:
-        raise ConfigError(
-            f"Split '{split}' is not in the data; expected one of {', '.join(data.splits)}."
-            f"{did_you_mean(split, data.splits)} Correct the split's name."
-        )
-    return data.split(split)
 
 
 class Batches:
@@ -505,7 +447,7 @@ class Batches:
     def __init__(
         self, dataset: Any, batch_size: int, device: torch.device | str = "cpu", most: int | None = None
     ) -> None:
-        self._dataset, self._batch_size, self._device = dataset, batch_size, device
+        self._dataset, self._batch_size, self._device = dataset, batch_size, torch.device(device)
         self._size = len(dataset) if most is None else min(most, len(dataset))
 
     def __len__(self) -> int:
@@ -513,22 +455,18 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield them, from the first one each time."""
-        return (batch for _, batch in _sized_batches(self._dataset, self._batch_size, self._device, self._size))
+        return (batch for _, batch in self.sized())
 
+    def sized(self) -> Iterator[tuple[int, Any]]:
+        """Yield them with the number of their samples."""
+        for number, begin in enumerate(range(0, self._size, self._batch_size)):
+            indices = range(begin, min(begin + self._batch_size, self._size))
+            # What samples draw is the same in each evaluation, so that two of them differ by the module alone.
+            batch = BatchFetcher(self._dataset, seed=0)[0, number, torch.tensor(indices)]
+            yield len(indices), tree_map(self._placed, batch)
 
-def _sized_batches(
-    dataset: Any, batch_size: int, device: torch.device | str, size: int | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    size = len(dataset) if size is None else size
-    for number, begin in enumerate(range(0, size, batch_size)):
-        indices = range(begin, min(begin + batch_size, size))
-        yield len(indices), _batch(dataset, indices, torch.device(device), number)
-
-
-def _batch(dataset: Any, indices: Sequence[int], device: torch.device, number: int = 0) -> Any:
-    # What samples draw is the same in each evaluation, so that two of them differ by the module alone.
-    batch = BatchFetcher(dataset, seed=0)[0, number, torch.tensor(indices)]
-    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)
+    def _placed(self, value: Any) -> Any:
+        return value.to(self._device) if isinstance(value, Tensor) else value
 
 
 _EXPECTED_OF_ANALYSIS = "tensors, numbers or texts by name"
@@ -558,11 +496,13 @@ def run_analyses(
     """
     first: BaseException | None = None
     for name, analysis in built.analyses.items():
-        batches = Batches(find_split(built.data, analysis.split), analysis.batch_size, device)
+        batches = Batches(split_of(f"analyses.{name}.split", built.data, analysis.split), analysis.batch_size, device)
         try:
             result = _result(name, analysis, built.program, batches, _AT_THE_END)
-            shaping = [each for each in _problems(analysis.roles) if each in built.program.graph.upper_to_lower]
-            has_trained = all(built.program.problems[each].num_steps >= MIN_STEPS for each in shaping)
+            shaping = [
+                problem for problem in _problems(analysis.roles) if problem in built.program.graph.upper_to_lower
+            ]
+            has_trained = all(built.program.problems[problem].num_steps >= MIN_STEPS for problem in shaping)
             if has_trained and "weight" in result and _as_tensor(result["weight"]).dim() > 0:
                 _warn_of_equal(name, _as_array(result["weight"]).ravel().astype("float64"))
             log(_kept(name, result, artifacts))
@@ -592,7 +532,7 @@ def rehearse_analyses(built: Any, device: torch.device | str = "cpu") -> None:
     One that fails there is called on all samples: a few may lack what it counts on, such as samples of two classes.
     """
     for name, analysis in built.analyses.items():
-        dataset = find_split(built.data, analysis.split)
+        dataset = split_of(f"analyses.{name}.split", built.data, analysis.split)
         try:
             _result(name, analysis, built.program, Batches(dataset, analysis.batch_size, device, NUM_REHEARSED))
         except Exception:
@@ -621,21 +561,12 @@ def _check(key: Any, value: Any) -> None:
         wanted = f"at most {MAX_NAME} letters, digits, '-', '_' and '.', as it names a file"
         raise WrongResultError(f"the name {str(key)[:MAX_NAME]!r}", wanted, "Rename it.")
     try:
-        is_numeric = isinstance(value, str) or _as_array(value).dtype.kind in "biuf"
+        is_right = isinstance(value, str) or _as_array(value).dtype.kind in "biuf"
     except (TypeError, ValueError, RuntimeError):
-        is_numeric = False
-    if not is_numeric:
-        kind = kind_of(value)
-        if isinstance(value, Tensor):
-            oddities = [
-                *([f"of {value.dtype}"] if value.is_complex() else []),
-                *(["that is sparse"] if value.layout != torch.strided else []),
-                *([f"on the device '{value.device.type}'"] if value.is_meta else []),
-            ]
-            kind = " ".join([kind, *oddities])
-        raise WrongResultError(
-            f"{kind} as '{key}'", _EXPECTED_OF_ANALYSIS, "Convert it, or save it from your function."
-        )
+        is_right = False
+    if not is_right:
+        advice = "Convert it to a dense tensor of real numbers, or save it from your function."
+        raise WrongResultError(f"{kind_of(value)} as '{key}'", _EXPECTED_OF_ANALYSIS, advice)
 
 
 def _warn_of_equal(name: str, weight: Any) -> None:

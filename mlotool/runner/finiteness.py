@@ -6,40 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from mlotool.core.errors import ConfigError, NonFiniteParametersError
-from mlotool.core.messages import described
 from mlotool.core.user_code import named
-from mlotool.problem.batches import Share
-from mlotool.program import Problem, Program, Stream
+from mlotool.program import Problem, Program
 from mlotool.spaces.shared.shared_space import SharedSpace
-
-MAX_BATCHES = 100
-"""Of the last ones, which are looked at for numbers that are not finite."""
-
-
-def unsound_batch(problem: Problem) -> str | None:
-    """Return in whole sentences which of a problem's last batches has numbers that are not finite; None where none.
-
-    Cost: up to `MAX_BATCHES` of them are made again.
-    """
-    if not isinstance(problem.stream, Stream):
-        return None
-    try:
-        batches = problem.stream.recent(MAX_BATCHES)
-    except Exception:
-        # A data set that now fails is not what is to be told.
-        return None
-    for shared in batches:
-        batch, _ = Share.opened(shared)
-        numbers = [each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.is_floating_point()]
-        if not all(bool(each.isfinite().all()) for each in numbers):
-            return (
-                f"One of the last batches of '{problem.name}' holds numbers that are not finite: "
-                f"{described(batch)}. Correct the samples, or leave them out of the data set."
-            )
-    return None
 
 
 def explain(problem: str, problems: Mapping[str, Problem], stepped: Container[str]) -> str:
@@ -54,25 +25,19 @@ def explain(problem: str, problems: Mapping[str, Problem], stepped: Container[st
         problems: of the program, by name.
         stepped: the problems that had stepped before.
     """
-    unsound = unsound_batch(problems[problem])
-    if unsound is not None:
-        return unsound
-    sources = related(problem, problems)
-    told = [sentence for name in sources if (sentence := unsound_path(problems[name])) is not None]
-    suspects = [problems[name] for name in sources if name in stepped]
-    if suspects:
-        told += [advice(suspects), f"Else look for NaN in the data of '{problem}'."]
-    else:
-        told.append(
-            f"Nothing that it depends on had been changed before: look for NaN in the data of '{problem}' and in its "
-            "initial parameters, and for log, sqrt or a division at zero in its loss."
-        )
+    sources = [problems[name] for name in related(problem, problems)]
+    suspects = [source for source in sources if source.name in stepped]
+    sentences = [*map(unsound_path, sources), _advice(suspects) if suspects else None]
+    sentences.append(
+        f"{'Else look' if suspects else 'Nothing that it depends on had been changed before: look'} for NaN in the "
+        f"data of '{problem}' and for log, sqrt or a division at zero in its loss."
+    )
     if problems[problem].settings.precision == "fp16":
-        told.append(
+        sentences.append(
             f"'{problem}' computes in fp16, whose numbers end at 65,504: problems.{problem}.precision=bf16 has the "
             "range of fp32."
         )
-    return " ".join(told)
+    return " ".join(filter(None, sentences))
 
 
 def unsound_path(problem: Problem) -> str | None:
@@ -83,28 +48,22 @@ def unsound_path(problem: Problem) -> str | None:
     return f"In the shared space of '{problem.name}': {module.unsound}"
 
 
-def advice(suspects: Iterable[Problem]) -> str:
-    """Return what to lower, with its value."""
-    problems = list(suspects)
-    keys = [_rate(each) for each in problems]
-    if len(keys) == 1:
-        return f"Lower {keys[0]}, or set problems.{problems[0].name}.gradient_clip_norm=1.0."
-    return (
-        f"Lower the one that is too large of {', '.join(keys[:-1])} and {keys[-1]}, or set that problem's "
-        "gradient_clip_norm=1.0."
-    )
-
-
 def related(name: str, problems: Mapping[str, Problem]) -> Iterable[str]:
     """Return the problem and all whose parameters its own depend on, the nearest first."""
-    found, waiting = {name: None}, [name]
+    names, waiting = {name: None}, [name]
     while waiting:
         node = problems[waiting.pop(0)].node
         for other in (*node.roles.values(), *node.other_uses.values()):
-            if other in problems and other not in found:
-                found[other] = None
+            if other in problems and other not in names:
+                names[other] = None
                 waiting.append(other)
-    return found
+    return names
+
+
+def _advice(suspects: Iterable[Problem]) -> str:
+    rates = [_rate(problem) for problem in suspects]
+    which = "" if len(rates) == 1 else "the one that is too large of "
+    return f"Lower {which}{' and '.join(rates)}, or set that problem's gradient_clip_norm=1.0."
 
 
 def _rate(problem: Problem) -> str:
@@ -113,10 +72,6 @@ def _rate(problem: Problem) -> str:
         return f"the learning rate that '{problem.settings.optimizer_roles['lr']}' gives '{problem.name}'"
     rate = None if problem.optimizer is None else problem.optimizer.param_groups[0].get("lr")
     return f"problems.{problem.name}.optimizer.lr" + ("" if rate is None else f" ({float(rate):g} now)")
-
-
-MAX_NAMED = 8
-"""Parameters that a message names."""
 
 
 def check_parameters(program: Program, tick: int) -> None:
@@ -142,8 +97,8 @@ def check_parameters(program: Program, tick: int) -> None:
     if bad:
         # What a gradient passes through, or is made with, may be at fault as well.
         suspects = [program.problems[name] for name in dict.fromkeys([*bad, *related(bad[0], program.problems)])]
-        told = " ".join(filter(None, [_in_space(program.problems[bad[0]]), advice(suspects)]))
-        raise NonFiniteParametersError(bad[0], tick, bad[1:], told)
+        sentences = [unsound_path(program.problems[bad[0]]), _advice(suspects)]
+        raise NonFiniteParametersError(bad[0], tick, bad[1:], " ".join(filter(None, sentences)))
 
 
 def check_start(name: str, problem: Problem) -> None:
@@ -156,25 +111,13 @@ def check_start(name: str, problem: Problem) -> None:
     Raises:
         ConfigError: it has one.
     """
-    tensors = problem.constants()
-    if _are_finite(tensors.values()):
-        return
-    path, tensor = next((path, tensor) for path, tensor in tensors.items() if not _are_finite([tensor]))
-    raise ConfigError(
-        f"problems.{name}.module: found {tensor[~tensor.isfinite()][0].item()} in the parameter '{path}' of "
-        f"{named(problem.module)} before the first step; expected finite numbers. Correct how it begins: what __init__ "
-        "puts there, or the file that it comes from."
-    )
-
-
-def _in_space(problem: Problem) -> str | None:
-    """Return where in a shared space parameters are not finite: by their names, and the path that showed it."""
-    if not isinstance(problem.module, SharedSpace) or problem.shards is not None:
-        return None
-    bad = [path for path, tensor in problem.constants().items() if not _are_finite([tensor])]
-    more = f" and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
-    names = f"In the shared space of '{problem.name}' these are {', '.join(bad[:MAX_NAMED])}{more}."
-    return f"{names} {problem.module.unsound or ''}".strip()
+    for path, tensor in problem.constants().items():
+        if not _are_finite([tensor]):
+            raise ConfigError(
+                f"problems.{name}.module: found {tensor[~tensor.isfinite()][0].item()} in the parameter '{path}' of "
+                f"{named(problem.module)} before the first step; expected finite numbers. Correct what __init__ puts "
+                "there, or the file that it comes from."
+            )
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

@@ -1,6 +1,7 @@
-"""The run folder: where each file of a run lies, and those that are written once."""
+"""The run folder: where each file of a run lies, how it is claimed, and what is written and read once."""
 
 import json
+import math
 import os
 import shutil
 import time
@@ -10,18 +11,25 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from mlotool.config import Origin, load_run_config, write_provenance
+from mlotool.config import Origin, finish_provenance, load_run_config, write_provenance
+from mlotool.config.run_config import read_summary
 from mlotool.core.errors import ConfigError, MlotoolError, RunFileError
 from mlotool.core.files import write_text, writing
 from mlotool.core.run_files import check_tree
-from mlotool.program import Graph
+from mlotool.runner.checkpoint import FOLDER, newest_first, read_checkpoint
+from mlotool.runner.records import write_nodes
 
-# A killed run's data loaders need some seconds to notice, and hold what it held.
+if TYPE_CHECKING:
+    from mlotool.config import Built
+
 PATIENCE_S = 8.0
+"""A killed run's data loaders need some seconds to notice, and hold what it held."""
+
+STAMP = "%Y-%m-%d_%H-%M-%S"
 
 
 @contextmanager
@@ -57,9 +65,6 @@ def run_lock(folder: Path, patience_s: float = 0.0) -> Iterator[bool]:
         os.close(descriptor)
 
 
-STAMP = "%Y-%m-%d_%H-%M-%S"
-
-
 @dataclass(frozen=True)
 class RunFolder:
     """The files of a run.
@@ -73,9 +78,19 @@ class RunFolder:
     sweep: str | None = None
 
     @property
+    def config(self) -> Path:
+        """The config, with everything resolved; whoever makes it has the folder."""
+        return self.path / "config.yaml"
+
+    @property
     def metrics(self) -> Path:
         """`tick,key,value`."""
         return self.path / "metrics.csv"
+
+    @property
+    def summary(self) -> Path:
+        """How the run ended; a run that goes on has none."""
+        return self.path / "summary.json"
 
     @property
     def artifacts(self) -> Path:
@@ -85,7 +100,12 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         """The folder of `best.ckpt` and `last.ckpt`."""
-        return self.path / "checkpoints"
+        return self.path / FOLDER
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether all is written that is known before the first tick: provenance.json is the last of it."""
+        return (self.path / "provenance.json").exists()
 
     @classmethod
     def create(cls, config: Any, output_dir: Path | None, sweep: str | None = None) -> "RunFolder":
@@ -96,28 +116,34 @@ class RunFolder:
         Raises:
             ConfigError: `output_dir` holds a run, and its name is none that was made from the time.
         """
-        path = make_output_dir(config.name) if output_dir is None else Path(output_dir)
+        path = (
+            Path("outputs") / config.name / datetime.now().strftime(STAMP) if output_dir is None else Path(output_dir)
+        )
         with writing(path):
-            claimed = next((each for each in _candidates(path) if _claim(each)), None)
-        if claimed is None:
+            folder = next((cls(each, sweep) for each in _candidates(path) if _claim(each)), None)
+        if folder is None:
             raise ConfigError(
                 f"{path} holds a run already; expected a new or empty folder. Name another one, or remove it."
             )
         try:
-            check_tree(claimed)
-            for folder in (claimed / "artifacts", claimed / "checkpoints"):
-                with writing(folder):
-                    folder.mkdir(exist_ok=True)
+            check_tree(folder.path)
+            folder.make_folders()
         except MlotoolError as error:
             # So that the same command can take the folder once it is put right.
-            (claimed / "config.yaml").unlink(missing_ok=True)
+            folder.config.unlink(missing_ok=True)
             if isinstance(error, RunFileError):
                 raise ConfigError(
-                    f"{claimed}: found a folder with files of other programs ({error}); expected a new or empty one. "
-                    "Name another one."
+                    f"{folder.path}: found a folder with files of other programs ({error}); expected a new or empty "
+                    "one. Name another one."
                 ) from error
             raise
-        return cls(claimed, sweep)
+        return folder
+
+    def make_folders(self) -> None:
+        """Make the folders in it that are missing."""
+        for folder in (self.artifacts, self.checkpoints):
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
 
     def checkpoint(self, which: str) -> Path:
         """Return where the checkpoint `which` ("best" or "last") lies."""
@@ -131,31 +157,41 @@ class RunFolder:
                 "Give the folder that `mlotool run` printed."
             )
         path = self.checkpoint(which)
-        if not path.is_file():
-            # Refuses a folder that is not a run's.
-            is_kept = load_run_config(self.path, is_own=True).runner.checkpoint
-            raise ConfigError(f"{self.path} has no checkpoint '{which}'; expected {path}. {self._way_out(is_kept)}")
-        return path
+        if path.is_file():
+            return path
+        # Refuses a folder that is not a run's.
+        load_run_config(self.path, is_own=True)
+        present = [each.stem for each in newest_first(self.checkpoints)]
+        raise ConfigError(
+            f"{self.path} has no checkpoint '{which}', but {', '.join(present) or 'none'}; expected {path}. Name "
+            "another one (--checkpoint last), or run the recipe with runner.checkpoint=true until its first tick."
+        )
 
-    def _way_out(self, is_kept: bool) -> str:
-        present = sorted(each.stem for each in self.checkpoints.glob("*.ckpt"))
-        if present:
-            return f"Use checkpoint={present[0]} (--checkpoint {present[0]})."
-        if not is_kept:
-            return "It was run with runner.checkpoint=false: run the recipe with runner.checkpoint=true."
-        return "It failed before its first tick, or has not begun it yet: see its summary.json, or wait."
+    def kept(self) -> Path | None:
+        """Return the checkpoint that a finished run is judged by: the best one, else the last one."""
+        return next((path for path in map(self.checkpoint, ("best", "last")) if path.is_file()), None)
 
-    def write_inputs(self, config: Any, origin: Origin | None, graph: Graph) -> None:
+    def what_is_kept(self) -> str:
+        """Return in a sentence what a run that failed can go on from."""
+        last = self.checkpoint("last")
+        if not last.is_file():
+            return "No checkpoint is kept, for runner.checkpoint=false."
+        tick = read_checkpoint(last)["tick"]
+        state = f"after tick {tick}" if tick else "the initial one"
+        return f"{last} holds the last good state that was saved, {state}."
+
+    def write_inputs(self, config: Any, origin: Origin, built: "Built") -> None:
         """Write everything that is known before the first tick."""
+        write_nodes(self.path, built)
         self._write_config(config)
         # Of a run that looked for one to go on with, and found none.
-        overrides = () if origin is None else [each for each in origin.overrides if not each.startswith("resume=")]
+        overrides = [each for each in origin.overrides if not each.startswith("resume=")]
         write_text(self.path / "overrides.txt", "".join(f"{line}\n" for line in overrides))
-        write_text(self.path / "graph.mmd", graph.mermaid())
-        if origin is not None and origin.recipe_path is not None:
+        write_text(self.path / "graph.mmd", built.program.graph.mermaid())
+        if origin.recipe_path is not None:
             with writing(self.path / "recipe.yaml"):
                 shutil.copyfile(origin.recipe_path, self.path / "recipe.yaml")
-        write_provenance(self.path, config, origin or Origin("mlotool.run", (), None))
+        write_provenance(self.path, config, origin)
 
     def reopen(self, config: Any, *, begins_again: bool) -> None:
         """Make ready for a run that goes on here, maybe with more ticks; the end that it had is forgotten.
@@ -164,40 +200,33 @@ class RunFolder:
             config: of the run.
             begins_again: whether it has no checkpoint to go on from.
         """
-        (self.path / "summary.json").unlink(missing_ok=True)
+        self.summary.unlink(missing_ok=True)
         if begins_again:
             self.metrics.unlink(missing_ok=True)
         self._write_config(config)
-        for folder in (self.artifacts, self.checkpoints):
-            with writing(folder):
-                folder.mkdir(exist_ok=True)
+        self.make_folders()
 
     def _write_config(self, config: Any) -> None:
         values = plain(config)
         if "resume" in values:
             values["resume"] = None
-        write_text(self.path / "config.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        write_text(self.config, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json; NaN and infinity become null, which JSON has and they are not."""
-        text = json.dumps(_json(summary), indent=2, allow_nan=False)
-        write_text(self.path / "summary.json", text + "\n")
+        write_text(self.summary, json.dumps(_json(summary), indent=2, allow_nan=False) + "\n")
 
+    def read_summary(self) -> dict[str, Any]:
+        """Return summary.json; empty where there is none."""
+        return read_summary(self.path)
 
-def make_output_dir(name: str) -> Path:
-    """Make a folder `outputs/<name>/<date>_<time>` that did not exist, with a suffix `_1`, `_2` where it did."""
-    path = Path("outputs") / name / datetime.now().strftime(STAMP)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return next(each for each in _with_suffixes(path) if _is_made(each))
-
-
-def _is_made(path: Path) -> bool:
-    try:
-        path.mkdir()
-    except FileExistsError:
-        return False
-    return True
+    def note_failure(self, text: str) -> None:
+        """Write the cause of a failure into summary.json, where the run has written a consequence, or nothing."""
+        summary = self.read_summary()
+        if not summary:
+            finish_provenance(self.path)
+            summary = {"objective": None, "metrics": {}, "best": None, "num_ticks": 0, "training_s": 0.0}
+        self.write_summary({**summary, "status": "failed", "error": text})
 
 
 def _candidates(path: Path) -> Iterator[Path]:
@@ -213,20 +242,23 @@ def _with_suffixes(path: Path) -> Iterator[Path]:
 
 def is_stamp(name: str) -> bool:
     """Say whether a folder's name is one that was made from the time, with a number behind it or not."""
+    date, _, rest = name.partition("_")
+    hour, *counts = rest.split("_")
     try:
-        datetime.strptime("_".join(name.split("_")[:2]), STAMP)
+        datetime.strptime(f"{date}_{hour}", STAMP)
     except ValueError:
         return False
-    return all(part.isdigit() for part in name.split("_")[2:])
+    return all(count.isdigit() for count in counts)
 
 
 def _claim(path: Path) -> bool:
     """Take a folder for one run, by making its config.yaml, which only one process can; False where it is taken."""
+    folder = RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
-    if (path / "metrics.csv").exists():
+    if folder.metrics.exists():
         return False
     try:
-        (path / "config.yaml").open("x").close()
+        folder.config.open("x").close()
     except FileExistsError:
         return False
     return True
@@ -246,6 +278,4 @@ def _json(node: Any) -> Any:
         return {str(key): _json(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_json(value) for value in node]
-    if isinstance(node, float) and (node != node or node in (float("inf"), float("-inf"))):
-        return None
-    return node
+    return None if isinstance(node, float) and not math.isfinite(node) else node

@@ -6,6 +6,7 @@ the folder has the request, and takes what became of it.
 
 import atexit
 import json
+import math
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -27,9 +28,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 import mlotool
-from mlotool.config import Origin, finish_provenance
+from mlotool.config import Origin
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError, Interrupted, RunError
 from mlotool.distributed.collectives import Ranks
@@ -65,20 +67,8 @@ class World:
         """
         if "RANK" in environment and "WORLD_SIZE" in environment:
             return cls._of_torchrun(environment)
-        num_tasks = environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))
-        if "SLURM_PROCID" in environment and int(num_tasks) > 1:
-            return cls._of_slurm(environment, int(num_tasks))
-        return None
-
-    def check_devices(self, devices: int | str) -> None:
-        """Raise ConfigError where `runner.devices` is not the number of processes of this machine."""
-        if devices not in ("auto", self.local_size):
-            raise ConfigError(
-                f"runner.devices: found {devices}, but the environment (RANK and WORLD_SIZE, or SLURM's) has "
-                f"{self.local_size} processes on this machine; expected the same number, or auto. Set "
-                f"runner.devices={self.local_size}, or clear these variables to start processes that do not belong "
-                "together."
-            )
+        size = int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")))
+        return cls._of_slurm(environment, size) if "SLURM_PROCID" in environment and size > 1 else None
 
     @classmethod
     def _of_torchrun(cls, environment: Mapping[str, str]) -> "World":
@@ -88,47 +78,36 @@ class World:
                 f"The environment has RANK and WORLD_SIZE, but not {', '.join(missing)}; expected all that torchrun "
                 "sets. Start it with torchrun, or clear RANK and WORLD_SIZE."
             )
-        size = int(environment["WORLD_SIZE"])
-        return cls(
-            int(environment["RANK"]),
-            size,
-            int(environment["LOCAL_RANK"]),
-            int(environment.get("LOCAL_WORLD_SIZE", size)),
-            environment["MASTER_ADDR"],
-            int(environment["MASTER_PORT"]),
-        )
+        size = environment["WORLD_SIZE"]
+        ranks = environment["RANK"], size, environment["LOCAL_RANK"], environment.get("LOCAL_WORLD_SIZE", size)
+        return cls(*map(int, ranks), environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
 
     @classmethod
     def _of_slurm(cls, environment: Mapping[str, str], size: int) -> "World":
         nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "127.0.0.1"))
         # "2(x3),1": two tasks on each of three machines, one on the last.
         per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", str(size)))
-        sizes = [
-            int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node) for _ in range(int(times or 1))
-        ]
-        node = int(environment.get("SLURM_NODEID", 0))
+        counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node)
+        sizes = [int(count) for count, times in counts for _ in range(int(times or 1))]
         # Jobs that share a machine must not share a port.
         port = 15000 + (int(environment.get("SLURM_JOB_ID", 0)) + int(environment.get("SLURM_STEP_ID", 0))) % 20000
         return cls(
             int(environment["SLURM_PROCID"]),
             size,
             int(environment.get("SLURM_LOCALID", 0)),
-            sizes[min(node, len(sizes) - 1)],
-            environment.get("MASTER_ADDR", first_host(nodes)),
+            sizes[int(environment.get("SLURM_NODEID", 0))],
+            environment.get("MASTER_ADDR", SLURMEnvironment.resolve_root_node_address(nodes)),
             int(environment.get("MASTER_PORT", port)),
         )
 
-
-def first_host(nodes: str) -> str:
-    """Return the first machine of SLURM's list.
-
-    Example:
-        >>> first_host("gpu[007-009,12],cpu1"), first_host("login,gpu1")
-        ('gpu007', 'login')
-    """
-    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
-    assert match is not None, nodes
-    return match[1] + (match[2] or "")
+    def check_devices(self, devices: int | str) -> None:
+        """Raise ConfigError where `runner.devices` is not the number of processes of this machine."""
+        if devices not in ("auto", self.local_size):
+            raise ConfigError(
+                f"runner.devices: found {devices}, but the environment (RANK and WORLD_SIZE, or SLURM's) has "
+                f"{self.local_size} processes on this machine; expected the same number, or auto. Set "
+                f"runner.devices={self.local_size}, or clear these variables."
+            )
 
 
 SECONDS_BETWEEN_LOOKS = 0.05
@@ -164,37 +143,31 @@ class Launch:
 
     def request(self, config: Any, output_dir: Path | None, origin: Origin, resume: str | Path | None) -> None:
         """Write what the ranks are to run."""
-        (self.folder / "config.yaml").write_text(
-            yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
-        recipe = origin.recipe_path
+        text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
+        (self.folder / "config.yaml").write_text(text, encoding="utf-8")
         content = {
-            "output_dir": None if output_dir is None else str(Path(output_dir).absolute()),
-            "origin": [origin.command, list(origin.overrides), None if recipe is None else str(recipe), origin.sweep],
+            "output_dir": None if output_dir is None else Path(output_dir).absolute(),
+            "origin": asdict(origin),
             "trusted": trusted_packages(),
-            "resume": None if resume is None else str(resume),
+            "resume": resume,
         }
-        (self.folder / "request.json").write_text(json.dumps(content))
+        (self.folder / "request.json").write_text(json.dumps(content, default=str))
 
     def requested(self) -> tuple[Path | None, Origin, dict[str, str | None], str | None]:
         """Return output folder, origin, trusted packages with their folders, and the run to resume."""
         content = json.loads((self.folder / "request.json").read_text())
-        command, overrides, recipe, sweep = content["origin"]
-        origin = Origin(command, tuple(overrides), None if recipe is None else Path(recipe), sweep)
-        return _path(content["output_dir"]), origin, content["trusted"], content["resume"]
+        origin = content["origin"]
+        origin |= {"overrides": tuple(origin["overrides"]), "recipe_path": _path(origin["recipe_path"])}
+        return _path(content["output_dir"]), Origin(**origin), content["trusted"], content["resume"]
 
     def note_failure(self, rank: int, error: BaseException, trace: str) -> None:
         """Leave an error of a rank to its parent."""
-        run_dir = getattr(error, "run_dir", None)
         content = {
             "time": time.time(),
             "rank": rank,
-            "kind": type(error).__name__,
             "is_config": isinstance(error, ConfigError),
-            "is_run": isinstance(error, RunError),
-            "text": str(error),
+            "text": str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}",
             "trace": trace,
-            "run_dir": None if run_dir is None else str(run_dir),
         }
         # In one step: the parent may look at any moment.
         part = self.folder / f"failure_{rank}.part"
@@ -203,8 +176,8 @@ class Launch:
 
     def failures(self) -> list[dict[str, Any]]:
         """Return the errors of the ranks, the first one first: the later ones may be its consequences."""
-        found = [json.loads(path.read_text()) for path in self.folder.glob("failure_*.json")]
-        return sorted(found, key=lambda each: each["time"])
+        errors = [json.loads(path.read_text()) for path in self.folder.glob("failure_*.json")]
+        return sorted(errors, key=lambda error: error["time"])
 
 
 def launch(
@@ -242,7 +215,7 @@ def launch(
         told = [code for code in codes if code in INTERRUPTED]
         if signals or told:
             interrupted = Interrupted(128 + signals[0] if signals else max(told))
-            interrupted.run_dir = _path(request.run_dir.read_text()) if request.run_dir.exists() else None
+            interrupted.run_dir = Path(request.run_dir.read_text()) if request.run_dir.exists() else None
             raise interrupted
         if any(codes):
             raise _error(request, codes, lost)
@@ -303,26 +276,21 @@ def _wait(processes: "Sequence[subprocess.Popen[bytes]]", signals: list[int]) ->
 
     The end of one may be that of the others.
     """
-    first_end: float | None = None
-    lost: int | None = None
+    first_end, lost = math.inf, None
     while True:
         codes = [process.poll() for process in processes]
-        if lost is None and first_end is None:
+        if lost is None and first_end == math.inf:
             lost = next((rank for rank, code in enumerate(codes) if code is not None and code < 0), None)
         if None not in codes:
             return [code or 0 for code in codes], lost
         has_failed = any(code not in (None, 0, *INTERRUPTED) for code in codes)
-        if first_end is None and any(code is not None for code in codes):
-            first_end = time.monotonic()
+        if any(code is not None for code in codes):
+            first_end = min(first_end, time.monotonic())
         # After Ctrl-C the others have nothing left to do once rank 0 has written its files.
         patience = SECONDS_FOR_THE_OTHERS if has_failed or codes[0] is not None else SECONDS_TO_FINISH
-        if len(signals) > 1 or ((has_failed or signals) and _is_over(first_end, patience)):
+        if len(signals) > 1 or ((has_failed or signals) and time.monotonic() - first_end > patience):
             _kill(processes)
         time.sleep(SECONDS_BETWEEN_LOOKS)
-
-
-def _is_over(began: float | None, patience: float) -> bool:
-    return began is not None and time.monotonic() - began > patience
 
 
 def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
@@ -365,42 +333,24 @@ def _error(request: Launch, codes: list[int], lost: int | None) -> Exception:
     failures = request.failures() if lost is None else []
     if failures and failures[0]["is_config"]:
         return ConfigError(failures[0]["text"])
-    run_dir = _path(request.run_dir.read_text()) if request.run_dir.exists() else None
-    size = len(codes)
     if failures:
-        first = failures[0]
-        text = first["text"] if first["is_run"] else f"{first['kind']}: {first['text']}"
-        error = RunError(f"Rank {first['rank']} of {size} failed: {text}")
-        error.add_note(first["trace"])
-        code = codes[first["rank"]]
+        rank = failures[0]["rank"]
+        error = RunError(f"Rank {rank} of {len(codes)} failed: {failures[0]['text']}")
+        error.add_note(failures[0]["trace"])
     else:
-        rank = next(each for each in range(size) if codes[each]) if lost is None else lost
+        rank = next(rank for rank, code in enumerate(codes) if code) if lost is None else lost
         code = codes[rank]
+        end = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
         error = RunError(
-            f"Rank {rank} of {size} ended with {_word(code)} and without an error of its own; expected that all ranks "
+            f"Rank {rank} of {len(codes)} ended with {end} and without an error of its own; expected that all ranks "
             "finish. Look at its last lines above; a killed rank often had no memory left (fewer runner.devices, a "
             "smaller batch_size)."
         )
-    error.exit_code = code if code > 0 else 128 - code
-    error.run_dir = run_dir
-    if run_dir is not None:
-        _note_in_summary(run_dir, str(error))
+    error.exit_code = codes[rank] if codes[rank] > 0 else 128 - codes[rank]
+    if request.run_dir.exists():
+        error.run_dir = Path(request.run_dir.read_text())
+        RunFolder(error.run_dir).note_failure(str(error))
     return error
-
-
-def _note_in_summary(run_dir: Path, text: str) -> None:
-    """Write the cause into summary.json, where rank 0 may have written a consequence, or nothing."""
-    path = run_dir / "summary.json"
-    summary: dict[str, Any] = {"objective": None, "metrics": {}, "best": None, "num_ticks": 0, "training_s": 0.0}
-    if path.is_file():
-        summary = json.loads(path.read_text())
-    else:
-        finish_provenance(run_dir)
-    RunFolder(run_dir).write_summary({**summary, "status": "failed", "error": text})
-
-
-def _word(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
 
 
 def _path(text: str | None) -> Path | None:

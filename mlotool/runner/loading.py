@@ -1,9 +1,7 @@
 """Finished runs: their modules, and their metrics on any split."""
 
-import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from mlotool.config import Built, build, load_run_config, trust_all
 from mlotool.config.objective import is_wrong_way_round, known_direction
 from mlotool.core.arguments import require, require_path, require_texts
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.errors import CheckpointError, ConfigError
+from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import user_code
 from mlotool.problem.problem import Problem
@@ -23,13 +21,6 @@ from mlotool.runner.checkpoint import load_program
 from mlotool.runner.evaluation import Evaluator, make_recalibration
 from mlotool.runner.folder import RunFolder
 from mlotool.spaces.shared.shared_space import PATH, SharedSpace
-
-_OF_TRAINING = re.compile(
-    r"(seed|objective|objective_mode|name|runner\.(?!precision)\w+|(logger|sweep|debug|graph|hypergradient)\..*"
-    r"|problems\.\w+\.(optimizer|scheduler|stream|hypergradient|unroll_steps|warmup_steps|gradient_clip_norm).*)="
-)
-_SHAPES = re.compile(r"size mismatch for ([\w.]+): [^\[]*(\[[^\]]*\])[^\[]*(\[[^\]]*\])")
-"""In torch's words."""
 
 
 def load(
@@ -108,11 +99,6 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator 
     settings, problems = config.evaluate, built.program.problems
     if settings is None:
         return None
-    if settings.problem not in problems:
-        raise ConfigError(
-            f"evaluate.problem: found '{settings.problem}'; expected one of {', '.join(problems)}."
-            f"{did_you_mean(settings.problem, problems)} Correct evaluate.problem."
-        )
     problem = problems[settings.problem]
     names = [metric for metric in settings.metrics if isinstance(metric, str)]
     arguments = settings.get("arguments") or {}
@@ -146,25 +132,15 @@ def _reading_given(
     arguments = {}
     for argument, source in sources.items():
         name, _, method = source.partition(".")
-        given, module = problems[name].reading(training), problems[name].module
+        reading, module = problems[name].reading(training), problems[name].module
         if method and (hasattr(nn.Module, method) or not callable(getattr(module, method, None))):
             raise ConfigError(
                 f"evaluate.arguments.{argument}: found '{source}', while {type(module).__name__} has no method "
                 f"'{method}' of its own; expected what returns the argument. Correct it, or give what the module "
                 f"returns itself: {name}."
             )
-        arguments[argument] = given.method(method) if method else given()
+        arguments[argument] = reading.method(method) if method else reading()
     return problem.reading(training).given(**arguments)
-
-
-def _warn_of_best(run_dir: Path | str, checkpoint: str, config: Any) -> None:
-    if checkpoint == "best":
-        warnings.warn(
-            f"{run_dir}: found objective_mode={config.objective_mode} with objective={config.objective}, of which the "
-            f"other direction is better; expected {known_direction(config)}. Its best.ckpt is that of the WORST "
-            "evaluation: use checkpoint=last (--checkpoint last), or run the recipe again.",
-            stacklevel=4,
-        )
 
 
 def _rebuild(
@@ -178,40 +154,15 @@ def _rebuild(
     # The checkpoint first: without one there is no need to build anything.
     path = RunFolder(Path(run_dir)).find_checkpoint(checkpoint)
     config = load_run_config(Path(run_dir), overrides)
-    _warn_of_idle(overrides)
-    if is_wrong_way_round(config):
-        _warn_of_best(run_dir, checkpoint, config)
+    if is_wrong_way_round(config) and checkpoint == "best":
+        warnings.warn(
+            f"{run_dir}: found objective_mode={config.objective_mode} with objective={config.objective}, of which the "
+            f"other direction is better; expected {known_direction(config)}. Its best.ckpt is that of the WORST "
+            "evaluation: use checkpoint=last (--checkpoint last), or run the recipe again.",
+            stacklevel=3,
+        )
     # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
     config.objective = config.objective_mode = None
     built = build(config)
-    with _overrides_told(overrides, path):
-        load_program(built.program, path)
+    load_program(built.program, path)
     return built, config
-
-
-def _warn_of_idle(overrides: Sequence[str]) -> None:
-    """Warn of overrides that change how a run trains, and nothing of what it has learned."""
-    for word in overrides:
-        if _OF_TRAINING.match(word):
-            warnings.warn(
-                f"found the override {word}, which does nothing here: the module is that of the checkpoint, evaluated "
-                "on the CPU; expected values of data, evaluate or problems.<name>.module. Leave it out.",
-                stacklevel=4,
-            )
-
-
-@contextmanager
-def _overrides_told(overrides: Sequence[str], path: Path) -> Iterator[None]:
-    """Put it down to the user's overrides where a checkpoint does not fit what they have changed."""
-    try:
-        yield
-    except CheckpointError as error:
-        changes = [word for word in overrides if word.startswith(("problems.", "data."))]
-        if not changes or error.__cause__ is None:
-            raise
-        shapes = _SHAPES.search(str(error.__cause__))
-        what = "{}: {} there, and {} with it".format(*shapes.groups()) if shapes else "other parameters"
-        raise ConfigError(
-            f"found the override {' '.join(changes)}, with which the problems do not fit {path} ({what}); expected "
-            "overrides that leave all parameters in their shapes. Leave it out, or run the recipe again with it."
-        ) from error

@@ -1,21 +1,22 @@
 """Where logged numbers go: metrics.csv always, W&B and TensorBoard by choice."""
 
 import csv
-import errno
 import logging
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pytorch_lightning.loggers import Logger
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import cannot_write, replacing, writing
-from mlotool.runner.folder import plain
+from mlotool.runner.folder import RunFolder, plain
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_FLUSHES = 1.0
 HEADER = ("tick", "key", "value")
 HEADER_BYTES = len(",".join(HEADER)) + 1
-_CHUNK = 1 << 20
-MODES = ("offline", "online", "disabled")
 
 
 class MetricLog:
@@ -33,6 +32,10 @@ class MetricLog:
     Args:
         path: of metrics.csv; lines are appended.
         position: bytes of it to keep, where a run goes on from a checkpoint: what came after will come again.
+
+    Attributes:
+        last: the last value of each key.
+        loggers: Lightning's, which get what is logged from now on.
     """
 
     def __init__(self, path: Path, position: int | None = None) -> None:
@@ -48,10 +51,6 @@ class MetricLog:
         self._writer = csv.writer(self._file, lineterminator="\n")
         if is_new:
             self._writer.writerow(HEADER)
-
-    def send_to(self, loggers: Iterable[Logger]) -> None:
-        """Pass what is logged from now on to Lightning's loggers as well."""
-        self.loggers = list(loggers)
 
     def log(self, tick: int, values: Mapping[str, float]) -> None:
         """Log `values` at `tick`."""
@@ -75,9 +74,6 @@ class MetricLog:
         """Write what is still in memory, as is done every second."""
         with writing(self._path):
             self._file.flush()
-            if os.fstat(self._file.fileno()).st_nlink == 0 and not self._path.parent.exists():
-                # What is written to a removed file is taken, and lost.
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path.parent))
         self._flushed_at = time.monotonic()
 
     def position(self) -> int:
@@ -134,6 +130,7 @@ class RunLogger(Logger):
 
 
 def _cut(path: Path, position: int) -> None:
+    """Keep the first bytes of a file, in a file of its own: what has another link keeps its content there."""
     size = path.stat().st_size if path.exists() else 0
     if size < position:
         warnings.warn(
@@ -142,21 +139,17 @@ def _cut(path: Path, position: int) -> None:
             stacklevel=3,
         )
     if path.exists():
-        # In a file of its own: what has another link keeps its content there.
-        with replacing(path) as temporary, path.open("rb") as old, temporary.open("wb") as new:
-            left = position
-            while left > 0 and (part := old.read(min(left, _CHUNK))):
-                new.write(part)
-                left -= len(part)
+        with replacing(path) as temporary:
+            shutil.copyfile(path, temporary)
+            os.truncate(temporary, min(size, position))
 
 
 @contextmanager
 def open_loggers(
     config: Any,
-    run_dir: Path,
+    folder: RunFolder,
     problems: Iterable[str],
     resumed_at: int | None = None,
-    sweep: str | None = None,
     *,
     others: Sequence[Logger] = (),
     with_packages: bool = True,
@@ -165,56 +158,39 @@ def open_loggers(
 
     Args:
         config: the whole config; its `logger` node chooses.
-        run_dir: the run folder.
+        folder: of the run.
         problems: names of the problems: each gets an axis of its own in W&B, its steps.
         resumed_at: the tick that a run goes on from; None for a new one.
-        sweep: name of the sweep's folder: its jobs are one group in W&B.
         others: Lightning's loggers that the config has built.
         with_packages: whether W&B keeps a list of all installed packages, which takes a tenth of a second: one list
             is enough for the runs of one process.
     """
     settings = config.logger
-    if settings.mode not in MODES:
-        raise ConfigError(f"logger.mode: found '{settings.mode}'; expected one of {', '.join(MODES)}. Correct it.")
     loggers: list[Logger] = [*others]
     run: Run | None = None
-    is_success = False
-    try:
-        with _silent_handlers():
-            if settings.wandb and settings.mode != "disabled":
-                run = _start_wandb(config, run_dir, problems, sweep, with_packages=with_packages)
-                loggers.append(_wandb_logger(run, run_dir))
-            if settings.tensorboard:
-                loggers.append(_tensorboard_logger(run_dir, resumed_at))
-            yield loggers
-        is_success = True
-    finally:
-        with _silent_handlers():
-            for logger in loggers:
-                with _ending(type(logger).__name__):
-                    logger.finalize("success" if is_success else "failed")
-            if run is not None:
-                with _ending("W&B"):
-                    run.finish(exit_code=0 if is_success else 1)
-
-
-@contextmanager
-def _silent_handlers() -> Iterator[None]:
-    """Keep Python's logging from printing a traceback for each line of W&B's debug.log that a full disk refuses."""
+    status = "failed"
+    # Else Python prints a traceback for each line of W&B's debug.log that a full disk refuses.
     kept, logging.raiseExceptions = logging.raiseExceptions, False
     try:
-        yield
+        if settings.wandb and settings.mode != "disabled":
+            run = _start_wandb(config, folder, problems, with_packages=with_packages)
+            # Not WandbLogger(offline=True): it sets WANDB_MODE for the whole process.
+            loggers.append(WandbLogger(experiment=run, save_dir=folder.path))
+        if settings.tensorboard:
+            loggers.append(_tensorboard_logger(folder.path, resumed_at))
+        yield loggers
+        status = "success"
     finally:
+        ends = [(type(logger).__name__, partial(logger.finalize, status)) for logger in loggers]
+        if run is not None:
+            ends.append(("W&B", partial(run.finish, exit_code=int(status == "failed"))))
+        for name, end in ends:
+            try:
+                end()
+            # The run's own files are written by then.
+            except Exception as error:
+                _warn_of_logger(name, "could not finish its files", error)
         logging.raiseExceptions = kept
-
-
-@contextmanager
-def _ending(logger: str) -> Iterator[None]:
-    """Make a warning of a logger's error at its end: the run's own files are written by then."""
-    try:
-        yield
-    except Exception as error:
-        _warn_of_logger(logger, "could not finish its files", error)
 
 
 def _warn_of_logger(logger: str, what: str, error: Exception) -> None:
@@ -226,48 +202,40 @@ def _warn_of_logger(logger: str, what: str, error: Exception) -> None:
     )
 
 
-def _start_wandb(
-    config: Any, run_dir: Path, problems: Iterable[str], sweep: str | None, *, with_packages: bool
-) -> "Run":
+def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str], *, with_packages: bool) -> "Run":
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
-    mode = config.logger.mode
+    mode, run_dir = config.logger.mode, folder.path
     try:
-        with _without_empty_mode():
-            run = wandb.init(
-                project=config.logger.project,
-                name=f"{config.name}/{run_dir.name}",
-                # The jobs of a sweep are one group.
-                group=os.environ.get("WANDB_RUN_GROUP") or sweep or config.name,
-                dir=str(run_dir),
-                mode=mode,
-                **_same_wandb_run(run_dir, mode),
-                config=plain(config),
-                # A run that the user's own code has open is left alone.
-                reinit="create_new",
-                # Neither W&B's git, which runs what a repository's configuration names, nor the user's code in a run.
-                settings=wandb.Settings(
-                    silent=True,
-                    console="off",
-                    disable_git=True,
-                    disable_code=True,
-                    **({} if with_packages else {"x_save_requirements": False}),
-                ),
-            )
+        run = wandb.init(
+            project=config.logger.project,
+            name=f"{config.name}/{run_dir.name}",
+            # The jobs of a sweep are one group.
+            group=os.environ.get("WANDB_RUN_GROUP") or folder.sweep or config.name,
+            dir=str(run_dir),
+            mode=mode,
+            **_same_wandb_run(run_dir, mode),
+            config=plain(config),
+            # A run that the user's own code has open is left alone.
+            reinit="create_new",
+            # Neither W&B's git, which runs what a repository's configuration names, nor the user's code in a run.
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                **({} if with_packages else {"x_save_requirements": False}),
+            ),
+        )
     except OSError as error:
         raise cannot_write(run_dir / "wandb", error) from error
     # Its own, pydantic's of its settings, those of the service that it starts: they have no common base.
     except Exception as error:
-        reason = " ".join(str(error).split())
-        advice = (
-            "Run `wandb login`, or set logger.mode=offline."
-            if mode == "online"
-            else "Correct the WANDB_ variables of the environment, or set logger.mode=disabled."
-        )
         raise ConfigError(
-            f"logger.mode: found '{mode}', with which W&B does not start ({reason.rstrip('.')}); expected "
-            f"{'an account, and a service that answers' if mode == 'online' else 'settings that W&B takes'}. {advice}"
+            f"logger.mode: found '{mode}', with which W&B does not start ({' '.join(str(error).split()).rstrip('.')}); "
+            "expected WANDB_ variables that it takes and, if online, an account. Run `wandb login`, or set "
+            "logger.mode=offline or disabled."
         ) from error
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
@@ -291,29 +259,7 @@ def _same_wandb_run(run_dir: Path, mode: str) -> dict[str, Any]:
     return {**settings, "resume": "allow"} if mode == "online" else settings
 
 
-@contextmanager
-def _without_empty_mode() -> Iterator[None]:
-    # W&B refuses WANDB_MODE='', which elsewhere means that it is not set.
-    if os.environ.get("WANDB_MODE") != "":
-        yield
-        return
-    del os.environ["WANDB_MODE"]
-    try:
-        yield
-    finally:
-        os.environ["WANDB_MODE"] = ""
-
-
-def _wandb_logger(run: "Run", run_dir: Path) -> Logger:
-    from pytorch_lightning.loggers import WandbLogger
-
-    # Not WandbLogger(offline=True): it sets WANDB_MODE for the whole process.
-    return WandbLogger(experiment=run, save_dir=run_dir)
-
-
 def _tensorboard_logger(run_dir: Path, resumed_at: int | None) -> Logger:
-    from pytorch_lightning.loggers import TensorBoardLogger
-
     try:
         # What was logged after the checkpoint is hidden: it comes again.
         purge: dict[str, Any] = {} if resumed_at is None else {"purge_step": resumed_at + 1}

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +31,11 @@ _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Silence Lightning's INFO lines and the warnings that do not apply."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
+    # Profilers and summaries, which are asked for, have loggers of their own.
+    names = "utilities.rank_zero", "trainer.connectors.checkpoint_connector"
+    loggers = [
+        logging.getLogger(name) for name in (*(f"pytorch_lightning.{name}" for name in names), "lightning_fabric")
+    ]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         for message in IRRELEVANT_WARNINGS:
@@ -112,54 +115,51 @@ def untracked_past() -> Iterator[None]:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SECONDS_OF_BURST = 2.0
-"""A SIGTERM that comes so soon after the first signal is the same request: clusters send several."""
 
 
 class Interrupt:
     """Whether the user, or a cluster that wants its machine back, has asked to stop.
 
+    Lightning's own answer to Ctrl-C exits the process in the middle of a tick, from which no run can go on.
+
     Attributes:
         requested: whether to stop after the tick at hand.
-        is_in_tick: whether there is one, which may take for ever.
-        exit_code: by the shells' custom, 128 and the signal.
+        exit_code: by the shells' custom, 128 and the signal; 0 where nobody has asked.
     """
 
     def __init__(self) -> None:
-        self.requested = self.is_in_tick = False
-        self.exit_code = 128 + signal.SIGINT
+        self.requested = False
+        self.exit_code = 0
         self._is_listening = False
-        self._requested_at = float("inf")
 
     def listen(self) -> None:
-        """Take the signals, where `graceful_interrupt` is open; again once Lightning has put a handler before it."""
+        """Take the signals, where `listening` is open; again once Lightning has put a handler before it."""
         if self._is_listening:
-            for each in SIGNALS:
-                signal.signal(each, self._request)
+            for number in SIGNALS:
+                signal.signal(number, self._request)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals, and give them back."""
-        previous = {each: signal.getsignal(each) for each in SIGNALS}
+        """Let the first signal ask for a stop after the tick at hand, and a second Ctrl-C stop at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.getsignal(number) for number in SIGNALS}
         self._is_listening = True
         self.listen()
         try:
             yield
         finally:
             self._is_listening = False
-            for each, handler in previous.items():
-                signal.signal(each, handler)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         # Clusters send SIGTERM several times; who presses Ctrl-C twice means it.
-        if self.requested and (signum == signal.SIGINT or self._is_stuck()):
+        if self.requested and signum == signal.SIGINT:
             raise KeyboardInterrupt
         if not self.requested:
-            self.requested, self.exit_code, self._requested_at = True, 128 + signum, time.monotonic()
-
-    def _is_stuck(self) -> bool:
-        # Not while a checkpoint is written: it is what the first SIGTERM asked for.
-        return self.is_in_tick and time.monotonic() - self._requested_at > SECONDS_OF_BURST
+            self.requested, self.exit_code = True, 128 + signum
 
     def seen(self) -> bool:
         """Say whether to stop after the tick at hand."""
@@ -167,32 +167,7 @@ class Interrupt:
 
     def insist(self) -> None:
         """Stop as soon as can be."""
-        self.requested = True
-
-
-@contextmanager
-def graceful_interrupt(interrupt: Interrupt) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM ask for a stop after the tick at hand, and a second one stop at once.
-
-    A second SIGTERM does so only where that tick goes on for longer than a cluster's signals are apart.
-
-    Lightning's own way exits the process and leaves Ctrl-C disabled.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    with interrupt.listening():
-        yield
-
-
-@contextmanager
-def alone_in_process(interrupt: Interrupt) -> Iterator[None]:
-    """Open what a run wants of a process that it has for itself: Ctrl-C as a request, a collector that is not slow."""
-    with graceful_interrupt(interrupt), untracked_past():
-        yield
-
-
-ACCELERATORS = ("auto", "cpu", "gpu")
+        self.requested, self.exit_code = True, self.exit_code or 128 + signal.SIGINT
 
 
 def count_devices(runner: Any) -> int:
@@ -201,23 +176,18 @@ def count_devices(runner: Any) -> int:
     Raises:
         ConfigError: there are not as many GPUs.
     """
-    devices = runner.devices if "devices" in runner else 1
+    devices = runner.get("devices", 1)
     if devices == 1:
         return 1
     num_gpus = torch.cuda.device_count() if find_device(runner).type == "cuda" else 0
     if devices == "auto":
         return max(num_gpus, 1)
-    if not isinstance(devices, int) or devices < 1:
-        raise ConfigError(
-            f"runner.devices: found {devices!r}; expected a whole number of at least 1, or auto. "
-            "Correct runner.devices."
-        )
     if 0 < num_gpus < devices:
         raise ConfigError(
             f"runner.devices: found {devices}, but torch sees {num_gpus} GPU(s); expected no more than there are. Set "
             f"runner.devices={num_gpus}, or runner.accelerator=cpu."
         )
-    return devices
+    return int(devices)
 
 
 def find_device(runner: Any, local_rank: int = 0) -> torch.device:
@@ -230,22 +200,15 @@ def find_device(runner: Any, local_rank: int = 0) -> torch.device:
     Raises:
         ConfigError: there is no such device.
     """
-    if runner.accelerator not in ACCELERATORS:
+    if runner.accelerator == "cpu" or (runner.accelerator == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"runner.accelerator: found '{runner.accelerator}'; expected one of {', '.join(ACCELERATORS)}. Correct it."
+            f"runner.accelerator: found {runner.accelerator} for process {local_rank} of this machine, but torch sees "
+            f"{torch.cuda.device_count()} GPU(s); expected one for each process. Set runner.accelerator=cpu, start "
+            "fewer processes, or install a torch build for your GPU."
         )
-    has_gpu = torch.cuda.is_available()
-    if runner.accelerator == "gpu" and not has_gpu:
-        raise ConfigError(
-            "runner.accelerator: found 'gpu', but torch sees no CUDA device; "
-            "set runner.accelerator=auto, or install a torch build for your GPU."
-        )
-    if has_gpu and runner.accelerator != "cpu" and local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"runner.devices: found a process number {local_rank} on this machine, but torch sees "
-            f"{torch.cuda.device_count()} GPU(s); expected a GPU each. Start fewer, or set runner.accelerator=cpu."
-        )
-    return torch.device("cuda", local_rank) if has_gpu and runner.accelerator != "cpu" else torch.device("cpu")
+    return torch.device("cuda", local_rank)
 
 
 def place(program: Program, device: torch.device) -> None:

@@ -3,11 +3,12 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 
 from pytorch_lightning import Trainer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 SECONDS_BETWEEN_REFRESHES = 0.25
@@ -26,9 +27,11 @@ def advance_clock(trainer: Trainer, num_ticks: int) -> None:
 
 
 class ProgressDisplay:
-    """One line a problem with its loss, steps and the ticks a second of late; refreshed at flushes.
+    """The ticks and the last values of a run; refreshed at flushes.
 
     On a terminal it is a live display; elsewhere (a log file, a cluster's output) a line now and then, at evaluations.
+
+    Not Lightning's: its bar would show chunks of a round, and no problems.
 
     Args:
         problems: names of the problems.
@@ -44,12 +47,7 @@ class ProgressDisplay:
         self._max_ticks = max_ticks
         self._enabled = enabled
         self._console = console or Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("ticks"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(), console=self._console,
-        )  # fmt: skip
-        self._task = self._bar.add_task("ticks", total=max_ticks, rate="")
-        self._live: Live | None = None
+        self._live = Live(console=self._console, auto_refresh=False)
         self._shown_at = float("-inf")
         # Times and ticks, oldest first: the newest from before the time that the rate looks back at, and all since.
         self._seen: deque[tuple[float, int]] = deque()
@@ -58,53 +56,49 @@ class ProgressDisplay:
         """Begin to show progress, from `tick` on."""
         self._seen = deque([(time.monotonic(), tick)])
         if self._enabled and self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
 
     def update(self, tick: int, values: Mapping[str, float], *, is_last: bool = False) -> None:
         """Show the last logged values; it costs a millisecond, so not more often than four times a second."""
-        now = self._see(tick)
-        if self._live is None or (now - self._shown_at < SECONDS_BETWEEN_REFRESHES and not is_last):
-            return
-        self._shown_at = now
-        self._bar.update(self._task, completed=tick, rate=self._rate())
-        self._live.update(Group(self._bar, self._table(values)), refresh=True)
+        rate = self._rate(tick)
+        now = self._seen[-1][0]
+        if self._live.is_started and (is_last or now - self._shown_at >= SECONDS_BETWEEN_REFRESHES):
+            self._shown_at = now
+            self._live.update(self._table(tick, rate, values), refresh=True)
 
     def note(self, tick: int, values: Mapping[str, float]) -> None:
         """Tell of an evaluation, where there is no live display."""
-        now = self._see(tick)
-        is_last = tick == self._max_ticks
-        if not self._enabled or self._live is not None:
-            return
-        if is_last or now - self._shown_at >= SECONDS_BETWEEN_LINES:
+        rate = self._rate(tick)
+        now = self._seen[-1][0]
+        is_due = tick == self._max_ticks or now - self._shown_at >= SECONDS_BETWEEN_LINES
+        if self._enabled and not self._live.is_started and is_due:
             self._shown_at = now
             text = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
-            line = f"tick {tick}/{self._max_ticks}  {text}  {self._rate()}"
+            line = f"tick {tick}/{self._max_ticks}  {text}  {rate:.3g} ticks/s"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def stop(self) -> None:
         """Leave the last picture and give the terminal back."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._live.stop()
 
-    def _see(self, tick: int) -> float:
+    def _rate(self, tick: int) -> float:
+        """Note the time of a tick, and return the ticks a second of late."""
         now = time.monotonic()
         self._seen.append((now, tick))
         while len(self._seen) > 2 and self._seen[1][0] <= now - SECONDS_OF_RATE:
             self._seen.popleft()
-        return now
+        began, first = self._seen[0]
+        return (tick - first) / max(now - began, 1e-9)
 
-    def _rate(self) -> str:
-        (began, first), (now, tick) = self._seen[0], self._seen[-1]
-        return f"{(tick - first) / max(now - began, 1e-9):.3g} ticks/s"
-
-    def _table(self, values: Mapping[str, float]) -> Table:
+    def _table(self, tick: int, rate: float, values: Mapping[str, float]) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
+        left = f", {timedelta(seconds=round((self._max_ticks - tick) / rate))} left" if rate else ""
+        bar = ProgressBar(self._max_ticks, tick, width=40)
+        table.add_row(bar, f"{tick}/{self._max_ticks} ticks", f"{rate:.3g} ticks/s{left}")
         for name in self._problems:
             loss, steps = values.get(f"{name}/loss"), values.get(f"{name}/step", 0)
             table.add_row(name, "" if loss is None else f"loss {loss:.4g}", f"{steps:.0f} steps")
-        others = {key: value for key, value in values.items() if key.split("/")[0] not in self._problems}
-        for key, value in others.items():
-            table.add_row(key, f"{value:.4g}", "")
+        for key, value in values.items():
+            if key.split("/")[0] not in self._problems:
+                table.add_row(key, f"{value:.4g}", "")
         return table

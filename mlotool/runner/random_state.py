@@ -7,8 +7,8 @@ from typing import Any
 import numpy
 import torch
 
-from mlotool.core.arguments import is_number, is_whole, require
-from mlotool.core.plain_state import ADVICE, check_form, check_list, check_random, check_random_state
+from mlotool.core.arguments import require
+from mlotool.core.plain_state import ADVICE
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 
@@ -65,33 +65,6 @@ def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] |
     return ranks.gather(own)
 
 
-def check_random_states(states: list[Any]) -> None:
-    """Refuse states that the generators would not take, or, as numpy's, would take and read past their end.
-
-    Raises:
-        ConfigError: with the first of them.
-    """
-    own = random_state()
-    for rank, state in enumerate(states):
-        key = f"random_states.{rank}"
-        # The last number, half of a pair that was drawn, is there or not.
-        check_form(key, state, {"numpy": own["numpy"], "python": [*own["python"][:2], None]})
-        check_random(f"{key}.torch", state.get("torch"))
-        check_list(f"{key}.cuda", state.get("cuda"))
-        position = state["numpy"][2]
-        is_right = is_whole(position, 0) and position <= len(own["numpy"][1])
-        require(is_right, f"{key}.numpy", position, "a position in the state of numpy's generator", ADVICE)
-        gauss = state["python"][2]
-        require(gauss is None or is_number(gauss), f"{key}.python", gauss, "a number or null", ADVICE)
-        try:
-            random.Random().setstate(_python_state(state))
-            numpy.random.RandomState().set_state(_numpy_state(state))
-        except (ValueError, TypeError, OverflowError) as error:
-            require(False, key, state, f"states of Python's and numpy's generators ({error})", ADVICE)
-        if "program" in state:
-            check_random_state(f"{key}.program", state["program"])
-
-
 def restore_random_states(states: list[dict[str, Any]], program: Program, ranks: Ranks) -> None:
     """Take this rank's state back; a rank that had none goes on as it was seeded.
 
@@ -100,15 +73,9 @@ def restore_random_states(states: list[dict[str, Any]], program: Program, ranks:
         program: as it is on this rank; it gets its own random numbers back.
         ranks: those of the resumed run.
     """
-    if ranks.rank >= len(states):
-        return
-    state = states[ranks.rank]
-    restore_random_state(state)
-    if "program" in state:
-        program.random.load_state_dict(state["program"])
-    else:
-        # Older checkpoints: programs drew from the global generators.
-        program.random.restart()
+    if ranks.rank < len(states):
+        restore_random_state(states[ranks.rank])
+        program.random.load_state_dict(states[ranks.rank]["program"])
 
 
 def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
@@ -124,15 +91,15 @@ def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], 
     """
     if ranks.is_first or ranks.rank >= len(states):
         return program_state
-    own, found = states[ranks.rank], dict(program_state)
+    own, changed = states[ranks.rank], dict(program_state)
     for name, randoms in own["steps"].items():
-        trajectory = found[name]["trajectory"]
+        trajectory = changed[name]["trajectory"]
         steps = _with_randoms(trajectory["steps"], iter(randoms))
-        module = {**found[name]["module"], **own["buffers"][name]}
-        found[name] = {**found[name], "module": module, "trajectory": {**trajectory, "steps": steps}}
-    for name, state in own.get("parallel", {}).items():
-        found[name] = {**found[name], "parallel": state}
-    return found
+        module = {**changed[name]["module"], **own["buffers"][name]}
+        changed[name] = {**changed[name], "module": module, "trajectory": {**trajectory, "steps": steps}}
+    for name, state in own["parallel"].items():
+        changed[name] = {**changed[name], "parallel": state}
+    return changed
 
 
 def with_own_snapshots(schedule_state: dict[str, Any], states: list[dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
@@ -156,18 +123,16 @@ def _randoms(steps: list[dict[str, Any]]) -> Iterator[Any]:
 
 
 def _with_randoms(steps: list[dict[str, Any]], randoms: Iterator[Any]) -> list[dict[str, Any]]:
-    """Return recorded steps with what `_randoms` has yielded elsewhere."""
-    found = []
+    """Return recorded steps with what `_randoms` has yielded elsewhere, in the same order."""
+    changed = []
     for step in steps:
         own = next(randoms)
-        # Older checkpoints have random states alone.
-        own = own if isinstance(own, dict) else {"random": own}
         readings = {
             name: {**reading, "steps": _with_randoms(reading["steps"], randoms)}
             for name, reading in step["readings"].items()
         }
-        found.append({**step, **own, "readings": readings})
-    return found
+        changed.append({**step, **own, "readings": readings})
+    return changed
 
 
 def _buffers(program: Program, modules: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -194,8 +159,10 @@ def restore_global_state(state: dict[str, Any]) -> None:
 
 
 def _numpy_state(state: Mapping[str, Any]) -> Any:
-    kind, keys, *others = state["numpy"]
-    return kind, keys.numpy().astype("uint32"), *others
+    kind, keys, position, *others = state["numpy"]
+    # numpy would take any, and read past the end.
+    require(0 <= position <= len(keys), "random_states.numpy", position, "a position in its state", ADVICE)
+    return kind, keys.numpy().astype("uint32"), position, *others
 
 
 def _python_state(state: Mapping[str, Any]) -> Any:

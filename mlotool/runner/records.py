@@ -2,7 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,10 @@ from mlotool.spaces.summary import NodeSummary, nodes_of_spaces
 
 if TYPE_CHECKING:
     from mlotool.config import Built
-    from mlotool.spaces.decisions import Decision
 
 
 NODES_FILE = "nodes.json"
-MAX_NODES = MAX_DECISIONS = 2_000
-MAX_CANDIDATES = 50
-MAX_CHARACTERS = 1_000_000
-"""Of the file. What is larger is written without nodes and candidates."""
+MAX_NODES, MAX_DECISIONS, MAX_CANDIDATES = 2_000, 500, 50
 
 
 def num_parameters(program: Program) -> dict[str, int]:
@@ -50,46 +47,32 @@ def write_nodes(run_dir: Path, built: "Built") -> None:
     names = [name for name in counts if nodes[name] or built.decisions.get(name)]
     if not names:
         return
-    for most_nodes, most_candidates in ((MAX_NODES, MAX_CANDIDATES), (0, 0)):
-        problems = {
-            name: {
-                "num_parameters": counts[name],
-                "num_nodes": len(nodes[name]),
-                "nodes": _nodes(nodes[name], most_nodes),
-                "decisions": _decisions(built.decisions.get(name, ()), most_candidates),
-            }
-            for name in names
+    problems = {
+        name: {
+            "num_parameters": counts[name],
+            "num_nodes": len(nodes[name]),
+            # A page of more would not be read.
+            "nodes": [_node(node) for node in nodes[name]] if len(nodes[name]) <= MAX_NODES else [],
+            "decisions": [
+                {
+                    "name": decision.name,
+                    "value": decision.value,
+                    "candidates": decision.candidates[:MAX_CANDIDATES],
+                    "num_candidates": len(decision.candidates),
+                }
+                for decision in built.decisions.get(name, ())[:MAX_DECISIONS]
+            ],
         }
-        text = json.dumps({"problems": problems}) + "\n"
-        if len(text) <= MAX_CHARACTERS:
-            break
-    write_text(run_dir / NODES_FILE, text)
+        for name in names
+    }
+    write_text(run_dir / NODES_FILE, json.dumps({"problems": problems}) + "\n")
 
 
-def _nodes(nodes: Sequence[NodeSummary], most: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": each.id,
-            "kind": each.kind,
-            "inputs": each.inputs,
-            "shape": each.shape,
-            "mutator": each.mutator,
-            **({"stands_for": each.stands_for} if each.stands_for else {}),
-        }
-        for each in (nodes if len(nodes) <= most else ())
-    ]
-
-
-def _decisions(decisions: "Sequence[Decision]", most_candidates: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": each.name,
-            "value": each.value,
-            "candidates": each.candidates[:most_candidates],
-            "num_candidates": len(each.candidates),
-        }
-        for each in decisions[:MAX_DECISIONS]
-    ]
+def _node(node: NodeSummary) -> dict[str, Any]:
+    record = asdict(node)
+    if not node.stands_for:
+        del record["stands_for"]
+    return record
 
 
 FILE = "paths.json"
@@ -102,8 +85,8 @@ def trained_paths(program: Program, ranks: Ranks) -> dict[str, Tensor]:
         program: at the end of training.
         ranks: all of them, each of which counts its own paths.
     """
-    modules = [(name, each.module) for name, each in program.problems.items()]
-    return {name: ranks.total(each.counts) for name, each in modules if isinstance(each, SharedSpace)}
+    modules = {name: problem.module for name, problem in program.problems.items()}
+    return {name: ranks.total(module.counts) for name, module in modules.items() if isinstance(module, SharedSpace)}
 
 
 def write_paths(run_dir: Path, program: Program, counts: Mapping[str, Tensor]) -> None:
@@ -114,31 +97,27 @@ def write_paths(run_dir: Path, program: Program, counts: Mapping[str, Tensor]) -
         program: as it was evaluated in the end, which has found what is written.
         counts: of the whole training, by problem.
     """
-    modules = [(name, each.module) for name, each in program.problems.items()]
-    spaces = {name: _counts(each, counts[name]) for name, each in modules if isinstance(each, SharedSpace)}
-    found = {name: _found(each) for name, each in modules if isinstance(each, AbstractArchitecture)}
+    spaces, architectures = {}, {}
+    for name, problem in program.problems.items():
+        module = problem.module
+        if isinstance(module, SharedSpace):
+            spaces[name] = [
+                {"name": decision, "candidates": list(map(str, values)), "counts": list(values.values())}
+                for decision, values in module.named_counts(counts[name]).items()
+            ]
+        if isinstance(module, AbstractArchitecture):
+            found = module.found()
+            architectures[name] = [
+                {
+                    "name": decision.name,
+                    "candidates": list(map(str, decision.candidates)),
+                    "probabilities": module.logits[decision.name].detach().softmax(0).tolist(),
+                    "found": str(found[decision.name]) if decision.name in found else None,
+                }
+                for decision in module.table
+            ]
     if spaces:
-        write_text(run_dir / FILE, json.dumps({"spaces": spaces, "architectures": found}) + "\n")
-
-
-def _counts(space: SharedSpace, total: Tensor) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "candidates": [str(each) for each in counts], "counts": list(counts.values())}
-        for name, counts in space.named_counts(total).items()
-    ]
-
-
-def _found(architecture: AbstractArchitecture) -> list[dict[str, Any]]:
-    found = architecture.found()
-    return [
-        {
-            "name": each.name,
-            "candidates": [str(one) for one in each.candidates],
-            "probabilities": architecture.logits[each.name].detach().softmax(0).tolist(),
-            "found": str(found[each.name]) if each.name in found else None,
-        }
-        for each in architecture.table
-    ]
+        write_text(run_dir / FILE, json.dumps({"spaces": spaces, "architectures": architectures}) + "\n")
 
 
 SURE = 0.99
@@ -161,11 +140,11 @@ class PathWatch:
     """
 
     def __init__(self, problems: Mapping[str, Problem], max_ticks: int, reduce: Reduce = identity_reduce) -> None:
-        modules = {name: each.module for name, each in problems.items()}
-        self._architectures = {name: each for name, each in modules.items() if isinstance(each, AbstractArchitecture)}
-        self._spaces = {name: each for name, each in modules.items() if isinstance(each, SharedSpace)}
         self._problems, self._max_ticks, self._reduce = problems, max_ticks, reduce
-        self._told: set[str] = set()
+        modules = {name: problem.module for name, problem in problems.items()}
+        self._open = {name: module for name, module in modules.items() if isinstance(module, AbstractArchitecture)}
+        self._deciding = {name: [one.name for one in module.table] for name, module in self._open.items()}
+        self._spaces = {name: module for name, module in modules.items() if isinstance(module, SharedSpace)}
 
     def look(self, tick: int) -> None:
         """Warn where all decisions of an architecture are made though much of the run is left.
@@ -177,10 +156,8 @@ class PathWatch:
         """
         if tick >= EARLY * self._max_ticks:
             return
-        for name, each in self._architectures.items():
-            if name in self._told or not each.is_made(SURE):
-                continue
-            self._told.add(name)
+        for name in [name for name, architecture in self._open.items() if architecture.is_made(SURE)]:
+            del self._open[name]
             warnings.warn(
                 f"problems.{name}: found a probability of at least {SURE:g} for one candidate of each decision at tick "
                 f"{tick} of {self._max_ticks}; expected decisions that are open for half of the run, as what is not "
@@ -190,37 +167,30 @@ class PathWatch:
 
     def end(self) -> None:
         """Warn of candidates that no training step has computed; all ranks call it."""
-        for name, each in self._spaces.items():
-            [counts] = self._reduce([each.counts.double()])
-            deciding = self._deciding_on(each)
-            if not bool(counts.any()) or not (each.draws or deciding):
+        for name, space in self._spaces.items():
+            [counts] = self._reduce([space.counts.double()])
+            # The problems that learn which paths are run: their decisions have the space's names.
+            table = [decision.name for decision in space.table]
+            deciding = [other for other, decisions in self._deciding.items() if decisions == table]
+            if not bool(counts.any()) or not (space.draws or deciding):
                 # Nothing was trained, or one path alone.
                 continue
             never = [
                 f"{decision}: {value}"
-                for decision, found in each.named_counts(counts).items()
-                for value, count in found.items()
-                if count == 0 and decision in each.differing
+                for decision, values in space.named_counts(counts).items()
+                for value, count in values.items()
+                if count == 0 and decision in space.differing
             ]
+            advice = "Or draw each equally often: paths: {_target_: mlotool.spaces.FairPaths}."
             if never:
                 more = f" and {len(never) - MAX_NAMED} more" if len(never) > MAX_NAMED else ""
                 warnings.warn(
                     f"problems.{name}.module: found candidates that no training step has computed: "
                     f"{', '.join(never[:MAX_NAMED])}{more}; expected each of them in some, as their weights are those "
-                    f"of the start. Train for longer (runner.max_ticks). {self._drawing(deciding)}",
+                    "of the start. Train for longer (runner.max_ticks). "
+                    f"{' '.join(map(self._opening, deciding)) or advice}",
                     stacklevel=2,
                 )
-
-    def _deciding_on(self, space: SharedSpace) -> list[str]:
-        """Return the problems that learn which paths of a space are run: their decisions have its names."""
-        names = [each.name for each in space.table]
-        return [name for name, each in self._architectures.items() if [one.name for one in each.table] == names]
-
-    def _drawing(self, deciding: Sequence[str]) -> str:
-        """Return what makes more candidates be drawn, where problems decide or, if there is none, `paths`."""
-        if not deciding:
-            return "Or draw each equally often: paths: {_target_: mlotool.spaces.FairPaths}."
-        return " ".join(map(self._opening, deciding))
 
     def _opening(self, name: str) -> str:
         """Return what keeps the decisions of an architecture open."""

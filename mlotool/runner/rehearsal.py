@@ -23,7 +23,6 @@ from mlotool.program import Problem, Program, Stream
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_start, related, unsound_path
 from mlotool.runner.plan import Objective
-from mlotool.runner.program_module import check_scheduler
 from mlotool.runner.random_state import random_state, restore_random_state
 
 RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
@@ -63,12 +62,13 @@ def rehearse(
     """
     problems = program.problems
     for name, problem in problems.items():
-        check_scheduler(problem, objective)
         program.start(name)
         if _can_rehearse(problem):
             check_start(name, problem)
     with user_code(ConfigError):
-        batches = {name: None if each.stream is None else each.stream.peek() for name, each in problems.items()}
+        batches = {
+            name: None if problem.stream is None else problem.stream.peek() for name, problem in problems.items()
+        }
         for name, problem in problems.items():
             if isinstance(problem.stream, Stream) and not problem.stream.is_repeatable():
                 warnings.warn(_NOT_REPEATABLE.format(name=name), stacklevel=2)
@@ -77,10 +77,10 @@ def rehearse(
                 players = {name, *(role.problem for role in problems[name].roles.values())}
                 if all(_can_rehearse(problems[player]) for player in players):
                     _rehearse_loss(program, name, batch)
-            if evaluator is not None and all(_can_rehearse(each) for each in problems.values()):
+            if evaluator is not None and all(_can_rehearse(problem) for problem in problems.values()):
                 for split in splits:
                     _check_objective(objective, split, evaluator.rehearse(split))
-            if all(_can_rehearse(each) for each in problems.values()):
+            if all(_can_rehearse(problem) for problem in problems.values()):
                 analyse()
 
 
@@ -160,14 +160,14 @@ def _traceless(program: Program) -> Iterator[None]:
     problems = list(program.problems.values())
     random, own, compiled = random_state(), program.random.state_dict(), [problem.compiled for problem in problems]
     parallel = [
-        each for problem in problems for each in problem.module.modules() if isinstance(each, MultigridResidual)
+        part for problem in problems for part in problem.module.modules() if isinstance(part, MultigridResidual)
     ]
-    was_serial = [each.is_serial for each in parallel]
+    was_serial = [part.is_serial for part in parallel]
     try:
         for problem in problems:
             problem.compiled = None
-        for each in parallel:
-            each.serial()
+        for part in parallel:
+            part.serial()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Of the rehearsal itself.
@@ -178,7 +178,7 @@ def _traceless(program: Program) -> Iterator[None]:
     finally:
         for problem, call in zip(problems, compiled, strict=True):
             problem.compiled = call
-        for each, flag in zip(parallel, was_serial, strict=True):
-            each.serial(flag)
+        for part, flag in zip(parallel, was_serial, strict=True):
+            part.serial(flag)
         restore_random_state(random)
         program.random.load_state_dict(own)

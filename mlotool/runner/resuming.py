@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import Tensor, nn
+from torch import nn
 
-from mlotool.config import build_module, differences, load_run_config
+from mlotool.config import Origin, build_module, differences, load_run_config, note_resume
 from mlotool.config.objective import is_wrong_way_round
 from mlotool.config.run_config import finished_run, folder_of, has_finished, max_ticks, read_run_config, read_summary
-from mlotool.core.arguments import shown
 from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.files import remove_temporary
 from mlotool.core.messages import did_you_mean, escape
-from mlotool.core.plain_state import check_mapping, is_like
 from mlotool.core.run_files import check_tree
 from mlotool.program import Program
 from mlotool.runner.checkpoint import fitting, load_program, newest_first, read_checkpoint
@@ -29,11 +27,10 @@ from mlotool.spaces import SharedSpace, Space
 
 AUTO = "auto"
 NUM_SHOWN = 8
-MAX_FAULTS = 5
 
 
 @dataclass(frozen=True)
-class Found:
+class EarlierRun:
     """A folder to go on in.
 
     Args:
@@ -47,7 +44,7 @@ class Found:
     is_finished: bool = False
 
 
-def find_run(config: Any, resume: str | Path, output_dir: Path | None) -> Found | None:
+def find_run(config: Any, resume: str | Path, output_dir: Path | None) -> EarlierRun | None:
     """Return the run that `resume` means; None where `auto` finds none, and says so.
 
     Args:
@@ -62,47 +59,33 @@ def find_run(config: Any, resume: str | Path, output_dir: Path | None) -> Found 
     return _find_auto(new, output_dir) if str(resume) == AUTO else _find_named(new, Path(resume))
 
 
-def _find_named(new: Mapping[str, Any], path: Path) -> Found:
-    is_checkpoint = path.is_file() and path.suffix == ".ckpt" and path.parent.name == "checkpoints"
-    run_dir = path.parent.parent if is_checkpoint else path
+def _find_named(new: Mapping[str, Any], path: Path) -> EarlierRun:
+    run_dir = folder_of(path)
     old = _config_of(run_dir)
-    if old is not None:
-        check_tree(run_dir)
     if old is None:
         what = "has no config.yaml" if path.is_dir() else "is in no run folder" if path.exists() else "does not exist"
         raise ConfigError(
             f"resume: found '{path}', which {what}; expected auto, a run folder (outputs/<name>/<date>_<time>) or a "
             f"checkpoint in one.{did_you_mean(str(path), [AUTO])} Give the folder that `mlotool run` printed."
         )
-    if is_wrong_way_round(old):
+    fault = _fault(old, new)
+    if fault is not None:
         raise ConfigError(
-            f"resume: found '{path}', whose {_wrong_way(old)}; expected a run judged the right way round. Leave resume "
-            "out for a new run."
+            f"resume: found '{path}', a run that {fault}; expected one of the same config, but for runner.max_ticks, "
+            "the logger and what is kept and shown. Give the keys the values that they have there, or leave resume out "
+            "for a new run."
         )
-    different = differences(old, new)
-    if different:
-        raise ConfigError(
-            f"resume: found '{path}', a run with another config in {len(different)} key(s): {_listed(different)}; "
-            "expected the same config, but for runner.max_ticks, the logger and what is kept and shown. Give the keys "
-            "the values that they have there, or leave resume out for a new run."
-        )
-    tick = read_checkpoint(path)["tick"] if is_checkpoint else 0
-    if tick > max_ticks(new):
-        raise ConfigError(
-            f"runner.max_ticks: found {max_ticks(new)}, while {path} is at tick {tick}; expected at least that. "
-            f"Set runner.max_ticks={tick}, or more."
-        )
+    if run_dir != path:
+        _check_ticks(read_checkpoint(path)["tick"], new, path)
     is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
-    return Found(RunFolder(run_dir), path if is_checkpoint else None, is_finished)
+    return EarlierRun(RunFolder(run_dir), path if run_dir != path else None, is_finished)
 
 
-def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
+def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> EarlierRun | None:
     others: list[str] = []
     for run_dir in _candidates(new, output_dir):
         try:
             old = _config_of(run_dir)
-            if old is not None:
-                check_tree(run_dir)
         except ConfigError as error:
             others.append(f"{run_dir} is left out ({error})")
             continue
@@ -110,12 +93,9 @@ def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
             if run_dir == output_dir:
                 _free_if_never_begun(run_dir)
             continue
-        if is_wrong_way_round(old):
-            others.append(f"{run_dir}, cannot be gone on with: its {_wrong_way(old)}")
-            continue
-        different = differences(old, new)
-        if different:
-            others.append(f"{run_dir} has another config ({_listed(different)})")
+        fault = _fault(old, new)
+        if fault is not None:
+            others.append(f"{run_dir} {fault}")
             continue
         is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
         # A job of a sweep has one folder alone.
@@ -124,11 +104,44 @@ def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
             continue
         with run_lock(run_dir) as is_free:
             if is_free or run_dir == output_dir:
-                return Found(RunFolder(run_dir), None, is_finished)
+                return EarlierRun(RunFolder(run_dir), None, is_finished)
         others.append(f"{run_dir} is being written by another process")
     newest = f"; the newest one, {others[0]}" if others else ""
     say(f"resume=auto: no unfinished run with this config{newest}. A new run begins.")
     return None
+
+
+def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Return why a run with the config `old` does not go on with `new`; None where it does."""
+    if is_wrong_way_round(old):
+        return (
+            f"has objective_mode={old['objective_mode']} with objective={old['objective']}, as older versions allowed, "
+            "so that its best.ckpt is that of the worst evaluation"
+        )
+    different = differences(old, new)
+    if not different:
+        return None
+    rest = len(different) - NUM_SHOWN
+    more = f"; and {rest} more" if rest > 0 else ""
+    return f"has another config in {len(different)} key(s): {'; '.join(different[:NUM_SHOWN])}{more}"
+
+
+def _config_of(run_dir: Path) -> dict[str, Any] | None:
+    """Return the config of a run folder; None where it has none, or an empty one: it was killed before it had begun."""
+    document = read_run_config(run_dir) if run_dir.is_dir() else None
+    if document is None or not document.data:
+        return None
+    check_tree(run_dir)
+    return document.data
+
+
+def _check_ticks(tick: int, config: Mapping[str, Any], path: Path) -> None:
+    """Refuse a run that is to end before the tick at which it stands."""
+    if tick > max_ticks(config):
+        raise ConfigError(
+            f"runner.max_ticks: found {max_ticks(config)}, while {path} is at tick {tick}; expected at least that. "
+            f"Set runner.max_ticks={tick}, or more."
+        )
 
 
 def _candidates(new: Mapping[str, Any], output_dir: Path | None) -> Iterator[Path]:
@@ -144,80 +157,75 @@ def _candidates(new: Mapping[str, Any], output_dir: Path | None) -> Iterator[Pat
 
 def _free_if_never_begun(run_dir: Path) -> None:
     # A run that was killed when it had taken the folder and not yet written a word.
-    config = run_dir / "config.yaml"
-    if not config.is_file():
-        return
-    with run_lock(run_dir) as is_free:
-        if is_free and config.stat().st_size == 0:
-            config.unlink()
+    config = RunFolder(run_dir).config
+    if config.is_file():
+        with run_lock(run_dir) as is_free:
+            if is_free and config.stat().st_size == 0:
+                config.unlink()
 
 
-def choose_checkpoint(found: Found) -> Path | None:
+def choose_checkpoint(earlier: EarlierRun) -> Path | None:
     """Return the checkpoint to go on from, the newest that can be read; None where the run has none yet.
 
     Raises:
         CheckpointError: it has some, and none can be read.
     """
-    if found.checkpoint is not None:
-        return found.checkpoint
+    if earlier.checkpoint is not None:
+        return earlier.checkpoint
     faults = []
-    for path in newest_first(found.folder.checkpoints):
+    for path in newest_first(earlier.folder.checkpoints):
         try:
             read_checkpoint(path)
         except CheckpointError as error:
             faults.append(str(error).partition(";")[0])
         else:
-            for fault in _first(faults):
-                warnings.warn(f"{fault}; expected a whole one. The one before is taken.", stacklevel=2)
+            if faults:
+                warnings.warn(f"{faults[0]}; expected a whole one. {path.name} is taken in its place.", stacklevel=2)
             return path
     if faults:
         # To begin again would be to lose what metrics.csv holds.
         raise CheckpointError(
-            f"resume: found no checkpoint in {found.folder.checkpoints} that can be read: {'; '.join(_first(faults))}; "
-            "expected one at least. Put a copy of one there; or leave resume out for a new run, in a folder of its own."
+            f"resume: found no checkpoint in {earlier.folder.checkpoints} that can be read: {faults[0]}; expected one "
+            "at least. Put a copy of one there; or leave resume out for a new run, in a folder of its own."
         )
     return None
 
 
-def _first(faults: list[str]) -> list[str]:
-    more = len(faults) - MAX_FAULTS
-    return faults if more <= 0 else [*faults[:MAX_FAULTS], f"{more} more cannot be read"]
-
-
-def prepare(found: Found, config: Any, program: Program | None = None) -> tuple[Path | None, int]:
-    """Make a folder ready to go on in, once it is locked; return the checkpoint and its tick.
+def go_on(earlier: EarlierRun, config: Any, origin: Origin, program: Program | None = None) -> Path | None:
+    """Make a folder ready to go on in, once it is locked, and tell of it; return the checkpoint, if there is one.
 
     Args:
         found: the run.
         config: of the run that goes on.
+        origin: where the config came from.
         program: is put into the checkpoint's state before anything of the folder is changed; None where that takes
             all ranks, and comes later.
     """
-    folder = found.folder
+    folder = earlier.folder
     for each in (folder.path, folder.checkpoints, folder.artifacts):
         remove_temporary(each)
-    checkpoint, tick = choose_checkpoint(found), 0
-    if checkpoint is None and config.runner.checkpoint:
-        _check_never_begun(folder)
-    elif checkpoint is not None:
+    checkpoint, tick = choose_checkpoint(earlier), 0
+    if checkpoint is not None:
         tick = (read_checkpoint(checkpoint) if program is None else load_program(program, checkpoint))["tick"]
-    limit = max_ticks(_through_yaml(config))
-    if tick > limit:
-        raise ConfigError(
-            f"runner.max_ticks: found {limit}, while {folder.path} is at tick {tick}; expected at least that. "
-            f"Set runner.max_ticks={tick}, or more."
-        )
-    folder.reopen(config, begins_again=checkpoint is None)
-    return checkpoint, tick
-
-
-def _check_never_begun(folder: RunFolder) -> None:
-    """Refuse a folder whose checkpoints are gone: a run writes one before its first tick, and its numbers later."""
-    if folder.metrics.is_file() and folder.metrics.stat().st_size > HEADER_BYTES:
+    # A run writes a checkpoint before its first tick, and its numbers later.
+    elif config.runner.checkpoint and folder.metrics.is_file() and folder.metrics.stat().st_size > HEADER_BYTES:
         raise CheckpointError(
             f"resume: found no checkpoint in {folder.checkpoints}, while metrics.csv has values; expected the "
             "checkpoints that the run wrote. Put one back; or leave resume out for a new run, in a folder of its own."
         )
+    _check_ticks(tick, _through_yaml(config), folder.path)
+    folder.reopen(config, begins_again=checkpoint is None)
+    for change in note_resume(folder.path, config, origin, tick):
+        warnings.warn(
+            f"resume: found {change}; expected the same, or the numbers may not be the same to the last bit. Go on "
+            "where the run began, if that matters.",
+            stacklevel=3,
+        )
+    if checkpoint is None:
+        say(f"{folder.path} has no checkpoint yet: it begins again.")
+    else:
+        say(f"going on in {folder.path} after tick {tick} ({checkpoint.name})")
+    return checkpoint
 
 
 def say(text: str) -> None:
@@ -225,27 +233,9 @@ def say(text: str) -> None:
     print(f"mlotool: {escape(text)}", file=sys.stderr)
 
 
-def _config_of(run_dir: Path) -> dict[str, Any] | None:
-    """Return the config of a run folder; None where it has none, or an empty one: it was killed before it had begun."""
-    document = read_run_config(run_dir) if run_dir.is_dir() else None
-    return document.data or None if document is not None else None
-
-
-def _wrong_way(old: Mapping[str, Any]) -> str:
-    return (
-        f"config.yaml has objective_mode={old['objective_mode']} with objective={old['objective']}, as older versions "
-        "allowed, so that its best.ckpt is that of the worst evaluation"
-    )
-
-
 def _through_yaml(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load(yaml.safe_dump(plain(config)))
     return values
-
-
-def _listed(different: list[str]) -> str:
-    rest = len(different) - NUM_SHOWN
-    return "; ".join(different[:NUM_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def _by_time(run_dir: Path) -> list[Any]:
@@ -253,7 +243,7 @@ def _by_time(run_dir: Path) -> list[Any]:
     return [int(part) if part.isdigit() else 0 for part in re.split(r"\D+", run_dir.name)]
 
 
-MAX_SHOWN = 3
+MAX_SHOWN = 500
 State = Mapping[str, Any]
 
 
@@ -287,38 +277,35 @@ def inherit(program: Program, folder: Path) -> None:
             problems, or a module does not fit the state.
         CheckpointError: the checkpoint cannot be read.
     """
-    source = _source(folder)
+    run_dir = folder_of(folder)
+    finished_run("inherit", run_dir)
+    path = folder if run_dir != folder else RunFolder(run_dir).find_checkpoint("last")
+    source = _read(run_dir, path.resolve(), path.stat().st_mtime_ns)
     names = [name for name in program.problems if name in source.states]
     if not names:
         raise ConfigError(
             f"inherit: found '{folder}', whose problems are {', '.join(source.states)}; expected at least one of "
             f"{', '.join(program.problems)}. Give the folder of a run of the same recipe, or leave inherit out."
         )
-    states = {name: _state_for(name, program.problems[name].module, source) for name in names}
-    for name, state in states.items():
-        program.problems[name].module.load_state_dict(state)
-
-
-def _source(folder: Path) -> _Source:
-    run_dir = folder_of(folder)
-    finished_run("inherit", run_dir)
-    path = folder if run_dir != folder else RunFolder(run_dir).find_checkpoint("last")
-    status = path.stat()
-    return _read(run_dir, path.resolve(), (status.st_mtime_ns, status.st_size))
+    for name in names:
+        module = program.problems[name].module
+        try:
+            module.load_state_dict(_state_for(name, module, source))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"inherit: found '{folder}', where the state of the problem '{name}' does not fit its module here "
+                f"({' '.join(str(error).split())[:MAX_SHOWN]}); expected the same names and shapes. Give "
+                f"problems.{name}.module the settings that it has there, or leave inherit out."
+            ) from error
 
 
 # Once for all trials of a process.
 @lru_cache(maxsize=1)
-def _read(folder: Path, path: Path, stamp: tuple[int, int]) -> _Source:
+def _read(folder: Path, path: Path, written_at: int) -> _Source:
     config = load_run_config(folder, built=("problems",))
-    program = read_checkpoint(path)["program"]
-    shared = {}
+    saved, shared = read_checkpoint(path)["program"], {}
     with fitting(path):
-        check_mapping("program", program, tuple(config.problems))
-        for name in config.problems:
-            check_mapping(f"program.{name}", program[name], ("module",))
-            check_mapping(f"program.{name}.module", program[name]["module"])
-        states = {name: program[name]["module"] for name in config.problems}
+        states = {name: dict(saved[name]["module"]) for name in config.problems}
         for name, problem in config.problems.items():
             if isinstance(problem.module, Mapping) and problem.module.get("shared"):
                 module = build_module(config, name)
@@ -330,24 +317,15 @@ def _read(folder: Path, path: Path, stamp: tuple[int, int]) -> _Source:
 
 def _state_for(name: str, module: nn.Module, source: _Source) -> State:
     space = source.shared.get(name)
-    is_model = space is not None and isinstance(module, Space) and not isinstance(module, SharedSpace)
-    state = _of_path(name, module, space, source.folder) if is_model else source.states[name]  # type: ignore[arg-type]
-    fault = _difference(module.state_dict(), state)
-    if fault:
-        what = "its part of the shared space" if is_model else "the state"
-        advice = "" if is_model or not isinstance(module, Space) else " That run has no shared space of this problem."
-        raise ConfigError(
-            f"inherit: found '{source.folder}', where {what} of the problem '{name}' does not fit its module here: "
-            f"{fault}; expected the same names and shapes.{advice} Give problems.{name}.module the settings that it "
-            "has there, or leave inherit out."
-        )
-    return state
+    if space is not None and isinstance(module, Space) and not isinstance(module, SharedSpace):
+        return _of_path(name, module, space, source.folder)
+    return source.states[name]
 
 
 def _of_path(name: str, module: Space, space: SharedSpace, folder: Path) -> State:
-    known = {each.name: each.candidates for each in space.table}
-    path = {each.name: each.value for each in module.decisions.values()}
-    strange = [each for each, value in path.items() if value not in known.get(each, ())]
+    known = {decision.name: decision.candidates for decision in space.table}
+    path = {decision.name: decision.value for decision in module.decisions.values()}
+    strange = [decision for decision, value in path.items() if value not in known.get(decision, ())]
     if strange:
         first = strange[0]
         raise ConfigError(
@@ -356,18 +334,3 @@ def _of_path(name: str, module: Space, space: SharedSpace, folder: Path) -> Stat
             "the mutators that it has there, or leave inherit out."
         )
     return space.state_of(path)
-
-
-def _difference(own: State, found: State) -> str:
-    """Return in words how two states differ in names and shapes; empty where they do not."""
-    faults = [
-        *(f"{key} is missing there" for key in own if key not in found),
-        *(f"{key} is not here" for key in found if key not in own),
-        *(
-            f"{key} is {shown(each)} here and {shown(found[key])} there"
-            for key, each in own.items()
-            if key in found and isinstance(each, Tensor) and not is_like(found[key], each)
-        ),
-    ]
-    more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []
-    return "; ".join([*faults[:MAX_SHOWN], *more])

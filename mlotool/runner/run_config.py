@@ -1,12 +1,13 @@
 """Runs a config: build, train, evaluate the best checkpoint, leave everything in the run folder."""
 
 import json
+import math
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,19 @@ from typing import Any
 import torch
 from pytorch_lightning import seed_everything
 
-from mlotool.config import Origin, build, check, finish_provenance, load_run_config, note_resume, trust_all
+from mlotool.config import Origin, build, check, finish_provenance, load_run_config, trust_all
 from mlotool.config.composition import check_composed, origin_of
-from mlotool.config.run_config import read_summary
-from mlotool.core.arguments import require, require_path
+from mlotool.core.arguments import require_path
 from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
 from mlotool.core.messages import is_command_line
 from mlotool.core.process import terminable
 from mlotool.distributed.collectives import Ranks
-from mlotool.program import Program
 from mlotool.runner.folder import PATIENCE_S, RunFolder, run_lock
 from mlotool.runner.launcher import INTERRUPTED, Launch, World, joined, launch, watch_parent
 from mlotool.runner.plan import Watch
 from mlotool.runner.process_settings import announcements, count_devices, find_device, quiet_lightning, torch_settings
-from mlotool.runner.records import write_nodes
-from mlotool.runner.resuming import Found, choose_checkpoint, find_run, inherit, prepare, say
-from mlotool.runner.seat import AbstractSeat
+from mlotool.runner.resuming import EarlierRun, choose_checkpoint, find_run, go_on, inherit, say
+from mlotool.runner.seat import AbstractSeat, OwnProcess
 from mlotool.runner.session import Session
 
 
@@ -114,174 +112,123 @@ def run(
     """
     check_composed(config)
     require_path("run.output_dir", output_dir, "a path or null")
-    require(isinstance(origin, Origin | None), "run.origin", origin, "an Origin, or null", "Leave it out.")
-    for name, function in {"watch": watch, "when_created": when_created}.items():
-        require(function is None or callable(function), f"run.{name}", function, "a function, or null", "Leave it out.")
     if resume != "":
         require_path("run.resume", resume, "'auto', a run folder, a checkpoint in one or null", "auto")
+    request = RunRequest(
+        config, output_dir, origin, watch, config.get("resume") if resume is None else resume, when_created
+    )
     runner, world = config.runner, World.find(os.environ)
-    resume = config.get("resume") if resume is None else resume
-    if world is None and (num_ranks := count_devices(runner)) > 1:
-        if watch is not None:
-            warnings.warn(
-                f"runner.devices: found {num_ranks} with a pruner; expected 1, since only then a run reports while it "
-                "trains. It is not pruned: write sweep.pruner=none, or runner.devices=1.",
-                stacklevel=2,
-            )
+    if world is not None:
+        world.check_devices(runner.get("devices", 1))
+    elif runner.get("devices", 1) != 1:
         if not is_command_line():
             # Its ranks would speak to the user of a command line.
             check(config, targets=True)
-        known = origin or origin_of(config) or Origin("mlotool.run", (), None)
-        return RunResult(**launch(config, num_ranks, output_dir, known, resume))
-    if world is not None:
-        world.check_devices(runner.devices if "devices" in runner else 1)
+        if (num_ranks := count_devices(runner)) > 1:
+            return _launched(request, num_ranks)
     with (
         torch_settings(**{key: runner[key] for key in ("num_threads", "deterministic", "tf32")}),
-        # A profiler and a summary speak by Lightning's own voice.
-        nullcontext() if runner.get("trainer") else quiet_lightning(),
+        quiet_lightning(),
         terminable(),
     ):
         device = find_device(runner, 0 if world is None else world.local_rank)
         with joined(world, device) as ranks, announcements() if ranks.is_first else nullcontext():
-            return run_here(RunRequest(config, output_dir, origin, watch, resume, when_created), device, ranks)
+            return run_here(request, device, ranks, OwnProcess(ranks))
 
 
-def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: AbstractSeat | None = None) -> RunResult:
+def _launched(request: RunRequest, num_ranks: int) -> RunResult:
+    if request.watch is not None:
+        warnings.warn(
+            f"runner.devices: found {num_ranks} with a pruner; expected 1, since only then a run reports while it "
+            "trains. It is not pruned: write sweep.pruner=none, or runner.devices=1.",
+            stacklevel=3,
+        )
+    origin = _origin(request.config, request.origin)
+    return RunResult(**launch(request.config, num_ranks, request.output_dir, origin, request.resume))
+
+
+def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: AbstractSeat) -> RunResult:
     """Run a config in a process that has been set up for it: torch's settings, signals, the ranks.
 
     Args:
         request: the run.
         device: where it computes.
         ranks: those of the run.
-        seat: takes the ticks of a run that shares its process with others; None lets the run take them by itself.
+        seat: its place in the process.
     """
-    config, output_dir, resume = request.config, request.output_dir, request.resume
-    origin = request.origin or origin_of(config) or Origin("mlotool.run", (), None)
+    config = request.config
     with ExitStack() as stack:
-        found = None if resume is None else ranks.of_first(lambda: find_run(config, resume, output_dir))
-        if found is not None and found.is_finished:
-            return _finished(found, config, ranks)
+        resume = request.resume
+        earlier = None if resume is None else ranks.of_first(lambda: find_run(config, resume, request.output_dir))
+        if earlier is not None and earlier.is_finished:
+            return _finished(earlier.folder, config, ranks)
         seed_everything(config.seed, workers=True, verbose=False)
-        built = build(config, ranks.reduce, None if seat is None else seat.shared)
-        if config.get("inherit") is not None and (found is None or choose_checkpoint(found) is None):
+        built = build(config, ranks.reduce, seat.shared)
+        if config.get("inherit") is not None and (earlier is None or choose_checkpoint(earlier) is None):
             inherit(built.program, Path(config.inherit))
         # Everything that can be wrong with the config is found before a folder is made.
-        session = Session(config, built, device, request.watch, ranks, seat)
-        if found is None:
+        session = Session(config, built, device, seat, ranks, request.watch)
+        if earlier is None:
             session.rehearse()
-        folder, checkpoint = ranks.of_first(
-            lambda: _begin(config, output_dir, origin, built, found, stack, is_alone=ranks.size == 1)
-        )
+        folder, checkpoint = ranks.of_first(lambda: _begin(request, built, earlier, stack, is_alone=ranks.size == 1))
         if ranks.is_first and request.when_created is not None:
             request.when_created(str(folder.path))
-        return _run(session, folder, checkpoint, ranks)
+        try:
+            outcome = session.run(folder, checkpoint)
+        except (RunError, Interrupted) as error:
+            error.run_dir = folder.path
+            raise
+        finally:
+            if ranks.is_first:
+                # The run is done, or has an error of its own that matters more.
+                with suppress(WriteError, RunFileError):
+                    finish_provenance(folder.path)
+        return ranks.first(RunResult(dict(outcome.metrics), folder.path, folder.kept(), outcome.objective))
 
 
 def _begin(
-    config: Any,
-    output_dir: Path | None,
-    origin: Origin,
-    built: Any,
-    found: Found | None,
-    stack: ExitStack,
-    *,
-    is_alone: bool,
+    request: RunRequest, built: Any, earlier: EarlierRun | None, stack: ExitStack, *, is_alone: bool
 ) -> tuple[RunFolder, Path | None]:
     """Return the folder, which the stack keeps locked, with its inputs, and the checkpoint to go on from."""
-    if found is None:
-        folder = RunFolder.create(config, output_dir, origin.sweep)
+    config, origin = request.config, _origin(request.config, request.origin)
+    if earlier is None:
+        folder = RunFolder.create(config, request.output_dir, origin.sweep)
         stack.enter_context(run_lock(folder.path))
-        _write_inputs(folder, config, origin, built)
+        folder.write_inputs(config, origin, built)
         return folder, None
-    folder = RunFolder(found.folder.path, origin.sweep)
-    _lock(folder, stack)
-    if not (folder.path / "provenance.json").exists():
-        # It was killed while it wrote them; provenance.json is the last.
-        _write_inputs(folder, config, origin, built)
-    # Shards are put together by all ranks, and this is the first one's alone.
-    return folder, _go_on(found, config, origin, built.program if is_alone else None)
-
-
-def _write_inputs(folder: RunFolder, config: Any, origin: Origin, built: Any) -> None:
-    # provenance.json is the last: a folder that has it is complete.
-    write_nodes(folder.path, built)
-    folder.write_inputs(config, origin, built.program.graph)
-
-
-def _run(session: Session, folder: RunFolder, checkpoint: Path | None, ranks: Ranks) -> RunResult:
-    is_disk_at_fault = False
-    try:
-        outcome = session.run(folder, checkpoint)
-    except RunError as error:
-        error.run_dir, is_disk_at_fault = folder.path, isinstance(error, WriteError)
-        raise
-    except Interrupted as interrupted:
-        interrupted.run_dir = folder.path
-        raise
-    finally:
-        if ranks.is_first:
-            _finish_provenance(folder.path, is_told=is_disk_at_fault)
-    return ranks.first(RunResult(outcome.metrics, folder.path, _kept(folder), outcome.objective))
-
-
-def _finish_provenance(run_dir: Path, *, is_told: bool) -> None:
-    """Write the end's time; `is_told`: the run's own error says already that the disk takes no files."""
-    try:
-        finish_provenance(run_dir)
-    except (WriteError, RunFileError) as error:
-        # The run is done, or has an error of its own that matters more.
-        if not is_told:
-            warnings.warn(str(error), stacklevel=2)
-
-
-def _kept(folder: RunFolder) -> Path | None:
-    return next((path for path in map(folder.checkpoint, ("best", "last")) if path.is_file()), None)
-
-
-def _lock(folder: RunFolder, stack: ExitStack) -> None:
+    folder = RunFolder(earlier.folder.path, origin.sweep)
     if not stack.enter_context(run_lock(folder.path, PATIENCE_S)):
         raise ConfigError(
             f"resume: found '{folder.path}', which another process is writing; expected a run that has ended. Wait for "
             "it or stop it, or leave resume out for a new run."
         )
+    if not folder.has_inputs:
+        # It was killed while it wrote them.
+        folder.write_inputs(config, origin, built)
+    # Shards are put together by all ranks, and this is the first one's alone.
+    return folder, go_on(earlier, config, origin, built.program if is_alone else None)
 
 
-def _go_on(found: Found, config: Any, origin: Origin, program: Program | None) -> Path | None:
-    """Make the folder ready, note the resume and tell of it; return the checkpoint, if there is one."""
-    path = found.folder.path
-    checkpoint, tick = prepare(found, config, program)
-    for change in note_resume(path, config, origin, tick):
-        warnings.warn(
-            f"resume: found {change}; expected the same, or the numbers may not be the same to the last bit. Go on "
-            "where the run began, if that matters.",
-            stacklevel=3,
-        )
-    if checkpoint is None:
-        say(f"{path} has no checkpoint yet: it begins again.")
-    else:
-        say(f"going on in {path} after tick {tick} ({checkpoint.name})")
-    return checkpoint
+def _origin(config: Any, origin: Origin | None) -> Origin:
+    return origin or origin_of(config) or Origin("mlotool.run", (), None)
 
 
-def _finished(found: Found, config: Any, ranks: Ranks) -> RunResult:
-    path, summary = found.folder.path, read_summary(found.folder.path)
+def _finished(folder: RunFolder, config: Any, ranks: Ranks) -> RunResult:
+    """Return the result of a run that has nothing left to do; its summary may be anybody's."""
+    summary = folder.read_summary()
     if ranks.is_first:
         limit = config.debug.limit_ticks
         key = "runner.max_ticks" if limit is None or limit >= config.runner.max_ticks else "debug.limit_ticks"
         say(
-            f"{path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, or "
-            "leave resume out for a new run."
+            f"{folder.path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, "
+            "or leave resume out for a new run."
         )
-    metrics, objective = summary.get("metrics"), summary.get("objective")
-    # The summary may be anybody's.
-    values = {key: _number(value) for key, value in metrics.items()} if isinstance(metrics, dict) else {}
+    metrics, objective = (summary.get(key) for key in ("metrics", "objective"))
+    numbers = metrics if isinstance(metrics, dict) else {}
+    values = {key: float(value) if isinstance(value, int | float) else math.nan for key, value in numbers.items()}
     value = objective.get("value") if isinstance(objective, dict) else None
     is_known = isinstance(value, int | float)
-    return RunResult(values, path, _kept(found.folder), value if is_known else None, had_finished=True)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    return RunResult(values, folder.path, folder.kept(), value if is_known else None, had_finished=True)
 
 
 def serve(folder: Path) -> int:
@@ -312,13 +259,10 @@ def serve(folder: Path) -> int:
                 when_created=launch.run_dir.write_text,
             )
         except KeyboardInterrupt as interrupted:
-            return interrupted.exit_code if isinstance(interrupted, Interrupted) else INTERRUPTED[0]
+            return getattr(interrupted, "exit_code", INTERRUPTED[0])
         except BaseException as error:
             launch.note_failure(rank, error, traceback.format_exc())
             return error.exit_code if isinstance(error, MlotoolError) else 1
     if rank == 0:
-        checkpoint = None if result.checkpoint is None else str(result.checkpoint)
-        launch.result.write_text(
-            json.dumps({**vars(result), "output_dir": str(result.output_dir), "checkpoint": checkpoint})
-        )
+        launch.result.write_text(json.dumps(vars(result), default=str))
     return 0

@@ -2,12 +2,13 @@
 
 import gc
 import json
+import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,17 @@ from typing import Any
 import numpy
 import torch
 from greenlet import greenlet
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from mlotool.config.sweep_plan import structure_of
 from mlotool.config.user_data import SharedData
-from mlotool.core.errors import Interrupted, RunFileError, WriteError
+from mlotool.core.errors import Interrupted, WriteError
 from mlotool.core.files import write_text, writing
 from mlotool.core.messages import escape
 from mlotool.core.process import terminable
 from mlotool.core.run_files import read_json
 from mlotool.distributed.collectives import Ranks
-from mlotool.fusion.comparison import Tick, Verdict
+from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
 from mlotool.fusion.stacked_schedule import Layout
 from mlotool.program import Schedule
@@ -85,56 +86,23 @@ class MemoryRoom:
             unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
             return free + unused, total
         try:
-            lines = _MEMINFO.read_text().splitlines()
-            found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
-            free, total = found["MemAvailable"], found["MemTotal"]
+            lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+            free, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
         except (OSError, KeyError, ValueError, IndexError):
             return None
         for limit, use in _GROUPS:
-            try:
+            # "max" is none.
+            with suppress(OSError, ValueError):
                 most, used = int(limit.read_text()), int(use.read_text())
-            except (OSError, ValueError):
-                # "max" is none.
-                continue
-            if most < total:
-                free, total = min(free, most - used), most
+                if most < total:
+                    free, total = min(free, most - used), most
         return free, total
 
 
-@dataclass
-class _Apart:
-    """Why the runs of a stack are taken one by one, in a record's file, and since when."""
-
-    reason: str = ""
-    since_tick: Tick = 0
+_VERDICTS, _LAYOUT = TypeAdapter(dict[str, Verdict]), TypeAdapter(Layout)
 
 
-@dataclass
-class _Lanes(Layout):
-    """A layout in a record's file, with the jobs whose runs it is of."""
-
-    jobs: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _StackOfJobs:
-    """A stack in a record's file."""
-
-    jobs: list[int]
-    rounds: dict[str, Verdict]
-    apart: _Apart
-    layouts: list[_Lanes]
-
-
-@dataclass
-class _Record:
-    """A record's file, as far as it is read."""
-
-    stacks: list[_StackOfJobs]
-    waves: list[list[int]] = field(default_factory=list)
-
-
-def read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[StackRecord]]:
+def _read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[StackRecord]]:
     """Return which runs began together, and what was found out about stacks of them, by numbers of runs.
 
     A file that is not as it was written is as good as none, with a warning: nothing in it could make a gradient wrong,
@@ -145,40 +113,35 @@ def read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[
         jobs: by number of the run, that of its job.
     """
 
-    def numbers(found: Sequence[int]) -> list[int]:
-        if not found or len(set(found)) < len(found) or not set(found) <= set(jobs):
-            raise ValueError(f"jobs {str(found)[:80]}")
-        return [jobs.index(job) for job in found]
+    def numbers(members: Sequence[int]) -> list[int]:
+        if not members or len(set(members)) < len(members) or not set(members) <= set(jobs):
+            raise ValueError(f"jobs {str(members)[:80]}")
+        return [jobs.index(job) for job in members]
+
+    def layout(lanes: Mapping[str, Any]) -> Layout:
+        return _LAYOUT.validate_json(json.dumps(lanes), strict=True)
 
     try:
-        content = json.dumps(read_json(path.parent, path.name) or {"stacks": []})
-        record = TypeAdapter(_Record).validate_json(content, strict=True)
-        waves = [numbers(wave) for wave in record.waves]
-        if len({number for wave in waves for number in wave}) < sum(map(len, waves)):
-            raise ValueError(f"waves {str(record.waves)[:80]}")
+        content = read_json(path.parent, path.name) or {"stacks": []}
         stacks = [
             StackRecord(
-                tuple(numbers(stack.jobs)),
-                stack.rounds,
-                stack.apart.reason,
-                stack.apart.since_tick,
-                {
-                    tuple(numbers(lanes.jobs)): Layout(lanes.shares, lanes.own_values, lanes.courses)
-                    for lanes in stack.layouts
-                },
+                tuple(numbers(stack["jobs"])),
+                _VERDICTS.validate_json(json.dumps(stack["rounds"]), strict=True),
+                str(stack["apart"]["reason"]),
+                int(stack["apart"]["since_tick"]),
+                {tuple(numbers(lanes["jobs"])): layout(lanes) for lanes in stack["layouts"]},
             )
-            for stack in record.stacks
+            for stack in content["stacks"]
         ]
-    except (RunFileError, ValueError, RecursionError) as error:
-        found = error.errors()[0] if isinstance(error, ValidationError) else None
-        told = str(error) if found is None else f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
+        return [numbers(wave) for wave in content.get("waves", [])], stacks
+    # Of what is not as it was written it may be any error.
+    except Exception as error:
         warnings.warn(
-            f"{path}: found {escape(' '.join(told.split())[:200])}; expected what an earlier process of these jobs "
-            "wrote. What runs as one program is found out anew, so that last bits may be others than without it.",
-            stacklevel=2,
+            f"{path}: found {escape(' '.join(str(error).split())[:200])}; expected what an earlier process of these "
+            "jobs wrote. What runs as one program is found out anew, so that last bits may be others than without it.",
+            stacklevel=3,
         )
         return [], []
-    return waves, stacks
 
 
 class FusionRecord:
@@ -194,8 +157,8 @@ class FusionRecord:
         self._stacks: dict[tuple[int, ...], StackRecord] = {}
         self._waves: list[list[int]] = []
         if path is not None and path.is_file():
-            self._waves, stacks = read_record(path, self._jobs)
-            self._stacks = {each.members: each for each in stacks}
+            self._waves, stacks = _read_record(path, self._jobs)
+            self._stacks = {stack.members: stack for stack in stacks}
 
     def stacks(self) -> list[StackRecord]:
         """Return what was found out before, by numbers of runs."""
@@ -203,8 +166,8 @@ class FusionRecord:
 
     def began_together(self, waiting: Sequence[int]) -> list[int]:
         """Return which of the runs that wait began together first, in an earlier process; none where none did."""
-        found = [[number for number in wave if number in waiting] for wave in self._waves]
-        return next((wave for wave in found if wave), [])
+        waves = ([number for number in wave if number in waiting] for wave in self._waves)
+        return next(filter(None, waves), [])
 
     def begin(self, members: Sequence[int]) -> None:
         """Write down which runs have begun together."""
@@ -212,14 +175,21 @@ class FusionRecord:
             self._waves.append([*members])
         self.take([])
 
+    def note(self, members: Sequence[int], reason: str) -> None:
+        """Write down why some runs are taken one by one."""
+        self.take([StackRecord(tuple(members), reason=reason)])
+
     def take(self, records: Sequence[StackRecord]) -> None:
         """Write down what has been found out."""
-        self._stacks |= {each.members: each for each in records}
+        self._stacks |= {stack.members: stack for stack in records}
         if self._path is None:
             return
-        known = [each for each in self._stacks.values() if each.reason or each.verdicts or each.layouts]
-        waves = [[self._jobs[number] for number in wave] for wave in self._waves]
-        content = {"jobs": self._jobs, "waves": waves, "stacks": [self._plain(each) for each in known]}
+        known = [stack for stack in self._stacks.values() if stack.reason or stack.verdicts or stack.layouts]
+        content = {
+            "jobs": self._jobs,
+            "waves": [self._jobs_of(wave) for wave in self._waves],
+            "stacks": [self._plain(stack) for stack in known],
+        }
         try:
             with writing(self._path):
                 self._path.parent.mkdir(exist_ok=True)
@@ -228,95 +198,99 @@ class FusionRecord:
             # The runs themselves may still find room.
             warnings.warn(str(error), stacklevel=2)
 
-    def note(self, members: Sequence[int], reason: str) -> None:
-        """Write down why some runs are taken one by one."""
-        self.take([StackRecord(tuple(members), reason=reason)])
+    def _jobs_of(self, members: Sequence[int]) -> list[int]:
+        return [self._jobs[member] for member in members]
 
-    def _plain(self, record: StackRecord) -> dict[str, Any]:
-        verdicts = list(record.verdicts.values())
-        fused, alone = (_total(verdicts, name) for name in ("fused_s", "alone_s"))
-        reasons = dict.fromkeys(filter(None, [record.reason, *[each.reason for each in verdicts]]))
+    def _plain(self, stack: StackRecord) -> dict[str, Any]:
+        verdicts = stack.verdicts.values()
+        reasons = dict.fromkeys(filter(None, [stack.reason, *(verdict.reason for verdict in verdicts)]))
         return {
-            "jobs": [self._jobs[member] for member in record.members],
-            "is_fused": any(each.is_fused for each in verdicts) and not record.reason,
-            "until_tick": _until(record),
-            "fused_s": fused,
-            "alone_s": alone,
+            "jobs": self._jobs_of(stack.members),
+            # For the page of a sweep.
+            "is_fused": any(verdict.is_fused for verdict in verdicts) and not stack.reason,
+            "until_tick": _until(stack),
+            "fused_s": _total(verdict.fused_s for verdict in verdicts),
+            "alone_s": _total(verdict.alone_s for verdict in verdicts),
             "reason": "; ".join(reasons),
-            "apart": {"reason": record.reason, "since_tick": record.since_tick},
-            "layouts": [
-                {"jobs": [self._jobs[member] for member in lanes], **asdict(layout)}
-                for lanes, layout in record.layouts.items()
-            ],
-            "rounds": {name: asdict(verdict) for name, verdict in record.verdicts.items()},
+            # For a process that goes on with these runs.
+            "apart": {"reason": stack.reason, "since_tick": stack.since_tick},
+            "layouts": [{"jobs": self._jobs_of(lanes), **asdict(layout)} for lanes, layout in stack.layouts.items()],
+            "rounds": {name: asdict(verdict) for name, verdict in stack.verdicts.items()},
         }
 
 
-def _total(verdicts: Sequence[Verdict], name: str) -> float | None:
-    found = [getattr(each, name) for each in verdicts if getattr(each, name) is not None]
-    return sum(found) if found else None
+def _total(seconds: Iterable[float | None]) -> float | None:
+    known = [one for one in seconds if one is not None]
+    return sum(known) if known else None
 
 
-def _until(record: StackRecord) -> int | None:
+def _until(stack: StackRecord) -> int | None:
     """Return how many ticks members took as one program that have gone on one by one; None where they have not."""
-    ends = [each.since_tick for each in record.verdicts.values() if each.before is not None and not each.is_fused]
-    if record.reason and any(each.is_fused for each in record.verdicts.values()):
-        ends.append(record.since_tick)
+    verdicts = stack.verdicts.values()
+    ends = [verdict.since_tick for verdict in verdicts if verdict.before is not None and not verdict.is_fused]
+    if stack.reason and any(verdict.is_fused for verdict in verdicts):
+        ends.append(stack.since_tick)
     return max(ends, default=None)
 
 
-@dataclass(slots=True)
-class _Ask:
-    """What a run waits for.
-
-    Args:
-        schedule: whose ticks.
-        count: how many it wants yet.
-        keep: takes the results of each.
-        due_at: when its checkpoint is due.
-        error: that one of its ticks has raised.
-        is_over: whether the run goes on with what it has.
-    """
-
-    schedule: Schedule
-    count: int
-    keep: Keep
-    due_at: float
-    error: BaseException | None = None
-    is_over: bool = False
-
-
 class Seat(AbstractSeat):
-    """The place of one run.
+    """The place of one run: a coroutine that hands over where it would take its ticks.
 
     Args:
         company: all runs.
         number: of this one.
+        run: what it does.
+        is_first: whether it is the first one to begin.
+
+    Attributes:
+        coroutine: runs it.
+        has_begun: whether it has taken ticks in an earlier process.
+        schedule: whose ticks it waits for, `count` of them; `keep` takes their results, `due_at` ends the wait early.
+        error: what one of these ticks has raised.
+        is_over: whether the run goes on with what it has.
+        random: its global random numbers while it waits.
+        seconds: that it has taken, until it was let go on at `since`; None while it waits.
     """
 
-    def __init__(self, company: "Company", number: int) -> None:
-        self.interrupt, self.shared = company.interrupt, company.shared
-        self.is_first = company.is_first(number)
-        self._company, self._number = company, number
+    schedule: Schedule
+    keep: Keep
+    random: dict[str, Any]
+
+    def __init__(self, company: "Company", number: int, run: Callable[[AbstractSeat], Any], *, is_first: bool) -> None:
+        self.interrupt, self.shared, self.is_first = company.interrupt, company.shared, is_first
+        self.number, self._company = number, company
+        self.coroutine = greenlet(partial(run, self))
+        self.has_begun = self.is_over = False
+        self.count, self.due_at = 0, math.inf
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+        self.since: float | None = None
 
     def clock(self) -> float:
         """Return the seconds that this run has taken, with its share of the ticks of all."""
-        return self._company.seconds(self._number)
+        return self.seconds + (0.0 if self.since is None else time.perf_counter() - self.since)
 
     def join(self, schedule: Schedule) -> None:
         """Take the place that a run has had before, or a new one."""
-        self._company.join(self._number, schedule)
+        if schedule.num_ticks > 0:
+            self.has_begun = True
+            self._company.ticks.join(self.number, schedule)
 
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
         """Let the other runs go on until these ticks are taken."""
-        self._company.wait(self._number, _Ask(schedule, count, keep, due_at))
+        if count > 0:
+            self.schedule, self.count, self.keep, self.due_at = schedule, count, keep, due_at
+            self.is_over, self.error, self.random = False, None, random_state()
+            self._company.wait(self)
+            restore_random_state(self.random)
+            if self.error is not None:
+                raise self.error
 
 
 class Company:
-    """Several runs in one process.
+    """Several runs in one process, whose ticks are taken together once all of them wait for some.
 
-    Each run is a coroutine that hands over where it would take its ticks, and gets them back when all that wait have
-    taken theirs. What a run changes in the whole process, the global random numbers, is its own.
+    What a run changes in the whole process, the global random numbers, is its own.
 
     Args:
         runs: what each run does, given its seat; what it returns or raises is its result.
@@ -327,6 +301,8 @@ class Company:
         ticks: takes the ticks; to be set before the runs begin.
     """
 
+    ticks: FusedTicks
+
     def __init__(
         self,
         runs: Mapping[int, Callable[[AbstractSeat], Any]],
@@ -335,22 +311,12 @@ class Company:
     ) -> None:
         self.interrupt, self.shared = Interrupt(), shared
         self._when_ended = when_ended
-        self.ticks: FusedTicks
-        self._first = min(runs, default=0)
-        self._coroutines = {number: greenlet(partial(run, Seat(self, number))) for number, run in runs.items()}
-        self._asks: dict[int, _Ask] = {}
-        # Those that had taken ticks in an earlier process.
-        self._began: set[int] = set()
-        self._random: dict[int, Any] = {}
-        # Seconds of each run until now, or until it was let go on, and when that was.
-        self._clocks: dict[int, float] = dict.fromkeys(runs, 0.0)
-        self._current: tuple[int, float] | None = None
+        first = min(runs, default=0)
+        self._seats = {number: Seat(self, number, run, is_first=number == first) for number, run in runs.items()}
+        # Those that wait for their ticks.
+        self._waiting: dict[int, Seat] = {}
         self._conductor: greenlet | None = None
         self._interrupted: KeyboardInterrupt | None = None
-
-    def is_first(self, number: int) -> bool:
-        """Say whether a run is the first one to begin."""
-        return number == self._first
 
     def begin(self, has_room: Callable[[], bool]) -> list[int]:
         """Let the runs begin, until each waits for its ticks; return the numbers of those that found no room.
@@ -359,21 +325,21 @@ class Company:
             has_room: asked after each run, whether the next one fits as well.
         """
         self._conductor = greenlet.getcurrent()
-        waiting = list(self._coroutines)
-        while waiting and not self.interrupt.requested:
-            number = waiting.pop(0)
-            self._resume(number)
-            if number not in self._asks and number not in self._began:
+        left = list(self._seats)
+        while left and not self.interrupt.requested:
+            number = left.pop(0)
+            self._resume(self._seats[number])
+            if not self.has_place(number):
                 # It has ended before its first tick, in this process and before.
                 self.ticks.leave_out([number])
             if not has_room():
                 break
-        self.ticks.leave_out(waiting)
-        return waiting
+        self.ticks.leave_out(left)
+        return left
 
     def has_place(self, number: int) -> bool:
         """Say whether a run waits for its ticks, or has taken some in an earlier process."""
-        return number in self._asks or number in self._began
+        return number in self._waiting or self._seats[number].has_begun
 
     def run(self) -> None:
         """Let those that have begun run to their ends.
@@ -381,127 +347,96 @@ class Company:
         Raises:
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once all have ended.
         """
-        while self._asks:
+        while self._waiting:
             try:
                 self._advance()
             except BaseException as error:
                 # Each run ends in its own way, with its checkpoint and summary.
-                for ask in self._asks.values():
-                    ask.error, ask.is_over = error, True
-            for number in [number for number, ask in self._asks.items() if ask.is_over]:
-                del self._asks[number]
-                self._resume(number)
+                for seat in self._waiting.values():
+                    seat.error, seat.is_over = error, True
+            for seat in [seat for seat in self._waiting.values() if seat.is_over]:
+                del self._waiting[seat.number]
+                self._resume(seat)
         if self._interrupted is not None:
             raise self._interrupted
         if self.interrupt.requested:
             raise Interrupted(self.interrupt.exit_code)
 
-    def seconds(self, number: int) -> float:
-        """Return the seconds that a run has taken: its own, and its share of what was done for all that waited."""
-        own = self._clocks.get(number, 0.0)
-        if self._current is not None and self._current[0] == number:
-            own += time.perf_counter() - self._current[1]
-        return own
-
     @contextmanager
     def world(self, number: int) -> Iterator[Callable[[], bool]]:
         """Let numpy's and Python's global random numbers be those of a run that waits; yield whether it has drawn."""
-        outside = numpy.random.get_state(), random.getstate()
-        own = self._random[number]
+        outside, own = global_state(), self._seats[number].random
         restore_global_state(own)
         begin = numpy.random.get_state(), random.getstate()
         try:
             yield lambda: not _are_equal(begin, (numpy.random.get_state(), random.getstate()))
         finally:
             own.update(global_state())
-            numpy.random.set_state(outside[0])
-            random.setstate(outside[1])
+            restore_global_state(outside)
 
-    def join(self, number: int, schedule: Schedule) -> None:
-        """Let a run take its place; for the run itself, once it knows how far it is."""
-        if schedule.num_ticks > 0:
-            self._began.add(number)
-            self.ticks.join(number, schedule)
-
-    def wait(self, number: int, ask: _Ask) -> None:
-        """Hand over to the other runs until a run's ticks are taken; for the run itself.
-
-        Args:
-            number: of the run.
-            ask: what it waits for.
-        """
-        if ask.count <= 0:
-            return
+    def wait(self, seat: Seat) -> None:
+        """Hand over to the other runs until a run's ticks are taken; for the run itself."""
         assert self._conductor is not None
-        self.ticks.join(number, ask.schedule)
-        self._asks[number] = ask
-        self._random[number] = random_state()
+        self.ticks.join(seat.number, seat.schedule)
+        self._waiting[seat.number] = seat
         self._conductor.switch()
-        restore_random_state(self._random.pop(number))
-        if ask.error is not None:
-            raise ask.error
 
-    def _resume(self, number: int) -> None:
+    def _resume(self, seat: Seat) -> None:
         """Let a run go on until it waits again or ends."""
-        coroutine = self._coroutines[number]
         result: Any
-        self._current = number, time.perf_counter()
+        seat.since = time.perf_counter()
         try:
-            result = coroutine.switch()
+            result = seat.coroutine.switch()
         except KeyboardInterrupt as error:
             self._interrupted = self._interrupted or error
             self.interrupt.insist()
             result = error
         except BaseException as error:
             result = error
-        self._clocks[number], self._current = self.seconds(number), None
+        seat.seconds, seat.since = seat.clock(), None
         # Lightning puts handlers of its own in their place, and takes them back.
         self.interrupt.listen()
-        if coroutine.dead:
-            self.ticks.leave(number)
-            self._clocks.pop(number, None)
+        if seat.coroutine.dead:
+            self.ticks.leave(seat.number)
             if not isinstance(result, KeyboardInterrupt):
-                self._when_ended(number, result)
+                self._when_ended(seat.number, result)
 
     def _advance(self) -> None:
         """Take ticks of the runs that are furthest behind, until one of them has what it wants."""
-        asks = self._asks
+        waiting = self._waiting.values()
+        # Where a signal came while they began some may not be there, without whom a tick would have other last bits.
+        if not self.interrupt.requested:
+            self._take_ticks(list(waiting))
         if self.interrupt.requested:
-            # It came while they began: some may not be there, without whom a tick would have other last bits.
-            for ask in asks.values():
-                ask.is_over = True
-            return
-        lowest = min(ask.schedule.num_ticks for ask in asks.values())
-        behind = {number: ask for number, ask in asks.items() if ask.schedule.num_ticks == lowest}
-        ahead = [ask.schedule.num_ticks for number, ask in asks.items() if number not in behind]
-        count = min([ask.count for ask in behind.values()] + [tick - lowest for tick in ahead])
-        due_at = min(ask.due_at for ask in behind.values())
-        began, taking = time.perf_counter(), [*behind]
-        self.ticks.begin(taking)
-        self.interrupt.is_in_tick = True
+            for seat in waiting:
+                seat.is_over = True
+
+    def _take_ticks(self, waiting: Sequence[Seat]) -> None:
+        lowest = min(seat.schedule.num_ticks for seat in waiting)
+        behind = {seat.number: seat for seat in waiting if seat.schedule.num_ticks == lowest}
+        ahead = [seat.schedule.num_ticks - lowest for seat in waiting if seat.number not in behind]
+        count = min([*(seat.count for seat in behind.values()), *ahead])
+        due_at = min(seat.due_at for seat in behind.values())
+        began, taking = time.perf_counter(), list(behind.values())
+        self.ticks.begin([*behind])
         for number_of_tick in range(count):
             # Within these ticks no run goes on with anything else.
-            found = self.ticks.tick([*behind], may_have_changed=number_of_tick == 0)
-            for number, outcome in found.items():
-                ask = behind[number]
+            outcomes = self.ticks.tick([*behind], may_have_changed=number_of_tick == 0)
+            for number, outcome in outcomes.items():
+                seat = behind[number]
                 if isinstance(outcome, Exception):
-                    ask.error, ask.is_over = outcome, True
+                    seat.error, seat.is_over = outcome, True
                     del behind[number]
                 elif outcome is not None:
-                    ask.keep(outcome)
-                    ask.count -= 1
+                    seat.keep(outcome)
+                    seat.count -= 1
             if not behind or self.interrupt.seen() or time.monotonic() >= due_at:
                 break
-        self.interrupt.is_in_tick = False
-        share = (time.perf_counter() - began) / len(taking)
-        for number in taking:
-            self._clocks[number] += share
-        now = time.monotonic()
-        for ask in behind.values():
-            ask.is_over = ask.count == 0 or now >= ask.due_at
-        if self.interrupt.requested:
-            for ask in asks.values():
-                ask.is_over = True
+        share, now = (time.perf_counter() - began) / len(taking), time.monotonic()
+        for seat in taking:
+            seat.seconds += share
+        for seat in behind.values():
+            seat.is_over = seat.count == 0 or now >= seat.due_at
 
 
 def _are_equal(first: Any, second: Any) -> bool:
@@ -512,9 +447,6 @@ def _are_equal(first: Any, second: Any) -> bool:
 __all__ = ["RunRequest", "run_together"]
 
 WhenEnded = Callable[[int, RunResult | BaseException], None]
-
-_OF_THE_PROCESS = ("num_threads", "deterministic", "tf32")
-"""Settings of a run that concern its whole process."""
 
 
 def run_together(
@@ -535,17 +467,22 @@ def run_together(
     Raises:
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the runs have written their checkpoints and summaries.
     """
-    alone = [number for number, each in enumerate(requests) if count_devices(each.config.runner) > 1]
-    together = [number for number in range(len(requests)) if number not in alone]
-    book = FusionRecord(record, [_job(each) for each in requests])
-    for number in alone:
+    companies: dict[tuple[Any, ...], dict[int, RunRequest]] = {}
+    apart: dict[int, RunRequest] = {}
+    for number, request in enumerate(requests):
+        runner = request.config.runner
+        # What concerns the whole process.
+        settings = tuple(runner[key] for key in ("num_threads", "deterministic", "tf32", "accelerator"))
+        members = apart if count_devices(runner) > 1 else companies.setdefault(settings, {})
+        members[number] = request
+    book = FusionRecord(record, [_job(request) for request in requests])
+    for number in apart:
         book.note([number], "runner.devices is above 1: each has processes of its own")
-    for settings in dict.fromkeys(_of_process(requests[number]) for number in together):
-        members = {number: requests[number] for number in together if _of_process(requests[number]) == settings}
+    for members in companies.values():
         _run_company(members, book, when_ended)
-    for number in alone:
-        if requests[number].ended_at is None:
-            _run_alone(number, requests[number], when_ended)
+    for number, request in apart.items():
+        if request.ended_at is None:
+            _run_apart(number, request, when_ended)
 
 
 def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_ended: WhenEnded) -> None:
@@ -553,7 +490,7 @@ def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_en
     runner = next(iter(requests.values())).config.runner
     keep_freed_memory()
     with (
-        torch_settings(**{key: runner[key] for key in _OF_THE_PROCESS}),
+        torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic, tf32=runner.tf32),
         quiet_lightning(),
         terminable(),
         announcements(),
@@ -583,7 +520,7 @@ def _run(request: RunRequest, device: torch.device, seat: AbstractSeat) -> RunRe
     return run_here(replace(request, resume=resume), device, Ranks(), seat)
 
 
-def _run_alone(number: int, request: RunRequest, when_ended: WhenEnded) -> None:
+def _run_apart(number: int, request: RunRequest, when_ended: WhenEnded) -> None:
     result: RunResult | BaseException
     try:
         result = run(request.config, output_dir=request.output_dir, origin=request.origin, watch=request.watch)
@@ -592,10 +529,6 @@ def _run_alone(number: int, request: RunRequest, when_ended: WhenEnded) -> None:
     except BaseException as error:
         result = error
     when_ended(number, result)
-
-
-def _of_process(request: RunRequest) -> tuple[Any, ...]:
-    return tuple(request.config.runner[key] for key in ("num_threads", "deterministic", "tf32", "accelerator"))
 
 
 def _job(request: RunRequest) -> int:

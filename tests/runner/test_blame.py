@@ -9,10 +9,9 @@ import torch
 
 import mlotool
 from mlotool.core.errors import NonFiniteLossError, NonFiniteParametersError
-from mlotool.problem.settings import ProblemSettings
-from mlotool.program import Graph, Problem, Program, Schedule, StepResult, Stream
+from mlotool.program import Graph, Problem, Program, StepResult
 from mlotool.runner.finiteness import check_parameters, explain
-from mlotool.runner.program_module import Window
+from mlotool.runner.values import Window
 
 
 class Point(torch.nn.Module):
@@ -52,7 +51,7 @@ def fails(*ticks: dict[str, float]) -> str:
 def test_the_only_one_that_had_stepped_is_to_blame() -> None:
     text = fails({"w": 2.0, "lam": math.nan})
     assert "The loss of problem 'lam' became nan at tick 1" in text
-    assert "Lower problems.w.optimizer.lr (1e+06 now), or set problems.w.gradient_clip_norm=1.0." in text
+    assert "Lower problems.w.optimizer.lr (1e+06 now), or set that problem's gradient_clip_norm=1.0." in text
     assert "problems.lam.optimizer.lr" not in text
 
 
@@ -60,13 +59,6 @@ def test_of_several_that_had_stepped_none_is_blamed_alone() -> None:
     text = fails({"w": 2.0, "lam": 1.0}, {"w": math.nan})
     assert "the one that is too large of problems.w.optimizer.lr (1e+06 now) and problems.lam.optimizer.lr" in text
     assert "apart" not in text
-
-
-def test_fp16_is_named_where_it_may_be_the_reason() -> None:
-    made = program()
-    made.problems["w"].settings = ProblemSettings(precision="fp16")
-    assert "'w' computes in fp16, whose numbers end at 65,504" in explain("w", made.problems, ())
-    assert "fp16" not in explain("lam", made.problems, ())
 
 
 def test_a_first_loss_is_the_fault_of_no_learning_rate() -> None:
@@ -96,15 +88,12 @@ def run_fails(recipe: str, folder: Any, *overrides: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("log_every", [1, 20])
-def test_a_run_with_a_wrong_rate_below_names_it(tmp_path: Any, log_every: int) -> None:
-    rates = ["problems.classifier.optimizer.lr=1e6", f"runner.log_every={log_every}", "runner.max_ticks=20"]
+def test_a_run_with_a_wrong_rate_below_names_it(tmp_path: Any) -> None:
+    rates = ["problems.classifier.optimizer.lr=1e6", "runner.max_ticks=20"]
     text = run_fails("mwn", tmp_path / "run", *rates)
     # During the warm-up nothing else had stepped.
     assert "Lower problems.classifier.optimizer.lr (1e+06 now)" in text
     assert "problems.reweight.optimizer.lr" not in text
-    text = run_fails("mwn", tmp_path / "at_once", *rates, "problems.classifier.warmup_steps=0")
-    assert "problems.classifier.optimizer.lr (1e+06 now)" in text
 
 
 def test_a_run_with_a_wrong_rate_above_names_it_though_it_shows_below(tmp_path: Any) -> None:
@@ -115,25 +104,3 @@ def test_a_run_with_a_wrong_rate_above_names_it_though_it_shows_below(tmp_path: 
     text = run_fails("logistic_hpo", tmp_path / "decay", *rates)
     assert text.startswith("The loss of problem 'classifier' became")
     assert "problems.decay.optimizer.lr (8 now)" in text
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_sample_that_is_nan_is_not_put_down_to_a_rate(is_first: bool) -> None:
-    """One bad batch, of all or of the third step."""
-    module = torch.nn.Linear(2, 1)
-    samples = torch.ones(6, 2)
-    samples[0 if is_first else 4] = math.nan
-    only = Problem(
-        "net", module, lambda batch, *, net: net(batch).square().mean(), roles={"net": "net"},
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.01), stream=Stream(list(samples), 2, shuffle=False),
-    )  # fmt: skip
-    made = Program([only], Graph({}, {}))
-    schedule, window = Schedule(made), Window(explain=lambda name, stepped: explain(name, made.problems, stepped))
-    with pytest.raises(NonFiniteLossError) as caught:
-        for _ in range(3):
-            window.append(schedule.tick())
-        window.check()
-    text = str(caught.value)
-    assert f"at tick {1 if is_first else 3}" in text
-    assert "One of the last batches of 'net' holds numbers that are not finite: float32 (2, 2), not all finite" in text
-    assert "optimizer.lr" not in text

@@ -1,7 +1,6 @@
 """The record of a group: what is read is what was written, and what is not as it was written is as good as none."""
 
 import json
-import random
 import warnings
 from pathlib import Path
 from typing import Any
@@ -57,71 +56,6 @@ def test_unknown_keys_are_left_alone(tmp_path: Path) -> None:
     assert read(path) == (RECORDS, [1], [])
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all values of nested containers."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *[found for key, each in inner for found in places(each, (*path, key))]]
-
-
-def put(content: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    content[path[0]] = put(content[path[0]], path[1:], value)
-    return content
-
-
-WRONG: list[Any] = [None, True, -1, 10**400, 1e308, "x" * 100_000, "\x1b[2J", [], [[[]]], {}, {"jobs": [3]}, [3, 3], 99]
-NEVER_READ = ("jobs", "is_fused", "until_tick", "fused_s", "alone_s", "reason")
-
-
-def test_any_wrong_value_is_told_in_a_line_and_no_traceback(tmp_path: Path) -> None:
-    """Each place of a record, with values of all kinds."""
-    path, chance, num_told = tmp_path / "fusion" / "3.json", random.Random(0), 0
-    content = written(path)
-    for place in places(content):
-        for wrong in chance.sample(WRONG, 5):
-            path.write_text(json.dumps(put(json.loads(json.dumps(content)), place, wrong)))
-            stacks, began, told = read(path)
-            assert len(told) <= 1
-            for text in told:
-                num_told += 1
-                assert text.startswith(str(path)) and "\n" not in text and len(text) < 1_000
-                assert text.isprintable()
-                assert "found out anew" in text
-                assert (stacks, began) == ([], [])
-            for each in stacks:
-                # Nothing that the rest of the program could not take.
-                assert {*each.members} <= {0, 1, 2, 3} and isinstance(each.reason, str)
-                assert all(type(layout.shares) is dict for layout in each.layouts.values())
-                for verdict in each.verdicts.values():
-                    assert verdict.at(10**9) is verdict and verdict.at_once != 0
-            is_summary = place[:1] == ("jobs",) or (len(place) > 2 and place[2] in NEVER_READ and place[2] != "jobs")
-            assert not (told and is_summary)
-    assert num_told > 300
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.7, 0.999])
-def test_half_a_file(tmp_path: Path, share: float) -> None:
-    path = tmp_path / "fusion" / "3.json"
-    written(path)
-    text = path.read_text()
-    path.write_text(text[: int(share * len(text))])
-    assert read(path)[:2] == ([], [])
-    assert len(read(path)[2]) == 1
-
-
-def test_what_is_no_file_of_ours(tmp_path: Path) -> None:
-    path = tmp_path / "fusion" / "3.json"
-    path.parent.mkdir()
-    for content in (b"\xff\xfe\x00", b"[1, 2]", b"[" * 100_000, b'{"waves": ' + b"[" * 50_000, b"0" * 100_000):
-        path.write_bytes(content)
-        stacks, began, told = read(path)
-        assert (stacks, began) == ([], []) and len(told) == 1
-    path.unlink()
-    path.symlink_to("/etc/passwd")
-    assert read(path)[:2] == ([], [])
-
-
 def test_jobs_of_another_group(tmp_path: Path) -> None:
     path = tmp_path / "fusion" / "3.json"
     content = written(path)
@@ -132,10 +66,9 @@ def test_jobs_of_another_group(tmp_path: Path) -> None:
     assert "found jobs [7, 9]; expected what an earlier process of these jobs wrote" in text
 
 
-def test_a_chain_of_changes_without_an_end(tmp_path: Path) -> None:
-    path = tmp_path / "fusion" / "3.json"
-    text = json.dumps(written(path)["stacks"][1])
-    chain = '{"before": ' * 500 + "1" + "}" * 500
-    path.write_text('{"stacks": [' + text[:-1] + ', "rounds": {"a": ' + chain + "}}]}")
-    stacks, _, told = read(path)
-    assert not stacks and len(told) == 1
+@pytest.mark.parametrize("content", ['{"stacks": [{"jobs"', '{"stacks": [{"jobs": 3}]}', "[" * 100_000])
+def test_what_is_no_record_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "3.json"
+    path.write_text(content)
+    stacks, began, [text] = read(path)
+    assert (stacks, began) == ([], []) and "found out anew" in text

@@ -127,26 +127,3 @@ def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path, variant: str) -> N
     stop_ranks(parts, variant, None, signal.SIGKILL, ())
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
     assert f"has finished after {killed_ranks.MAX_TICKS} ticks; nothing is changed" in output_of(parts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", killed_ranks.VARIANTS)
-def test_two_ranks_that_are_killed_at_random(tmp_path: Path, variant: str) -> None:
-    chance, num_kills, num_chains = random.Random(variant), 0, 0
-    for name in ("first", "whole"):
-        (tmp_path / name).mkdir()
-        began = time.monotonic()
-        stop_ranks(tmp_path / name / "run", variant, None, signal.SIGKILL, ())
-    longest_life = 0.8 * (time.monotonic() - began)
-    while num_kills < 10:
-        folder = tmp_path / f"chain_{num_chains}" / "run"
-        folder.parent.mkdir()
-        while num_kills < 10 and last_tick(folder) < killed_ranks.MAX_TICKS:
-            whom = chance.choice(((0,), (1,), (0, 1)))
-            stop_ranks(folder, variant, -1, signal.SIGKILL, whom, chance.uniform(0.0, longest_life))
-            num_kills += 1
-        stop_ranks(folder, variant, None, signal.SIGKILL, ())
-        assert_same(folder, tmp_path / "whole" / "run")
-        assert not list(folder.rglob("*.tmp"))
-        num_chains += 1
-    print(f"{num_kills} kills in {num_chains} chains")

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from mlotool import FirstOrder, Graph, Problem, Program
 from mlotool.models import PositiveVector
 from mlotool.runner import RunResult
-from mlotool.runner.program_module import MAX_VALUES, LearnedValues
-from tests.program.small import pair
+from mlotool.runner.values import MAX_VALUES, LearnedValues
 
 Run = Callable[..., RunResult]
 
@@ -88,10 +87,6 @@ def test_nothing_in_training_changes() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert float(module.calls) == 0  # type: ignore[arg-type]
     assert module.training
-
-
-def test_lower_problems_are_not_read() -> None:
-    assert {key.partition("/")[0] for key in LearnedValues(pair()).read()} == {"u"}
 
 
 def test_a_run_logs_them_at_each_flush_and_the_norm_of_the_hypergradient(tiny_run: Run) -> None:

@@ -1,6 +1,7 @@
 """What users of Lightning bring: callbacks, loggers, settings of the Trainer."""
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 
+from mlotool.cli.main import main
 from mlotool.core.errors import ConfigError
 from mlotool.runner import RunResult
 
@@ -90,10 +92,104 @@ def test_a_logger_gets_what_metrics_csv_gets(tiny_run: Run, tmp_path: Path) -> N
 
 
 def test_the_trainer_takes_settings_that_no_other_key_decides(
-    tiny_run: Run, capsys: pytest.CaptureFixture[str]
+    tiny_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_run({"runner.trainer": {"profiler": "simple", "enable_model_summary": True}})
     out = capsys.readouterr()
     assert "problem_classifier" in out.out + out.err
     with pytest.raises(ConfigError, match=r"runner\.trainer\.max_steps: .* Write runner\.max_ticks"):
         tiny_run({"runner.trainer": {"max_steps": 3}}, folder="other")
+    assert not (tmp_path / "other").exists()
+
+
+WATCHING = """
+import json
+from pathlib import Path
+
+from pytorch_lightning import Callback
+
+
+class Watch(Callback):
+    def __init__(self, path):
+        self.path, self.seen = Path(path), {}
+
+    def _note(self, hook, module):
+        module.program.problems["classifier"]
+        self.seen.setdefault(hook, []).append(module.schedule.num_ticks)
+        self.path.write_text(json.dumps(self.seen))
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self._note("batch", module)
+
+    def on_validation_end(self, trainer, module):
+        assert "val/accuracy" in trainer.callback_metrics
+        self._note("validation", module)
+
+    def on_save_checkpoint(self, trainer, module, checkpoint):
+        self._note("checkpoint", module)
+"""
+RECIPE = """# @package _global_
+# A recipe with a user's callback, one of Lightning's, and a setting of its Trainer.
+defaults: [plain, _self_]
+name: watched
+runner:
+  max_ticks: 4
+  ticks_per_chunk: 3
+  report: false
+  callbacks:
+    - {_target_: watching.Watch, path: seen.json}
+    - {_target_: pytorch_lightning.callbacks.LearningRateMonitor, logging_interval: step}
+  trainer: {profiler: simple}
+evaluate: {splits: {val: 2}}
+"""
+LOGGER = "logger.loggers=[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: own, name: logged, version: ''}]"
+WORDS = ("logger=csv", "runner.progress_bar=false", "hydra.run.dir=run")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a package and a recipe that uses it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "watching.py").write_text(WATCHING)
+    (tmp_path / "watched.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def test_a_recipe_brings_callbacks_and_settings_and_its_user_a_logger(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "watched.yaml", "--trust", "watching", *WORDS, LOGGER]) == 0
+    seen = json.loads((here / "seen.json").read_text())
+    assert (seen["batch"], seen["validation"]) == ([2, 4], [2, 4])
+    assert {0, 2, 4} >= set(seen["checkpoint"]) >= {0, 4}
+    assert "lr-SGD" in logged(here / "run") or "lr-Adam" in logged(here / "run")
+    rows = list(csv.DictReader((here / "own/logged/metrics.csv").read_text().splitlines()))
+    assert [row["val/accuracy"] for row in rows if row["val/accuracy"]]
+    assert "FIT Profiler Report" in "".join(capfd.readouterr())
+
+
+def test_the_command_line_brings_them_too(here: Path) -> None:
+    words = ["runner.max_ticks=2", "runner.report=false", *WORDS]
+    callback = "runner.callbacks=[{_target_: pytorch_lightning.callbacks.Timer}]"
+    assert main(["run", "plain", *words, callback, LOGGER, "+runner.trainer.detect_anomaly=true"]) == 0
+    assert (here / "own/logged/metrics.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("watched.yaml",), "runner.callbacks[0]._target_: found 'watching.Watch'"),
+        (("plain", "runner.callbacks=[{_target_: os.system}]"), "runner.callbacks[0]._target_: found 'os.system'"),
+        (("plain", "logger.loggers=[{_target_: torch.load}]"), "logger.loggers[0]._target_: found 'torch.load'"),
+        (("plain", "+runner.trainer.max_epochs=3"), "runner.trainer.max_epochs: found an argument of the Trainer"),
+    ],
+)
+def test_what_is_not_trusted_is_one_error_before_anything_is_written(
+    here: Path, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert main(["run", *words, *WORDS]) == 2
+    errors = [line for line in capfd.readouterr().err.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert said in errors[0]
+    assert not (here / "run/config.yaml").exists()

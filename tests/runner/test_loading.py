@@ -33,9 +33,9 @@ def test_wrong_names(tiny_run: Run) -> None:
     run_dir = tiny_run({"debug.limit_ticks": 2, "objective": None}).output_dir
     with pytest.raises(ConfigError, match=r"Unknown problem 'clasifier'.*Did you mean 'classifier'"):
         load(run_dir, "clasifier", "last")
-    with pytest.raises(ConfigError, match=r"no checkpoint 'best'.*Use checkpoint=last"):
+    with pytest.raises(ConfigError, match=r"no checkpoint 'best', but last"):
         load(run_dir, "classifier")
-    with pytest.raises(ConfigError, match=r"Split 'tests'.*Did you mean 'test'"):
+    with pytest.raises(ConfigError, match=r"found 'tests'.*Did you mean 'test'"):
         evaluate(run_dir, "tests", "last")
 
 
@@ -54,13 +54,8 @@ def test_it_says_why_there_is_no_checkpoint(tiny_run: Run, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"has no config\.yaml; expected the folder of a run"):
         evaluate(tmp_path, "test")
     run_dir = tiny_run({"runner.checkpoint": False}).output_dir
-    with pytest.raises(ConfigError, match=r"no checkpoint 'best'.*was run with runner\.checkpoint=false"):
+    with pytest.raises(ConfigError, match=r"no checkpoint 'best', but none"):
         load(run_dir, "classifier")
-    run_dir = tiny_run(folder="other").output_dir
-    for path in (run_dir / "checkpoints").iterdir():
-        path.unlink()
-    with pytest.raises(ConfigError, match=r"no checkpoint 'best'.*failed before its first tick"):
-        evaluate(run_dir, "test")
 
 
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytorch_lightning.loggers import CSVLogger
 
 from mlotool.core.errors import ConfigError, WriteError
 from mlotool.core.run_files import check_tree
 from mlotool.core.user_code import UserCodeError
-from mlotool.runner import RunResult, logging
+from mlotool.runner import RunResult
 from tests.runner.test_run_config import LossThat
 
 Run = Callable[..., RunResult]
@@ -137,7 +136,7 @@ def test_a_logger_that_fails_costs_no_training(
     ("error", "kind", "text"),
     [
         (PermissionError(13, "Permission denied"), WriteError, r"run/wandb: cannot be written \(Permission denied\)"),
-        (RuntimeError("no service"), ConfigError, r"W&B does not start \(no service\).*logger.mode=disabled"),
+        (RuntimeError("no service"), ConfigError, r"W&B does not start \(no service\).*wandb login"),
     ],
 )
 def test_a_logger_that_does_not_start_is_one_error_before_the_first_tick(
@@ -159,48 +158,6 @@ def test_a_logger_that_does_not_start_is_one_error_before_the_first_tick(
     assert json.loads((tmp_path / "run/summary.json").read_text())["num_ticks"] == 0
 
 
-class FailingLogger(CSVLogger):
-    """Takes values, and fails at its end, as TensorBoard's does on a full disk."""
-
-    def log_metrics(self, *args: Any, **settings: Any) -> None:
-        """Take them."""
-
-    def finalize(self, status: str) -> None:
-        """Fail."""
-        raise OSError(28, "No space left on device")
-
-
-def test_a_logger_that_cannot_finish_leaves_the_run_finished(
-    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging, "_tensorboard_logger", lambda run_dir, resumed_at: FailingLogger(tmp_path / "other"))
-    with pytest.warns(UserWarning, match="FailingLogger could not finish its files"):
-        result = tiny_run({**SHORT, "logger.tensorboard": True})
-    assert json.loads((result.output_dir / "summary.json").read_text())["status"] == "finished"
-
-
-@pytest.mark.parametrize("environment", [None, ""])
-def test_wandb_without_an_account(
-    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str | None
-) -> None:
-    import wandb
-
-    def init(**given: Any) -> Any:
-        assert "WANDB_MODE" not in os.environ
-        raise wandb.errors.UsageError("No API key configured.\nUse `wandb login`.")
-
-    monkeypatch.setattr(wandb, "init", init)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    if environment is not None:
-        monkeypatch.setenv("WANDB_MODE", environment)
-    with pytest.raises(ConfigError, match=r"found 'online'.*No API key.*Run `wandb login`, or set logger.mode=offline"):
-        tiny_run({**SHORT, "logger.wandb": True, "logger.mode": "online"})
-    assert os.environ.get("WANDB_MODE") == environment
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (summary["status"], summary["num_ticks"]) == ("failed", 0)
-    assert "No API key" in summary["error"]
-
-
 def test_a_disabled_logger_starts_nothing(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
     tiny_run({**SHORT, "logger.wandb": True, "logger.mode": "disabled"})
     assert fake_wandb[0].exit_code is None
@@ -217,13 +174,3 @@ def test_tensorboard_hides_what_a_resumed_run_logs_again(tiny_run: Run) -> None:
 
     events = EventAccumulator(str(first / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("classifier/loss")] == [5, 10, 15, 20, 25, 30]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_by_choice(tiny_run: Run) -> None:
-    pytest.importorskip("tensorboard")
-    result = tiny_run({**SHORT, "logger.tensorboard": True})
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(result.output_dir / "tensorboard")).Reload()
-    assert set(events.Tags()["scalars"]) >= {"classifier/loss", "val/accuracy", "test/accuracy"}

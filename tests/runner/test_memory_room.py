@@ -71,17 +71,7 @@ def test_the_limit_of_a_container_counts(machine: Machine) -> None:
     assert not room.takes_one_more()
 
 
-def test_a_container_without_a_limit_has_the_machines_memory(machine: Machine) -> None:
-    machine.limit.write_text("max\n")
-    assert asked(machine, [1000, 900]) == [True]
-
-
-@pytest.mark.parametrize("content", ["", "MemTotal: much kB\n", "MemTotal: 1000 kB\n"])
-def test_where_nothing_is_known_there_is_room(machine: Machine, content: str) -> None:
-    machine.meminfo.write_text(content)
+def test_where_nothing_is_known_there_is_room(machine: Machine) -> None:
+    machine.meminfo.write_text("MemTotal: 1000 kB\n")
     room = MemoryRoom(torch.device("cpu"))
     assert room.takes_one_more()
-
-
-def test_no_file_is_nothing_known(machine: Machine) -> None:
-    assert MemoryRoom(torch.device("cpu")).takes_one_more()

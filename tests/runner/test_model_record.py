@@ -13,9 +13,8 @@ from mlotool.config import Built
 from mlotool.program import Graph, Problem, Program
 from mlotool.runner import records
 from mlotool.runner.records import num_parameters, write_nodes
-from mlotool.spaces import Operator, Space
+from mlotool.spaces import Space
 from mlotool.spaces.decisions import Decision
-from mlotool.spaces.summary import nodes_of_spaces
 
 QUIET = ["runner.accelerator=cpu", "logger.wandb=false", "runner.report=false", "runner.progress_bar=false"]
 RECIPE = """# @package _global_
@@ -83,15 +82,6 @@ def test_parameters_are_those_of_one_task() -> None:
     assert num_parameters(Program([_problem(nn.Sequential(nn.Linear(2, 2), frozen))], Graph())) == {"model": 15}
 
 
-def test_a_space_inside_a_module_has_its_path_before_its_ids() -> None:
-    space = Space(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), [Operator("a", "1", {"b": nn.Tanh})], inputs=[2])
-    nodes = nodes_of_spaces(nn.Sequential(nn.Linear(2, 2), space))
-    assert [(each.id, each.inputs, each.mutator) for each in nodes[1:3]] == [
-        ("1.0", ("1.input",), None),
-        ("1.1", ("1.0",), "a"),
-    ]
-
-
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = Space(lambda: nn.Sequential(*(nn.Linear(2, 2) for _ in range(50))), inputs=[2])
     program = Program([_problem(space)], Graph())
@@ -101,7 +91,7 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     record = json.loads((tmp_path / "nodes.json").read_text())["problems"]["model"]
     assert (len(record["nodes"]), len(record["decisions"][0]["candidates"])) == (52, records.MAX_CANDIDATES)
     assert record["decisions"][0]["num_candidates"] == 10_000
-    monkeypatch.setattr(records, "MAX_CHARACTERS", 1_000)
+    monkeypatch.setattr(records, "MAX_NODES", 50)
     write_nodes(tmp_path, built)
     record = json.loads((tmp_path / "nodes.json").read_text())["problems"]["model"]
-    assert (record["num_nodes"], record["nodes"], record["decisions"][0]["candidates"]) == (52, [], [])
+    assert (record["num_nodes"], record["nodes"]) == (52, [])

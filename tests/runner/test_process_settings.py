@@ -12,12 +12,10 @@ import torch
 from omegaconf import OmegaConf
 
 from mlotool.core.errors import ConfigError
-from mlotool.runner import process_settings
-from mlotool.runner.folder import RunFolder, make_output_dir, plain
+from mlotool.runner.folder import RunFolder, plain
 from mlotool.runner.process_settings import (
     Interrupt,
     announcements,
-    graceful_interrupt,
     quiet_lightning,
     torch_settings,
 )
@@ -52,35 +50,16 @@ def test_what_is_announced_is_on_stderr(capsys: pytest.CaptureFixture[str], monk
     assert logger.level == logging.NOTSET
 
 
-def test_a_script_that_listens_itself_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with announcements():
-        logging.getLogger("mlotool").info("for the script's own handlers")
-    assert capsys.readouterr().err == ""
-
-
 def test_the_second_ctrl_c_stops_at_once() -> None:
     interrupt = Interrupt()
-    with graceful_interrupt(interrupt):
+    with interrupt.listening():
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupt.requested
+        # Clusters send it several times.
+        os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_a_second_sigterm_ends_a_tick_unless_it_is_one_of_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt = Interrupt()
-    with graceful_interrupt(interrupt):
-        interrupt.is_in_tick = True
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupt.requested
-        monkeypatch.setattr(process_settings, "SECONDS_OF_BURST", -1.0)
-        interrupt.is_in_tick = False
-        os.kill(os.getpid(), signal.SIGTERM)
-        interrupt.is_in_tick = True
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert interrupt.exit_code == 143
+    assert interrupt.exit_code == 130
 
 
 def test_a_config_becomes_plain_with_its_interpolations_resolved() -> None:
@@ -88,13 +67,6 @@ def test_a_config_becomes_plain_with_its_interpolations_resolved() -> None:
     found = plain(config)
     assert found == {"a": {"b": [1, 2.5]}, "c": 2.5, "d": None}
     assert (type(found), type(found["a"]), type(found["a"]["b"])) == (dict, dict, list)
-
-
-def test_each_run_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = [make_output_dir("mwn") for _ in range(20)]
-    assert len(set(made)) == 20
-    assert {path.parent for path in made} == {Path("outputs/mwn")}
 
 
 def test_two_runs_of_the_same_second_share_no_folder(tmp_path: Path) -> None:

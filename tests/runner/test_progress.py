@@ -59,23 +59,3 @@ def test_the_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -
     assert lines[0].endswith("100 ticks/s")
     assert lines[-1].endswith("  10 ticks/s")
     assert sum(line.endswith("  10 ticks/s") for line in lines) > 10
-
-
-def test_a_slow_run_has_a_rate_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    output, clock = StringIO(), [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    display = ProgressDisplay(["lower"], 100, console=Console(file=output, width=100))
-    display.start(0)
-    for clock[0], tick in ((100.0, 10), (200.0, 20)):
-        display.note(tick, {"val/accuracy": 0.5})
-    assert output.getvalue().splitlines()[-1].endswith("0.1 ticks/s")
-
-
-def test_a_disabled_display_is_silent() -> None:
-    output = StringIO()
-    display = ProgressDisplay(["lower"], 100, enabled=False, console=Console(file=output, force_terminal=True))
-    display.start(0)
-    display.update(50, {"lower/loss": 0.25}, is_last=True)
-    display.note(50, {"val/accuracy": 0.5})
-    display.stop()
-    assert output.getvalue() == ""

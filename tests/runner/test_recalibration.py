@@ -15,10 +15,11 @@ from mlotool.runner.evaluation import Evaluator, Recalibration, layers_with_stat
 from tests.runner.tiny import Data
 
 SHARED = [
+    *(f"~problems.classifier.module.{key}" for key in ("image_shape", "hidden", "num_classes")),
     "problems.classifier.module={_target_: mlotool.spaces.Space, shared: true, inputs: '${data.image_shape}', base: "
     "{_target_: mlotool.models.ResNet, depth: 8, width: 2, image_shape: '${data.image_shape}', num_classes: 10}, "
     "mutators: [{_target_: mlotool.spaces.Operator, name: activation, at: 'stages.0.0:relu', candidates: "
-    "{relu: null, tanh: {_target_: torch.nn.Tanh}}}], paths: {_target_: mlotool.spaces.UniformPaths}}"
+    "{relu: null, tanh: {_target_: torch.nn.Tanh}}}], paths: {_target_: mlotool.spaces.UniformPaths}}",
 ]
 BATCHES = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 
@@ -106,11 +107,10 @@ def test_a_run_trains_the_same_with_it(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["evaluate.recalibrate=2"], "the module of the problem 'classifier' has no layer with running statistics"),
-        (["evaluate.recalibrate=0"], "evaluate.recalibrate: found 0; expected a whole number of at least 1"),
+        (["evaluate.recalibrate=2"], "the problem 'classifier' has no layer with running statistics"),
         (
             [*SHARED, "evaluate.recalibrate=2", "++problems.classifier.module.statistics=path"],
-            "evaluate.recalibrate: found 2, while each path of the shared space of 'classifier' has running statistics",
+            "found 2, while the problem 'classifier' has running statistics for each path",
         ),
     ],
 )

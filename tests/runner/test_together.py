@@ -88,52 +88,52 @@ PLACES = [
     ("mlotool.runner.session.Session._trainer", 1),
 ]
 QUICK = [(*PLACES[1], False, 1), (*PLACES[1], True, 1), (*PLACES[3], False, 2)]
-SLOW = [
-    (place, at, is_resumed, times)
-    for place, at in PLACES
-    for is_resumed in (False, True)
-    for times in (1, 2)
-    # A run that goes on makes no folder.
-    if not (is_resumed and "RunFolder" in place)
-]
+SLOW = [(*place, False, 1) for place in (PLACES[0], PLACES[2], PLACES[4], PLACES[5])]
+
+
+def train(folder: Path) -> None:
+    """Run three in a folder, or go on there; whether they are one program is not a matter of time."""
+    requests = [
+        request(folder / str(seed), f"seed={seed}", "runner.max_ticks=6", "data.sizes.train=200", resume="auto")
+        for seed in range(3)
+    ]
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlotool.fusion.comparison._fastest", lambda take, before: (before(), (0.0, take()))[1])
+        run_together(requests, record=folder / "fusion" / "0.json", when_ended=lambda number, result: None)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs that nothing has interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder)
+    return folder
 
 
 @pytest.mark.parametrize(
     ("place", "at", "is_resumed", "times"), [*QUICK, *[pytest.param(*each, marks=pytest.mark.slow) for each in SLOW]]
 )
 def test_an_interrupt_while_runs_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, at: int, is_resumed: bool, times: int
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, place: str, at: int, is_resumed: bool, times: int
 ) -> None:
     """Whatever a run had made of its folder, it goes on there, or begins anew, to the same bits."""
-
-    def requests(name: str) -> list[RunRequest]:
-        folders = [tmp_path / name / str(seed) for seed in range(3)]
-        return [request(each, f"seed={each.name}", "runner.max_ticks=6", resume="auto") for each in folders]
-
-    def train(name: str) -> None:
-        (tmp_path / name).mkdir(exist_ok=True)
-        record = tmp_path / name / "fusion" / "0.json"
-        run_together(requests(name), record=record, when_ended=lambda number, result: None)
-
-    timed = lambda take, before: (before(), (0.0, take()))[1]  # noqa: E731
-    monkeypatch.setattr("mlotool.fusion.comparison._fastest", timed)
-    train("whole")
+    parts = tmp_path / "parts"
     if is_resumed:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             direct, counts = FusedTicks.tick, itertools.count()
             patch.setattr("mlotool.runner.together.FusedTicks.tick", signalling(direct, counts, 3, 1))
-            train("parts")
-        ticks = [json.loads(each.read_text())["num_ticks"] for each in (tmp_path / "parts").glob("*/summary.json")]
+            train(parts)
+        ticks = [json.loads(each.read_text())["num_ticks"] for each in parts.glob("*/summary.json")]
         assert ticks == [4, 4, 4]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         direct = pkgutil.resolve_name(place)
         patch.setattr(place, signalling(direct, itertools.count(), at, times))
-        train("parts")
-    train("parts")
-    for number in range(3):
-        folder, whole = (tmp_path / name / str(number) for name in ("parts", "whole"))
-        assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
-        assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+        train(parts)
+    train(parts)
+    for number in "012":
+        assert (parts / number / "metrics.csv").read_bytes() == (whole / number / "metrics.csv").read_bytes()
+        assert json.loads((parts / number / "summary.json").read_text())["status"] == "finished"
 
 
 def test_those_that_find_no_memory_begin_when_the_others_have_ended(

@@ -7,7 +7,7 @@ import torch
 
 from mlotool.core.errors import NonFiniteLossError
 from mlotool.program import StepResult
-from mlotool.runner.program_module import Window
+from mlotool.runner.values import Window
 
 
 def step(loss: float, **metrics: float) -> StepResult:
