@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
 from mlotool.core.files import replacing, writing
-from mlotool.core.plain_state import check_plain, find_fault, is_dense
+from mlotool.core.plain_state import check_plain, find_fault
 from mlotool.core.run_files import located, open_file
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
@@ -79,88 +79,6 @@ def check_writable(checkpoint: Mapping[str, Any]) -> None:
     fault = find_fault({**checkpoint, STATE_KEY: {**state, "program": None}})
     if fault is not None:
         raise RunError(f"checkpoint: found {fault.found}, at '{fault.path}'; expected plain values. {fault.advice}")
-
-
-def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())[:300].rstrip(".") or "no reason given"
-    return text if isinstance(error, MlotoolError) else f"{type(error).__name__}: {text}"
-
-
-def _check_metrics(path: Path, metrics: Mapping[Any, Any]) -> None:
-    if not all(isinstance(key, str) and type(value) in (int, float) for key, value in metrics.items()):
-        raise CheckpointError(
-            f"{path} has wrong 'metrics' in it; expected a number for each key, as a run writes them. Remove it, and "
-            "name the run folder for the one before."
-        )
-
-
-def _check_memory(checkpoint: Any, num_bytes: int) -> None:
-    """Refuse what no writer puts into a checkpoint, and tensors that claim memory which the file does not have."""
-    fault = find_fault(checkpoint)
-    if fault is not None:
-        raise ValueError(f"it holds {fault.found}, at '{fault.path}'")
-    storages: dict[int, int] = {}
-    for tensor in tree_leaves(checkpoint):
-        if isinstance(tensor, Tensor):
-            storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-            if tensor.device.type != "cpu" or not is_dense(tensor):
-                raise ValueError(f"it has a tensor on {tensor.device} with the strides {tensor.stride()}")
-    claimed = sum(storages.values())
-    if claimed > num_bytes:
-        raise ValueError(f"its tensors claim {claimed} bytes, and the file has {num_bytes}")
-
-
-LAST, BEST = "last.ckpt", "best.ckpt"
-
-# A small checkpoint takes as long as two ticks of a small problem, a large one seconds.
-SECONDS_BETWEEN_LAST = 30.0
-LARGEST_SHARE_OF_TIME = 0.01
-
-
-def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write a checkpoint in one piece: whoever is killed meanwhile leaves the one that was there. For one rank."""
-    with replacing(path) as temporary, temporary.open("wb") as opened:
-        file = _Noting(opened)
-        try:
-            torch.save(_with_own_memory(checkpoint), file)  # type: ignore[arg-type]
-        except (OSError, RuntimeError):
-            # torch would say that a position was not expected.
-            if file.error is not None:
-                raise file.error from None
-            raise
-
-
-def _with_own_memory(checkpoint: Mapping[str, Any]) -> Any:
-    """Return the same with copies of tensors that are not dense, or parts of larger ones, which a file would hold."""
-    copies: dict[Any, Tensor] = {}
-
-    def own(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.itemsize and is_dense(tensor):
-            return tensor
-        # What stands twice in a checkpoint stands once in its file.
-        key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-        return copies.setdefault(key, tensor.detach().clone())
-
-    return tree_map_only(Tensor, own, checkpoint)
-
-
-class _Noting:
-    """A file that keeps the system's error when the disk does not take what is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, content: bytes) -> int:
-        try:
-            return self._file.write(content)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 def read_whole_checkpoint(path: Path) -> dict[str, Any]:
