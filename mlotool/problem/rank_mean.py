@@ -10,14 +10,12 @@ Each is the other one's derivative, transposed. So autograd takes a mean over ra
 derivatives of any order (Shoeybi et al. 2019, arXiv 1909.08053, section 3, where they are called f and g).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from mlotool.core.loss_output import LossOutput
 
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """A mean over ranks, of a list of tensors; the identity in one process."""
@@ -197,24 +195,6 @@ class _Mean(torch.autograd.Function):
         return None, *(_shared(ctx.reduce, cotangent) if torch.is_grad_enabled() else cotangent)
 
 
-def averaged(
-    found: Iterable[tuple[LossOutput, Sequence[Tensor | None]]],
-) -> tuple[LossOutput, list[Tensor | None]]:
-    """Return the mean loss and gradient over batches, which are taken one at a time.
-
-    Args:
-        found: a loss and its gradient for each batch, at least one.
-    """
-    outputs: list[LossOutput] = []
-    total: list[Tensor | None] = []
-    for output, gradient in found:
-        outputs.append(output)
-        total = [*gradient] if len(outputs) == 1 else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
-    if len(outputs) == 1:
-        return outputs[0], total
-    return LossOutput.mean(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
-
-
 def mean_gradient(
     slopes: Sequence[Sequence[Tensor | None]], theta: Sequence[Tensor], ranks: RankMean
 ) -> list[Tensor | None]:
@@ -234,9 +214,3 @@ def mean_gradient(
         total = list(torch._foreach_add(total, found)) if total else found
     mean = [entry / len(slopes) for entry in total] if len(slopes) > 1 else total
     return ranks.gradient([value if flag else None for value, flag in zip(mean, used, strict=True)], theta)
-
-
-def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b

@@ -8,7 +8,7 @@ the mean of this over ranks (`Differentiated`), or what takes its place: `Estima
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,3 +284,27 @@ def training_gradient_of(number: int, engine: Engine, zeroth_order: AbstractZero
     if problem.parallel is not None:
         return LayerParallel(number, engine, problem.parallel)
     return Sharded(number, engine) if problem.settings.shard else Differentiated(number, engine)
+
+
+def averaged(
+    found: Iterable[tuple[LossOutput, Sequence[Tensor | None]]],
+) -> tuple[LossOutput, list[Tensor | None]]:
+    """Return the mean loss and gradient over batches, which are taken one at a time.
+
+    Args:
+        found: a loss and its gradient for each batch, at least one.
+    """
+    outputs: list[LossOutput] = []
+    total: list[Tensor | None] = []
+    for output, gradient in found:
+        outputs.append(output)
+        total = [*gradient] if len(outputs) == 1 else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
+    if len(outputs) == 1:
+        return outputs[0], total
+    return LossOutput.mean(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
+
+
+def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

@@ -13,9 +13,10 @@ from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note
 from mlotool.problem.arguments import check_used
 from mlotool.problem.problem import Evaluate, Problem
-from mlotool.problem.rank_mean import averaged, mean_gradient
+from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.saved_form import check_learned
 from mlotool.problem.trajectory import StepGraph
+from mlotool.program.gradient_plan import averaged
 from mlotool.program.loss_plan import NOW, Moment
 from mlotool.program.prepared_step import PreparedStep, StepResult
 from mlotool.program.program import Program

@@ -16,11 +16,10 @@ from mlotool.core.unchanged import SameObjects
 from mlotool.problem.optimizers.registry import RULES, find_rule, parts_of_step
 from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters, OptimizerRule
 from mlotool.problem.problem import Problem
-from mlotool.problem.rank_mean import averaged
 from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, StepRecord
 from mlotool.program.agreement import Kind
-from mlotool.program.gradient_plan import Gradient, GradientPlan
+from mlotool.program.gradient_plan import Gradient, GradientPlan, averaged
 from mlotool.program.loss_plan import Moment
 from mlotool.program.prepared_step import StepResult, norm_of, result_of
 from mlotool.program.solution_plan import Engine
