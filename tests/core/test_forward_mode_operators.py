@@ -167,7 +167,7 @@ def test_double_backward_is_that_of_differences(name: str):
 
 def test_an_operator_that_fails_both_ways_is_sent_to_differences():
     loss, tensors, vector = setting("ctc_loss")
-    with pytest.raises(ConfigError, match="Write .*hypergradient: finite_difference"):
+    with pytest.raises(ConfigError, match=r"Write .*hypergradient: finite_difference"):
         forward(loss, tensors, vector, lambda: forward_mode("w"))
     rows, indices = torch.ones(3, 2, dtype=torch.float64), torch.tensor([[0, 1]])
     for mode, product in [(forward_mode, "forward"), (twice_differentiable_mode, "reverse")]:
