@@ -11,7 +11,6 @@ import pytest
 
 from mlotool.config import trusted
 from mlotool.core import user_code
-from tests import forked
 from tests.cli.conftest import Result
 from tests.cli.mistakes import in_code, in_commands, in_numbers, in_recipes
 from tests.cli.mistakes.mistake import Mistake
@@ -95,16 +94,6 @@ def test_an_odd_environment_changes_nothing(tmp_path: Path, name: str) -> None:
     assert "problems:" in done.stdout
     assert "Traceback" not in done.stderr
     assert "not foreseen" not in done.stderr
-
-
-def test_a_thread_that_a_package_leaves_does_not_keep_the_command_alive(folder: Path) -> None:
-    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='beat').start()\n"
-    (folder / "mypackage/__init__.py").write_text(source)
-    words = ("validate", "mine.yaml", "--trust", "mypackage", "--targets")
-    done = forked.run(forked.call_mlotool, words, folder=folder)
-    assert done.returncode == 0, done.stderr
-    assert "is valid" in done.stdout
-    assert "the threads 'beat', which mlotool did not start" in done.stderr
 
 
 @pytest.mark.parametrize(("closing", "code"), [(">&-", 0), ("2>&- >/dev/null", 0), ("> /dev/full", 1), ("| true", 0)])

@@ -91,7 +91,7 @@ BEFORE = {
     ),
     "inputs": (_module("Net", inputs=10), ["models.py, line 12, in forward", "8x64 and 10x10", BATCH]),
     "built-in loss": (_built_in(_module("Net", inputs=10)), ["mypackage/models.py, line 12", "8x64 and 10x10"]),
-    "classes": (_module("Net", outputs=3), ["Target", "out of bounds", "one output for each class", "from 2 to 9"]),
+    "classes": (_module("Net", outputs=3), ["Target", "out of bounds", "from 2 to 9"]),
     "vector": (_loss("vector"), ["losses.vector (mypackage/losses.py, line 14)", "shape (8,)", ONE_NUMBER, BATCH]),
     "dict": (_loss("mapping"), ["returned a dict with the keys loss", ONE_NUMBER]),
     "float": (_loss("number"), ["returned a float", ONE_NUMBER]),

@@ -100,10 +100,10 @@ def test_its_state_is_the_problems():
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"tasks": 2}, r"problems\.p\.tasks: found 2"),
-        ({"compile": True}, r"problems\.p\.compile: found true"),
-        ({"precision": "fp16"}, r"problems\.p\.precision: found 'fp16'"),
-        ({"shard": True}, r"problems\.p\.shard: found true"),
+        ({"tasks": 2}, r"problems\.p\.tasks: found tasks with parallel"),
+        ({"compile": True}, r"problems\.p\.compile: found parallel with compile"),
+        ({"precision": "fp16"}, r"problems\.p\.precision: found parallel with precision: fp16"),
+        ({"shard": True}, r"problems\.p\.shard: found shard with parallel"),
     ],
 )
 def test_what_it_cannot_be_combined_with(settings, key):
@@ -112,6 +112,6 @@ def test_what_it_cannot_be_combined_with(settings, key):
 
 
 def test_steps_that_are_taken_again_are_refused():
-    with pytest.raises(ConfigError, match=r"problems\.w\.hypergradient: found Unrolled"):
+    with pytest.raises(ConfigError, match=r"problems\.w\.hypergradient: found parallel with simulated steps"):
         pair({"parallel": Doubled()}, hypergradient=Unrolled)
     pair({"parallel": Doubled()}, hypergradient=lambda: Implicit(Exact()))

@@ -212,7 +212,7 @@ MISTAKES = {
         f"class Mine(Net):\n    {MEANT}self.norm = nn.BatchNorm1d(10)\n\n    {FORWARD}return self.norm(super().forward(x))",
         f"{P}module._target_=slip.Mine",
         f"{P}stream.batch_size=1",
-        says=("Expected more than 1 value per channel", "raise batch_size, or normalize otherwise"),
+        says=("Expected more than 1 value per channel",),
     ),
     "a layer that is made in each forward": _module(
         f"{FORWARD}return nn.Linear(10, 10)(super().forward(x))",
@@ -259,14 +259,14 @@ MISTAKES = {
     # data
     "keys that change by index": _item(
         'return {"input" if index % 2 else "image": self.inputs[index], "target": 0}',
-        "Let __getitem__ return the same keys at each index",
+        "Let __getitem__ return the same form at each index",
     ),
     "kinds that change by index": _item(
         'return {"input": self.inputs[index], "target": 0 if index % 2 else self.targets[index]}',
-        "Let __getitem__ return the same keys at each index",
+        "Let __getitem__ return the same form at each index",
     ),
     "sparse samples": _item(
-        'return {"input": self.inputs[index].to_sparse(), "target": 0}', "dense tensors of one size"
+        'return {"input": self.inputs[index].to_sparse(), "target": 0}', "Let __getitem__ return the same form at each index"
     ),
     "samples with a gradient in a loading process": _item(
         'return {"input": self.inputs[index].requires_grad_() * 2, "target": 0}',
@@ -341,7 +341,7 @@ MISTAKES = {
     "an optimizer that keeps a function": _state(
         f"{SGD}def __init__(self, params, lr):\n        super().__init__(params, lr)\n        self.param_groups[0]['f'] = lambda: 1",
         "problems.classifier.optimizer: its state_dict() holds the function <lambda>",
-        "or leave it out of what is saved",
+        "or leave it out",
     ),
     "rates of numpy": _state(
         f"import numpy\n\n\n{SCHEDULER}def get_lr(self):\n        return [numpy.float64(0.1)]",
@@ -356,7 +356,6 @@ MISTAKES = {
     "an optimizer for sparse gradients": _optimizer(
         "def Mine(params, lr):\n    return torch.optim.SparseAdam(params, lr=lr)",
         "SparseAdam does not support dense gradients",
-        "Write optimizer: adam",
         code=1,
         has_run=True,
     ),

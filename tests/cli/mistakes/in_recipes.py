@@ -259,10 +259,10 @@ MISTAKES = {
         "layerparallel_penalty", "data.augment=true", says=("parallel.variables: found stored", "variables=auxnet")
     ),
     "unrolled steps of layers in parallel": _builtin(
-        "mwn_layerparallel", "hypergradient=unrolled", says=("takes the steps of 'classifier' again", "remove parallel")
+        "mwn_layerparallel", "hypergradient=unrolled", says=("needs the gradients of 'classifier'",)
     ),
     "shards below a hypergradient": _builtin(
-        "mwn", f"{CLASSIFIER}shard=true", says=(f"{CLASSIFIER}shard: found true", "or first_order as the hypergradient")
+        "mwn", f"{CLASSIFIER}shard=true", says=("shard: found shard with hypergradient; expected false",)
     ),
     "a hypergradient at the upper problem": _changed(
         "  reweight:\n    loss",
