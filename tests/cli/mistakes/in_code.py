@@ -197,9 +197,7 @@ MISTAKES = {
         f"making a batch of 16 samples of slip.Items ({CALLED} 7) failed",
         "Expected a sample at every index",
     ),
-    "targets below zero": _item(
-        'return {"input": self.inputs[index], "target": -1}', "Target -1 is out of bounds"
-    ),
+    "targets below zero": _item('return {"input": self.inputs[index], "target": -1}', "Target -1 is out of bounds"),
     "targets one-hot": _item(
         'return {"input": self.inputs[index], "target": F.one_hot(self.targets[index], 10)}', "as .argmax(1)"
     ),

@@ -188,7 +188,9 @@ MISTAKES = {
     "a metric that becomes a vector": _later(
         "LossOutput(loss, {'a': torch.ones(3)})", "a tensor of shape (3,) as the metric 'a'; expected dense real 0-D"
     ),
-    "a metric that becomes a text": _later("LossOutput(loss, {'a': 'b'})", "a str as the metric 'a'; expected dense real 0-D"),
+    "a metric that becomes a text": _later(
+        "LossOutput(loss, {'a': 'b'})", "a str as the metric 'a'; expected dense real 0-D"
+    ),
     "a loss that becomes complex": _later("loss * 1j", "a complex number; expected a real one"),
     "a lower loss that draws from numpy": _two(
         f"import numpy\n\n{BILEVEL}".replace("return (up", "return numpy.random.rand() * (up"),
@@ -266,7 +268,8 @@ MISTAKES = {
         "Let __getitem__ return the same form at each index",
     ),
     "sparse samples": _item(
-        'return {"input": self.inputs[index].to_sparse(), "target": 0}', "Let __getitem__ return the same form at each index"
+        'return {"input": self.inputs[index].to_sparse(), "target": 0}',
+        "Let __getitem__ return the same form at each index",
     ),
     "samples with a gradient in a loading process": _item(
         'return {"input": self.inputs[index].requires_grad_() * 2, "target": 0}',

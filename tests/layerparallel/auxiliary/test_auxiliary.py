@@ -593,7 +593,10 @@ def test_settings_that_need_stored_variables(settings: dict[str, Any]) -> None:
         (lambda: alone(auxiliary(copies=2), stream=Stream(Augmented(), 12)), r"the batch has copy number 2"),
         (lambda: alone(auxiliary(), stream=Stream(torch.randn(6, 3).double(), 2)), r"the batch has no 'index'"),
         (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
-        (lambda: reweighted(auxiliary(), hypergradient=SABA(0.1)), r"hypergradient: found parallel with directed steps"),
+        (
+            lambda: reweighted(auxiliary(), hypergradient=SABA(0.1)),
+            r"hypergradient: found parallel with directed steps",
+        ),
         (lambda: alone(auxiliary(), tasks=2), r"problems\.net\.tasks: found tasks with parallel"),
     ],
 )
