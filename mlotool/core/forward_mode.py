@@ -61,9 +61,7 @@ def explain(error: BaseException, problem: str, product: str = "forward") -> Con
     is_forward = product == "forward" and _FORWARD.search(text)
     if not isinstance(error, RuntimeError) or not (is_forward or _ANYHOW.search(text)):
         return None
-    remedy = (
-        "product: reverse or hypergradient: finite_difference" if is_forward else "hypergradient: finite_difference"
-    )
+    remedy = f"{'product: reverse or ' if is_forward else ''}hypergradient: finite_difference"
     if "checkpoint" in text or "saved tensor hooks" in text:
         remedy = "mlotool.remat(block, x) in place of torch.utils.checkpoint"
     return ConfigError(

@@ -256,11 +256,7 @@ _LEFT_OUT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("trajectory", (TRACE, FUSE), "the steps of '{solution}' are taken again from their gradients (trajectory)"),
     ("product: forward", (TRACE, FUSE), "the hypergradient of '{solution}' takes tangents, which a trace does not see"),
     ("remat", (TRACE, FUSE), "a trace takes equal evaluations once, and would keep what remat of '{name}' drops"),
-    (
-        "state between pullbacks",
-        (TRACE, FUSE),
-        "the hypergradient of '{solution}' keeps something, or decides by values",
-    ),
+    ("state between pullbacks", (TRACE, FUSE), "its hypergradient keeps something from one use to the next"),
 )
 
 ROWS = (*REFUSED, *(Row(first, use, reason) for first, uses, reason in _LEFT_OUT for use in uses))

@@ -76,8 +76,8 @@ def check_whole(key: str, state: Any, problem: "Problem", others: Mapping[str, "
     Raises:
         ConfigError: it is of another form.
     """
-    check_mapping(key, state, ("stream", "trajectory"))
     check_learned(key, state, problem)
+    check_mapping(key, state, ("stream", "trajectory"))
     if problem.stream is not None and state["stream"]:
         # A copy that goes there refuses what is no place; one that follows another stream has none.
         problem.stream.at(state["stream"])

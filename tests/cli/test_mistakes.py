@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 from mlotool.config import compose, trusted
 from mlotool.core import user_code
-from tests import forked
 from tests.cli.conftest import Result
 from tests.cli.user_package import write_package
 

@@ -29,8 +29,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "group": ({f"{OPTIMIZER}.groups": [{"match": "nothing.*", "lr": 0.1}]}, f"{OPTIMIZER}.groups"),
     "no block": (
         {"problems.classifier.remat": ["layer.*"]},
-        "problems.classifier.remat: found 'layer.*', which matches no submodule of MLP; expected paths of submodules, "
-        "in which * is any text within one name (its children: layers). Did you mean 'layers.*'?",
+        "problems.classifier.remat: found 'layer.*', which matches no submodule of MLP; expected paths in which "
+        "* is any text within one name (its children: layers). Did you mean 'layers.*'?",
     ),
     "no blocks": (
         {"problems.classifier.remat": "auto"},

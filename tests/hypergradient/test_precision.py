@@ -208,7 +208,7 @@ def test_training_in_fp16_follows_full_precision() -> None:
 
 @pytest.mark.parametrize("algorithm", [Unrolled(), EvolutionStrategies()], ids=repr)
 def test_fp16_is_refused_where_steps_are_differentiated(algorithm: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.model.precision: found 'fp16'.*expected fp32 or bf16"):
+    with pytest.raises(ConfigError, match=r"precision: found precision: fp16 with simulated steps; expected fp32"):
         program(algorithm, "fp16")
 
 

@@ -94,6 +94,6 @@ def test_a_rank_without_the_last_stage_leaves_the_loss():
 
 
 def test_steps_that_are_taken_again_are_refused():
-    with pytest.raises(ConfigError, match=r"problems\.w\.hypergradient: found Unrolled"):
+    with pytest.raises(ConfigError, match=r"problems\.w\.hypergradient: found parallel with simulated steps"):
         pair({"parallel": Doubled()}, hypergradient=Unrolled)
     pair({"parallel": Doubled()}, hypergradient=lambda: Implicit(Exact()))

@@ -117,4 +117,3 @@ def test_a_traceback_of_the_user_s_code_ends_with_what_it_was_given() -> None:
     text = "".join(traceback.format_exception(failed.value))
     assert "mlotool: problems.p.loss: tests.program.test_scripts.loss (" in text
     assert "It was given batch = {input: float32 (1, 3), target: int64 (1,) from 0 to 0" in text
-    assert "raise batch_size, or normalize otherwise" in text

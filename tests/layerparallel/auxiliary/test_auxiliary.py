@@ -551,8 +551,11 @@ def test_settings_out_of_range(key: str, value: Any) -> None:
         (lambda: alone(auxiliary(copies=2), stream=Stream(Augmented(), 12)), r"copies: found 2; expected more than 2"),
         (lambda: alone(auxiliary(), stream=Stream(torch.randn(6, 3).double(), 2)), r"the batch's 'index': found None"),
         (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
-        (lambda: reweighted(auxiliary(), hypergradient=SABA(0.1)), r"hypergradient: found SABA"),
-        (lambda: alone(auxiliary(), tasks=2), r"problems\.net\.tasks: found 2"),
+        (
+            lambda: reweighted(auxiliary(), hypergradient=SABA(0.1)),
+            r"hypergradient: found parallel with directed steps",
+        ),
+        (lambda: alone(auxiliary(), tasks=2), r"problems\.net\.tasks: found tasks with parallel"),
     ],
 )
 def test_what_it_cannot_do(make: Any, message: str) -> None:

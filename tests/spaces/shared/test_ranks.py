@@ -95,7 +95,7 @@ def test_a_run_counts_the_paths_of_all_ranks(found: list[Any]) -> None:
 
 
 def test_a_shared_space_cannot_be_divided_as_a_whole() -> None:
-    with pytest.raises(ConfigError, match=r"found true; expected false, or patterns of names such as \['head\.\*'\]"):
+    with pytest.raises(ConfigError, match=r"found shared space on ranks with shard: true; expected false, or \['head"):
         check(Case("w", ProblemSettings(shard=True), num_ranks=2, runs_in_part=True))
     check(Case("w", ProblemSettings(shard=("*@b.*",)), num_ranks=2, runs_in_part=True))
 
