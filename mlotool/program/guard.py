@@ -98,6 +98,10 @@ class Guard:
         self._pending: str | None = None
         self.renew()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy count as changed: the dict of a module's attributes is another one than the copy of that dict."""
+        return _of_copies, (self._members, self._with_modes)
+
     def drop(self, number: int) -> None:
         """Forget a member that has left; what has changed until then is told by the next look."""
         self._pending = self.change()
@@ -186,6 +190,12 @@ class Guard:
         if all(map(is_, now, self._values)):
             return all(is_same_value(value, copy) for value, copy in self._containers)
         return all(map(_is_equal, now, self._kept))
+
+
+def _of_copies(members: Sequence[Sequence[Problem]], with_modes: bool) -> Guard:
+    guard = Guard(members, with_modes=with_modes)
+    guard._pending = "a program, which is a copy,"
+    return guard
 
 
 def _is_equal(now: Any, kept: Any) -> bool:

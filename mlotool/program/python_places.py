@@ -128,7 +128,12 @@ class PythonState:
         if any({*(parameter._backward_hooks or {})} - there for parameter, there in self._hooks):
             return "evaluating a loss puts a hook on a parameter, which a trace does not call"
         known = {place.identity for place, _, _ in self._kept}
-        changed = [place for place, value, kept in self._kept if _has_changed(place.value, value, kept)]
+        # A tensor that is put in the place of one is most often a result that is kept to be looked at.
+        changed = [
+            place
+            for place, value, kept in self._kept
+            if (place.value is value or not isinstance(value, Tensor)) and not is_same_value(place.value, kept)
+        ]
         new = [place for place in self._places() if place.identity not in known]
         for place in (*changed, *[place for place in new if not isinstance(place.value, Tensor)]):
             problem, _, owner = place.owner.partition(": ")
@@ -218,11 +223,6 @@ def hidden_state(problems: Sequence[Problem]) -> str | None:
     return None
 
 
-def modules_of(problems: Sequence[Problem]) -> list[nn.Module]:
-    """Return the modules of one program's problems, and those that their losses and modules hold, once each."""
-    return [part for _, part in reached(problems)[0] if isinstance(part, nn.Module)]
-
-
 def _is_kept(value: Any) -> bool:
     """Say whether a copy of a value can be compared with it later: plain ones, small containers and tensors."""
     if isinstance(value, Tensor | numpy.ndarray):
@@ -236,12 +236,6 @@ def _richer(container: Any) -> list[Any]:
     """Return the elements of a container that are more than plain values; of a large one of its first ones."""
     elements = islice(container.values() if isinstance(container, dict) else container, MOST_ELEMENTS)
     return [element for element in elements if not isinstance(element, _PLAIN)]
-
-
-def _has_changed(now: Any, value: Any, kept: Any) -> bool:
-    """Say whether what was `value`, and equal to `kept`, is another one now."""
-    # A tensor that is put in its place is most often a result that is kept to be looked at.
-    return (now is value or not isinstance(value, Tensor)) and not is_same_value(now, kept)
 
 
 def _restore(place: PythonPlace, value: Any, kept: Any) -> None:

@@ -77,7 +77,7 @@ def passed(module: GraphModule) -> tuple[GraphModule, int]:
 def test_random_graphs_give_the_same_bits(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_graph, "LARGE", large)
     num_writes = 0
-    for number in range(15):
+    for number in range(8):
         generator = torch.Generator().manual_seed(number)
         examples = [torch.randn(4, 6, generator=generator) for _ in range(2)]
         plain = make_fx(random_function(random.Random(number)))(*examples)
@@ -90,7 +90,7 @@ def test_random_graphs_give_the_same_bits(large: int, monkeypatch: pytest.Monkey
                 assert x.stride() == y.stride() and torch.equal(x.view(torch.int32), y.view(torch.int32)), number
         assert all(map(torch.equal, examples, kept)), number
     # Else it says nothing.
-    assert num_writes > 8
+    assert num_writes > 4
 
 
 def operations(graph: Any) -> Counter[str]:
@@ -116,14 +116,13 @@ def drawn(x: Tensor) -> Tensor:
     return x * torch.randn(2, generator=generator) + torch.randn(2, generator=generator)
 
 
+def constants(one: Any, other: Any) -> Callable[[Tensor], list[Tensor]]:
+    return lambda x: [torch.full_like(x, one), torch.full_like(x, other)]
+
+
+PAIRS = [(0.0, -0.0), (1, True), (1, 1.0), (float("nan"), 0.0)]
 KEPT: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    **{
-        f"{one} and {other}": (
-            lambda x, one=one, other=other: [torch.full_like(x, one), torch.full_like(x, other)],
-            "full",
-        )
-        for one, other in [(0.0, -0.0), (1, True), (1, 1.0), (float("nan"), 0.0)]
-    },
+    **{f"{one} and {other}": (constants(one, other), "full") for one, other in PAIRS},
     "random numbers": (drawn, "randn"),
     "writes": (lambda x: x.add_(1.0).clone() + x.add_(1.0), "add"),
 }

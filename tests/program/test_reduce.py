@@ -12,7 +12,7 @@ from torch import Tensor
 from mlotool.hypergradient import ConjugateGradient, Exact, Identity, Implicit, Neumann
 from mlotool.problem.interface import Vector
 from mlotool.problem.rank_mean import Reduce
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program, SameBatch, Schedule
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from tests.hypergradient.stranger import Stranger
 from tests.program.small import assert_identical, momentum, numbers, parameters, samples, sgd
 from tests.programs import Point
@@ -251,7 +251,7 @@ def test_two_ranks_step_together() -> None:
     def work(rank: int, reduce: Reduce) -> dict[str, Tensor]:
         made = program(BILEVEL, lambda: Implicit(Neumann(3, 0.2)), reduce)
         for name, problem in made.problems.items():
-            problem.stream = SameBatch(halves(rank, BILEVEL)[name])
+            problem.stream = Stream(halves(rank, BILEVEL)[name], 3, shuffle=False)
         schedule = Schedule(made)
         for _ in range(3):
             schedule.tick()

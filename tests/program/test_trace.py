@@ -30,7 +30,7 @@ from mlotool.hypergradient import (
 )
 from mlotool.losses import next_token
 from mlotool.models import Decoder
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program, SameBatch, Schedule, Stream
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from mlotool.program.backends import BACKENDS, GraphedRun
 from mlotool.program.decompositions import FUSIBLE
 from mlotool.program.trace import Tracer
@@ -396,9 +396,12 @@ class Sample:
     x: Tensor
 
 
-class Samples(SameBatch):
-    def __init__(self) -> None:
-        super().__init__(Sample(samples(4)))
+class Samples(torch.utils.data.Dataset[Sample]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitems__(self, indices: Sequence[int]) -> Sample:
+        return Sample(samples(12)[torch.as_tensor(indices)])
 
 
 def test_batches_of_another_kind_are_traced_anew_and_foreign_ones_not_at_all() -> None:
@@ -424,7 +427,7 @@ def test_batches_of_another_kind_are_traced_anew_and_foreign_ones_not_at_all() -
     def foreign(batch: Sample, *, model: Any) -> Tensor:
         return cubic(batch.x, model=model)
 
-    alone = Problem("model", Mlp(), foreign, roles={"model": "model"}, stream=Samples(), optimizer=sgd)  # type: ignore[arg-type]
+    alone = Problem("model", Mlp(), foreign, roles={"model": "model"}, stream=Stream(Samples(), 4), optimizer=sgd)
     with pytest.warns(UserWarning, match="a batch holds a Sample"):
         ticked(Program([alone], Graph(), trace="eager"), 4)
 

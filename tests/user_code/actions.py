@@ -403,7 +403,7 @@ def hook_of_a_tensor(logits: Tensor) -> Tensor:
 LEAVING: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda logits: (logits.detach().numpy().max(1) < 0.7).mean(),
     "item": lambda logits: logits.detach().max().item() > 0.3,
-    "if": lambda logits: 1 if logits[0, 0] > logits[0, 1] else 0,
+    "if": lambda logits: 2 if logits[0, 0] > logits[0, 1] else 1,
     "unique": lambda logits: len(torch.unique((2 * logits.detach()).round())),
     "mask": lambda logits: len(logits[logits > 0.3]),
 }
