@@ -141,11 +141,11 @@ class Comparison:
         leader = live.index(True)
         like = self._members.schedule(leader).program.engine.problems[0].own[0]
         limit = RACES if like.is_cuda else torch.finfo(like.dtype).eps ** SAME
-        for number in [number for number in numbers(live) if number not in self._alike]:
+        for number in [number for number in numbers(live) if number not in {leader, *self._alike}]:
             moving = [self._members.moving(each) for each in (number, leader)]
             try:
                 drawn = self._members.drawn(number, batches, with_steps=True)
-                one, other = (self._at(number, drawn, by) for by in (number, leader)) if number != leader else ({}, {})
+                one, other = (self._at(number, drawn, by) for by in (number, leader))
             except UntraceableError as error:
                 raise NotFusedError(str(error)) from error
             except Exception:

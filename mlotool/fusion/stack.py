@@ -207,7 +207,7 @@ def _frozen_parameters(name: str, modules: Sequence[nn.Module], known: Collectio
     if any(each != structures[0] for each in structures):
         raise NotFusedError(f"the modules of problems.{name} are of different structures")
     for path, child in modules[0].named_modules():
-        holders = [module.get_submodule(path)._parameters for module in modules]
+        holders: list[dict[str, Any]] = [module.get_submodule(path)._parameters for module in modules]
         for key, tensor in child._parameters.items():
             if tensor is None or tensor.requires_grad:
                 continue

@@ -96,39 +96,39 @@ class StackedRound:
         Args:
             live: which members take part.
         """
-        tick, errors, live = self._tick(live), dict[int, Exception](), list(live)
+        tick, errors, left = self._tick(live), dict[int, Exception](), list(live)
         is_off = bool(self._stack.reason) or (self.verdict is not None and not self.verdict.at(tick).is_fused)
         # The first step is the optimizer's own, which makes its state.
         if is_off or not all(problem.num_steps for problem in self._members.problems[live.index(True)]):
             return self._members.planned(live)
         positions = self._members.positions()
-        while any(live):
+        while any(left):
             batches: Drawings | None = None
             fused: FlatResult | None = None
             try:
-                batches = [draw(live) for draw in self._draw]
-                fused = self._fused(live, batches)
+                batches = [draw(left) for draw in self._draw]
+                fused = self._fused(left, batches)
             except NotFusedError as error:
                 # What does not fit together this time may do so later.
                 if batches is not None or (self.verdict is None and not isinstance(error, UnlikeBatchesError)):
                     self._put_apart(tick, str(error))
             except Exception as error:
                 # Most often a member's own, such as a target that is out of range; the others go on without it.
-                if failures := self._failures(live, positions):
+                if failures := self._failures(left, positions):
                     errors |= failures
-                    self._members.go_back(positions, live)
+                    self._members.go_back(positions, left)
                     for number in failures:
                         # What it has diverged to may be what an operation over all rows has refused.
                         self._stack.drop(number)
-                        live[number] = False
+                        left[number] = False
                     continue
                 self._put_apart(tick, reason_of(error))
-            if batches is not None and fused is not None and self._looks_right(live, batches, fused, errors):
-                outcomes = self._stepped(live, batches, fused, positions)
+            if batches is not None and fused is not None and self._looks_right(left, batches, fused, errors):
+                outcomes = self._stepped(left, batches, fused, positions)
             else:
-                live = [is_live and number not in errors for number, is_live in enumerate(live)]
-                self._members.go_back(positions, live)
-                outcomes = self._members.planned(live)
+                left = [is_live and number not in errors for number, is_live in enumerate(left)]
+                self._members.go_back(positions, left)
+                outcomes = self._members.planned(left)
             return [errors.get(number, outcome) for number, outcome in enumerate(outcomes)]
         return [errors.get(number) for number in range(len(live))]
 

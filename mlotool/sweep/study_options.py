@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -62,10 +62,11 @@ def option_faults(settings: Mapping[str, Any]) -> list[str]:
     if settings["method"] != "optuna" or find_spec("optuna") is None:
         return []
     faults = []
-    for key, classes, make in (
-        ("sampler", SAMPLERS, partial(make_sampler, seed=settings["seed"])),
-        ("pruner", PRUNERS, make_pruner),
-    ):
+    makers: dict[str, tuple[Mapping[str, str], Callable[[str, Mapping[str, Any]], Any]]] = {
+        "sampler": (SAMPLERS, partial(make_sampler, seed=settings["seed"])),
+        "pruner": (PRUNERS, make_pruner),
+    }
+    for key, (classes, make) in makers.items():
         name, options = settings[key], settings[f"{key}_options"] or {}
         # Unknown names, and what are no options, have faults of their own.
         if name in classes and isinstance(options, Mapping):
