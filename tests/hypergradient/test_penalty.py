@@ -11,6 +11,7 @@ from torch import Tensor
 from mlotool.core import stop_gradient
 from mlotool.hypergradient import Exact, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import assert_identical, assert_resumes, numbers, pair, upper_loss
 from tests.program.test_reduce import BILEVEL, TRILEVEL, batches, two_ranks
 from tests.program.test_reduce import program as ranked
@@ -146,11 +147,8 @@ def cubic_program(cube: Callable[[Tensor], Tensor], hypergradient: AbstractHyper
     def low(batch: Any, *, w: Any, u: Any) -> Tensor:
         return (w() * cube(w()) + w().square() - u() * w()).sum()
 
-    problems = [
-        Problem("w", Point(numbers(0.5)), low, roles={"w": "w", "u": "u"}, hypergradient=hypergradient),
-        Problem("u", Point(numbers(1.5)), lambda batch, *, w: w().square().sum(), roles={"w": "w"}),
-    ]
-    return Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+    upper = Point(numbers(1.5)), lambda batch, *, w: w().square().sum()
+    return two_levels((Point(numbers(0.5)), low), upper, hypergradient)
 
 
 def test_no_second_derivative_is_taken() -> None:
