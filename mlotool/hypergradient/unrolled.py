@@ -319,7 +319,8 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
 
 
 def _near(tensors: Vector) -> list[Tensor]:
-    return add(tensors, random_direction(tensors), 0.01) if tensors else []
+    still = constants(tensors)
+    return add(still, random_direction(still), 0.01) if still else []
 
 
 def _gradients(
