@@ -26,7 +26,7 @@ from mlotool.hypergradient.products.choice import chosen_product, warn_of_differ
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.solvers.base import NOT_FINITE
 from mlotool.hypergradient.solvers.systems import ended_with
-from mlotool.hypergradient.vector import aliases, copies, is_finite, vector_jacobian
+from mlotool.hypergradient.vector import aliases, constants, copies, is_finite, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
 
 
@@ -264,9 +264,11 @@ class _ImplicitPullback:
     def record(self, result: SolveResult) -> None:
         """Keep how a solve ended, and warn the first time that it failed in this way."""
         problem = self._unpaired.problem
-        solve = TracedSolve(self.solver, problem.name, problem.memory, problem.traits.warned_of)
+        solve = TracedSolve(
+            self.solver, problem.name, problem.memory, problem.traits.warned_of, bool(result.task_statuses)
+        )
         if result.ending is not None:
-            report(replace(solve, has_tasks=bool(result.task_statuses)), result.ending)
+            report(solve, result.ending)
         solve.keep(result)
 
     def _is_reported(self) -> bool:
@@ -287,9 +289,8 @@ class _ImplicitPullback:
     ) -> list[Tensor]:
         loss = self._unpaired
         if self.solver.uses_loss:
-            paired, constants = self.view, [tensor.detach() for tensor in inputs]
-            point = tuple(tensor.detach() for tensor in theta)
-            loss = replace(paired, theta=point, own_loss=lambda moved, _: paired.own_loss(moved, constants))
+            paired, still = self.view, constants(inputs)
+            loss = replace(paired, theta=tuple(constants(theta)), own_loss=lambda at, _: paired.own_loss(at, still))
         memory = loss.problem.memory
         kept = memory.value.solver
         result, state = self.solver.solve_from(kept, product.hessian, vector, start=start, view=loss)
@@ -336,11 +337,7 @@ class _LinearSolve(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2 + count :]
         with pullback.view.problem.random, torch.enable_grad():
             if not is_differentiable:
-                solution = [tensor.detach() for tensor in solution]
-                theta = [tensor.detach().requires_grad_() for tensor in theta]
-                inputs = [
-                    tensor.detach().requires_grad_(flag) for tensor, flag in zip(inputs, wanted[count:], strict=True)
-                ]
+                solution, theta, inputs = constants(solution), leaves(theta), leaves(inputs, wanted[count:])
             theta, inputs = aliases(theta), aliases(inputs)
             gradient = _stationarity(pullback.view, theta, inputs)
             # Both solutions are the same on all ranks; what is found for theta and x is this rank's part.
@@ -397,7 +394,7 @@ def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object]
     )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TracedSolve:
     """A solve of a trace, of whose replays is known what they report.
 
@@ -439,5 +436,6 @@ class TracedSolve:
 
     def keep(self, result: SolveResult) -> None:
         """Keep how a solve ended, without its solution, which would outlive the step; warn of it."""
-        self.memory.value = self.memory.value._replace(last=replace(result, solution=[], ending=None))
+        last = SolveResult([], result.status, result.num_products, result.residual, result.task_statuses)
+        self.memory.value = self.memory.value._replace(last=last)
         warn_of_failure(self.solver, self.problem, self.warned_of, result)

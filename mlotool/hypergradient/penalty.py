@@ -12,7 +12,7 @@ from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
 from mlotool.hypergradient.products.choice import warn_of_differences
-from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, moved_to, scaled
+from mlotool.hypergradient.vector import add, constants, copies, dot, is_finite, leaves, moved_to, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
@@ -241,9 +241,8 @@ class _Slopes:
 
     def __init__(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> None:
         self._loss = view
-        self._inputs = [tensor.detach() for tensor in inputs]
-        self._wanted = tuple(wanted)
-        base, values = [tensor.detach() for tensor in theta], self._inputs
+        self._inputs, self._wanted = constants(inputs), tuple(wanted)
+        base, values = constants(theta), self._inputs
         self._replay = Replay(lambda: [view.own_loss(base, values)], view.devices, view.problem.traits)
 
     def lower(self, point: Vector) -> list[Tensor]:

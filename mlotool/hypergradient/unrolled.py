@@ -33,7 +33,7 @@ from mlotool.hypergradient.step_products import (
     simulate,
     step_gradients,
 )
-from mlotool.hypergradient.vector import add, leaves, vector_jacobian
+from mlotool.hypergradient.vector import add, aliases, constants, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
 from mlotool.problem.step_store import AbstractStepStore, KeepAll
@@ -133,19 +133,19 @@ class ReversePass:
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the same as functions of the inputs: the steps are taken again, in one graph."""
-        aliases = [tensor.view_as(tensor) for tensor in inputs]
+        shared = aliases(inputs)
         begin = self.steps.at(self.first)
-        point: Vector = [tensor.detach().requires_grad_() for tensor in begin.theta]
+        point: Vector = leaves(begin.theta)
         if self.reaches_start:
             assert self.unroll.start is not None
-            point = self.unroll.start(aliases)
+            point = self.unroll.start(shared)
         state: Sequence[State] = begin.state
         for record in self.unroll.records[self.first :]:
             # A gradient is taken at an alias: the start may be a view that several parameters share.
-            at = [tensor.view_as(tensor) for tensor in point]
-            gradient = step_gradients(self.unroll, record, at, aliases, self.view, create_graph=self.is_second_order)
-            point, state = self.unroll.step(at, gradient, state, record.hyperparameters, aliases)
-        return vector_jacobian(point, _chosen(aliases, wanted), cotangent, create_graph=True)
+            at = aliases(point)
+            gradient = step_gradients(self.unroll, record, at, shared, self.view, create_graph=self.is_second_order)
+            point, state = self.unroll.step(at, gradient, state, record.hyperparameters, shared)
+        return vector_jacobian(point, _chosen(shared, wanted), cotangent, create_graph=True)
 
     def _through_update(
         self,
@@ -320,7 +320,8 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
 
 
 def _near(tensors: Vector) -> list[Tensor]:
-    return add(tensors, random_direction(tensors), 0.01) if tensors else []
+    still = constants(tensors)
+    return add(still, random_direction(still), 0.01) if still else []
 
 
 def _gradients(
@@ -446,14 +447,15 @@ class Unrolled(AbstractHypergradient):
         assert unroll is not None
         if unroll.records:
             records, theta = unroll.records, view.theta
-            if self.remat == "auto" and self.second_order and not (unroll.is_traced or is_tracing()):
-                self._decide(unroll, inputs, view)
+            is_open = self.remat == "auto" and self.second_order and view.problem.memory.value.keeps_graphs is None
+            # Steps that read solutions, or that are traced, keep no graph.
+            if is_open and not (view.problem.is_nested or unroll.is_traced or is_tracing()):
+                view.problem.memory.value = UnrolledState(fit(unroll, inputs, view, self.graph_budget))
         else:
-            still = [each.detach() for each in inputs]
             problem = view.problem
             prefers_forward = problem.has_blocks and not problem.is_nested and not problem.traits.lacks_tangents
             keeps_gradients = self.saves_gradients(prefers_forward)
-            records, theta, _ = simulate(unroll, still, view, keeps_gradients=keeps_gradients)
+            records, theta, _ = simulate(unroll, constants(inputs), view, keeps_gradients=keeps_gradients)
         taken = replace(unroll, records=records)
         first = 0 if self.horizon is None else max(0, len(records) - self.horizon)
         steps = StoredSteps(self.trajectory, taken, view, inputs)
@@ -477,13 +479,6 @@ class Unrolled(AbstractHypergradient):
             with as_then:
                 kind = chosen_product(self._setting, there, there.theta, inputs, [True] * len(inputs))
         return ForwardStepProduct if kind == "forward" else ReverseStepProduct
-
-    def _decide(self, unroll: Unroll, inputs: Vector, view: LowerView) -> None:
-        """Choose between keeping graphs and computing steps again, at the first pullback through recorded steps."""
-        memory = view.problem.memory
-        # Steps that read solutions keep no graph.
-        if memory.value.keeps_graphs is None and not view.problem.is_nested:
-            memory.value = UnrolledState(fit(unroll, inputs, view, self.graph_budget))
 
     def initial_state(self) -> UnrolledState:
         """Return what is kept before the first pullback."""

@@ -68,7 +68,7 @@ RANGES: list[tuple[Make, dict[str, Any], str]] = [
     (SABA, {"step_size": -1.0}, "step_size: found -1.0; expected a positive number"),
     (EvolutionStrategies, {"restart_every": 2}, "restart_every: found 2; expected null, or .* with persistent"),
     (Unrolled, {"horizon": 0}, "horizon: found 0; expected a whole number of at least 1"),
-    (Unrolled, {"product": "forward", "remat": False}, "remat: found false; expected true with product: forward"),
+    (Unrolled, {"product": "forward", "remat": False}, "remat: found False; expected true with product: forward"),
     (Implicit, {"solver": Identity(), "report_every": -1}, "report_every: found -1; expected a whole number"),
 ]
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Identity, Implicit, Unrolled
 from mlotool.hypergradient.diagnostics.compare import compare, solved_slope
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
+from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient import every_algorithm
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import assert_identical, numbers, pair, parameters
 from tests.programs import Point
 
@@ -27,16 +28,9 @@ def quadratic(hypergradient: AbstractHypergradient, start: Tensor | None = None)
         return 0.5 * (w() - 1).square().sum()
 
     u = numbers(0.4, -0.7)
-    lower = Problem(
-        "w",
-        Point(torch.linalg.solve(MATRIX, u) if start is None else start),
-        low,
-        roles={"w": "w", "u": "u"},
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-        unroll_steps=3,
-        hypergradient=hypergradient,
-    )
-    return Program([lower, Problem("u", Point(u), up, roles={"w": "w"})], Graph({"u": ["w"]}, {"w": ["u"]}))
+    w = Point(torch.linalg.solve(MATRIX, u) if start is None else start)
+    settings = {"optimizer": partial(torch.optim.SGD, lr=0.1), "unroll_steps": 3}
+    return two_levels((w, low), (Point(u), up), hypergradient, **settings)
 
 
 def test_the_table_of_a_quadratic() -> None:
@@ -111,9 +105,8 @@ def test_what_is_refused_is_a_row_with_the_reason() -> None:
     def low(batch: Any, *, w: Any, u: Any) -> Tensor:
         return 0.5 * (w() - u()).square().sum()
 
-    lower = Problem("w", Point(numbers(0.1)), low, roles={"w": "w", "u": "u"}, hypergradient=Implicit(Exact()))
-    upper = Problem("u", Point(numbers(0.3)), lambda batch, *, w: w().square().sum(), roles={"w": "w"})
-    program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    top = Point(numbers(0.3)), lambda batch, *, w: w().square().sum()
+    program = two_levels((Point(numbers(0.1)), low), top, Implicit(Exact()))
     *_, row = compare(program, "u", {}, {"unrolled": Unrolled})
     assert row.norm is None
     assert "found nothing; expected one of torch.optim.SGD" in row.note
@@ -125,9 +118,8 @@ def test_an_indefinite_problem_has_no_reference() -> None:
     def low(batch: Any, *, w: Any, u: Any) -> Tensor:
         return 0.5 * w() @ singular @ w() - w() @ u()
 
-    lower = Problem("w", Point(numbers(0.1, 0.2)), low, roles={"w": "w", "u": "u"}, hypergradient=Implicit(Identity()))
-    upper = Problem("u", Point(numbers(0.3, 0.4)), lambda batch, *, w: w().square().sum(), roles={"w": "w"})
-    program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    top = Point(numbers(0.3, 0.4)), lambda batch, *, w: w().square().sum()
+    program = two_levels((Point(numbers(0.1, 0.2)), low), top, Implicit(Identity()))
     with pytest.warns(UserWarning, match="a matrix that is singular") as caught:
         first, *_ = rows = [*compare(program, "u", {}, {"cg": lambda: Implicit(ConjugateGradient())})]
     assert not first.has_converged

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import EvolutionStrategies, Exact, Implicit, Unrolled
 from mlotool.hypergradient.evolution import _centred_ranks
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
+from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from tests.hypergradient.test_unrolled import BATCHES, OPTIMIZERS, flat, upper_values
 from tests.hypergradient.test_unrolled import program as unrolled_program
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import assert_identical, assert_resumes, numbers, parameters, samples, web
 from tests.programs import Point
 
@@ -28,23 +29,10 @@ def pull(batch: Any, *, w: Any, u: Any) -> Tensor:
 def program(
     hypergradient: AbstractHypergradient, goal: Callable[[Tensor, Tensor], Tensor], *, steps: int = 3, **settings: Any
 ) -> Program:
-    lower = Problem(
-        "w",
-        Point(numbers(0.5, -0.3, 0.8)),
-        pull,
-        roles={"w": "w", "u": "u"},
-        optimizer=sgd,
-        unroll_steps=steps,
-        hypergradient=hypergradient,
-    )
-    upper = Problem(
-        "u",
-        Point(numbers(0.1, 0.2, -0.4)),
-        lambda batch, *, w, u: goal(w(), u()),
-        roles={"w": "w", "u": "u"},
-        **{"optimizer": sgd, **settings},
-    )
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    lower = Point(numbers(0.5, -0.3, 0.8)), pull
+    upper = Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w, u: goal(w(), u())
+    of_upper = {"optimizer": sgd, **settings}
+    return two_levels(lower, upper, hypergradient, of_upper=of_upper, optimizer=sgd, unroll_steps=steps)
 
 
 def linear(w: Tensor, u: Tensor) -> Tensor:

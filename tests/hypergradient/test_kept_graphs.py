@@ -17,9 +17,10 @@ from mlotool.hypergradient.unrolled import UnrolledState, fit, measure
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
-from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from mlotool.program import Program, Schedule, Stream
 from tests.hypergradient import test_unrolled_readings as readings
 from tests.hypergradient.test_unrolled import OPTIMIZERS, program
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import assert_identical, momentum, numbers, parameters, samples
 from tests.programs import Point
 
@@ -72,25 +73,12 @@ def network(activation: nn.Module, hypergradient: Unrolled, **settings: Any) -> 
 
 def above(net: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
     """Return a program in which a network takes three steps for one of the point that weighs its loss."""
-    lower = Problem(
-        "w",
-        net,
-        lambda batch, *, w, u: (w(batch).square() * torch.exp(u())).mean(),
-        roles={"w": "w", "u": "u"},
-        stream=stream(),
-        optimizer=momentum,
-        unroll_steps=3,
-        hypergradient=hypergradient,
-    )
-    upper = Problem(
-        "u",
-        Point(numbers(0.1, 0.2, -0.4)),
-        lambda batch, *, w: (w(batch) - 1).square().mean(),
-        roles={"w": "w"},
-        stream=Stream(samples(12, 2), 4, seed=2),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-    )
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}), **settings)
+    lower = net, lambda batch, *, w, u: (w(batch).square() * torch.exp(u())).mean()
+    upper = Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w: (w(batch) - 1).square().mean()
+    of_upper = {"stream": Stream(samples(12, 2), 4, seed=2), "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    of_lower = {"stream": stream(), "optimizer": momentum, "unroll_steps": 3}
+    made = two_levels(lower, upper, hypergradient, of_upper=of_upper, **of_lower)
+    return Program(list(made.problems.values()), made.graph, **settings)
 
 
 # torch has another backward of SiLU for gradients with a graph than for those without.

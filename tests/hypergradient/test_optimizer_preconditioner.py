@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.hypergradient import Identity, Implicit, OptimizerPreconditioner
-from mlotool.program import Graph, Problem, Program, Schedule
+from mlotool.program import Program, Schedule
 from tests import programs
+from tests.hypergradient.two_levels import two_levels
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.1),
@@ -30,18 +31,10 @@ def program(optimizer: Any, hypergradient: Any, clip: float | None = None) -> Pr
     def fit(_: Any, *, w: Any, u: Any) -> Tensor:
         return ((w(batch).squeeze(-1) - u()) ** 2).mean() + 0.5 * sum((each**2).sum() for each in w.parameters())
 
-    lower = Problem(
-        "w", net, fit, roles={"w": "w", "u": "u"}, optimizer=optimizer, hypergradient=hypergradient,
-        gradient_clip_norm=clip,
-    )  # fmt: skip
-    upper = Problem(
-        "u",
-        programs.Point(programs.vector(1)),
-        lambda _, *, w: (w(batch) ** 2).sum(),
-        roles={"w": "w"},
-        optimizer=partial(torch.optim.SGD, lr=1e-3),
-    )
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    upper = programs.Point(programs.vector(1)), lambda _, *, w: (w(batch) ** 2).sum()
+    settings = {"optimizer": optimizer, "gradient_clip_norm": clip}
+    of_upper = {"optimizer": partial(torch.optim.SGD, lr=1e-3)}
+    return two_levels((net, fit), upper, hypergradient, of_upper=of_upper, **settings)
 
 
 def flat(tensors: Any) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mlotool.core import stop_gradient
 from mlotool.hypergradient import Exact, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import assert_identical, assert_resumes, numbers, pair, upper_loss
 from tests.program.test_reduce import BILEVEL, TRILEVEL, batches, two_ranks
 from tests.program.test_reduce import program as ranked
@@ -57,7 +58,7 @@ def settled(case: Case, num_pullbacks: int, **settings: float) -> tuple[float, f
 def test_the_barrier_rule_settles_at_the_exact_gradient_of_a_quadratic(barrier: float) -> None:
     """And its multiplier where the conditions of stationarity put it."""
     case = bilevel()
-    found, multiplier = settled(case, 120, barrier=barrier)
+    found, multiplier = settled(case, 60, barrier=barrier)
     assert found < 1e-5
     w = case.solve(case.start.clone().requires_grad_())["w"]
     lam, point = case.start.clone().requires_grad_(), w.detach().requires_grad_()
@@ -69,7 +70,7 @@ def test_the_barrier_rule_settles_at_the_exact_gradient_of_a_quadratic(barrier: 
 
 def test_the_error_of_the_barrier_rule_falls_like_one_over_the_barrier() -> None:
     """Beside the multiplier, which is proportional to it, nothing has settled elsewhere or goes round."""
-    errors = [settled(bilevel(0.1), 150, barrier=barrier)[0] for barrier in (10.0, 100.0)]
+    errors = [settled(bilevel(0.1), 40, barrier=barrier)[0] for barrier in (10.0, 100.0)]
     assert errors[0] < 0.03
     assert 8 < errors[0] / errors[1] < 12
 
@@ -146,11 +147,8 @@ def cubic_program(cube: Callable[[Tensor], Tensor], hypergradient: AbstractHyper
     def low(batch: Any, *, w: Any, u: Any) -> Tensor:
         return (w() * cube(w()) + w().square() - u() * w()).sum()
 
-    problems = [
-        Problem("w", Point(numbers(0.5)), low, roles={"w": "w", "u": "u"}, hypergradient=hypergradient),
-        Problem("u", Point(numbers(1.5)), lambda batch, *, w: w().square().sum(), roles={"w": "w"}),
-    ]
-    return Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+    upper = Point(numbers(1.5)), lambda batch, *, w: w().square().sum()
+    return two_levels((Point(numbers(0.5)), low), upper, hypergradient)
 
 
 def test_no_second_derivative_is_taken() -> None:

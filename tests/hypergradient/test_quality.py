@@ -16,8 +16,9 @@ from mlotool.hypergradient import (
     Nystrom,
 )
 from mlotool.hypergradient.diagnostics import quality
-from mlotool.program import Graph, Problem, Program
+from mlotool.program import Program
 from tests import programs
+from tests.hypergradient.two_levels import two_levels
 
 CASE = programs.bilevel(0.03)
 
@@ -78,17 +79,13 @@ def test_beyond_the_dense_solve_the_reference_is_iterative(monkeypatch: Any, is_
     shift = 2.0 if is_indefinite else 0.0
     hessian = programs.definite(5, 6) - shift * torch.eye(6, dtype=torch.float64)
     assert (float(torch.linalg.eigvalsh(hessian).min()) < 0) is is_indefinite
-    lower = Problem(
-        "w",
-        programs.Point(programs.vector(1, 6)),
-        lambda batch, *, w, u: 0.5 * w() @ hessian @ w() - w() @ u() - (w() * u()).sum() ** 2,
-        roles={"w": "w", "u": "u"},
-        hypergradient=Implicit(Neumann(3, 0.1), report_every=1),
-    )
-    upper = Problem(
-        "u", programs.Point(0.1 * programs.vector(2, 6)), lambda batch, *, w: (w() ** 3).sum(), roles={"w": "w"}
-    )
-    program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+
+    def low(batch: Any, *, w: Any, u: Any) -> Tensor:
+        return 0.5 * w() @ hessian @ w() - w() @ u() - (w() * u()).sum() ** 2
+
+    upper = programs.Point(0.1 * programs.vector(2, 6)), lambda batch, *, w: (w() ** 3).sum()
+    lower = programs.Point(programs.vector(1, 6)), low
+    program = two_levels(lower, upper, Implicit(Neumann(3, 0.1), report_every=1))
     program.gradient("u")
     expected = program.statistics()
     monkeypatch.setattr(quality, "MAX_DENSE_PARAMETERS", 0)
@@ -115,9 +112,8 @@ def dropped_out(algorithm: Implicit) -> Program:
     def fit(_: Any, *, w: Any, u: Any) -> Tensor:
         return ((w(batch).squeeze(-1) - u()) ** 2).mean() + 0.5 * sum((each**2).sum() for each in w.parameters())
 
-    lower = Problem("w", net, fit, roles={"w": "w", "u": "u"}, hypergradient=algorithm)
-    upper = Problem("u", programs.Point(programs.vector(1)), lambda _, *, w: (w(batch) ** 2).sum(), roles={"w": "w"})
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    upper = programs.Point(programs.vector(1)), lambda _, *, w: (w(batch) ** 2).sum()
+    return two_levels((net, fit), upper, algorithm)
 
 
 @pytest.mark.filterwarnings("ignore:The Nystrom solve")

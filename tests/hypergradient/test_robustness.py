@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Exact, Implicit
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
+from tests.hypergradient.two_levels import two_levels
 from tests.program.reweighting import (
     ALGORITHMS,
     FD,
@@ -129,17 +130,8 @@ def test_a_failed_solve_warns_and_gives_no_nan() -> None:
     def saddle(batch: Tensor, *, w: Any, u: Any) -> Tensor:
         return (-(w() ** 2) + w() * u()).sum()
 
-    problems = [
-        Problem(
-            "w",
-            Point(numbers(1.0, 2.0)),
-            saddle,
-            roles={"w": "w", "u": "u"},
-            hypergradient=Implicit(ConjugateGradient()),
-        ),
-        Problem("u", Point(numbers(1.0, 1.0)), lambda batch, *, w: (w() ** 2).sum(), roles={"w": "w"}),
-    ]
-    program = Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+    upper = Point(numbers(1.0, 1.0)), lambda batch, *, w: (w() ** 2).sum()
+    program = two_levels((Point(numbers(1.0, 2.0)), saddle), upper, Implicit(ConjugateGradient()))
     with pytest.warns(
         UserWarning, match=r"ConjugateGradient solve at problem 'w' ended with negative curvature.*Raise"
     ):

@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler as rates
 from mlotool.hypergradient import Exact, Implicit, Unrolled
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient.test_unrolled import Pair, by_differences, fit, goal, lower_loss
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import numbers, samples
 from tests.programs import Point
 
@@ -62,26 +63,12 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
 
 
 def program(optimizer: Make, scheduler: Any = None, **settings: Any) -> Program:
-    lower = Problem(
-        "w",
-        Pair(),
-        lambda batch, **roles: lower_loss(BATCH, **roles),
-        roles={"w": "w", "u": "u"},
-        optimizer=optimizer,
-        scheduler=scheduler,
-        unroll_steps=STEPS,
-        hypergradient=Unrolled(),
-        **settings,
-    )
-    top = Problem(
-        "u",
-        Point(U),
-        lambda batch, *, w, u: goal(w()) + u().square().sum(),
-        roles={"w": "w", "u": "u"},
-        # It stands still, so that the loop beside it needs no upper step.
-        optimizer=partial(SGD, lr=0.0),
-    )
-    return Program([lower, top], Graph({"u": ["w"]}, {"w": ["u"]}))
+    lower = Pair(), lambda batch, **roles: lower_loss(BATCH, **roles)
+    upper = Point(U), lambda batch, *, w, u: goal(w()) + u().square().sum()
+    # It stands still, so that the loop beside it needs no upper step.
+    still = {"optimizer": partial(SGD, lr=0.0)}
+    settings |= {"optimizer": optimizer, "scheduler": scheduler, "unroll_steps": STEPS}
+    return two_levels(lower, upper, Unrolled(), of_upper=still, **settings)
 
 
 def loop(

@@ -12,7 +12,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, Implicit
 from mlotool.hypergradient.saba import Averages
 from mlotool.problem.interface import LowerView, Memory, Vector
-from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from mlotool.program import Problem, Program, Schedule, Stream
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import assert_identical, assert_resumes, numbers, samples
 from tests.program.test_reduce import BILEVEL, batches, two_ranks
 from tests.program.test_reduce import program as ranked
@@ -33,17 +34,8 @@ def goal(batch: Any, *, w: Any) -> Tensor:
 
 def program(hypergradient: Any, stream: Any = None, **settings: Any) -> Program:
     stream = Stream(DATA, 3, shuffle=False) if stream is None else stream
-    lower = Problem(
-        "w",
-        Point(numbers(0.5, -0.3, 0.8)),
-        fit,
-        roles={"w": "w", "u": "u"},
-        stream=stream,
-        hypergradient=hypergradient,
-        **settings,
-    )
-    upper = Problem("u", Point(numbers(0.1, 0.2, -0.4)), goal, roles={"w": "w"})
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    lower, upper = (Point(numbers(0.5, -0.3, 0.8)), fit), (Point(numbers(0.1, 0.2, -0.4)), goal)
+    return two_levels(lower, upper, hypergradient, stream=stream, **settings)
 
 
 HESSIAN = DATA.T @ DATA / len(DATA) + 0.5 * torch.eye(3, dtype=torch.float64)
@@ -53,18 +45,11 @@ def trained(
     hypergradient: Any, *, lower_rate: float = 0.1, upper_rate: float = 0.05, momentum: float = 0.0, **settings: Any
 ) -> Program:
     """Return a program whose upper problem is on all its data, and whose solution has v != 0."""
-    optimizer = partial(torch.optim.SGD, momentum=momentum)
-    lower = program(
-        hypergradient, settings.pop("stream", None), optimizer=partial(optimizer, lr=lower_rate), **settings
-    ).problems["w"]
-    upper = Problem(
-        "u",
-        Point(numbers(0.1, 0.2, -0.4)),
-        lambda batch, *, w, u: goal(batch, w=w) + 0.1 * u().square().sum(),
-        roles={"w": "w", "u": "u"},
-        optimizer=partial(torch.optim.SGD, lr=upper_rate),
-    )
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    settings = {"stream": Stream(DATA, 3, shuffle=False), **settings}
+    settings["optimizer"] = partial(torch.optim.SGD, momentum=momentum, lr=lower_rate)
+    upper = Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w, u: goal(batch, w=w) + 0.1 * u().square().sum()
+    of_upper = {"optimizer": partial(torch.optim.SGD, lr=upper_rate)}
+    return two_levels((Point(numbers(0.5, -0.3, 0.8)), fit), upper, hypergradient, of_upper=of_upper, **settings)
 
 
 def stalled(built: Program, num_ticks: int) -> float:

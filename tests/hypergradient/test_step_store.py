@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
+from mlotool import Schedule, Stream, Unrolled
 from mlotool.hypergradient import AbstractStepStore, Binomial, KeepAll, KeepEvery
 from mlotool.problem.optimizers.optimizer_step import replayed_step
 from mlotool.problem.step_store import middle
 from tests.hypergradient.test_unrolled import OPTIMIZERS, program
+from tests.hypergradient.two_levels import two_levels
 from tests.live_storage import LiveStorage
 from tests.program.small import assert_identical, parameters, samples
 
@@ -179,18 +180,9 @@ def test_memory_of_a_long_unroll() -> None:
 
         upper = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
         optimizer = partial(torch.optim.Adam, lr=0.01)
-        roles = {"w": "w", "u": "u"}
-        lower = Problem(
-            "w",
-            weight,
-            loss,
-            roles=roles,
-            optimizer=optimizer,
-            unroll_steps=17,
-            hypergradient=Unrolled(trajectory=store),
-        )
-        top = Problem("u", upper, loss, roles=roles, optimizer=partial(torch.optim.SGD, lr=0.0))
-        schedule = Schedule(Program([lower, top], Graph({"u": ["w"]}, {"w": ["u"]})))
+        settings = {"unroll_steps": 17, "of_upper": {"optimizer": partial(torch.optim.SGD, lr=0.0)}}
+        algorithm = Unrolled(trajectory=store)
+        schedule = Schedule(two_levels((weight, loss), (upper, loss), algorithm, optimizer=optimizer, **settings))
         with LiveStorage() as live:
             for _ in range(16):
                 schedule.tick()

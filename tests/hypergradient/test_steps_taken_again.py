@@ -15,6 +15,7 @@ from mlotool.hypergradient import Binomial, KeepEvery
 from tests.hypergradient.modules_with_buffers import MOVING, Born, Momentum, Sparse
 from tests.hypergradient.test_compared_products import OldStyle
 from tests.hypergradient.test_unrolled import BATCHES, Pair, lower_loss, upper_loss
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import numbers, samples
 from tests.programs import Point
 
@@ -61,19 +62,9 @@ class OfGenerator(Counting):
 
 
 def scheduled(loss: Any, hypergradient: Unrolled) -> Schedule:
-    lower = Problem(
-        "w",
-        Pair(),
-        loss,
-        roles={"w": "w", "u": "u"},
-        optimizer=partial(torch.optim.SGD, lr=0.05),
-        unroll_steps=4,
-        hypergradient=hypergradient,
-    )
-    top = Problem(
-        "u", Point(numbers(0.1, 0.2, -0.4)), upper_loss, roles={"w": "w"}, optimizer=partial(torch.optim.SGD, lr=0.01)
-    )
-    return Schedule(Program([lower, top], Graph({"u": ["w"]}, {"w": ["u"]})))
+    slow = {"optimizer": partial(torch.optim.SGD, lr=0.01)}
+    settings = {"optimizer": partial(torch.optim.SGD, lr=0.05), "unroll_steps": 4, "of_upper": slow}
+    return Schedule(two_levels((Pair(), loss), (Point(numbers(0.1, 0.2, -0.4)), upper_loss), hypergradient, **settings))
 
 
 @pytest.mark.parametrize("loss", [Counting, OfNumpy, OfGenerator])
@@ -115,26 +106,11 @@ def network(module: nn.Module, hypergradient: Unrolled, **settings: Any) -> Prog
             torch.exp(u()) * torch.cat([each.reshape(-1) for each in w.parameters()])[:3] ** 2
         ).sum()
 
-    lower = Problem(
-        "w",
-        module,
-        fit,
-        roles={"w": "w", "u": "u"},
-        stream=Stream(samples(20, 1), 5, seed=1),
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-        unroll_steps=4,
-        hypergradient=hypergradient,
-        **settings,
-    )
-    upper = Problem(
-        "u",
-        Point(numbers(0.1, 0.2, -0.4)),
-        lambda batch, *, w: (w(batch) - 1).square().mean(),
-        roles={"w": "w"},
-        stream=Stream(samples(12, 2), 4, seed=2),
-        optimizer=partial(torch.optim.SGD, lr=1.0),
-    )
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    upper = Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w: (w(batch) - 1).square().mean()
+    of_upper = {"stream": Stream(samples(12, 2), 4, seed=2), "optimizer": partial(torch.optim.SGD, lr=1.0)}
+    settings |= {"stream": Stream(samples(20, 1), 5, seed=1), "unroll_steps": 4}
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    return two_levels((module, fit), upper, hypergradient, of_upper=of_upper, optimizer=optimizer, **settings)
 
 
 def after(program: Program, num_ticks: int = 12) -> Tensor:

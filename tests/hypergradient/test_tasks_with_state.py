@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlotool.hypergradient import SABA, EvolutionStrategies, FixedPoint, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
+from tests.hypergradient.two_levels import two_levels
 from tests.problem import test_tasks as maml
 from tests.program.small import assert_identical, numbers, parameters
 from tests.programs import Point
@@ -61,19 +62,8 @@ CURVATURE, TARGET = numbers(1.0, 2.0, 3.0)[:, None], numbers(0.3, -0.8, 0.5)[:, 
 
 def program(hypergradient: AbstractHypergradient, tasks: int | None, **settings: Any) -> Program:
     """Return w, pulled to u, with one curvature and target a task."""
-    problems = [
-        Problem(
-            "w",
-            Point(numbers(0.5, -0.3)),
-            low,
-            roles={"w": "w", "u": "u"},
-            tasks=tasks,
-            hypergradient=hypergradient,
-            **settings,
-        ),
-        Problem("u", Point(numbers(0.4, 0.2)), high, roles={"w": "w", "u": "u"}),
-    ]
-    return Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+    lower, upper = (Point(numbers(0.5, -0.3)), low), (Point(numbers(0.4, 0.2)), high)
+    return two_levels(lower, upper, hypergradient, tasks=tasks, **settings)
 
 
 def barrier() -> Penalty:
