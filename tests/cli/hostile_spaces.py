@@ -47,7 +47,7 @@ PLACES = {
     "brackets": (_at(f"'{'[a-' * 600}'"), ["no place for path", "..."]),
     "double-stars": (_at(f"'{'**.' * 600}x'"), ["no place for path '**.**", "..."]),
     "long-path": (_at(f"'{'a.' * 5_000}b'"), ["2000"]),
-    "long-chain": (_at("{chain: ['**'" + ", '**'" * 399 + "]}"), ["a chain of path '**', then", "396 more"]),
+    "long-chain": (_at("{chain: ['**'" + ", '**'" * 399 + "]}"), ["a chain of path '**', then"]),
     "chain-of-stars": (_at(f"{{chain: ['{'**.' * 600}*', '{'**.' * 600}*', x]}}"), ["no place for a chain"]),
     "chain-in-chain": (_at(_nested(2)), ["at.chain: found a chain", "inside a chain"]),
     "deep-chain": (_at(_nested(30)), ["40 levels"]),
