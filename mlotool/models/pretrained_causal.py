@@ -33,7 +33,7 @@ class PretrainedCausalLM(nn.Module):
 
     def __init__(self, folder: str, vocabulary_size: Count, length: Count) -> None:
         super().__init__()
-        self.model = read_pretrained(folder, "AutoModelForCausalLM", "language model", "gpt2", "GPT-2 or Llama")
+        self.model = read_pretrained(folder, "AutoModelForCausalLM", "a language model such as GPT-2 or Llama")
         check_fits(folder, "model", "vocabulary_size", vocabulary_size, self.model.config.vocab_size)
         check_fits(folder, "model", "length", length, getattr(self.model.config, "max_position_embeddings", length))
         _replace_silu(self.model)

@@ -14,15 +14,13 @@ from mlotool.core.settings import BelowOne, Count, target
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
-def read_pretrained(folder: str, loader: str, kind: str, example: str, known: str, **options: Any) -> Any:
+def read_pretrained(folder: str, loader: str, kind: str, **options: Any) -> Any:
     """Return the model of a folder, in fp32 and eval mode, with attention that has second derivatives.
 
     Args:
         folder: with config.json and model.safetensors, as `save_pretrained` writes them.
         loader: the class of transformers that reads it, by name.
-        kind: of the model, for messages: "encoder".
-        example: a model's name on the Hub, for messages.
-        known: models of that kind, for messages.
+        kind: of the model, for messages: "an encoder such as BERT".
         options: of `from_pretrained`.
 
     Raises:
@@ -32,10 +30,8 @@ def read_pretrained(folder: str, loader: str, kind: str, example: str, known: st
     missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if missing:
         raise ConfigError(
-            f"folder={folder}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there; expected "
-            f"{_with_article(kind)} as save_pretrained writes it, in {CONFIG} and {WEIGHTS}. Download one yourself, "
-            f"say the files of {example}, and give its folder on the command line: "
-            "problems.<name>.module.folder=<folder>."
+            f"folder={folder}: found no {' and no '.join(missing)}; expected {kind} as save_pretrained writes it. "
+            "Download one yourself, and give its folder on the command line: problems.<name>.module.folder=<folder>."
         )
     try:
         import transformers  # type: ignore[import-not-found,unused-ignore]
@@ -54,8 +50,8 @@ def read_pretrained(folder: str, loader: str, kind: str, example: str, known: st
         )
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise ConfigError(
-            f"folder={folder}: no {kind} could be read ({str(error).splitlines()[0]}); expected {known} or one like "
-            "it. Give the folder of another one."
+            f"folder={folder}: no model could be read ({str(error).splitlines()[0]}); expected {kind}. Give the folder "
+            "of another one."
         ) from error
     # From transformers 5 on parameters are in the file's precision, but optimizers step those in fp32.
     return model.float()
@@ -78,10 +74,6 @@ def check_fits(folder: str, kind: str, name: str, found: int, limit: int) -> Non
         raise ConfigError(
             f"{name}={found}; expected at most {limit}, as the {kind} in folder={folder} has. Set data.{name}={limit}."
         )
-
-
-def _with_article(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
 # b: batch, t: tokens, w: width of the encoder, k: classes
@@ -116,9 +108,7 @@ class PretrainedText(nn.Module):
     ) -> None:
         super().__init__()
         # The first token goes to the new layer as it is; a pooler's parameters would never get a gradient.
-        self.encoder = read_pretrained(
-            folder, "AutoModel", "encoder", "bert-base-uncased", "BERT", add_pooling_layer=False
-        )
+        self.encoder = read_pretrained(folder, "AutoModel", "an encoder such as BERT", add_pooling_layer=False)
         config = self.encoder.config
         check_fits(folder, "encoder", "vocabulary_size", vocabulary_size, config.vocab_size)
         check_fits(folder, "encoder", "length", length, getattr(config, "max_position_embeddings", length))

@@ -3,12 +3,39 @@
 from math import sqrt
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, Layers, target
 
 # b: batch, t: tokens, w: width, h: heads
+
+
+def attended(query_key_value: Tensor, num_heads: int, is_word: Tensor | None = None) -> Tensor:
+    """Return what tokens read of each other, a softmax written out: torch's fused kernels have no second derivative.
+
+    Args:
+        query_key_value: (b, t, 3 w).
+        num_heads: h.
+        is_word: (b, t), which tokens may be read; None: all.
+
+    Returns:
+        (b, t, w).
+    """
+    heads = query_key_value.unflatten(2, (3, num_heads, -1))  # (b, t, 3, h, w / h)
+    query, key, value = heads.transpose(1, 3).unbind(2)  # each (b, h, t, w / h)
+    scores = query @ key.transpose(2, 3) / sqrt(query.shape[3])
+    if is_word is not None:
+        # Not -inf: a text of padding alone would have no softmax.
+        scores = scores.masked_fill(~is_word[:, None, None, :], torch.finfo(scores.dtype).min)
+    return (scores.softmax(dim=3) @ value).transpose(1, 2).flatten(2)
+
+
+def mean_of_words(x: Tensor, is_word: Tensor) -> Tensor:
+    """Return the mean (b, w) of those tokens x (b, t, w) that are words (b, t)."""
+    share = is_word.to(x.dtype)
+    return (x * share[:, :, None]).sum(dim=1) / share.sum(dim=1).clamp_min(1.0)[:, None]
 
 
 @target("module")
@@ -73,10 +100,7 @@ class TextAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (b, t, w)."""
-        heads = self.query_key_value(x).unflatten(2, (3, self.num_heads, -1))  # (b, t, 3, h, w / h)
-        query, key, value = heads.transpose(1, 3).unbind(2)  # each (b, h, t, w / h)
-        mixed = (query @ key.transpose(2, 3) / sqrt(query.shape[3])).softmax(dim=3) @ value
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        return self.output(attended(self.query_key_value(x), self.num_heads))
 
 
 @target("module")
@@ -149,10 +173,7 @@ class TextNetwork(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (b, k) of token ids (b, t)."""
-        x = self.layers(self.embedding(tokens))
-        is_word = (tokens != PADDING).to(x.dtype)
-        words = (x * is_word[:, :, None]).sum(dim=1)
-        return self.classifier(words / is_word.sum(dim=1).clamp_min(1.0)[:, None])
+        return self.classifier(mean_of_words(self.layers(self.embedding(tokens)), tokens != PADDING))
 
 
 class _Layer(nn.Module):

@@ -1,6 +1,5 @@
 """A small transformer encoder for texts of token ids."""
 
-from math import sqrt
 from typing import Literal
 
 import torch
@@ -8,10 +7,9 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import BelowOne, Count, Layers, target
+from mlotool.models.text_network import PADDING, attended, mean_of_words
 
 # b: batch, t: tokens, w: width, h: heads, k: classes
-
-PADDING = 0
 
 
 @target("module")
@@ -22,7 +20,6 @@ class TextTransformer(nn.Module):
         x = x + attention(norm(x)),   x = x + W_2 gelu(W_1 norm(x))      (each block)
         logits = W pool(norm(x))
 
-    Attention is a softmax written out: torch's fused kernels have no second derivative, which `product: reverse` needs.
     Padding (id 0) is not attended to and has no part in the mean.
 
     Args:
@@ -83,7 +80,8 @@ class TextTransformer(nn.Module):
         x = self.embedding(tokens) + self.position[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, is_word)
-        features = _pooled(self.norm(x), is_word, self.pooling)
+        x = self.norm(x)
+        features = x[:, 0] if self.pooling == "first" else mean_of_words(x, is_word)
         return features, self.classifier(features)
 
 
@@ -99,21 +97,6 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, is_word: Tensor) -> Tensor:
-        x = x + self.dropout(self._attention(self.norm_1(x), is_word))
+        read = attended(self.query_key_value(self.norm_1(x)), self.num_heads, is_word)
+        x = x + self.dropout(self.output(read))
         return x + self.dropout(self.feedforward(self.norm_2(x)))
-
-    def _attention(self, x: Tensor, is_word: Tensor) -> Tensor:
-        heads = self.query_key_value(x).unflatten(2, (3, self.num_heads, -1))  # (b, t, 3, h, w / h)
-        query, key, value = heads.transpose(1, 3).unbind(2)  # each (b, h, t, w / h)
-        scores = query @ key.transpose(2, 3) / sqrt(query.shape[3])
-        # Not -inf: a text of padding alone would have no softmax.
-        scores = scores.masked_fill(~is_word[:, None, None, :], torch.finfo(scores.dtype).min)
-        mixed = scores.softmax(dim=3) @ value
-        return self.output(mixed.transpose(1, 2).flatten(2))
-
-
-def _pooled(x: Tensor, is_word: Tensor, pooling: str) -> Tensor:
-    if pooling == "first":
-        return x[:, 0]
-    share = is_word.to(x.dtype)
-    return (x * share[:, :, None]).sum(dim=1) / share.sum(dim=1).clamp_min(1.0)[:, None]

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, shown
-from mlotool.spaces.tracing import AS_LEAF, WHOLE
+from mlotool.spaces.tracing import AS_LEAF, WHOLE, matches
 
 MAX_PATHS = 8
 """So many of a base's modules are named in a message."""
@@ -68,13 +68,13 @@ def check_methods(kind: type[nn.Module]) -> None:
 
 def check_leaves(base: nn.Module, leaves: Sequence[str]) -> None:
     """Refuse leaves that are none of a base's modules; a part that a base is without (None, an empty list) is one."""
+    paths = [path for path, _ in base.named_modules() if path]
     for pattern in leaves:
-        names = takewhile(lambda name: not set(name) & set("*?["), pattern.split("."))
-        present: Any = base
+        names = list(takewhile(lambda name: not set(name) & set("*?["), pattern.split(".")))
+        present: Any = base if names or any(matches(path, pattern) for path in paths) else pattern
         for name in names if pattern != WHOLE else ():
             present = getattr(present, name, pattern)
         if present is not None and not isinstance(present, nn.Module):
-            paths = [path for path, _ in base.named_modules() if path]
             some = ", ".join(paths[:MAX_PATHS]) + (", .." if len(paths) > MAX_PATHS else "")
             raise ConfigError(
                 f"leaves: found {shown(pattern)}, which is no module of {type(base).__name__}; expected paths such as "

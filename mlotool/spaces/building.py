@@ -190,7 +190,7 @@ def _sizes(value: Any) -> tuple[Any, ...]:
 def dtype_at(nodes: Iterable[fx.Node]) -> torch.dtype | None:
     """Return the type of the first of some nodes' results that is one of floating point numbers."""
     values = (node.meta.get(VALUE) for node in nodes)
-    return next((each.dtype for each in values if isinstance(each, Tensor) and each.is_floating_point()), None)
+    return next((value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
 
 
 class NewModules:
@@ -333,7 +333,7 @@ class NewModules:
                 )
 
     def _keep(self, path: str, module: nn.Module, *, is_training: bool = True) -> None:
-        self._modes |= {each: each.training and is_training for each in module.modules()}
+        self._modes |= {module: module.training and is_training for module in module.modules()}
         *above, last = path.split(".")
         parent = self._root
         for name in above:

@@ -147,7 +147,7 @@ class OwnResult:
             with kept_attributes(self._root), kept_buffers(self._root), self._kept_random_states(), torch.no_grad():
                 for module, is_training in modes.items():
                     module.training = is_training
-                results += pytree.tree_leaves(forward(*(each.clone() for each in self._inputs)))
+                results += pytree.tree_leaves(forward(*(argument.clone() for argument in self._inputs)))
         return results
 
     def _kept_random_states(self) -> Any:

@@ -62,8 +62,8 @@ class Decisions:
             )
         check_number(name, len(self.made))
         value = self.decide(name, names)
-        if not any(value == each and type(value) is type(each) for each in names):
-            hint = did_you_mean(str(value), [str(each) for each in names])
+        if not any(value == known and type(value) is type(known) for known in names):
+            hint = did_you_mean(str(value), [str(known) for known in names])
             raise ConfigError(
                 f"decisions.{name}: found {shown(value)}; expected one of {_listed(names)}.{hint} Correct it, or leave "
                 "it out for the first one."
@@ -258,5 +258,5 @@ def _check(name: str, candidates: tuple[Value, ...]) -> None:
 
 
 def _listed(names: Any) -> str:
-    texts = [str(each) for each in names]
+    texts = [str(name) for name in names]
     return ", ".join(texts) if len(texts) <= 12 else f"{', '.join(texts[:10])}, .. ({len(texts)} in all)"

@@ -240,12 +240,12 @@ class ModelGraph:
         """
         last = place.nodes[-1]
         settings = self._settings_at(place)
-        calls = [each for each in self.graph.nodes if (each.op, each.target) == ("call_module", last.target)]
+        calls = [node for node in self.graph.nodes if (node.op, node.target) == ("call_module", last.target)]
         if len(place.nodes) == 1 and calls == [last]:
             return self._replace_module(place, last, build, settings)
         with self.beside(place):
             node = self._create(name, build, [place.input], settings, before=last)
-        layers = [self.root.get_submodule(str(each.target)) for each in place.nodes if each.op == "call_module"]
+        layers = [self.root.get_submodule(str(node.target)) for node in place.nodes if node.op == "call_module"]
         check_keeps(place.id, layers, self.root.get_submodule(str(node.target)))
         self.put(place, node)
         return node
@@ -328,7 +328,7 @@ class ModelGraph:
             del node.meta[GIVEN]
             [source, *_] = node.all_input_nodes
             # What reads its operand later has found it changed.
-            for reader in [each for each in source.users if order[each] > order[node]]:
+            for reader in [reader for reader in source.users if order[reader] > order[node]]:
                 reader.replace_input_with(source, node)
         self._infer()
         for node in order:

@@ -74,7 +74,7 @@ class Place:
         """The paths of the modules of whose forward it is a part: so is what is put beside or behind it."""
         blocks = set.intersection(*(_prefixes((forward_of(node), *node.meta.get(BLOCKS, ()))) for node in self.nodes))
         is_block = self.module is not None and self.id != node_id(self.nodes[-1])
-        return tuple(sorted(each for each in blocks if not (is_block and f"{each}.".startswith(f"{self.id}."))))
+        return tuple(sorted(block for block in blocks if not (is_block and f"{block}.".startswith(f"{self.id}."))))
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,11 @@ def as_target(described: "str | Mapping[str, Any] | Target") -> Target:
     if where is not None and not callable(where):
         raise _wrong("at.where", where, "a predicate, called with a place", "{where: {_target_: ..}}")
     targets = chain if isinstance(chain, Sequence) and not isinstance(chain, str) else ()
-    is_nested = any(isinstance(each, Mapping) and "chain" in each for each in targets)
+    is_nested = any(isinstance(target, Mapping) and "chain" in target for target in targets)
     if chain is not None and (len(targets) < 2 or is_nested or (path, kind, where) != (None, None, None)):
         expected = "at least two targets of one node each, without a chain in a chain or another key beside it"
         raise _wrong("at.chain", chain, expected, "{chain: [{type: Conv2d}, {type: BatchNorm2d}]}")
-    return Target(path, kind, where, tuple(as_target(each) for each in targets))
+    return Target(path, kind, where, tuple(as_target(target) for target in targets))
 
 
 def _wrong(key: str, value: Any, expected: str, example: str) -> ConfigError:
@@ -288,7 +288,7 @@ def node_of(graph: fx.Graph, name: str) -> fx.Node:
     Raises:
         ConfigError: there is none.
     """
-    nodes: dict[str, fx.Node] = {node_id(each): each for each in graph.nodes}
+    nodes: dict[str, fx.Node] = {node_id(node): node for node in graph.nodes}
     if name in nodes:
         return nodes[name]
     raise ConfigError(
@@ -307,4 +307,4 @@ def _is_whole_call(path: str, nodes: Sequence[fx.Node]) -> bool:
 def _prefixes(paths: Iterable[str]) -> set[str]:
     """Return paths and those of all modules around them, but for the model's own."""
     names = [path.split(".") for path in paths if path]
-    return {".".join(each[:count]) for each in names for count in range(1, len(each) + 1)}
+    return {".".join(name[:count]) for name in names for count in range(1, len(name) + 1)}

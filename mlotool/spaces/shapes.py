@@ -50,7 +50,7 @@ class Shapes:
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         is_one = bool(inputs) and all(type(size) is int for size in inputs)
-        self._inputs = [_shape_and_type(each) for each in ([inputs] if is_one else inputs)]
+        self._inputs = [_shape_and_type(argument) for argument in ([inputs] if is_one else inputs)]
         ambient = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         self.is_without_values = torch.empty(0).device.type == "meta" or ambient is not None
         self._device = None if self.is_without_values else "meta"
@@ -115,7 +115,7 @@ class Shapes:
         if is_base:
             node.meta[STRETCHED] = stretched
         if any(stretched) and node.meta.get(STRETCHED) != stretched:
-            shapes = " and ".join(described(each) for each in args if isinstance(each, Tensor))
+            shapes = " and ".join(described(argument) for argument in args if isinstance(argument, Tensor))
             raise InfeasibleModelError(
                 f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one to the size of the other; "
                 "expected equal shapes, as the base has them there. Correct the candidate whose result this is."
@@ -137,7 +137,7 @@ class Shapes:
 
 def _called(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> tuple[Any, list[fx.Node]]:
     def versions(value: Any) -> list[int]:
-        return [each._version for each in pytree.tree_leaves(value) if isinstance(each, Tensor)]
+        return [tensor._version for tensor in pytree.tree_leaves(value) if isinstance(tensor, Tensor)]
 
     # What a buffer keeps from call to call may change.
     before = {source: versions(value) for source, value in values.items() if source.op != "get_attr"}
@@ -201,7 +201,7 @@ def _unfit(node: fx.Node, values: Mapping[fx.Node, Any], error: Exception) -> In
             f"node '{node_id(node)}' reads a tensor that is not there any more ({reason}); expected a new module that "
             "has it under the same name. Correct the candidate, or write another path."
         )
-    shapes = ", ".join(described(each) for each in values.values() if isinstance(each, Tensor))
+    shapes = ", ".join(described(value) for value in values.values() if isinstance(value, Tensor))
     return InfeasibleModelError(
         f"node '{node_id(node)}' does not take what it is given ({shapes}): {reason}; expected shapes that fit. "
         "Correct the candidate, or what stands before it."
@@ -210,11 +210,11 @@ def _unfit(node: fx.Node, values: Mapping[fx.Node, Any], error: Exception) -> In
 
 def _stretched(node: fx.Node, args: tuple[Any, ...]) -> tuple[bool, ...]:
     """Return which operands of an elementwise operation are smaller than its result."""
-    tensors = [each for each in args if isinstance(each, Tensor)]
+    tensors = [argument for argument in args if isinstance(argument, Tensor)]
     if node.target not in _BROADCASTING or len(tensors) < 2:
         return ()
-    size = torch.broadcast_shapes(*(each.shape for each in tensors))
-    return tuple(each.shape != size for each in tensors)
+    size = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    return tuple(tensor.shape != size for tensor in tensors)
 
 
 def _given(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:

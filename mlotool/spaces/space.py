@@ -138,7 +138,8 @@ class Space(nn.Module):
                 root, graph = whole(root, len(shapes))
             else:
                 kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Space)]
-                check_own_names(root, sorted(name for kind in kinds for name in kind.__annotations__))
+                own_names = {name for kind in kinds for name in kind.__annotations__ if not hasattr(kind, name)}
+                check_own_names(root, sorted(own_names))
                 graph = traced(root, leaves, len(shapes))
                 check_hooks(root, graph)
             self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]

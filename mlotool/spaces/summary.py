@@ -46,7 +46,7 @@ def summaries(graph: fx.Graph, root: nn.Module, changes: Sequence[Change]) -> tu
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
         shape, name = shape_of(node), node_id(node)
         mutator = changed.get(name, changed.get(name.partition(".")[0]))
-        inputs, size = tuple(ids[each] for each in node.all_input_nodes), None if shape is None else tuple(shape)
+        inputs, size = tuple(ids[source] for source in node.all_input_nodes), None if shape is None else tuple(shape)
         stands_for = tuple(candidates.get(node, ()))
         nodes.append(NodeSummary(ids[node], kind_of(node, module), inputs, size, mutator, stands_for))
     return tuple(nodes)
@@ -90,6 +90,6 @@ def _different_ids(graph: fx.Graph, candidates: Mapping[fx.Node, Sequence[tuple[
         elif name in used and node in candidates:
             name = f"{name}@{candidates[node][0][1]}"
         names = chain([name], (f"{name}#{number}" for number in count(2)))
-        ids[node] = next(each for each in names if each not in used)
+        ids[node] = next(name for name in names if name not in used)
         used.add(ids[node])
     return ids

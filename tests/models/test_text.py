@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from mlotool.core.errors import ConfigError
 from mlotool.models import PretrainedText, TextTransformer
+from mlotool.models.text_network import attended
 
 
 def _model(**settings: object) -> TextTransformer:
@@ -29,7 +30,9 @@ def test_attention_is_torchs() -> None:
     is_word = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     query, key, value = (each.unflatten(2, (2, 4)).transpose(1, 2) for each in block.query_key_value(x).chunk(3, dim=2))
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=is_word[:, None, None, :])
-    torch.testing.assert_close(block._attention(x, is_word), block.output(mixed.transpose(1, 2).flatten(2)))
+    torch.testing.assert_close(
+        block.output(attended(block.query_key_value(x), 2, is_word)), block.output(mixed.transpose(1, 2).flatten(2))
+    )
 
 
 def test_order_counts() -> None:
@@ -72,11 +75,11 @@ def test_heads_have_to_share_the_width() -> None:
 
 
 def test_a_folder_without_weights_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json and model\.safetensors are not there.*problems\.<name>"):
+    with pytest.raises(ConfigError, match=r"found no config\.json and no model\.safetensors.*problems\.<name>"):
         PretrainedText(str(tmp_path), 2, 100, 40)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(ConfigError, match=r"model\.safetensors is not there"):
+    with pytest.raises(ConfigError, match=r"found no model\.safetensors"):
         PretrainedText(str(tmp_path), 2, 100, 40)
 
 
@@ -113,5 +116,5 @@ def test_a_bert_of_a_folder(bert: Path) -> None:
 
 def test_what_is_no_encoder_is_refused(bert: Path) -> None:
     (bert / "config.json").write_text(json.dumps({"model_type": "nothing"}))
-    with pytest.raises(ConfigError, match="no encoder could be read"):
+    with pytest.raises(ConfigError, match="no model could be read"):
         PretrainedText(str(bert), 3, 30, 12)

@@ -145,7 +145,7 @@ def test_leaves_may_be_parts_that_a_base_is_without(leaf: str) -> None:
     assert Space(Stack, inputs=[2], leaves=[leaf])(torch.ones(1, 2)).shape == (1, 2)
 
 
-@pytest.mark.parametrize("leaf", ["block.*", "first.0", "downs", "blocks.0", "first.weight", ""])
+@pytest.mark.parametrize("leaf", ["block.*", "first.0", "downs", "blocks.0", "first.weight", "", "*.norm"])
 def test_leaves_that_are_none_are_refused(leaf: str) -> None:
     with pytest.raises(ConfigError, match=r"which is no module of Stack; expected paths such as blocks, first\."):
         Space(Stack, inputs=[2], leaves=[leaf])

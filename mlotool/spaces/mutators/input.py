@@ -41,7 +41,7 @@ class Input(AbstractMutator):
         sources = graph.find(self.sources)
         for number, place in enumerate(graph.find(self.at)):
             reader, now = graph.reader_of(place)
-            earlier = [each.nodes[-1] for each in reversed(sources) if graph.fits(reader, now, each.nodes[-1])]
+            earlier = [other.nodes[-1] for other in reversed(sources) if graph.fits(reader, now, other.nodes[-1])]
             candidates = [now, *earlier][: self.most]
             for chosen in graph.alternatives(f"{self.name}_{number}", range(len(candidates))):
                 if chosen:

@@ -42,11 +42,11 @@ class Link(AbstractMutator):
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and connect."""
         every = list(graph.graph.nodes)
-        sources = every if self.sources is None else [each.nodes[-1] for each in graph.find(self.sources)]
+        sources = every if self.sources is None else [place.nodes[-1] for place in graph.find(self.sources)]
         for number, place in enumerate(graph.find(self.at)):
             reader = place.nodes[0]
             read = reader.all_input_nodes
-            new = [each for each in reversed(sources) if each not in read and graph.fits(reader, read[0], each)]
+            new = [source for source in reversed(sources) if source not in read and graph.fits(reader, read[0], source)]
             for chosen in graph.alternatives(f"{self.name}_{number}", range(min(len(new), self.most) + 1)):
                 if chosen:
                     graph.connect(reader, new[chosen - 1], len(read))

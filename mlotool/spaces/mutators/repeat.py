@@ -35,7 +35,7 @@ class Repeat(AbstractMutator):
         if (
             not isinstance(counts, Sequence)
             or not counts
-            or any(type(each) is not int or not 0 <= each <= 1000 for each in counts)
+            or any(type(count) is not int or not 0 <= count <= 1000 for count in counts)
         ):
             raise ConfigError(
                 f"Repeat: found counts={shown(counts)}; expected whole numbers from 0 to 1000. Write counts: [1, 2, 3]."

@@ -50,25 +50,25 @@ class AbstractArchitecture(nn.Module):
             raise ConfigError("space: found no decision; expected mutators that decide. Add one.")
         self.table = made.table
         self.logits = nn.ParameterDict(
-            {each.name: nn.Parameter(scale * torch.randn(len(each.candidates))) for each in self.table}
+            {decision.name: nn.Parameter(scale * torch.randn(len(decision.candidates))) for decision in self.table}
         )
 
     def found(self) -> dict[str, Value]:
         """Return the path that the probabilities of the candidates make, by the rule."""
         if self.rule is None:
-            return path_of(self.table, lambda each: each.candidates[int(self.logits[each.name].argmax())])
-        candidates = {each.name: each.candidates for each in self.table}
+            return path_of(self.table, lambda decision: decision.candidates[int(self.logits[decision.name].argmax())])
+        candidates = {decision.name: decision.candidates for decision in self.table}
         found = self.rule(candidates, {name: each.detach().softmax(0) for name, each in self.logits.items()})
-        return path_of(self.table, lambda each: found[each.name])
+        return path_of(self.table, lambda decision: found[decision.name])
 
     def entropy(self) -> Tensor:
         """Return the entropy of a decision in nats, mean over decisions, 0-D; log k where k candidates are alike."""
-        found = [F.log_softmax(each, 0) for each in self.logits.values()]
+        found = [F.log_softmax(logits, 0) for logits in self.logits.values()]
         return torch.stack([-(each.exp() * each).sum() for each in found]).mean()
 
     def is_made(self, sure: float) -> bool:
         """Say whether each decision between several candidates has one of at least this probability."""
-        several = [each.detach() for each in self.logits.values() if len(each) > 1]
+        several = [logits.detach() for logits in self.logits.values() if len(logits) > 1]
         if not several:
             return False
         return bool(torch.stack([each.softmax(0).max() for each in several]).min() >= sure)
@@ -131,18 +131,18 @@ class BinaryPaths(AbstractArchitecture):
 
     def forward(self) -> dict[str, Value | Mixture]:
         """Return two candidates, of which one has the weight 1 and the other 0; by decision."""
-        return {each.name: self._drawn(each) for each in self.table} if self.training else {**self.found()}
+        return {decision.name: self._drawn(decision) for decision in self.table} if self.training else {**self.found()}
 
     def _drawn(self, decision: SharedDecision) -> Value | Mixture:
         if len(decision.candidates) == 1:
             return decision.candidates[0]
         logits = self.logits[decision.name]
         two = torch.multinomial(logits.detach().softmax(0), 2)
-        numbers = [number_drawn(each) for each in two]
+        numbers = [number_drawn(number) for number in two]
         probability = logits[two].softmax(0)
         number = number_drawn(torch.multinomial(probability.detach(), 1))
         gate = F.one_hot(torch.tensor(number, device=logits.device), 2).to(probability)
-        both = tuple(decision.candidates[each] for each in numbers)
+        both = tuple(decision.candidates[number] for number in numbers)
         return Mixture(both, gate + probability - probability.detach(), both[number])
 
 

@@ -40,7 +40,7 @@ class SharedDecision:
 
     def is_asked(self, path: Path) -> bool:
         """Say whether a model with these earlier decisions asks for it."""
-        return any(all(path.get(name) == value for name, value in each) for each in self.conditions)
+        return any(all(path.get(name) == value for name, value in condition) for condition in self.conditions)
 
 
 class PathTable:
@@ -85,7 +85,7 @@ class PathTable:
         for condition in sorted(conditions, key=str):
             for position, (name, _) in enumerate(condition):
                 before, after = condition[:position], condition[position + 1 :]
-                if all((*before, (name, each), *after) in conditions for each in self._candidates[name]):
+                if all((*before, (name, value), *after) in conditions for value in self._candidates[name]):
                     return (*before, *after)
         return None
 
@@ -98,9 +98,9 @@ def path_of(decisions: Sequence[SharedDecision], decide: Callable[[SharedDecisio
         {'kernel': 'k5'}
     """
     path: dict[str, Value] = {}
-    for each in decisions:
-        if each.is_asked(path):
-            path[each.name] = decide(each)
+    for decision in decisions:
+        if decision.is_asked(path):
+            path[decision.name] = decide(decision)
     return path
 
 
@@ -165,7 +165,9 @@ class UniformPaths(AbstractPaths):
 
     def forward(self, decisions: Sequence[SharedDecision]) -> Path:
         """Return a path."""
-        return path_of(decisions, lambda each: each.candidates[number_drawn(torch.randint(len(each.candidates), ()))])
+        return path_of(
+            decisions, lambda decision: decision.candidates[number_drawn(torch.randint(len(decision.candidates), ()))]
+        )
 
 
 @target("module")
@@ -191,13 +193,15 @@ class FairPaths(AbstractPaths):
 
     def begin(self, decisions: Sequence[SharedDecision]) -> None:
         """Let all candidates be left."""
-        most = max((len(each.candidates) for each in decisions), default=0)
+        most = max((len(decision.candidates) for decision in decisions), default=0)
         self.register_buffer("left", torch.zeros(len(decisions), most, dtype=torch.bool))
 
     def forward(self, decisions: Sequence[SharedDecision]) -> Path:
         """Return a path; in evaluation, what is left stays."""
-        rows = dict(zip([each.name for each in decisions], self.left.unbind(), strict=True))
-        return path_of(decisions, lambda each: each.candidates[self._drawn(rows[each.name], len(each.candidates))])
+        rows = dict(zip([decision.name for decision in decisions], self.left.unbind(), strict=True))
+        return path_of(
+            decisions, lambda decision: decision.candidates[self._drawn(rows[decision.name], len(decision.candidates))]
+        )
 
     def _drawn(self, left: Tensor, count: int) -> int:
         open_ones = left[:count].nonzero().flatten().tolist() or list(range(count))

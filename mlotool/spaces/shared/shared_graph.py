@@ -32,7 +32,7 @@ class SharedPlaces(Places):
 
     def _fitting(self, target: Target, of_some: bool) -> Iterator[Place]:
         computed = always_computed(self._graph)
-        choices = {node_id(each): each for each in self._graph.nodes if switch_of(each) is not None}
+        choices = {node_id(node): node for node in self._graph.nodes if switch_of(node) is not None}
         chosen: dict[str, list[fx.Node]] = {}
         for place in super()._fitting(target, of_some):
             last = place.nodes[-1]
@@ -45,7 +45,7 @@ class SharedPlaces(Places):
             else:
                 raise _refusal(place.id)
         for name, nodes in chosen.items():
-            members = [each for each in self._graph.nodes if node_id(each) == name and each is not choices[name]]
+            members = [node for node in self._graph.nodes if node_id(node) == name and node is not choices[name]]
             if set(members) != set(nodes) or not (of_some or choices[name] in computed):
                 raise _refusal(name)
             yield Place.of(name, (*members, choices[name]), None)
@@ -56,9 +56,9 @@ def always_computed(graph: fx.Graph) -> set[fx.Node]:
     needed: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in graph.nodes:
         if switch_of(node) is not None and node.args:
-            below = frozenset.intersection(*(needed[each] for each in sources_of(node)))
+            below = frozenset.intersection(*(needed[source] for source in sources_of(node)))
         else:
-            below = frozenset[fx.Node]().union(*(needed[each] for each in node.all_input_nodes))
+            below = frozenset[fx.Node]().union(*(needed[source] for source in node.all_input_nodes))
         needed[node] = below | {node}
     return set(needed[next(iter(reversed(graph.nodes)))])
 
@@ -230,7 +230,7 @@ class SharedGraph(ModelGraph):
         Raises:
             ConfigError: another mutator has several modules there.
         """
-        if any(isinstance(each.target, Switch) and node_id(each) == place.id for each in place.nodes):
+        if any(isinstance(node.target, Switch) and node_id(node) == place.id for node in place.nodes):
             raise ConfigError(
                 f"at: found '{place.id}', where another mutator decides what stands there; expected one decision about "
                 "it in a shared space. Write all candidates in one mutator, or search without shared."
@@ -250,7 +250,7 @@ class SharedGraph(ModelGraph):
         if not conditions:
             return self.modules.has(name)
         now = dict(self.modules.condition)
-        return not all(any(now.get(key, value) != value for key, value in each) for each in conditions)
+        return not all(any(now.get(key, value) != value for key, value in condition) for condition in conditions)
 
     def _read(self, edges: Edges) -> None:
         for node, (args, kwargs) in edges.items():

@@ -45,7 +45,7 @@ class PathStatistics:
 
     def __init__(self, root: nn.Module, decisions: Sequence[SharedDecision]) -> None:
         self._decisions = tuple(decisions)
-        paths = [_key(each) for each in paths_of(decisions)]
+        paths = [_key(path) for path in paths_of(decisions)]
         self._rows = {key: number for number, key in enumerate(paths)}
         for layer in layers_of(root):
             for name in NAMES:
@@ -55,14 +55,14 @@ class PathStatistics:
 
     def row(self, path: Mapping[str, object]) -> int:
         """Return the number of a path."""
-        return self._rows[_key(path_of(self._decisions, lambda each: path[each.name]))]  # type: ignore[arg-type,return-value]
+        return self._rows[_key(path_of(self._decisions, lambda decision: path[decision.name]))]  # type: ignore[arg-type,return-value]
 
     @contextmanager
     def of(self, root: nn.Module, path: Mapping[str, object]) -> Iterator[None]:
         """Let the layers have the statistics of a path, which their calls move."""
         row = self.row(path)
         # What is in a buffer's place now: an evaluation may have put a copy there.
-        holders = [each._buffers for each in layers_of(root)]
+        holders = [layer._buffers for layer in layers_of(root)]
         own = [{name: holder[name] for name in NAMES} for holder in holders]
         try:
             for holder in holders:
@@ -86,7 +86,7 @@ class PathStatistics:
 
 def layers_of(root: nn.Module) -> list[_NormBase]:
     """Return the layers that keep running statistics, as BatchNorm does."""
-    return [each for each in root.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
+    return [module for module in root.modules() if isinstance(module, _NormBase) and module.running_mean is not None]
 
 
 def paths_of(decisions: Sequence[SharedDecision]) -> list[dict[str, Value]]:
@@ -193,12 +193,14 @@ class SharedSpace(Space, is_shared=True):
             )
         model.is_rewired = True
         table = model.table.decisions
-        path = None if paths is not None else path_of(table, lambda each: choose(each.name, each.candidates))
+        path = (
+            None if paths is not None else path_of(table, lambda decision: choose(decision.name, decision.candidates))
+        )
         if paths is not None:
             paths.begin(table)
             model.root.add_module("paths", paths)
-        called = [str(each.target) for each in model.graph.nodes if each.op == "call_module"]
-        origins = {each: model.modules.name_in_space(each) for each in called}
+        called = [str(node.target) for node in model.graph.nodes if node.op == "call_module"]
+        origins = {path: model.modules.name_in_space(path) for path in called}
         own = PathStatistics(model.root, table) if statistics == "path" else None
         num_candidates = sum(len(decision.candidates) for decision in table)
         model.root.register_buffer(COUNTS, torch.zeros(num_candidates, dtype=torch.int64))
@@ -220,7 +222,7 @@ class SharedSpace(Space, is_shared=True):
             args = self._in_order(args, kwargs)
         choices = self._drawn(path)
         own = self._statistics
-        if own is None or any(isinstance(each, Mixture) for each in choices.values()):
+        if own is None or any(isinstance(chosen, Mixture) for chosen in choices.values()):
             result = self._run(self, args, choices)
         else:
             with own.of(self, choices):

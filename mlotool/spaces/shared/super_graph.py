@@ -39,7 +39,7 @@ class Switch:
         Raises:
             ValueError: they are not.
         """
-        kinds = [str(pytree.tree_map_only(Tensor, _kind, each)) for each in results]
+        kinds = [str(pytree.tree_map_only(Tensor, _kind, result)) for result in results]
         for value, kind in zip(self.values, kinds, strict=True):
             if kind != kinds[0]:
                 raise ValueError(
@@ -58,7 +58,7 @@ def sources_of(node: fx.Node) -> list[fx.Node]:
     """Return the nodes that a switch stands for, one a candidate."""
     [sources] = node.args
     assert isinstance(sources, Sequence)
-    return [each for each in sources if isinstance(each, fx.Node)]
+    return [source for source in sources if isinstance(source, fx.Node)]
 
 
 def _kind(value: Tensor) -> str:
