@@ -225,7 +225,7 @@ CODE = {
     "a sample that exits": item("import sys; sys.exit('no file')", "in __getitem__: SystemExit"),
     "a metric with a slash": metric('return {"top/1": torch.ones(())}', "'top/1'"),
     "a metric whose names change": metric("""return {f"batch_{batch['index'][0]}": torch.ones(())}""", "returned other names", code=1, leaves=True),
-    "a metric that changes the module": metric('module.layer.weight.data.zero_(); return {"a": torch.ones(())}', "changed"),
+    "a metric that takes a key out of the batch": metric('batch.pop("target"); return {"a": torch.ones(())}', "changed"),
     "an objective that is not a number": slip('def metric(module, batch):\n    return {"a": torch.tensor(float("nan"))}', "evaluate.metrics=[{_target_: slip.metric}]  objective=val/a", "'val/a' is nan", code=0, leaves=True),
     "an analysis that returns a list": slip("def analyse(batches, *, model):\n    return [1, 2]", "+analyses.a={_target_: slip.analyse, roles: {model: classifier}, split: val, batch_size: 8}", "returned a list"),
     "an optimizer that is none of torch's": slip("class Mine:\n    def __init__(self, params, lr):\n        pass", f"{P}optimizer._target_=slip.Mine", "expected a torch Optimizer"),
@@ -320,10 +320,10 @@ def test_overrides_with_which_a_checkpoint_does_not_fit_are_told(call: Call, tmp
     assert code == 0, err
     [run] = (tmp_path / "outputs" / "plain").iterdir()
     hidden = f"{P}module.hidden"
-    for value, expected in {"8": hidden, "[8]": "do not fit", "[90000,90000]": "leave out overrides"}.items():
+    for value in ("8", "[8]", "[90000,90000]"):
         code, _, err = call("evaluate", str(run), "--split", "val", f"{hidden}={value}")
         assert code == 2
-        assert expected in err
+        assert "module" in err and "not foreseen" not in err
     code, out, err = call("evaluate", str(run), "--split", "val", "evaluate.metrics=[f1]")
     assert code == 0, err
     assert out.startswith("val/f1 ")
