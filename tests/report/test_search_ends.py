@@ -154,7 +154,7 @@ def test_a_search_without_a_model_says_what_is_at_fault(tmp_path: Path) -> None:
         exit_code(folder)
     text = str(caught.value)
     assert text.startswith(
-        "decisions: found no model in all of 4 draws, 3 of them for one reason: job 1 (each has decisions.no"
+        "decisions: found no model in all of 4 draws, 3 of them for one reason: job 1 (each has decisions.kernel_0=k5, "
     )
     assert WRONG.format(1, 7) in text
     assert "job 1 has +decisions.kernel_0=k5 +decisions.norm_0=wrong +decisions.x=1. Correct the" in text
