@@ -188,8 +188,8 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
         if use != "reset_to" or other not in in_loss:
             raise ConfigError(
                 f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, which "
-                f"{type(algorithm).__name__} does not see. Write hypergradient: unrolled, or give '{other}' a role in "
-                f"the loss of '{problem.name}'."
+                f"{type(algorithm).__name__} does not see; expected Unrolled. Write hypergradient: unrolled, or give "
+                f"'{other}' a role in the loss of '{problem.name}'."
             )
 
 
