@@ -41,6 +41,7 @@ class KernelGroup:
 
     Attributes:
         kept: the lists of `vectors`, as the kernels take them.
+        ones: to count steps by: adding a number to four counts takes 15 us more than adding tensors.
     """
 
     rule: OptimizerRule
@@ -50,14 +51,16 @@ class KernelGroup:
     vectors: dict[str, list[Tensor]]
     counts: list[Tensor]
     kept: list[list[Tensor]] = field(init=False)
+    ones: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         self.kept = [self.vectors.get(name, []) for name in self.rule.state]
+        self.ones = [torch.ones_like(count) for count in self.counts]
 
     def step(self, gradient: list[Tensor]) -> None:
         """Take a step along the gradients of the parameters."""
         if self.counts:
-            torch._foreach_add_(self.counts, 1)
+            torch._foreach_add_(self.counts, self.ones)
         assert self.rule.kernel is not None
         kernel, settings = self.rule.kernel(self.param_group)
         kernel.in_place(self.parameters, gradient, *self.kept, **settings)
