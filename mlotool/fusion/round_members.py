@@ -35,9 +35,9 @@ class Moving:
         self._stack, self._number, self._random = stack, number, schedule.program.random
         self.buffers = [each.clone() for each in stack.buffers(number)]
         self._state = self._random.state_dict()
-        memories = [*schedule.program.engine.memories]
-        norms = [problem.trajectory.largest_norm for problem in schedule.program.engine.problems]
-        self._values = [(holder, holder.value) for holder in (*memories, *norms)]
+        holders: list[Any] = [*schedule.program.engine.memories]
+        holders += [problem.trajectory.largest_norm for problem in schedule.program.engine.problems]
+        self._values = [(holder, holder.value) for holder in holders]
 
     def restore(self) -> None:
         """Put it back."""

@@ -411,8 +411,8 @@ def _recorded_step(name: str, records: Sequence[StepRecord]) -> TakenStep:
                 # Not what it is this time: the function is that of any other.
                 kept = own_settings[key]
                 own_settings[key] = None if index is None else (*kept[:index], None, *kept[index + 1 :])
-    numbers = torch.tensor(list(columns), dtype=torch.float64, device=theta[0].device).reshape(-1, len(records)).T
-    return TakenStep(theta, state, batches, buffers, settings, numbers, places)
+    rows = torch.tensor(list(columns), dtype=torch.float64, device=theta[0].device).reshape(-1, len(records)).T
+    return TakenStep(theta, state, batches, buffers, settings, rows, places)
 
 
 def _arguments(name: str, key: str, values: Sequence[Any]) -> dict[int | None, tuple[float, ...]]:
