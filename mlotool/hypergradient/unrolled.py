@@ -370,7 +370,7 @@ class Unrolled(AbstractHypergradient):
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all.
         remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
-            which saves a gradient a step and holds the activations of all steps. "auto" keeps graphs where they fit
+            where it is recorded, which saves a gradient a step and holds the activations of all steps. "auto" keeps graphs where they fit
             into `graph_budget` and a comparison shows no difference in any bit: the first pullback measures the largest
             graph of a recorded step, times the number of steps, compares its gradient with one without a graph (so SiLU
             and GroupNorm are computed again), and logs which way it chose. Batches are assumed to become no larger

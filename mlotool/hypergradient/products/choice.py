@@ -284,10 +284,10 @@ class _Apart:
         self.gradient_norm, self.curvature_norm = float(norm(gradient)), float(norm(exact["H"]))
         self.is_partial = not all(bool(each.any()) for each in gradient)
         self.errors: dict[str, tuple[float, float]] = {}
-        for what in filter(found.get, found):
-            size, other = float(norm(exact[what])), float(norm(found[what]))
+        for what, product in found.items():
+            size = float(norm(exact[what])) if product else math.nan
             if math.isfinite(size):
-                self.errors[what] = float(norm(add(found[what], exact[what], -1.0))), max(size, other)
+                self.errors[what] = float(norm(add(product, exact[what], -1.0))), max(size, float(norm(product)))
 
 
 def random_direction(theta: Vector) -> list[Tensor]:
