@@ -372,12 +372,13 @@ class Unrolled(AbstractHypergradient):
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all.
         remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
-            which saves a gradient a step and holds the activations of all steps. "auto" keeps graphs where they fit
-            into `graph_budget` and a comparison shows no difference in any bit: the first pullback measures the largest
-            graph of a recorded step, times the number of steps, compares its gradient with one without a graph (so SiLU
-            and GroupNorm are computed again), and logs which way it chose. Batches are assumed to become no larger
-            afterwards. The choice is kept in checkpoints. Steps before it, steps that read solutions, simulated ones
-            and those of a trace keep no graph; where steps are traced, nothing is chosen.
+            where it is recorded, which saves a gradient a step and holds the activations of all steps. "auto" keeps
+            graphs where they fit into `graph_budget` and a comparison shows no difference in any bit: the first
+            pullback measures the largest graph of a recorded step, times the number of steps, compares its gradient
+            with one without a graph (so SiLU and GroupNorm are computed again), and logs which way it chose. Batches
+            are assumed to become no larger afterwards. The choice is kept in checkpoints. Steps before it, steps that
+            read solutions, simulated ones and those of a trace keep no graph; where steps are traced, nothing is
+            chosen.
         graph_budget: bytes for the graphs of one problem's steps, with `remat: auto`.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
             paths through the start, the momentum and the hyperparameters.

@@ -221,8 +221,11 @@ def warn_of_differences(
         >>> str(caught[0].message)[:99]
         'problems.w: the product with M by finite differences, at a radius of 5.9e-02, differs by 50% from t'
     """
-    problem, traits, length = view.problem, view.problem.traits, float(norm(direction))
-    if traits.has_compared_product or problem.is_nested or is_tracing() or not 0 < length < math.inf:
+    problem, traits = view.problem, view.problem.traits
+    if traits.has_compared_product or problem.is_nested or is_tracing():
+        return
+    length = float(norm(direction))
+    if not 0 < length < math.inf:
         return
     traits.num_comparisons += 1
     # What double backward finds out about the loss says nothing of its finite differences.
@@ -284,10 +287,10 @@ class _Apart:
         self.gradient_norm, self.curvature_norm = float(norm(gradient)), float(norm(exact["H"]))
         self.is_partial = not all(bool(each.any()) for each in gradient)
         self.errors: dict[str, tuple[float, float]] = {}
-        for what in filter(found.get, found):
-            size, other = float(norm(exact[what])), float(norm(found[what]))
+        for what, product in found.items():
+            size = float(norm(exact[what])) if product else math.nan
             if math.isfinite(size):
-                self.errors[what] = float(norm(add(found[what], exact[what], -1.0))), max(size, other)
+                self.errors[what] = float(norm(add(product, exact[what], -1.0))), max(size, float(norm(product)))
 
 
 def random_direction(theta: Vector) -> list[Tensor]:

@@ -238,7 +238,8 @@ class LinearSystem:
         view: LowerView | None,
     ) -> None:
         self._matvec, self._damping, self._num_tasks = matvec, damping, tasks_of(view)
-        self.progress, self.num_products = Progress(self._num_tasks), 0
+        self.progress = Progress(self._num_tasks)
+        self.num_products: int | Tensor = 0
         self.size = self.inner(vector, vector)
         self._scale = self._power_of_two(vector)
         if self._scale is not None:
