@@ -83,10 +83,7 @@ class Transport:
         if self.is_divided:
             self._messages.send(kind, target, tensor)
             return
-        event = None
-        if self.has_lanes:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(tensor.device))
+        event = torch.cuda.current_stream(tensor.device).record_event() if self.has_lanes else None
         self._letters[kind, source, target] = tensor, event
 
     def expect(self, kind: str, source: int, target: int, blank: Tensor) -> None:

@@ -229,8 +229,8 @@ class Propagation:
         self, advance: Advance, first: Tensor, source: Tensor | None, initial: Tensor | None, is_mirrored: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Solve the recursion that begins at `first`."""
+        shape = (len(self.own) + 1, *first.shape)
         origin = self.exchange.origin(first)
-        shape = (len(self.own) + 1, *origin.shape)
         if initial is None:
             values = origin.expand(shape).clone()
         else:

@@ -1,14 +1,11 @@
 """States, adjoints and parameters that converge together (arXiv 1812.04352, section 4)."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import mlotool
-from mlotool.config import build, check
 from mlotool.layerparallel import Multigrid
 from tests.layerparallel.multigrid.test_residual import Wave
 from tests.layerparallel.multigrid.test_setting import network, problem, train
@@ -75,16 +72,3 @@ logger: {wandb: false}
 debug: {limit_samples: 100}
 runner: {max_ticks: 3, progress_bar: false, log_every: 1, report: false}
 """
-
-
-def test_a_recipe_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "one_shot.yaml").write_text(RECIPE)
-    config = mlotool.compose(str(tmp_path / "one_shot.yaml"))
-    assert check(config, targets=True) == []
-    parallel = build(config).program.problems["classifier"].parallel
-    assert isinstance(parallel, Multigrid)
-    assert (parallel.cycles, parallel.backward_cycles) == (2, 1)
-    result = mlotool.run(config, output_dir=tmp_path / "run")
-    assert result.metrics["classifier/forward_residual_2"] < result.metrics["classifier/forward_residual_0"]
-    assert "classifier/backward_residual_1" in (tmp_path / "run" / "metrics.csv").read_text()

@@ -115,7 +115,7 @@ def test_one_shot_training_keeps_each_samples_states() -> None:
     residuals = {}
     for warm_start in (False, True):
         parallel = Multigrid(cycles=1, backward_cycles=1, relaxation="F", warm_start=warm_start)
-        train(problem(parallel, network(Wave(64, h=0.05)), optimizer=partial(torch.optim.SGD, lr=0.001)), 12)
+        train(problem(parallel, network(Wave(64, h=0.05)), optimizer=partial(torch.optim.SGD, lr=0.001)), 24)
         found = parallel.statistics()
         residuals[warm_start] = found["forward_residual_1"], found["backward_residual_1"]
     assert residuals[True][0] < 0.1 * residuals[False][0]
