@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from types import new_class
 from typing import Any, ClassVar
 
@@ -95,7 +95,7 @@ class Space(nn.Module):
     _arguments: list[str]
     _is_rewired: bool
     _fixed: Mapping[str, Any]
-    _run: Callable[..., Any]
+    _run: Any
 
     def __init_subclass__(cls, *, is_shared: bool = False, **kwargs: Any) -> None:
         """Take the class of spaces whose models share their weights for `shared: true`."""
@@ -251,13 +251,20 @@ _every = inspect.signature(Space.__init__)
 Space.__signature__ = _every.replace(parameters=[*_every.parameters.values()][1:])  # type: ignore[attr-defined]
 
 
-@cache
-def _joint(kind: type[Space], own_type: type[nn.Module]) -> type[Space]:
+_joint_classes: dict[tuple[type, type], type] = {}
+
+
+def _joint(kind: type[Space], own_type: type[nn.Module]) -> type:
     """Return the class of a space whose graph is that of its base's code: what the base's class offers, it offers."""
-    return new_class(kind.__name__, (kind, own_type), exec_body=lambda body: body.update(__module__=kind.__module__))
+    if (kind, own_type) not in _joint_classes:
+        name = {"__module__": kind.__module__}
+        _joint_classes[kind, own_type] = new_class(
+            kind.__name__, (kind, own_type), exec_body=lambda it: it.update(name)
+        )
+    return _joint_classes[kind, own_type]
 
 
-def _again(kind: type[Space], own_type: type[nn.Module] | None) -> Space:
+def _again(kind: type[Space], own_type: type[nn.Module] | None) -> Any:
     return object.__new__(kind if own_type is None else _joint(kind, own_type))
 
 

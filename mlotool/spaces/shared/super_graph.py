@@ -208,7 +208,7 @@ class SuperGraph:
         return args[0]
 
 
-def _mixed(chosen: Value | Mixture, results: Sequence[Any]) -> Any:
+def _mixed(chosen: Value | Mixture, results: list[Any]) -> Any:
     if not isinstance(chosen, Mixture):
         return results[0]
     if chosen.taken is None:
