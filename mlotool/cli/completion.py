@@ -52,10 +52,10 @@ def _offers(line: str) -> list[str]:
     current = "" if not words or line[-1].isspace() else words.pop()
     if not words:
         return [verb for verb in VERBS if verb.startswith(current)]
-    verb, before = words[0], []
-    for previous, word in pairwise(words):
-        if previous not in OPTIONS_WITH_VALUE and not word.startswith("-"):
-            before.append(word)
+    verb = words[0]
+    before = [
+        word for previous, word in pairwise(words) if previous not in OPTIONS_WITH_VALUE and not word.startswith("-")
+    ]
     if verb not in WITH_RECIPE or current.startswith("-"):
         return []
     # A line that would fail has no completions; its error comes when it is run.

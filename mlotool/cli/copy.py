@@ -179,7 +179,7 @@ def fetch(url: str) -> str:
             # Not chunked: what is left of the length that was announced.
             if response.length:
                 raise ValueError(f"{response.length} bytes are missing")
-            return content.decode("utf-8")  # type: ignore[no-any-return]
+            return str(content, "utf-8")
     # UnicodeDecodeError is a ValueError, and the errors of urllib are OSErrors.
     except (HTTPException, OSError, ValueError) as error:
         if isinstance(error, HTTPError):

@@ -199,7 +199,10 @@ def model_section(record: ModelRecord, shares: Shares | None = None) -> Markup:
         record: of the model.
         shares: of a shared space, what stands in the boxes of its candidates.
     """
-    rows, parts, graph, shares = [], list[dict[str, Any]](), None, shares or {}
+    shares = shares or {}
+    rows: list[tuple[str, str, str]] = []
+    parts: list[dict[str, Any]] = []
+    graph: dict[str, Any] | None = None
     for name, decision in alike(record.decisions):
         left = decision.num_candidates - len(decision.candidates)
         rows.append((name, decision.value, ", ".join(decision.candidates) + (f", and {left} more" if left > 0 else "")))

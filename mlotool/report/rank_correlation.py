@@ -98,8 +98,9 @@ def importances(columns: Sequence[Column], objective: Sequence[float]) -> tuple[
 def _fanova(optuna: Any, columns: Sequence[Column], objective: Sequence[float]) -> list[float]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Made anew from the table, so that a grid has importances too.
-    study, kinds, distributions = optuna.create_study(), optuna.distributions, {}
-    values = {column.key: column.numbers or tuple(map(str, column.texts)) for column in columns}
+    study, kinds = optuna.create_study(), optuna.distributions
+    values: dict[str, Any] = {column.key: column.numbers or tuple(map(str, column.texts)) for column in columns}
+    distributions: dict[str, Any] = {}
     for column in columns:
         known: Any = sorted(set(values[column.key]))
         is_named = column.numbers is None

@@ -121,7 +121,7 @@ def _named(jobs: tuple[int, ...]) -> str:
         >>> _named((0, 1, 2, 5, 6))
         'jobs 0 to 2, 5, 6'
     """
-    parts = []
+    parts: list[str] = []
     # Consecutive numbers are as far from their places as the first one is.
     for _, pairs in groupby(enumerate(jobs), key=lambda pair: pair[1] - pair[0]):
         run = [job for _, job in pairs]

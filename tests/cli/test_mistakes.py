@@ -164,7 +164,7 @@ COMMANDS = {
     "report of a file": typed("report  odd.yaml", "found a file"),
     "copy onto itself": typed("copy  odd.yaml  odd.yaml", "odd.yaml exists already"),
     "copy to a text file": typed("copy  plain  mine.txt", "found the ending '.txt'"),
-    "copy below a file": typed("copy  plain  odd.yaml/mine.yaml", "odd.yaml: cannot be written"),
+    "copy below a file": typed("copy  plain  odd.yaml/mine.yaml", "odd.yaml: cannot be written", code=1),
     "check of one level": typed("check  plain", "no problem shapes another"),
     "check of negative ticks": typed("check  mwn  --ticks  -5", "--ticks: found -5"),
     "validate of a folder": typed("validate  mypackage", "found 'mypackage'"),
