@@ -14,7 +14,7 @@ from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError, MlotoolError, WriteError
 from mlotool.core.files import cannot_write
 from mlotool.core.messages import bounded, command_line, did_you_mean, escape
-from mlotool.core.process import terminable
+from mlotool.core.process import leave, terminable
 from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -75,7 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return _run(list(arguments))
     open_streams()
-    return _run(sys.argv[1:])
+    code = _run(sys.argv[1:])
+    if "torch" in sys.modules:
+        leave(code)
+    return code
 
 
 def _run(words: list[str]) -> int:
