@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -206,14 +205,6 @@ def _checkpoints(folder: Path, change: Callable[[dict[str, Any]], None]) -> None
         torch.save(content, file)
 
 
-def _pickled(folder: Path, pickled: bytes) -> None:
-    """Put a pickle of one's own into each."""
-    for file in (folder / "checkpoints").glob("*.ckpt"):
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, content in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
-                archive.writestr(f"x/{name}", content)
-
-
 @run
 def a_checkpoint_with_a_pickle(folder: Path, outside: Path) -> None:
     for file in (folder / "checkpoints").iterdir():
@@ -244,12 +235,6 @@ def a_checkpoint_that_expands(folder: Path, outside: Path) -> None:
         module.update({key: torch.zeros(1).expand(10**12) for key in module})
 
     _checkpoints(folder, change)
-
-
-@run
-def a_checkpoint_that_asks_for_all_memory(folder: Path, outside: Path) -> None:
-    call = b"cbuiltins\nbytearray\n\x8a\x08" + struct.pack("<q", 20_000_000_000) + b"\x85R"
-    _pickled(folder, b"\x80\x02}X\x07\x00\x00\x00mlotool" + call + b"s.")
 
 
 @run
