@@ -270,9 +270,9 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             values = torch.zeros(1 + len(self._metrics), dtype=team.dtype, device=team.device)
             self.transport.expect("output", last, stages.rank, values)
             return LossOutput(values[0], dict(zip(self._metrics, values[1:], strict=True)))
-        values = [value.detach().to(team.device, team.dtype) for value in (output.loss, *output.metrics.values())]
+        packed = [value.detach().to(team.device, team.dtype) for value in (output.loss, *output.metrics.values())]
         for stage in range(last):
-            self.transport.send("output", last, stage, torch.stack(values))
+            self.transport.send("output", last, stage, torch.stack(packed))
         return output
 
     def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:

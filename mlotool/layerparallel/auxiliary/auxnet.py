@@ -69,7 +69,8 @@ def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> l
         >>> [len(list(part.parameters())) for part in parts]  # of one linear layer of four
         [2]
     """
-    state, parts = None, []
+    parts: list[nn.Module] = []
+    state = None
     with undisturbed(stages[0].module), torch.no_grad():
         for stage in stages[:-1]:
             whole = fx.GraphModule(stage.module, stage.graph)

@@ -246,7 +246,7 @@ def equal_blocks(module: nn.Module) -> dict[str, list[nn.Module]]:
         for _, group in groupby(container, key=_kind):
             blocks = list(group)
             end = begin + len(blocks)
-            if len(blocks) > 1 and [*blocks[0].children()] and [*blocks[0].parameters()]:
+            if len(blocks) > 1 and len(list(blocks[0].children())) and len(list(blocks[0].parameters())):
                 runs[path if len(blocks) == len(container) else f"{path}[{begin}:{end}]"] = blocks
                 inside |= {f"{path}.{name}".lstrip(".") for name in names[begin:end]}
             begin = end

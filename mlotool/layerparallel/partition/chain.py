@@ -121,12 +121,12 @@ class Chain:
             return None
         key = f"{self._key}.cut"
         require(len(cut) == num_stages - 1, key, cut, f"{num_stages - 1} names for {num_stages} stages, or null")
-        layers = []
+        layers: list[str] = []
         for name in cut:
-            fitting = (layer for layer in self.names if layer == name or layer.startswith(f"{name}."))
-            layers += [next(fitting, None)]
+            fitting = [layer for layer in self.names if layer == name or layer.startswith(f"{name}.")]
             advice = f"{did_you_mean(name, self.names)} Correct the name, or set cut to null.".strip()
-            require(layers[-1] is not None, key, name, f"one of {', '.join(self.names)}", advice)
+            require(bool(fitting), key, name, f"one of {', '.join(self.names)}", advice)
+            layers.append(fitting[0])
         require(sorted(set(layers), key=self.names.index) == layers, key, cut, "each once, in the order of the module")
         return layers
 

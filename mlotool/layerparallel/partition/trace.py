@@ -468,7 +468,8 @@ class _ValueAttribute(_Value, Attribute):
 
 def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) -> None:
     """Refuse a batch for which the forward would take another way than the stages do."""
-    answer = {"bool": bool, "int": int, "float": float, "len": len}[kind](value)
+    kinds: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "len": len}
+    answer = kinds[kind](value)
     if answer != expected:
         raise RunError(
             f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch and was {expected} "
