@@ -267,10 +267,11 @@ def number_of(problem: str, batch: Any, batch_number: int | None, key: str | Non
             raise ConfigError(_NO_PARTITION.format(problem=problem))
         return batch_number
     value = batch.get(key) if isinstance(batch, Mapping) else None
-    numbers = set(value.reshape(-1).tolist()) if isinstance(value, Tensor) else {value}
+    numbers: set[Any] = set(value.reshape(-1).tolist()) if isinstance(value, Tensor) else {value}
     expected = "an entry of the batch that holds one whole number, the same in each epoch (and for all tasks)"
     require(len(numbers) == 1 and is_whole(min(numbers)), f"problems.{problem}.hypergradient.key", key, expected)
-    return int(numbers.pop())
+    number: int = numbers.pop()
+    return number
 
 
 _NO_PARTITION = (

@@ -240,12 +240,12 @@ def warn_of_differences(
     traits.has_compared_product = not apart.is_partial or traits.num_comparisons >= _MOST_COMPARISONS
     used = radius or float(default_radius(theta))
     floor = _ROUNDINGS * torch.finfo(theta[0].dtype).eps * apart.gradient_norm * length / (2 * used)
-    for what, (error, size) in apart.errors.items():
-        if error > _TOLERANCE_OF_DIFFERENCES * size and (what == "M" or (with_hessian and error > floor)):
+    for what, (distance, size) in apart.errors.items():
+        if distance > _TOLERANCE_OF_DIFFERENCES * size and (what == "M" or (with_hessian and distance > floor)):
             traits.has_compared_product = True
             traits.warned_of |= {Status.NEGATIVE_CURVATURE, Status.SINGULAR, Status.DIVERGED, Status.INACCURATE}
             text = _INEXACT.format(
-                problem=problem.name, what=what, radius=used, error=error / size, tolerance=_TOLERANCE_OF_DIFFERENCES
+                problem=problem.name, what=what, radius=used, error=distance / size, tolerance=_TOLERANCE_OF_DIFFERENCES
             )
             warnings.warn(text, stacklevel=2)
             return
