@@ -1,6 +1,7 @@
 """Which bases a space refuses, as it would lose something of them without a word."""
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from types import FunctionType
@@ -92,6 +93,30 @@ def check_hooks(base: nn.Module, graph: fx.Graph) -> None:
                 f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called; "
                 f"expected them on a layer or a leaf. Write leaves: ['{path}']."
             )
+
+
+def refuse_hooks(root: nn.Module, graph: fx.Graph) -> None:
+    """Let modules whose forward a graph has followed refuse hooks from now on: nobody would call them."""
+    called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    for path, module in root.named_modules(remove_duplicate=False):
+        is_called = any(path == target or path.startswith(f"{target}.") for target in called)
+        if path and not is_called and "parametrizations" not in path.split("."):
+            module.__dict__.update({name: _NoHooks() for name in _HOOKS.values()})
+
+
+class _NoHooks(OrderedDict[int, Any]):
+    """The hooks of a module that nobody calls: none."""
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        """Refuse one.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "found a new hook of a module whose forward a space has followed, so that it would not be called; expected "
+            "hooks of the space, of its layers and of its leaves. Declare the module as a leaf: leaves: [<its path>]."
+        )
 
 
 def check_keeps(place: str, before: Iterable[nn.Module], new: nn.Module) -> None:

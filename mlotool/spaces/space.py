@@ -19,6 +19,7 @@ from mlotool.spaces.bases import (
     check_leaves,
     check_methods,
     check_own_names,
+    refuse_hooks,
 )
 from mlotool.spaces.building import seed_at
 from mlotool.spaces.compiled_graph import OwnResult, compiled, kept_buffers
@@ -182,6 +183,7 @@ class Space(nn.Module):
             },
             _run=self._function_of(graph),
         )
+        refuse_hooks(self, graph)
         if not model.is_rewired:
             self.__class__ = _joint(type(self), type(root))
 
