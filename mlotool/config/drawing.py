@@ -38,7 +38,7 @@ class WithoutValues:
             InfeasibleModelError: decisions make no model.
             ConfigError: it cannot be built.
         """
-        from torch._subclasses.fake_tensor import FakeTensorMode
+        from mlotool.core.private import FakeTensorMode
 
         if self._is_with_values:
             return build()

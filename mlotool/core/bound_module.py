@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
+from mlotool.core.private import is_functorch_wrapped_tensor
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import is_same
 

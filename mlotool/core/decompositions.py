@@ -18,15 +18,19 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch._decomp import decompositions
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional as F
 from torch.nn._reduction import get_enum
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.private import functorch as _functorch
+from mlotool.core.private import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    temporarily_clear_interpreter_stack,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core.decompositions import FORWARD, ONCE_IN_OLDER_TORCH, TWICE, Table
 from mlotool.core.errors import ConfigError
+from mlotool.core.private import set_grad_enabled
 from mlotool.core.rematerialization import graph_inside
 from mlotool.core.replay import LossTraits, RandomState
 
@@ -141,7 +142,7 @@ class GradientSwitches:
         """Switch tangents as gradients are switched.
 
         Args:
-            frame: that calls `torch._C._set_grad_enabled`, or the `__torch_function__` of a mode that does.
+            frame: that calls `set_grad_enabled`, or the `__torch_function__` of a mode that does.
             is_on: what it is called with.
         """
         while frame is not None and frame.f_code.co_name == "__torch_function__":
@@ -269,7 +270,7 @@ class _Decomposition(TorchFunctionMode):
         if func in _OPENED:
             with self:
                 return _opened(func)(*args, **(kwargs or {}))
-        if self._switches is not None and func is torch._C._set_grad_enabled:
+        if self._switches is not None and func is set_grad_enabled:
             self._switches.follow(sys._getframe(1), *args)
         return func(*args, **kwargs) if kwargs else func(*args)
 

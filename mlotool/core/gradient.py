@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from mlotool.core.private import set_grad_enabled
+
 
 class Recording:
     """`torch.enable_grad()` or `torch.no_grad()` for the hot path: each entry of those costs 3 us, of this one 1 us.
@@ -21,10 +23,10 @@ class Recording:
 
     def __enter__(self) -> None:
         self._before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(self._is_on)
+        set_grad_enabled(self._is_on)
 
     def __exit__(self, *error: object) -> None:
-        torch._C._set_grad_enabled(self._before)
+        set_grad_enabled(self._before)
 
 
 def dense(gradient: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

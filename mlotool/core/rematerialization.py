@@ -21,16 +21,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function, forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mlotool.core.bound_module import AbstractEvaluation, Slot, lazy_copy, share_memory
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import Recording
 from mlotool.core.messages import kind_of
+from mlotool.core.private import (
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 from mlotool.core.repeatable import FirstEvaluation, Handed, Kept, holds_tensors, unwatched
 from mlotool.core.replay import ConstantsOfPart, RandomState
 from mlotool.core.tangents import any_has_tangent, apart, joined
@@ -47,7 +52,7 @@ _CAPTURED = (
 
 _OPAQUE = (
     "remat: found a block that returns {kind}, which holds tensors; expected tensors in lists, tuples and "
-    "dictionaries. Return these, or register the class with torch.utils._pytree.register_pytree_node."
+    "dictionaries. Return these, or register the class with register_pytree_node."
 )
 
 
@@ -273,7 +278,7 @@ def _filled(holder: dict[str, Any]) -> list[Slot]:
 
 def _has_moved(buffer: Tensor, original: Tensor) -> bool:
     # Kernels of BatchNorm change its statistics without counting a version; those of sparse tensors count.
-    if buffer.layout != torch.strided or torch._C._functorch.is_batchedtensor(buffer):
+    if buffer.layout != torch.strided or is_batchedtensor(buffer):
         return False
     return not (share_memory(buffer, original) or torch.equal(buffer, original))
 

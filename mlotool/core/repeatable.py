@@ -20,14 +20,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import kind_of
+from mlotool.core.private import functorch as _functorch
+from mlotool.core.private import (
+    is_functorch_wrapped_tensor,
+    temporarily_clear_interpreter_stack,
+    tree_flatten,
+    tree_leaves,
+)
 from mlotool.core.tangents import apart
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import IteratorFoundError, ObjectState, fingerprint, leaves_of, tolerance

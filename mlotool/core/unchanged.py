@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._dynamo.guards import TensorGuards
-from torch.utils import _device
-from torch.utils._pytree import tree_flatten, tree_map
+
+from mlotool.core.private import device_mode as _device
+from mlotool.core.private import tree_flatten, tree_map
 
 
 def snapshot(value: Any) -> Any:

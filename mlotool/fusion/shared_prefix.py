@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.parameter import is_lazy
 
 from mlotool.core.bound_module import lazy_copy, share_memory
+from mlotool.core.private import is_functorch_wrapped_tensor
 from mlotool.core.tangents import any_has_tangent
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import fingerprint, tolerance

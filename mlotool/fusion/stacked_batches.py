@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from mlotool.core.private import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 from mlotool.data.in_memory import InMemoryDataset
 from mlotool.data.in_memory_tensors import InMemoryTensors
 from mlotool.data.language_data import TextWindows

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import _guards as guards
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mlotool.core.private import AutoDispatchBelowAutograd, FakeTensorMode, guards
 from mlotool.core.tracing import Course, tracing
 from mlotool.core.user_code import is_out_of_memory
 from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, with_values
@@ -299,7 +298,7 @@ class StackedGradients:
             flat = self._known[key] = self._traced(live.index(True), batches, part, in_dims, self.courses.get(kind))
             self.num_traces += 1
             self.courses[kind] = tuple(flat.function.course.outcomes)
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             if self.at_once == self._num_members:
                 return FlatResult(flat, [*flat.run(*arguments)])
             parts: list[list[Tensor]] = []

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from mlotool.core.arguments import require
 from mlotool.core.gradient import pulled_back
+from mlotool.core.private import tree_leaves
 from mlotool.core.settings import Count, Whole, target
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.private import tree_flatten, tree_map, tree_unflatten
 from mlotool.core.replay import RandomState
 
 Stacked = dict[int, tuple[Tensor, ...]]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_flatten
 
+from mlotool.core.private import tree_flatten
 from mlotool.problem.optimizers.registry import RULES
 
 _ATEN = torch.ops.aten

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import did_you_mean
 from mlotool.core.plain_state import ADVICE, check_mapping, check_plain
+from mlotool.core.private import tree_leaves
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.user_code import Call
 from mlotool.problem.arguments import check_owners, check_saving, check_shared

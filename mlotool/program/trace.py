@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch import _guards as guards
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from mlotool.core.private import AutoDispatchBelowAutograd, FakeTensorMode, guards
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import ValuesLeaveError
 from mlotool.core.unchanged import SameForms
@@ -210,7 +209,7 @@ class Tracer:
 
     def _run(self, trace: Trace, arguments: list[Tensor]) -> list[StepResult] | None:
         """Run a trace; None, with nothing moved, where it does not hold."""
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             outputs = [*trace.run(*arguments)]
             if trace.has_conditions:
                 if not bool(outputs.pop()):

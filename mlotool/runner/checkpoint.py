@@ -17,11 +17,11 @@ from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
 from mlotool.core.files import replacing, writing
 from mlotool.core.plain_state import check_plain, find_fault
+from mlotool.core.private import tree_map_only
 from mlotool.core.run_files import located, open_file
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program

@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 import torch
 from pytorch_lightning import seed_everything
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mlotool.config import derived_seed
 from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.private import BatchNorm as _BatchNorm
 from mlotool.distributed.collectives import Ranks, row_of
 from mlotool.hypergradient import KFAC, Implicit
 from mlotool.problem.compatibility import Case, check

@@ -14,8 +14,6 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_map
 
 from mlotool.config import Built
 from mlotool.config.building import derived_seed
@@ -26,6 +24,8 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
 from mlotool.core.messages import kind_of
+from mlotool.core.private import NormBase as _NormBase
+from mlotool.core.private import tree_map
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.problem.batches import BatchFetcher

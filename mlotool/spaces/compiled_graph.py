@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.private import pytree
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.tracing import AS_LEAF, Whole, kept_attributes
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor, fx, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import shown
+from mlotool.core.private import DataDependentOutputException, DynamicOutputShapeException, pytree
 from mlotool.spaces.tracing import AS_LEAF, Whole, kept_attributes, node_id
 
 BATCH_SIZE = 2

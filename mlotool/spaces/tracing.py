@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.private import unset_fake_temporarily
 
 ID, OWNER, CALLS, BLOCKS = "id", "owner", "calls", "blocks"
 """Keys of `node.meta`: the node's id, the path of the module whose forward it stands in, and the calls of modules

@@ -9,11 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mlotool.core.arguments import is_number, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import kind_of
+from mlotool.core.private import tree_flatten, tree_leaves, tree_unflatten
 from mlotool.layerparallel.multigrid.steps import Evaluate, check_state
 
 # k: some of the layers, b: batch

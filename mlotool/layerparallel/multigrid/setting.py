@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.core.private import tree_leaves
 from mlotool.core.settings import target
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.multigrid.guard import Choice

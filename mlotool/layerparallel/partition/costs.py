@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from mlotool.core.private import TorchDispatchMode, tree_leaves
 
 ELEMENT_COST = 16
 """Floating-point operations in the time in which one number is read or written, fitted to the layers of a ResNet-18 and

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
 
 from mlotool.core.bound_module import Slots
+from mlotool.core.private import BatchNorm as _BatchNorm
+from mlotool.core.private import tree_leaves
 
 Inputs = tuple[Any, ...]
 """What a module is called with, in the order of its forward's arguments."""

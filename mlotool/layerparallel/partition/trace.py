@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute
-from torch.utils import _device
-from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.private import device_mode as _device
+from mlotool.core.private import tree_map_only
 from mlotool.layerparallel.partition.stage import Inputs, undisturbed
 
 Create = Callable[..., fx.Node]

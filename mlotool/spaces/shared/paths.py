@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.private import is_batchedtensor
 from mlotool.core.settings import target
 from mlotool.spaces.decisions import Value, check_number
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.private import NormBase as _NormBase
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.shared.paths import AbstractPaths, Path, SharedDecision, path_of

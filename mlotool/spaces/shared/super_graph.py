@@ -7,12 +7,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function
-from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.private import current_dispatch_mode, is_functorch_wrapped_tensor, pytree
 from mlotool.core.tracing import is_tracing
 from mlotool.spaces.decisions import Value
 from mlotool.spaces.tracing import nodes_in
@@ -291,5 +290,5 @@ def _is_readable(result: Any) -> bool:
         and not is_tracing()
         and not torch.compiler.is_compiling()
         and not is_functorch_wrapped_tensor(result)
-        and torch.utils._python_dispatch._get_current_dispatch_mode() is None
+        and current_dispatch_mode() is None
     )
