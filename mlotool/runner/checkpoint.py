@@ -116,7 +116,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of mlotool: it has no '{STATE_KEY}.{missing[0]}'; expected one that this "
             "version has written. Name another one, or use the version that provenance.json beside it names."
         )
-    return checkpoint  # type: ignore[no-any-return]
+    return checkpoint
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -233,5 +233,5 @@ def _digest(module: nn.Module) -> str:
     for key, tensor in module.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             digest.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

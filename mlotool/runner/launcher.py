@@ -79,8 +79,10 @@ class World:
                 "sets. Start it with torchrun, or clear RANK and WORLD_SIZE."
             )
         size = environment["WORLD_SIZE"]
-        ranks = environment["RANK"], size, environment["LOCAL_RANK"], environment.get("LOCAL_WORLD_SIZE", size)
-        return cls(*map(int, ranks), environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
+        numbers = environment["RANK"], size, environment["LOCAL_RANK"], environment.get("LOCAL_WORLD_SIZE", size)
+        rank, num_ranks, local_rank, local_size = map(int, numbers)
+        port = int(environment["MASTER_PORT"])
+        return cls(rank, num_ranks, local_rank, local_size, environment["MASTER_ADDR"], port)
 
     @classmethod
     def _of_slurm(cls, environment: Mapping[str, str], size: int) -> "World":

@@ -221,7 +221,6 @@ def test_an_input_that_comes_later() -> None:
         ({"base": lambda: 3, "inputs": [2]}, "base: found int"),
         ({"base": partial(nn.LazyLinear, 3), "inputs": [2]}, "base: found the lazy module"),
     ],
-    ids=str,
 )
 def test_settings_of_another_kind(settings: dict[str, Any], message: str) -> None:
     assert message in refusal(lambda: Space(**{"base": base, **settings}))

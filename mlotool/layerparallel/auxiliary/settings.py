@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Annotated, Any, Literal, Required, TypedDict
 
+from annotated_types import Ge, Le
 from torch import nn
 
-from mlotool.core.arguments import Rule, at_least, is_number, require, require_all
-from mlotool.layerparallel.partition.chain import MEASURED, Cut
+from mlotool.core.arguments import require
+from mlotool.core.settings import Count, Layers, NonNegative, Positive, Rounds, Whole, checked
+from mlotool.layerparallel.partition.chain import Cut
 
 AUTO = "auto"
 
@@ -18,38 +20,19 @@ BETWEEN_PENALTIES = 0.5
 (benchmarks/README.md)."""
 
 
-_POSITIVE = Rule(lambda value: is_number(value) and 0 < value < inf, "a number above 0")
+class _Steps(TypedDict, total=False):
+    """A `StepSchedule` in a recipe."""
+
+    start: Required[Positive]
+    factor: Positive
+    every: Count
+    maximum: float
 
 
-def _one_of(*choices: str) -> Rule:
-    return Rule(lambda value: value in choices, " or ".join(choices))
+Steps = Positive | _Steps
 
 
-def _is_cut(value: Any) -> bool:
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return value in (None, MEASURED) or (is_list and all(isinstance(name, str) for name in value))
-
-
-_RULES = {
-    **dict.fromkeys(("stages", "distillation_steps", "lambda_steps", "copies"), at_least(1)),
-    **dict.fromkeys(("auxnet_blocks", "recalibrate"), at_least(0)),
-    "cut": Rule(_is_cut, f"names of layers, {MEASURED} or null", "Write cut: [layer3], or cut: measured."),
-    "method": _one_of("penalty", "lagrangian"),
-    "variables": _one_of("stored", "auxnet", "recursive"),
-    "auxnet": Rule(
-        lambda value: isinstance(value, nn.Module | None),
-        "a smaller model",
-        "Write auxnet: {_target_: mlotool.models.ResNet, ..}, or null for thinned stages.",
-    ),
-    "auxnet_optimizer": _one_of("sgd", "adam"),
-    "auxnet_gradient": _one_of("local", "chain"),
-    "reduction": _one_of("mean", "sum"),
-    "lambda_lr": Rule(lambda value: value is None or _POSITIVE.is_right(value), "a number above 0, or null"),
-    "multiplier_rule": _one_of("exact", "paper"),
-    "noise": Rule(lambda value: is_number(value) and 0 <= value < inf, "no negative number"),
-}
-
-
+@checked
 @dataclass(frozen=True)
 class StepSchedule:
     """A number that changes from step to step: `min(start factor^(step // every), maximum)`.
@@ -61,35 +44,24 @@ class StepSchedule:
         maximum: value at which it stays.
 
     Example:
-        >>> beta = StepSchedule.of({"start": 1.0, "factor": 2.0, "every": 10, "maximum": 3.0}, "parallel.beta")
+        >>> beta = StepSchedule.of({"start": 1.0, "factor": 2.0, "every": 10, "maximum": 3.0})
         >>> beta.at(0), beta.at(10), beta.at(20)
         (1.0, 2.0, 3.0)
     """
 
-    start: float
-    factor: float = 1.0
-    every: int = 1
-    maximum: float = float("inf")
+    start: Positive
+    factor: Positive = 1.0
+    every: Count = 1
+    maximum: float = inf
+
+    def __post_init__(self) -> None:
+        require(self.maximum > 0, "parallel.beta.maximum", self.maximum, "a number greater than 0")
 
     @staticmethod
-    def of(value: Any, key: str) -> "StepSchedule":
-        """Return the schedule that a user has set; a number stays the same.
-
-        Args:
-            value: a number, or a mapping with `start` and any of `factor`, `every`, `maximum`.
-            key: of the setting, for messages.
-
-        Raises:
-            ConfigError: there is no `start`, an unknown entry, or a value out of range.
-        """
-        entries: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"start": value}
-        maximum = Rule(lambda number: is_number(number) and number > 0, "")
-        rules = {"start": _POSITIVE, "factor": _POSITIVE, "every": at_least(1), "maximum": maximum}
-        is_known = "start" in entries and entries.keys() <= rules.keys()
-        is_right = is_known and all(rules[name].is_right(number) for name, number in entries.items())
-        require(is_right, key, value, "a number above 0, or {start: .., factor: .., every: .., maximum: ..} of such")
-        every = entries.pop("every", 1)
-        return StepSchedule(every=every, **{name: float(number) for name, number in entries.items()})
+    def of(value: Steps) -> "StepSchedule":
+        """Return the schedule that a user has set; a number stays the same."""
+        entries: Mapping[str, Any] = value if isinstance(value, Mapping) else {"start": value}
+        return StepSchedule(**{name: number if name == "every" else float(number) for name, number in entries.items()})
 
     def at(self, step: int) -> float:
         """Return the value at a step, counted from 0."""
@@ -99,6 +71,10 @@ class StepSchedule:
             return self.maximum
 
 
+Rate = Positive | Literal["auto"] | None
+
+
+@checked
 @dataclass(eq=False, repr=False)
 class AuxiliarySettings:
     """The settings of `Auxiliary`, which says what each means.
@@ -116,32 +92,31 @@ class AuxiliarySettings:
         (True, 0.25, 1.0)
     """
 
-    stages: int
+    stages: Annotated[int, Ge(1), Le(10_000)]
     cut: Cut = None
-    method: str = "penalty"
-    variables: str = "stored"
+    method: Literal["penalty", "lagrangian"] = "penalty"
+    variables: Literal["stored", "auxnet", "recursive"] = "stored"
     auxnet: nn.Module | None = None
-    auxnet_blocks: int = 1
-    auxnet_lr: float | Mapping[str, float] = 0.1
-    auxnet_optimizer: str = "sgd"
-    auxnet_gradient: str = "local"
-    distillation_steps: int = 1
-    beta: float | Mapping[str, float] | Sequence[Any] = 10.0
-    reduction: str = "mean"
-    lambda_lr: float | None = None
-    lambda_rate: float | str | Sequence[float | str] | None = None
-    lambda_steps: int = 1
-    multiplier_rule: str = "exact"
-    noise: float = 0.0
-    copies: int = 1
-    recalibrate: int = 0
+    auxnet_blocks: Whole = 1
+    auxnet_lr: Steps = 0.1
+    auxnet_optimizer: Literal["sgd", "adam"] = "sgd"
+    auxnet_gradient: Literal["local", "chain"] = "local"
+    distillation_steps: Rounds = 1
+    beta: Steps | Sequence[Steps] = 10.0
+    reduction: Literal["mean", "sum"] = "mean"
+    lambda_lr: Positive | None = None
+    lambda_rate: Rate | Sequence[Rate] | None = None
+    lambda_steps: Rounds = 1
+    multiplier_rule: Literal["exact", "paper"] = "exact"
+    noise: NonNegative = 0.0
+    copies: Layers = 1
+    recalibrate: Whole = 0
     table_device: str | None = None
     processes: bool = False
     streams: bool = False
-    record: int = 0
+    record: Whole = 0
 
     def __post_init__(self) -> None:
-        require_all("parallel", vars(self), _RULES)
         if not self.is_stored:
             # Networks give no multipliers, and know no copies.
             for key, value in (("method", "penalty"), ("copies", 1)):
@@ -149,8 +124,8 @@ class AuxiliarySettings:
                 advice = "Set parallel.variables=stored."
                 require(getattr(self, key) == value, f"parallel.{key}", getattr(self, key), expected, advice)
         betas = _of_interfaces(self.beta, self.stages, "parallel.beta")
-        self.betas = [StepSchedule.of(beta, "parallel.beta") for beta in betas]
-        self.auxnet_rate = StepSchedule.of(self.auxnet_lr, "parallel.auxnet_lr")
+        self.betas = [StepSchedule.of(beta) for beta in betas]
+        self.auxnet_rate = StepSchedule.of(self.auxnet_lr)
         rates = _of_interfaces(self.lambda_rate, self.stages, "parallel.lambda_rate")
         self._rates = [self._rate(rate, interface) for interface, rate in enumerate(rates, start=1)]
 
@@ -195,8 +170,6 @@ class AuxiliarySettings:
         return 1.0 / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
 
     def _rate(self, rate: Any, interface: int) -> float | None:
-        is_right = rate in (None, AUTO) or _POSITIVE.is_right(rate)
-        require(is_right, "parallel.lambda_rate", rate, "a number above 0, auto, null, or a list of these")
         if rate is not None:
             return None if rate == AUTO else float(rate)
         # A stage with a penalty behind it pulls its variables as well, and whole steps overshoot.

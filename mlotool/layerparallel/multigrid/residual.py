@@ -14,15 +14,17 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require
+from mlotool.core.arguments import require
 from mlotool.core.bound_module import Slots
 from mlotool.core.replay import RandomState
+from mlotool.core.settings import NonNegative, Positive, Whole, checked
 from mlotool.layerparallel.exchange import Exchange, exchanges, has_ranks
 from mlotool.layerparallel.multigrid.guard import (
     COARSENINGS,
@@ -36,13 +38,14 @@ from mlotool.layerparallel.multigrid.guard import (
 )
 from mlotool.layerparallel.multigrid.layers import BlockLayers, CallArguments, Layers, check_pure
 from mlotool.layerparallel.multigrid.propagation import Propagation
-from mlotool.layerparallel.multigrid.solver import Method, is_tolerance
+from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method
 from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, batched
 
 # N: layers, L: layers of this rank, b: samples of this rank, B: of all ranks
 # states, adjoints, tangents, cotangents: (N + 1, b, ...)
 
 T = TypeVar("T")
+Workers = Annotated[int, Ge(1), Le(10_000)]
 
 Gradient = list[Tensor | None]
 """With respect to u0 and to each parameter."""
@@ -53,19 +56,8 @@ AUTO = "auto"
 CHOICE_EVERY = 100
 """Training steps from one comparison of `cycles: auto` to the next."""
 
-_COUNT = Rule(lambda value: value is None or is_whole(value, 0), "a whole number of at least 0, or null")
-_TOLERANCE = Rule(is_tolerance, "a number of at least 0, or null")
-_RULES = {
-    "cycles": Rule(lambda value: value == AUTO or is_whole(value, 0), "a whole number of at least 0, or auto"),
-    **dict.fromkeys(("backward_cycles", "guard_every"), _COUNT),
-    **dict.fromkeys(("tolerance", "backward_tolerance"), _TOLERANCE),
-    **dict.fromkeys(("nested", "warm_start", "over_ranks"), FLAG),
-    "guard_threshold": Rule(lambda value: is_number(value) and value > 0, "a number above 0"),
-    "guard_max_cycles": at_least(0),
-    "workers": Rule(lambda value: value is None or is_whole(value, 1), "a whole number of at least 1, or null"),
-}
 
-
+@checked
 @dataclass(kw_only=True)
 class MultigridSettings:
     """The settings that `Multigrid` and `MultigridResidual` share.
@@ -105,20 +97,20 @@ class MultigridSettings:
         [3, 1]
     """
 
-    coarsening: int | Sequence[int] | None = None
-    levels: int | None = None
-    relaxation: str = "FCF"
-    cycles: int | str = 2
-    backward_cycles: int | None = None
-    tolerance: float | None = None
-    backward_tolerance: float | None = None
-    cycle: str = "V"
+    coarsening: Coarsening | None = None
+    levels: Annotated[int, Ge(2)] | None = None
+    relaxation: Literal["F", "FCF"] = "FCF"
+    cycles: Cycles | Literal["auto"] = 2
+    backward_cycles: Cycles | None = None
+    tolerance: NonNegative | None = None
+    backward_tolerance: NonNegative | None = None
+    cycle: Literal["V", "F"] = "V"
     nested: bool = False
     warm_start: bool = False
-    guard_every: int | None = None
-    guard_threshold: float = 0.1
-    guard_max_cycles: int = 8
-    workers: int | None = None
+    guard_every: Whole | None = None
+    guard_threshold: Positive = 0.1
+    guard_max_cycles: Cycles = 8
+    workers: Workers | None = None
     over_ranks: bool = False
 
     def methods(self, num_layers: int) -> tuple[Method, Method]:
@@ -136,9 +128,7 @@ class MultigridSettings:
         return self.cycles == AUTO
 
     def check(self) -> None:
-        """Refuse settings that are out of range, each by its own name, and those that nothing would look at."""
-        for key, rule in _RULES.items():
-            require(rule.is_right(getattr(self, key)), key, getattr(self, key), rule.expected)
+        """Refuse settings that nothing would look at."""
         keys: tuple[str, ...] = ("workers",)
         if self.is_chosen:
             require(self.guard_every != 0, "guard_every", 0, "at least 1 with cycles=auto")

@@ -4,11 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Le, MinLen
 from torch import Tensor
 
-from mlotool.core.arguments import is_number, is_whole, require
+from mlotool.core.arguments import is_whole, require
+from mlotool.core.settings import NonNegative, checked
 from mlotool.layerparallel.exchange import Exchange
 from mlotool.layerparallel.multigrid.grids import Grid, make_grids
 
@@ -21,6 +24,11 @@ Advance = Callable[[Grid, Tensor, range], Tensor]
 mirrored recursion the values are in the opposite order of the points."""
 
 
+Cycles = Annotated[int, Ge(0), Le(1_000_000)]
+Coarsening = Annotated[int, Ge(2)] | Annotated[Sequence[Annotated[int, Ge(2)]], MinLen(1)]
+
+
+@checked
 @dataclass(frozen=True)
 class Method:
     """How the layers are coarsened, and how often.
@@ -44,21 +52,14 @@ class Method:
 cycle='V', nested=False)
     """
 
-    coarsening: int | Sequence[int] = 4
+    coarsening: Coarsening = 4
     levels: int | None = None
-    relaxation: str = "FCF"
-    cycles: int = 10
-    tolerance: float | None = None
-    relative_tolerance: float | None = None
-    cycle: str = "V"
+    relaxation: Literal["F", "FCF"] = "FCF"
+    cycles: Cycles = 10
+    tolerance: NonNegative | None = None
+    relative_tolerance: NonNegative | None = None
+    cycle: Literal["V", "F"] = "V"
     nested: bool = False
-
-    def __post_init__(self) -> None:
-        for key, known in (("relaxation", ("F", "FCF")), ("cycle", ("V", "F"))):
-            require(getattr(self, key) in known, key, getattr(self, key), f"one of {', '.join(known)}")
-        require(is_whole(self.cycles, 0), "cycles", self.cycles, "a whole number of at least 0")
-        for key in ("tolerance", "relative_tolerance"):
-            require(is_tolerance(getattr(self, key)), key, getattr(self, key), "a number of at least 0, or null")
 
     def grids(self, num_layers: int) -> tuple[Grid, ...]:
         """Return the grids of so many layers, finest first."""
@@ -68,16 +69,6 @@ cycle='V', nested=False)
         """Return how many evaluations a solve of so many layers takes with so many workers."""
         settings = self.coarsening, self.levels, self.relaxation, self.cycles, workers
         return critical_path(num_layers, *settings, cycle=self.cycle, nested=self.nested)
-
-
-def is_tolerance(value: object) -> bool:
-    """Say whether a value is a number of at least 0, or None.
-
-    Example:
-        >>> is_tolerance(1e-3), is_tolerance(float("nan"))
-        (True, False)
-    """
-    return value is None or (is_number(value) and value >= 0)  # type: ignore[operator]
 
 
 def solve(

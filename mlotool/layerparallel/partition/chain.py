@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx, nn
@@ -18,7 +18,7 @@ from mlotool.layerparallel.partition.costs import Measure, operations
 from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS, has_layers, recomputed, traced
 
-Cut = Sequence[str] | str | None
+Cut = Sequence[str] | Literal["measured"] | None
 """Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations."""
 
 MEASURED = "measured"

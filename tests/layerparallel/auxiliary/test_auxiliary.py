@@ -34,12 +34,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def test_a_schedule_is_multiplied_until_it_is_as_large_as_it_may_be() -> None:
     """However many the steps: 10^400 is no floating-point number."""
-    grown = StepSchedule.of({"start": 2.0, "factor": 10.0, "every": 3, "maximum": 150.0}, "beta")
+    grown = StepSchedule.of({"start": 2.0, "factor": 10.0, "every": 3, "maximum": 150.0})
     assert [grown.at(step) for step in (0, 2, 3, 5, 6, 9, 1200)] == [2.0, 2.0, 20.0, 20.0, 150.0, 150.0, 150.0]
-    assert StepSchedule.of(7, "beta").at(1000) == 7
-    endless = StepSchedule.of({"start": 2, "factor": 10, "maximum": float("inf")}, "beta")
+    assert StepSchedule.of(7).at(1000) == 7
+    endless = StepSchedule.of({"start": 2, "factor": 10, "maximum": float("inf")})
     assert endless.at(400) == float("inf")
-    assert StepSchedule.of({"start": 2.0, "factor": 0.1}, "rate").at(400) == 0.0
+    assert StepSchedule.of({"start": 2.0, "factor": 0.1}).at(400) == 0.0
 
 
 @pytest.mark.parametrize("norm", [False, True])
