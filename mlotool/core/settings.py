@@ -14,7 +14,19 @@ from functools import cache, wraps
 from importlib import import_module
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
@@ -108,6 +120,8 @@ def _fits_items(value: Any, origin: type, arguments: tuple[Any, ...], *, nodes: 
 
 def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return an annotation's type and its bounds."""
+    if get_origin(annotation) in (Required, NotRequired):
+        return _parts(get_args(annotation)[0])
     if get_origin(annotation) is Annotated:
         kind, *extras = get_args(annotation)
         return kind, tuple(extra for extra in extras if isinstance(extra, (*_COMPARISONS, MinLen)))
@@ -146,8 +160,7 @@ def words(annotation: Any) -> str:
         noun = noun if single is None else f"{noun} of {_PLURALS[single]}{item.removeprefix(single)}"
         return noun + _bound_words(bounds)
     if is_typeddict(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        return f"{{{', '.join(f'{key}: {words(hint)}' for key, hint in hints.items())}}}"
+        return f"{{{', '.join(f'{key}: ..' for key in kind.__annotations__)}}}"
     return (_WORDS.get(kind) or _class_words(kind)) + _bound_words(bounds)
 
 
@@ -160,7 +173,9 @@ def _class_words(kind: Any) -> str:
     name = getattr(kind, "__name__", str(kind))
     if kind in (Mapping, dict):
         return "a mapping"
-    return "a list" if kind in (list, tuple, Sequence) else f"a node with a _target_: {name.removeprefix('Abstract')}"
+    if kind in (list, tuple, Sequence):
+        return "a list"
+    return f"a {name.removeprefix('Abstract')} (in a recipe a node with a _target_)"
 
 
 def _bound_words(bounds: Iterable[Any]) -> str:
