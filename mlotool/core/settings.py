@@ -77,6 +77,8 @@ def fits(value: Any, annotation: Any, *, nodes: bool = False) -> bool:
         return True
     kind, bounds = _parts(annotation)
     origin, arguments = get_origin(kind), get_args(kind)
+    if kind is inspect.Parameter.empty:
+        return True
     if origin in (Union, UnionType):
         return any(fits(value, member, nodes=nodes) for member in arguments)
     if origin is Literal:

@@ -1,6 +1,5 @@
 """What `sweep.sampler` and `sweep.pruner` name, made with their options."""
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +11,7 @@ from mlotool.config.schema import OWN_SAMPLERS, PRUNERS, SAMPLERS
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import parameters, setting_fault
 from mlotool.sweep.storage import import_extra, import_optuna
 
 
@@ -78,15 +78,17 @@ def option_faults(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _make(kind: Any, key: str, name: str, options: Mapping[str, Any], seed: int | None = None) -> Any:
-    known = [each for each in inspect.signature(kind).parameters if each not in ("args", "seed")]
-    for option in options:
+    known = {option: found.annotation for option, found in parameters(kind).items() if option not in ("args", "seed")}
+    for option, value in options.items():
         if option not in known:
             expected = "sweep.seed" if option == "seed" else ", ".join(known) or "none"
             raise ConfigError(
                 f"sweep.{key}_options.{option}: found an option that '{name}' does not have; expected {expected}."
                 f"{did_you_mean(option, known)} Correct sweep.{key}_options."
             )
-    given = {"seed": seed} if "seed" in inspect.signature(kind).parameters else {}
+        if fault := setting_fault(f"sweep.{key}_options.{option}", value, known[option]):
+            raise ConfigError(fault)
+    given = {"seed": seed} if "seed" in parameters(kind) else {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

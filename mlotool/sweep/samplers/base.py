@@ -97,7 +97,6 @@ def _on_grid(distribution: BaseDistribution, value: float) -> float | int:
     return int(value) if isinstance(distribution, IntDistribution) else float(value)
 
 
-OPTIONS = "sweep.sampler_options"
 Point = frozenset[tuple[str, Any]]
 
 

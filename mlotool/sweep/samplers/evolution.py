@@ -6,9 +6,8 @@ from typing import Any
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
-from mlotool.core.arguments import at_least, require_all
+from mlotool.core.settings import Count, Seed, checked
 from mlotool.sweep.samplers.base import (
-    OPTIONS,
     AbstractHistorySampler,
     History,
     Outcome,
@@ -37,6 +36,7 @@ class Mutation:
     values: list[Any] | None
 
 
+@checked
 class EvolutionSampler(AbstractHistorySampler[Mutation | None]):
     """Regularized (aging) evolution.
 
@@ -66,9 +66,7 @@ class EvolutionSampler(AbstractHistorySampler[Mutation | None]):
     algorithm 1.
     """
 
-    def __init__(self, population_size: int = 20, sample_size: int = 10, seed: int = 0) -> None:
-        options = {"population_size": population_size, "sample_size": sample_size}
-        require_all(OPTIONS, options, dict.fromkeys(options, at_least(1)))
+    def __init__(self, population_size: Count = 20, sample_size: Count = 10, seed: Seed = 0) -> None:
         super().__init__("evolution")
         self._population_size, self._sample_size, self._seed = population_size, sample_size, seed
 

@@ -5,16 +5,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from mlotool.core.arguments import at_least, require_all
+from mlotool.core.settings import Seed, checked
 from mlotool.sweep.samplers.base import (
-    OPTIONS,
     AbstractHistorySampler,
     History,
     Outcome,
@@ -268,6 +268,10 @@ class Prediction:
     tried: frozenset[Point]
 
 
+AtLeastTwo = Annotated[int, Ge(2)]
+
+
+@checked
 class PredictorSampler(AbstractHistorySampler[Prediction | None]):
     """Thompson sampling by a linear model of decisions and of pairs of decisions.
 
@@ -300,9 +304,7 @@ class PredictorSampler(AbstractHistorySampler[Prediction | None]):
     of Combinatorial Structures", 2018, for Bayesian linear regression with pairs.
     """
 
-    def __init__(self, num_startup_trials: int = 10, max_trials: int = 250, seed: int = 0) -> None:
-        options = {"num_startup_trials": num_startup_trials, "max_trials": max_trials}
-        require_all(OPTIONS, options, dict.fromkeys(options, at_least(2)))
+    def __init__(self, num_startup_trials: AtLeastTwo = 10, max_trials: AtLeastTwo = 250, seed: Seed = 0) -> None:
         super().__init__("predictor")
         self._num_startup_trials, self._max_trials, self._seed = num_startup_trials, max_trials, seed
 

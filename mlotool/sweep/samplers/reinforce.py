@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from mlotool.core.arguments import Rule, at_least, is_number, require_all
+from mlotool.core.settings import Count, NonNegative, Positive, Seed, checked
 from mlotool.sweep.samplers.base import (
-    OPTIONS,
     AbstractHistorySampler,
     History,
     Outcome,
@@ -19,13 +19,6 @@ from mlotool.sweep.samplers.base import (
     generator,
     position,
 )
-
-_RULES = {
-    "learning_rate": Rule(lambda value: is_number(value) and 0 < value < math.inf, "a number above 0"),
-    "baseline_window": at_least(1),
-    "entropy_weight": Rule(lambda value: is_number(value) and 0 <= value < math.inf, "a number of at least 0"),
-    "num_bins": at_least(2),
-}
 
 Cell = tuple[str, Any]
 """A choice by its number, a value, or by its number one of the equal parts of a range, which is drawn from evenly."""
@@ -48,6 +41,7 @@ class Policy:
     logits: dict[str, dict[Cell, float]] = field(default_factory=dict)
 
 
+@checked
 class ReinforceSampler(AbstractHistorySampler[Logits]):
     """REINFORCE with a moving baseline.
 
@@ -85,19 +79,12 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
 
     def __init__(
         self,
-        learning_rate: float = 0.3,
-        baseline_window: int = 20,
-        entropy_weight: float = 0.1,
-        num_bins: int = 8,
-        seed: int = 0,
+        learning_rate: Positive = 0.3,
+        baseline_window: Count = 20,
+        entropy_weight: NonNegative = 0.1,
+        num_bins: Annotated[int, Ge(2)] = 8,
+        seed: Seed = 0,
     ) -> None:
-        options = {
-            "learning_rate": learning_rate,
-            "baseline_window": baseline_window,
-            "entropy_weight": entropy_weight,
-            "num_bins": num_bins,
-        }
-        require_all(OPTIONS, options, _RULES)
         super().__init__("reinforce")
         self._learning_rate, self._window, self._entropy = learning_rate, baseline_window, entropy_weight
         self._num_bins, self._seed = num_bins, seed

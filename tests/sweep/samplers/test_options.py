@@ -15,7 +15,7 @@ WRONG = [
     ("evolution", {"sample_size": 2.5}, "sample_size: found 2.5; expected a whole number"),
     ("evolution", {"sample_size": True}, "sample_size: found True; expected a whole number"),
     ("evolution", {"population": 8}, "population: found an option that 'evolution' does not have.*'population_size'"),
-    ("reinforce", {"learning_rate": 0}, "learning_rate: found 0; expected a number above 0"),
+    ("reinforce", {"learning_rate": 0}, "learning_rate: found 0; expected a number greater than 0"),
     ("reinforce", {"learning_rate": float("inf")}, "learning_rate: found inf"),
     ("reinforce", {"entropy_weight": float("nan")}, "entropy_weight: found nan; expected a number of at least 0"),
     ("reinforce", {"baseline_window": 0}, "baseline_window: found 0"),
