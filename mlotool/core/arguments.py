@@ -26,9 +26,6 @@ class Rule(NamedTuple):
     advice: str = ""
 
 
-FLAG = Rule(lambda value: isinstance(value, bool), "true or false")
-
-
 def require(is_right: bool, key: str, value: Any, expected: str, advice: str = "") -> None:
     """Refuse an argument.
 
@@ -56,11 +53,6 @@ def require_all(key: str, given: Mapping[str, Any], rules: Mapping[str, Rule]) -
     """
     for name, rule in rules.items():
         require(rule.is_right(given[name]), f"{key}.{name}", given[name], rule.expected, rule.advice)
-
-
-def at_least(least: int) -> Rule:
-    """Return the rule for a count."""
-    return Rule(lambda value: is_whole(value, least), f"a whole number of at least {least}")
 
 
 def is_whole(value: Any, least: int | None = None) -> bool:

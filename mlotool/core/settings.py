@@ -65,7 +65,8 @@ def fits(value: Any, annotation: Any, *, nodes: bool = False) -> bool:
 
     Args:
         value: any.
-        annotation: a type, with its range: `Annotated[float, Gt(0)] | None`. Numbers with a range are finite.
+        annotation: a type, with its range: `Annotated[float, Gt(0)] | None`. Numbers with a range are finite, unless it
+            ends with `Le(inf)`.
         nodes: whether the value stands in a config, where a mapping with a `_target_` fits anything: it is built before
             it is used.
 
@@ -87,6 +88,8 @@ def fits(value: Any, annotation: Any, *, nodes: bool = False) -> bool:
         return _fits_keys(value, kind, nodes=nodes)
     if kind in (int, float):
         is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+        is_endless = Le(math.inf) in bounds
+        is_number = is_number and (not bounds or is_endless or math.isfinite(value))
         return is_number and all(_holds(value, bound) for bound in bounds)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(fits(item, arguments[1], nodes=nodes) for item in value.values())
@@ -133,7 +136,7 @@ def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 def _holds(value: Any, bound: Any) -> bool:
     if isinstance(bound, MinLen):
         return len(value) >= bound.min_length
-    return math.isfinite(value) and _COMPARISONS[type(bound)](value, _limit(bound))
+    return bool(_COMPARISONS[type(bound)](value, _limit(bound)))
 
 
 def _limit(bound: Any) -> Any:
@@ -185,7 +188,7 @@ def _bound_words(bounds: Iterable[Any]) -> str:
     for bound in bounds:
         if isinstance(bound, MinLen) or _limit(bound) == -math.inf:
             said.append("that is not empty" if isinstance(bound, MinLen) else "that is finite")
-        else:
+        elif _limit(bound) < math.inf:
             said.append(f"{_BOUND_WORDS[type(bound)]} {_limit(bound):,}")
     return "".join(f" {word}" if index == 0 else f" and {word.removeprefix('of ')}" for index, word in enumerate(said))
 

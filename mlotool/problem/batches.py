@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from mlotool.core.arguments import FLAG, Rule, at_least, is_whole, require, require_all, shown
+from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import own_random
@@ -176,15 +176,11 @@ def sliced(batch: Any, begin: int, end: int) -> Any:
     )
 
 
-def check_stream(dataset: Any, **settings: Any) -> None:
-    """Refuse arguments of a stream that are of a wrong kind or out of range.
-
-    Args:
-        dataset: its data set.
-        settings: the other arguments.
+def check_dataset(dataset: Any) -> None:
+    """Refuse what is no map-style data set with samples.
 
     Raises:
-        ConfigError: with the first of them.
+        ConfigError: it is none.
     """
     advice = "Give one with __len__ and __getitem__, such as torch.utils.data.TensorDataset(inputs, targets)."
     if isinstance(dataset, DataLoader):
@@ -194,17 +190,6 @@ def check_stream(dataset: Any, **settings: Any) -> None:
         raise ConfigError(
             f"stream.dataset: found {shown(dataset)} of length 0; expected at least one sample. Correct its sizes."
         )
-    require_all("stream", settings, _RULES)
-
-
-_RULES: Mapping[str, Rule] = {
-    "batch_size": at_least(1),
-    "repeat": at_least(1),
-    "num_workers": at_least(0),
-    "seed": Rule(is_whole, "a whole number"),
-    "shuffle": FLAG,
-    "drop_last": FLAG,
-}
 
 
 def _is_map_style(value: Any) -> bool:

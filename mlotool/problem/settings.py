@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Annotated, Any, Literal
 
-from annotated_types import MinLen
+from annotated_types import Gt, Le, MinLen
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.core.settings import Count, Positive, Precision, Rounds, Whole, parameters, setting_fault
+from mlotool.core.settings import Count, Precision, Rounds, Whole, parameters, setting_fault
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ProblemSettings:
     warmup_steps: Whole = 0
     roll_back: bool = False
     accumulate_batches: Rounds = 1
-    gradient_clip_norm: Positive | None = None
+    gradient_clip_norm: Annotated[float, Gt(0), Le(inf)] | None = None
     scheduler_interval: Literal["step", "evaluation"] = "step"
     optimizer_roles: Mapping[str, str] = field(default_factory=dict)
     reset_to: str | None = None

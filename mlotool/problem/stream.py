@@ -16,6 +16,7 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import RunError
 from mlotool.core.plain_state import MAX_COUNT
+from mlotool.core.settings import Count, Whole, checked
 from mlotool.core.unchanged import is_unchanged
 from mlotool.core.user_code import UserCodeError, explained
 from mlotool.problem.batches import (
@@ -23,7 +24,7 @@ from mlotool.problem.batches import (
     BatchKey,
     Share,
     SizedDataset,
-    check_stream,
+    check_dataset,
     draws_nothing,
     mixed_seed,
     whole,
@@ -132,6 +133,7 @@ class Reads(Protocol):
         """Return the batch at `place` for one of them, by `load` where it is not at hand."""
 
 
+@checked
 class Stream:
     """Batches without end, shuffled anew each epoch; its whole state is `(epoch, batches_consumed)`.
 
@@ -157,16 +159,15 @@ class Stream:
     def __init__(
         self,
         dataset: SizedDataset,
-        batch_size: int,
+        batch_size: Count,
         *,
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = True,
-        num_workers: int = 0,
-        repeat: int = 1,
+        num_workers: Whole = 0,
+        repeat: Count = 1,
     ) -> None:
-        given = {"batch_size": batch_size, "seed": seed, "num_workers": num_workers, "repeat": repeat}
-        check_stream(dataset, shuffle=shuffle, drop_last=drop_last, **given)
+        check_dataset(dataset)
         self.dataset = dataset
         self.batch_size = min(batch_size, len(dataset))
         self.num_batches = len(dataset) // self.batch_size

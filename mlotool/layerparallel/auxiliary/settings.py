@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, Literal, Required, TypedDict
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from torch import nn
 
 from mlotool.core.arguments import require
@@ -20,13 +20,16 @@ BETWEEN_PENALTIES = 0.5
 (benchmarks/README.md)."""
 
 
+Endless = Annotated[float, Gt(0), Le(inf)]
+
+
 class _Steps(TypedDict, total=False):
     """A `StepSchedule` in a recipe."""
 
     start: Required[Positive]
     factor: Positive
     every: Count
-    maximum: float
+    maximum: Endless
 
 
 Steps = Positive | _Steps
@@ -52,10 +55,7 @@ class StepSchedule:
     start: Positive
     factor: Positive = 1.0
     every: Count = 1
-    maximum: float = inf
-
-    def __post_init__(self) -> None:
-        require(self.maximum > 0, "parallel.beta.maximum", self.maximum, "a number greater than 0")
+    maximum: Endless = inf
 
     @staticmethod
     def of(value: Steps) -> "StepSchedule":
