@@ -444,7 +444,7 @@ def test_batches_of_another_kind_are_traced_anew_and_foreign_ones_not_at_all() -
 )
 def test_what_remembers_is_not_traced(make: Make) -> None:
     found, plan = traced(pair(hypergradient=make)), pair(hypergradient=make)
-    with pytest.warns(UserWarning, match=r"problems\.u: its steps are not traced: the hypergradient of 'w' keeps"):
+    with pytest.warns(UserWarning, match=r"problems\.u: its steps are not traced: its hypergradient keeps"):
         ends = ticked(found), ticked(plan)
     assert not is_traced(found, "u")
     assert is_traced(found, "w")
@@ -513,7 +513,7 @@ def test_a_trace_for_each_kind_of_tick() -> None:
 
 def test_steps_that_are_recorded_are_traced() -> None:
     make = partial(network, hypergradient=Unrolled(), unroll_steps=2)
-    with pytest.warns(UserWarning, match="problems.weights: its steps are not traced: the hypergradient of 'model'"):
+    with pytest.warns(UserWarning, match="problems.weights: its steps are not traced: its hypergradient"):
         found = ticked(traced := make(trace="eager"))
     assert_close(found, ticked(make()))
     assert is_traced(traced, "model")
