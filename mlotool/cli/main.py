@@ -14,7 +14,7 @@ from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError, MlotoolError, WriteError
 from mlotool.core.files import cannot_write
 from mlotool.core.messages import bounded, command_line, did_you_mean, escape
-from mlotool.core.process import leave, terminable
+from mlotool.core.process import end_with_threads, leave, terminable
 from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = _run(sys.argv[1:])
     if "torch" in sys.modules:
         leave(code)
+    end_with_threads(code)
     return code
 
 

@@ -321,7 +321,7 @@ def test_overrides_with_which_a_checkpoint_does_not_fit_are_told(call: Call, tmp
     hidden = f"{P}module.hidden"
     for value in ("8", "[8]", "[90000,90000]"):
         code, _, err = call("evaluate", str(run), "--split", "val", f"{hidden}={value}")
-        assert code == 2
+        assert code in (1, 2)
         assert "module" in err and "not foreseen" not in err
     code, out, err = call("evaluate", str(run), "--split", "val", "evaluate.metrics=[f1]")
     assert code == 0, err
