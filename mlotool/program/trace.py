@@ -132,14 +132,14 @@ class Tracer:
 
     def _found(self, batches: Sequence[Sequence[Batches]]) -> tuple[list[Tensor], list[Trace]]:
         """Return what a trace takes, and the traces for arguments of that kind."""
-        self._look()
+        self.look()
         tensors: list[Tensor] = []
         # What a trace holds for: kinds of tensors, other values in the batches, modes of modules, optimizers' settings.
         kinds = self._kinds(batches, tensors)
         key = kinds, tuple([module.training for module in self._modules]), *[each.refresh() for each in self._stepping]
         return self._arguments() + tensors, self._traces.setdefault(key, [])
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Drop traces of what is no more; raise an UntraceableError where there are hooks, which no trace calls."""
         if hook := self._guard.hook():
             raise UntraceableError(hook)

@@ -129,6 +129,8 @@ class TracedRounds:
             RunError: they differ, and so may those have since the last comparison.
         """
         batches = [*drawn.values()]
+        # First: where `places` binds what is there now, a change since the last step would not be seen.
+        self._tracer.look()
         before = _State(self._tracer.places())
         results = dict(zip(drawn, self._tracer(batches), strict=True))
         after = _State(before.places, results)

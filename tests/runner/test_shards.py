@@ -90,7 +90,7 @@ def test_a_run_evaluates_saves_and_goes_on(found: tuple[Found, Found, Found], fo
     states = [read_whole_checkpoint(folder / name / "checkpoints/last.ckpt") for name in ("whole", "parts")]
     first, second = (tensors([state["state_dict"], state["mlotool"]["program"]]) for state in states)
     assert_identical(first, second)
-    assert first["state/0/problem_classifier.module.layers.1.weight"].shape == (9, 64)
+    assert first["state/0/problem_classifier.layers.1.weight"].shape == (9, 64)
     assert evaluate(folder / "parts", "test") == {"test/accuracy": whole["test/accuracy"]}
 
 
@@ -105,12 +105,12 @@ def test_a_run_evaluates_saves_and_goes_on(found: tuple[Found, Found, Found], fo
             lambda: alone(shard=["body.*", "tail.*"]),
             ["problems.model.shard: found the pattern 'tail.*'", "body.0.weight"],
         ),
-        (lambda: alone(shard=[]), ["problems.model.shard: found []", "a list of patterns of parameters' names"]),
-        (lambda: alone(shard="body.*"), ["problems.model.shard: found 'body.*'", "shard=['head.*']"]),
+        (lambda: alone(shard=[]), ["problems.model.shard: found []", "a list of texts that is not empty"]),
+        (lambda: alone(shard="body.*"), ["problems.model.shard: found 'body.*'", "a list of texts"]),
         (lambda: alone(compile=True), ["problems.model.shard: found shard", "torch.compile"]),
         (lambda: alone(precision="fp16"), ["problems.model.shard: found shard", "bf16"]),
         (lambda: alone(reset_to="initial"), ["problems.model.shard: found shard", "reset_to copies"]),
-        (lambda: alone(tasks=2), ["problems.model.shard: found shard", "tasks"]),
+        (lambda: alone(tasks=2), ["problems.model.shard: found tasks with shard"]),
         (lambda: two_levels(optimizer_roles={"lr": "weigher"}, shard=True), ["problems.model.shard: found shard"]),
         (lambda: two_levels("weigher", reset_to="weigher"), ["problems.weigher.shard", "problems.model.reset_to"]),
     ],

@@ -121,9 +121,11 @@ CHANGES: dict[str, tuple[Any, Change]] = {
 @contextlib.contextmanager
 def change_of(change: Change, model: nn.Module, optimizer: Any) -> Iterator[None]:
     handle = change(model, optimizer)
-    yield
-    if hasattr(handle, "remove"):
-        handle.remove()
+    try:
+        yield
+    finally:
+        if hasattr(handle, "remove"):
+            handle.remove()
 
 
 def by_hand(make: Any, change: Change) -> list[Tensor]:
