@@ -157,6 +157,7 @@ class Space(nn.Module):
                     with model.by(mutator.name):
                         mutator.mutate(model)
                 remove_unread(graph, unread_before)
+                refuse_hooks(root, graph)
                 self._decide(model, paths, statistics)
             own = {name: decision for name, decision in asked.made.items() if name not in before}
         model.modules.restore_modes()
@@ -183,7 +184,6 @@ class Space(nn.Module):
             },
             _run=self._function_of(graph),
         )
-        refuse_hooks(self, graph)
         if not model.is_rewired:
             self.__class__ = _joint(type(self), type(root))
 

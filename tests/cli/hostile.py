@@ -34,7 +34,7 @@ DEFAULTS = {
     "circle": ("defaults: [plain, hostile]", ["twice", "hostile"]),
     "choices": (
         "defaults:\n- plain\n" + "".join(f"- /model@problems.q{i}.module: mlp\n" for i in range(200)),
-        ["entries in defaults"],
+        ["recipes and options"],
     ),
 }
 YAML = {
@@ -127,7 +127,7 @@ def _many(lines: str, num: int, end: str = "\n") -> str:
 # Small files that cost Hydra, OmegaConf or our own checks much more than their size, as they once did.
 LARGE = {
     "problems": ("problems:\n" + _many("  p#: {}", 99), ["and 277 more"]),
-    "problems-by-alias": ("analyses: {x: &a {}}\nproblems:\n" + _many("  p#: *a", 130), ["130 problems"]),
+    "problems-by-alias": ("analyses: {x: &a {}}\nproblems:\n" + _many("  p#: *a", 130), ["nothing is set"]),
     "edges": (
         "graph: {lower_to_upper: {x: &a [" + _many("q#", 80, ", ") + "], " + _many("b#: *a", 9, ", ") + "}}",
         ["... and"],

@@ -151,7 +151,7 @@ def test_tasks_take_mixtures_and_no_draws(kind: Any) -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("tasks", 2), ("compile", True)], ids=["tasks", "compile"])
 def test_modules_that_draw_are_refused_beside_tasks_and_compile(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"problems.net.{key}: found .*; expected .* draws a path"):
+    with pytest.raises(ConfigError, match=f"problems.net.{key}: found .*drawn paths"):
         drawn(**{key: value})
 
 
