@@ -116,6 +116,8 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of mlotool: it has no '{STATE_KEY}.{missing[0]}'; expected one that this "
             "version has written. Name another one, or use the version that provenance.json beside it names."
         )
+    if type(state["tick"]) is not int or state["tick"] < 0:
+        raise CheckpointError(f"{path} has no tick that is a count; expected a checkpoint that a run has written.")
     return checkpoint
 
 

@@ -78,13 +78,6 @@ def places_that_loggers_write_to(folder: Path, outside: Path) -> None:
 
 
 @run
-def hard_links(folder: Path, outside: Path) -> None:
-    (folder / "tensorboard").mkdir(exist_ok=True)
-    for name in ("metrics.csv", "report.html", "tensorboard/hparams.yaml", "log.txt"):
-        os.link(outside / "secret.txt", _free(folder / name))
-
-
-@run
 def checkpoints_behind_links(folder: Path, outside: Path) -> None:
     shutil.copytree(folder / "checkpoints", outside / "checkpoints")
     _link(folder / "checkpoints", outside / "checkpoints")

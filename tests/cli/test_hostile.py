@@ -123,12 +123,12 @@ def test_the_payloads_would_run(write: Callable[[str], Path], canary: Path, monk
 
 def test_inherited_recipes_count_together(call: Call, tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
-    for index in range(60):
-        below = f"chain{index + 1}" if index < 59 else "plain"
+    for index in range(160):
+        below = f"chain{index + 1}" if index < 159 else "plain"
         (tmp_path / "recipes" / f"chain{index}.yaml").write_text(f"{HEADER}defaults: [{below}, _self_]\n")
     code, _, err = call("validate", "chain0")
     assert code == 2
-    assert "files, with the recipes that it inherits from; expected at most 50" in err
+    assert "with the recipes that it inherits from; expected at most" in err
 
 
 def made_by(words: Sequence[str], factory: pytest.TempPathFactory) -> Path:

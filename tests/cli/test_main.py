@@ -97,7 +97,7 @@ def test_a_warning_has_no_path(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert warnings.showwarning is show
 
 
-@pytest.mark.parametrize("words", [["run", "--help"], ["list"], ["validate", "mwn"]])
+@pytest.mark.parametrize("words", [["run", "--help"], ["list"]])
 def test_imports_no_torch(words: list[str], tmp_path: object) -> None:
     probe = (
         "import sys; from mlotool.cli.main import main; code = main(sys.argv[1:]); "

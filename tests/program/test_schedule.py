@@ -262,7 +262,10 @@ def test_a_problem_without_an_optimizer_is_an_error() -> None:
         ({"accumulate_batches": 2.0}, "problems.w.accumulate_batches: found 2.0"),
         ({"scheduler": SCHEDULERS["StepLR"]}, "problems.w.optimizer: found None; expected an optimizer, since a sched"),
         ({"warmup_steps": -1}, "problems.w.warmup_steps: found -1; expected a whole number of at least 0"),
-        ({"gradient_clip_norm": 0.0}, "problems.w.gradient_clip_norm: found 0.0; expected a number greater than 0 or null"),
+        (
+            {"gradient_clip_norm": 0.0},
+            "problems.w.gradient_clip_norm: found 0.0; expected a number greater than 0 or null",
+        ),
         ({"scheduler_interval": "epoch"}, "problems.w.scheduler_interval: found 'epoch'"),
         ({"roles": {"w": {"problem": "w", "mode": "evl"}}}, "problems.w.loss.roles.w: found .*mode: train | eval"),
     ],

@@ -35,5 +35,5 @@ def test_a_decision_changes_all_of_its_places_and_no_other() -> None:
 def test_a_path_with_which_a_place_does_not_begin_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"found the place '0\.1', which does not begin with 'blocks\.\*'"):
         Space(base, [MANY(at="*.1", tied="blocks.*")], inputs=[2])
-    with pytest.raises(ConfigError, match="tied: found 3; expected true, false or a path"):
+    with pytest.raises(ConfigError, match="tied: found 3; expected true or false or a text"):
         MANY(at="*.1", tied=3)

@@ -535,7 +535,7 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("key", "value"), WRONG)
 def test_settings_out_of_range(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"parallel\.{key}: found .*; expected .*\. "):
+    with pytest.raises(ConfigError, match=rf"(parallel|Auxiliary)\.{key}: found .*; expected .*\. "):
         auxiliary(**{key: value})
 
 

@@ -306,7 +306,6 @@ def test_parts_are_found_and_named() -> None:
         ("layers.0", r"block 0 \(Linear\) of the multigrid part turned a state of shape \(2, 2\) into \(2, 3\)"),
         (["more", "more[1:]"], r"part: found \['more', 'more\[1:\]'\]; expected parts that have no blocks in common"),
         ("layers.0.0", r"part: found Linear at 'layers.0.0' in Named; .*Name one of layers\[1:7\] \(6 equal blocks\)"),
-        (3, "problems.net.parallel.part: found 3; expected a name, a list of names, or null"),
         ([], r"problems.net.parallel.part: found \[\]; expected a name"),
     ],
 )
