@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.settings import BelowOne, Count, Layers, target
+from mlotool.core.settings import Count, Layers, Share, target
 from mlotool.models.token_losses import token_losses
 
 # b: batch, t: tokens, w: width, h: heads, d: width of a head, f: width inside the feedforward
@@ -239,7 +239,7 @@ class Decoder(nn.Module):
         num_layers: Layers = 2,
         feedforward: Literal["gelu", "swiglu"] = "gelu",
         tied: bool = True,
-        dropout: BelowOne = 0.0,
+        dropout: Share = 0.0,
     ) -> None:
         super().__init__()
         self.width = width

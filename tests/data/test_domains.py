@@ -52,8 +52,8 @@ def test_some_of_the_source_may_be_of_the_target_domain(shift: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shift": "rotate"}, r"data\.shift='rotate'; expected one of turn, invert, noise"),
-        ({"target_share": 1.5}, r"data\.target_share=1\.5; expected a share"),
+        ({"shift": "rotate"}, r"shift: found 'rotate'; expected one of turn, invert, noise"),
+        ({"target_share": 1.5}, r"target_share: found 1\.5; expected a number"),
         ({"sizes": {"train": 5}}, r"the split 'train'; expected some of pretrain, finetune"),
         ({"sizes": {"pretrain": 1797}}, r"data\.sizes\.pretrain=1797; expected a number from 0 to 1796"),
         ({"sizes": {"pretrain": 1000, "test": 798}}, r"asks for 798 samples .* at most 797"),
@@ -107,7 +107,7 @@ def test_officehome_that_is_not_there_is_named(office: Path) -> None:
         ConfigError, match=r"data\.root=.*absent: OfficeHome has no folder .*Art; .*Download .*set data\.root"
     ):
         OfficeHome(str(office / "absent"), OFFICE_SIZES)
-    with pytest.raises(ConfigError, match=r"data\.target='Cliparts'; expected one of Art, .* Did you mean 'Clipart'"):
+    with pytest.raises(ConfigError, match=r"target: found 'Cliparts'; expected one of Art, .* Did you mean 'Clipart'"):
         OfficeHome(str(office), OFFICE_SIZES, target="Cliparts")
     (office / "Clipart" / "Bike").rename(office / "Clipart" / "Bed")
     with pytest.raises(ConfigError, match="the classes Bed, Bike are only in one of them"):

@@ -175,7 +175,7 @@ def test_samplers_of_one_objective_refuse_two(sampler: str) -> None:
     [fault] = sweep_faults({"sweep": {**asdict(SweepConfig()), **SECOND, "method": "optuna", "sampler": sampler}})
     assert f"found {sampler} beside sweep.second_objective" in fault
     [fault] = sweep_faults({"sweep": {**asdict(SweepConfig()), **SECOND, "second_objective_mode": "less"}})
-    assert "expected min or max" in fault
+    assert "expected one of min, max" in fault
     [fault] = sweep_faults({"sweep": {**asdict(SweepConfig()), "repeats": 3}})
     assert "found 3 in a grid" in fault
 
