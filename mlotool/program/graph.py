@@ -174,8 +174,10 @@ class Graph:
 
 
 def _unknown(key: str, name: str, known: Iterable[str]) -> str:
-    expected = f"expected one of {', '.join(known)}.{did_you_mean(name, known)}"
-    return f"{key}: unknown problem '{name}'; {expected} Correct the name, or add problems.{name}."
+    return (
+        f"{key}: unknown problem '{name}'; expected one of {', '.join(known)}.{did_you_mean(name, known)} Correct the "
+        f"name, or add problems.{name}."
+    )
 
 
 def _names(key: str, ends: Any) -> tuple[str, ...]:

@@ -24,61 +24,60 @@ from mlotool import (
     Unrolled,
 )
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import shown
 
 Make = Callable[..., Any]
-SOLVERS: list[tuple[Make, dict[str, Any], str]] = [
-    (Identity, {"step_size": None}, "found step_size=None; expected a number"),
-    (Neumann, {"num_terms": "3", "step_size": 0.1}, "found num_terms='3'; expected a whole number"),
-    (Neumann, {"num_terms": True, "step_size": 0.1}, "found num_terms=True; expected a whole number"),
-    (ConjugateGradient, {"tolerance": "x"}, "found tolerance='x'; expected a number"),
-    (NormalEquationConjugateGradient, {"tolerance": [1]}, "found tolerance=[1]; expected a number"),
-    (Exact, {"max_parameters": 1.5}, "found max_parameters=1.5; expected a whole number"),
-    (Nystrom, {"rho": "x"}, "found rho='x'; expected a number"),
-    (KFAC, {"kind": []}, "found kind=[]; expected one of kfac, ekfac, ggn"),
-    (KFAC, {"input_key": 3}, "found input_key=3; expected a text"),
+SOLVERS: list[tuple[Make, dict[str, Any]]] = [
+    (Identity, {"step_size": None}),
+    (Neumann, {"step_size": 0.1, "num_terms": "3"}),
+    (Neumann, {"step_size": 0.1, "num_terms": True}),
+    (ConjugateGradient, {"tolerance": "x"}),
+    (NormalEquationConjugateGradient, {"tolerance": [1]}),
+    (Exact, {"max_parameters": 1.5}),
+    (Nystrom, {"rho": "x"}),
+    (KFAC, {"kind": []}),
+    (KFAC, {"input_key": 3}),
 ]
-HYPERGRADIENTS: list[tuple[Make, dict[str, Any], str]] = [
-    (Implicit, {"solver": "cg"}, "solver: found 'cg'; expected a solver that is built"),
-    (Implicit, {"solver": Identity}, "solver: found the class Identity; expected a solver that is built"),
-    (Implicit, {"solver": Identity(), "product": ["reverse"]}, "product: found ['reverse']; expected one of reverse"),
-    (Implicit, {"solver": Identity(), "warm_start": "no"}, "warm_start: found 'no'; expected true or false"),
-    (Unrolled, {"horizon": "x"}, "horizon: found 'x'; expected a whole number or null"),
-    (Penalty, {"multiplier": "x"}, "multiplier: found 'x'; expected a number or null"),
-    (SABA, {"step_size": None}, "step_size: found None; expected a number"),
-    (SABA, {"step_size": 0.1, "key": 3}, "key: found 3; expected a text or null"),
-    (EvolutionStrategies, {"seed": 2**70}, "seed: found 1180591620717411303424; expected a whole number of at least 0"),
+HYPERGRADIENTS: list[tuple[Make, dict[str, Any]]] = [
+    (Implicit, {"solver": "cg"}),
+    (Implicit, {"solver": Identity}),
+    (Implicit, {"solver": Identity(), "product": ["reverse"]}),
+    (Implicit, {"solver": Identity(), "warm_start": "no"}),
+    (Unrolled, {"horizon": "x"}),
+    (Penalty, {"multiplier": "x"}),
+    (SABA, {"step_size": None}),
+    (SABA, {"step_size": 0.1, "key": 3}),
+    (EvolutionStrategies, {"seed": 2**70}),
 ]
 
 
 # Out of range, by the class's own rule.
-RANGES: list[tuple[Make, dict[str, Any], str]] = [
-    (ConjugateGradient, {"damping": -1.0}, "damping=-1.0"),
-    (Neumann, {"num_terms": 1, "step_size": math.nan}, "step_size=nan"),
-    (NormalEquationConjugateGradient, {"tolerance": math.nan}, "tolerance=nan"),
-    (Identity, {"step_size": 0.0}, "found step_size=0.0"),
-    (Exact, {"max_parameters": 0}, "max_parameters=0"),
-    (FixedPoint, {"num_iterations": 0}, "found num_iterations=0"),
-    (Nystrom, {"rank": 0}, "found rank=0"),
-    (KFAC, {"kind": "ekfca"}, "found kind='ekfca'.*Did you mean 'ekfac'"),
-    (
-        Penalty,
-        {"rule": "barrier", "barrier": 1.0, "growth": 1.0},
-        "growth: found 1.0; expected .* 0 with rule: barrier",
-    ),
-    (SABA, {"step_size": -1.0}, "step_size: found -1.0; expected a positive number"),
-    (EvolutionStrategies, {"restart_every": 2}, "restart_every: found 2; expected null, or .* with persistent"),
-    (Unrolled, {"horizon": 0}, "horizon: found 0; expected a whole number of at least 1"),
-    (Unrolled, {"product": "forward", "remat": False}, "remat: found False; expected true with product: forward"),
-    (Implicit, {"solver": Identity(), "report_every": -1}, "report_every: found -1; expected a whole number"),
+RANGES: list[tuple[Make, dict[str, Any]]] = [
+    (ConjugateGradient, {"damping": -1.0}),
+    (Neumann, {"num_terms": 1, "step_size": math.nan}),
+    (NormalEquationConjugateGradient, {"tolerance": math.nan}),
+    (Identity, {"step_size": 0.0}),
+    (Exact, {"max_parameters": 0}),
+    (FixedPoint, {"num_iterations": 0}),
+    (Nystrom, {"rank": 0}),
+    (KFAC, {"kind": "ekfca"}),
+    (Penalty, {"rule": "barrier", "barrier": 1.0, "growth": 1.0}),
+    (SABA, {"step_size": -1.0}),
+    (EvolutionStrategies, {"restart_every": 2}),
+    (Unrolled, {"horizon": 0}),
+    (Unrolled, {"product": "forward", "remat": False}),
+    (Implicit, {"solver": Identity(), "report_every": -1}),
 ]
 
 
-@pytest.mark.parametrize(("make", "given", "said"), [*SOLVERS, *HYPERGRADIENTS, *RANGES])
-def test_an_argument_is_refused(make: Make, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+@pytest.mark.parametrize(("make", "given"), [*SOLVERS, *HYPERGRADIENTS, *RANGES])
+def test_an_argument_is_refused(make: Make, given: dict[str, Any]) -> None:
+    key, value = list(given.items())[-1]
+    found = re.escape(shown(value))
+    with pytest.raises(
+        ConfigError, match=rf"({make.__name__}|hypergradient)\.{key}: found {found}; expected .* Correct"
+    ):
         make(**given)
-    said = re.escape(said) if (make, given, said) not in RANGES else said
-    assert re.match(rf"(hypergradient\.|{make.__name__}: .*){said}", str(refused.value))
 
 
 def test_numbers_of_other_classes_are_taken() -> None:

@@ -38,7 +38,7 @@ WARNING = r"problems\.{}: the product with {} by finite differences, at a radius
 
 
 def traits_of(built: Program, name: str) -> LossTraits:
-    return built._engine.traits[built._engine.numbers[name]]
+    return built.engine.traits[built.engine.numbers[name]]
 
 
 def no_grad(x: Tensor) -> Tensor:

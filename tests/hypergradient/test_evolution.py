@@ -145,6 +145,6 @@ def test_a_diverged_rollout_is_left_out() -> None:
 
 
 def test_another_algorithm_beside_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"problems.b.hypergradient: found Implicit.*expected the same"):
+    with pytest.raises(ConfigError, match=r"problems.b.hypergradient: found Implicit.*the same hypergradient"):
         algorithms = iter([Implicit(Exact()), EvolutionStrategies(), Implicit(Exact())])
         web({"u": ["a", "b"]}, {"a": ["u"], "b": ["u"]}, hypergradient=lambda: next(algorithms))

@@ -129,7 +129,7 @@ def test_each_reader_has_particles_of_its_own() -> None:
         built.gradient("a")
         for name in names:
             # The directions of the second round of `a` are to be the same in both orders.
-            memory = built._memories.by_name["w"]
+            memory = built.engine.memories[built.engine.numbers["w"]]
             memory.value = memory.value._replace(generator=torch.Generator().manual_seed(7).get_state())
             found = built.gradient(name)["x"]
         return {"x": found}

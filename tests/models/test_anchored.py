@@ -31,7 +31,7 @@ def test_positive_vectors_start_where_they_are_told_and_stay_positive() -> None:
         vector.logarithm.sub_(20.0)
     assert (vector() > 0).all()
     for settings in ({"size": 0}, {"initial": 0.0}, {"initial": float("nan")}):
-        with pytest.raises(ConfigError, match="PositiveVector.*: found"):
+        with pytest.raises(ConfigError, match=r"PositiveVector.*: found"):
             PositiveVector(**settings)  # type: ignore[arg-type]
 
 
