@@ -112,7 +112,7 @@ def _fits_keys(value: Any, kind: Any, *, nodes: bool) -> bool:
 
 
 def _fits_items(value: Any, origin: type, arguments: tuple[Any, ...], *, nodes: bool) -> bool:
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
         return False
     if not isinstance(value, list | tuple):
         return not nodes

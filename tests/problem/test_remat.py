@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         "found 'blocks', which matches 'blocks', a ModuleList that is never called itself; expected modules that are. "
         "Write 'blocks.*' for those inside it.",
     ),
-    "true": (True, "found True; expected paths of blocks of the module, auto or null. Write remat=['blocks.*'] or"),
+    "true": (True, "found True; expected a text or a list of texts or null"),
 }
 
 

@@ -84,8 +84,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], AbstractHypergradient], int]] = {
     "cg": (lambda: Implicit(ConjugateGradient(2, 0.0)), 2),
     "exact": (lambda: Implicit(Exact()), 3),
     "finite_difference": (lambda: Implicit(Identity(0.3), "finite_difference"), 0),
-    # Four of the solve, and four by which the first solves look for kinks.
-    "finite_difference_neumann": (lambda: Implicit(Neumann(5, 0.2), "finite_difference"), 8),
+    "finite_difference_neumann": (lambda: Implicit(Neumann(5, 0.2), "finite_difference"), 4),
 }
 
 
