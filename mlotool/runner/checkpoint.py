@@ -109,7 +109,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({_said(error)}); expected a whole checkpoint. "
             "Remove it and go on with resume=<the run folder>, which takes the one before."
         ) from error
-    state = checkpoint.get(STATE_KEY) if isinstance(checkpoint, dict) else None
+    state: Any = checkpoint.get(STATE_KEY) if isinstance(checkpoint, dict) else None
     missing = [key for key in KEYS if not isinstance(state, dict) or key not in state]
     if missing:
         raise CheckpointError(

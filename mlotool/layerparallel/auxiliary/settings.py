@@ -61,7 +61,8 @@ class StepSchedule:
     def of(value: Steps) -> "StepSchedule":
         """Return the schedule that a user has set; a number stays the same."""
         entries: Mapping[str, Any] = value if isinstance(value, Mapping) else {"start": value}
-        return StepSchedule(**{name: number if name == "every" else float(number) for name, number in entries.items()})
+        settings: dict[str, Any] = {name: value if name == "every" else float(value) for name, value in entries.items()}
+        return StepSchedule(**settings)
 
     def at(self, step: int) -> float:
         """Return the value at a step, counted from 0."""

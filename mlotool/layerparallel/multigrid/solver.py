@@ -24,6 +24,8 @@ Advance = Callable[[Grid, Tensor, range], Tensor]
 mirrored recursion the values are in the opposite order of the points."""
 
 
+Relaxation = Literal["F", "FCF"]
+CycleKind = Literal["V", "F"]
 Cycles = Annotated[int, Ge(0), Le(1_000_000)]
 Coarsening = Annotated[int, Ge(2)] | Annotated[Sequence[Annotated[int, Ge(2)]], MinLen(1)]
 
@@ -54,11 +56,11 @@ cycle='V', nested=False)
 
     coarsening: Coarsening = 4
     levels: int | None = None
-    relaxation: Literal["F", "FCF"] = "FCF"
+    relaxation: Relaxation = "FCF"
     cycles: Cycles = 10
     tolerance: NonNegative | None = None
     relative_tolerance: NonNegative | None = None
-    cycle: Literal["V", "F"] = "V"
+    cycle: CycleKind = "V"
     nested: bool = False
 
     def grids(self, num_layers: int) -> tuple[Grid, ...]:
@@ -311,11 +313,11 @@ def critical_path(
     num_layers: int,
     coarsening: int | Sequence[int] = 4,
     levels: int | None = None,
-    relaxation: str = "FCF",
+    relaxation: Relaxation = "FCF",
     cycles: int = 2,
     workers: int = 1,
     *,
-    cycle: str = "V",
+    cycle: CycleKind = "V",
     nested: bool = False,
 ) -> CriticalPath:
     """Count the layer evaluations of `mgrit`, or of `mgrit_adjoint`, with so many workers, by a solve of no layers.
