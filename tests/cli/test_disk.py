@@ -124,9 +124,9 @@ def test_a_job_whose_failure_cannot_be_written_does_not_end_the_sweep(
 
 def test_a_copy_that_does_not_fit_leaves_nothing(call: Call, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
     try:
-        code, _, err = call("copy", "plain", "recipes/mine.yaml")
+        code, _, err = call("copy", "mwn", "recipes/mine.yaml")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert code == 1

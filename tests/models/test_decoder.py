@@ -205,6 +205,6 @@ def test_odd_heads_and_unknown_words_are_refused() -> None:
         _model(kv_size=5)
     with pytest.raises(ConfigError, match=r"width=8 and num_heads=3; .*Set kv_size=2\."):
         _model(kv_size=None)
-    with pytest.raises(ConfigError, match=r"feedforward=relu; expected gelu or swiglu"):
+    with pytest.raises(ConfigError, match="feedforward: found 'relu'; expected one of gelu, swiglu"):
         _model(feedforward="relu")
     assert _model(kv_size=None, num_heads=2).blocks[0].attention.output.in_features == 8  # type: ignore[union-attr]
