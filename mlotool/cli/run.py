@@ -80,9 +80,6 @@ def main(words: Sequence[str]) -> int:
         request = replace(request, overrides=(*request.overrides, *plan.listed))
     command = shlex.join(["mlotool", "run", *words])
     job_words = [*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun)]
-    if not arguments.multirun and not any(word.startswith("hydra.mode=") for word in request.overrides):
-        # Hydra would compose the config once more, only to see which mode it asks for.
-        hydra_flags = [*hydra_flags, "--run"]
     job = Job(command, job_words, request.file, tuple(arguments.trust), plan=plan)
     try:
         call_hydra(job_words, job, hydra_flags)
