@@ -38,10 +38,14 @@ docs-serve: $(VENV)/installed-dev  ## the documentation on a local port, anew wi
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 # For a machine with a GPU and no network: the packages that it lacks, of Python alone, and Betty to compare with.
-gpu-kit: $(VENV)/installed  ## what `python -m benchmarks.gpu` needs where no network is: make gpu-kit BETTY=<clone>
+KIT_PYTHON = 3.12
+KIT_PLATFORMS = manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_24_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
+gpu-kit: $(VENV)/installed  ## what `python -m benchmarks.gpu` needs where no network is: make gpu-kit BETTY=<clone> KIT_PYTHON=3.12
 	rm -rf gpu-kit && mkdir -p gpu-kit/wheels
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir gpu-kit/wheels \
-	  $$($(BIN)/python -m pip freeze | grep -E '^(hydra-core|omegaconf|antlr4-python3-runtime)==')
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir gpu-kit/wheels $$($(BIN)/python -m pip freeze | grep -E '^antlr4-python3-runtime==')
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(KIT_PYTHON) --implementation cp \
+	  $(KIT_PLATFORMS:%=--platform %) --dest gpu-kit/wheels $$($(BIN)/python -m pip freeze \
+	  | grep -E '^(hydra-core|omegaconf|pydantic|pydantic_core|annotated-types|typing-inspection|greenlet|rich)==')
 	git describe --always --dirty >gpu-kit/commit
 	if [ -n "$(BETTY)" ]; then cp -r "$(BETTY)" gpu-kit/betty && rm -rf gpu-kit/betty/.git; fi
 

@@ -2,43 +2,57 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
-NEEDED = {"hydra": "hydra_core", "omegaconf": "omegaconf", "antlr4": "antlr4_python3_runtime"}
-"""By the name that is imported, what its wheel's name begins with."""
+NEEDED = {
+    "hydra": "hydra_core",
+    "omegaconf": "omegaconf",
+    "antlr4": "antlr4_python3_runtime",
+    "pydantic": "pydantic",
+    "pydantic_core": "pydantic_core",
+    "annotated_types": "annotated_types",
+    "typing_inspection": "typing_inspection",
+    "greenlet": "greenlet",
+    "rich": "rich",
+}
+"""By the name that is imported, what its wheel's name begins with: what a machine with PyTorch and Lightning may lack.
+W&B is not among them, as no check logs to it."""
 
 
 def install(wheels: Path, target: Path) -> list[str]:
-    """Unpack what cannot be imported, for this process and those that it starts.
-
-    The wheels are of Python alone, so that any version of Python takes them.
+    """Install what cannot be imported, for this process and those that it starts.
 
     Args:
         wheels: the folder of the wheels.
-        target: takes the unpacked packages.
+        target: takes the packages.
 
     Returns:
         The wheels that were taken.
 
     Raises:
-        SystemExit: a package can neither be imported nor is its wheel there.
+        SystemExit: a package can neither be imported nor installed from the folder.
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     taken = []
-    for name in missing:
-        found = sorted(wheels.glob(f"{NEEDED[name]}-*-none-any.whl"))
-        if not found:
+    for name in [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        files = sorted(wheels.glob(f"{NEEDED[name]}-*.whl"))
+        if not files:
             raise SystemExit(
                 f"--wheels: found no wheel of {NEEDED[name]} in {wheels}, and '{name}' cannot be imported; expected "
                 "one of them. Run `make gpu-kit` where there is a network, and bring its folder along."
             )
-        with zipfile.ZipFile(found[-1]) as wheel:
-            wheel.extractall(target)
-        taken.append(found[-1].name)
+        taken.append(files[-1])
     if taken:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target]
+        done = subprocess.run([*command, *taken], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(
+                f"--wheels: found wheels in {wheels} that pip does not install here:\n{done.stderr.strip()}\n"
+                f"Expected wheels for Python {sys.version_info.major}.{sys.version_info.minor} on this machine: "
+                f"`make gpu-kit KIT_PYTHON={sys.version_info.major}.{sys.version_info.minor}`."
+            )
         # Behind what is installed: it is there for what is missing.
         sys.path.append(str(target))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(target)]))
-    return taken
+    return [path.name for path in taken]

@@ -120,6 +120,10 @@ def test_wheels_take_the_place_of_what_is_missing(tmp_path: Path, monkeypatch: p
         kit.install(tmp_path, tmp_path / "packages")
     with zipfile.ZipFile(tmp_path / "surely_missing-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("surely_missing/__init__.py", "value = 3\n")
+        about = "surely_missing-1.0.dist-info"
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: surely_missing\nVersion: 1.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
     assert kit.install(tmp_path, tmp_path / "packages") == ["surely_missing-1.0-py3-none-any.whl"]
     assert __import__("surely_missing").value == 3
 
