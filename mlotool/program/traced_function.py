@@ -107,7 +107,10 @@ class TracedStep:
         for group, positions, rate in zip(self._groups, self._positions, given, strict=True):
             used = [position for position in positions if gradient[position] is not None]
             hyperparameters = {**group, "lr": rate}
-            if is_fused and rule.kernel is not None and group.get("fused") and used:
+            # A GPU's kernels read the rate as float32, which is too coarse beside parameters of float64.
+            is_exact = not rate.is_cuda or theta[0].dtype != torch.float64
+            if is_fused and is_exact and rule.kernel is not None and group.get("fused") and used:
+                hyperparameters["lr"] = rate.float() if rate.is_cuda else rate
                 self._by_kernel(rule, after, gradient, states, hyperparameters, used)
                 continue
             for position in used:
