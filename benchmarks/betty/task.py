@@ -150,6 +150,12 @@ class CyclingBatches:
         """Return the batch that `next` returned last."""
         return self._batches[(self._position - 1) % len(self._batches)]
 
+    def at(self, state: dict[str, int]) -> "CyclingBatches":
+        """Return the same batches, at a position."""
+        other = CyclingBatches(self._batches)
+        other.load_state_dict(state)
+        return other
+
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
         return {"position": self._position}
