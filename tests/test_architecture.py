@@ -91,5 +91,5 @@ def test_the_way_from_precision_to_autocast(monkeypatch: pytest.MonkeyPatch) -> 
     made, entered = files_to(monkeypatch, ProblemSettings, "of"), files_to(monkeypatch, torch, "autocast")
     ticks("problems.classifier.precision=bf16")
     way = {*made, "problem/settings.py", *after(entered, "problem/problem.py")}
-    assert "core/precision.py" in way
+    assert "core/gradient.py" in way
     assert len(way) <= 5, way

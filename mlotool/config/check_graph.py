@@ -7,7 +7,7 @@ from mlotool.config.parameter_groups import optimizer_roles
 from mlotool.config.resolve import is_known
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.problem.node import ProblemNode
+from mlotool.problem.settings import ProblemNode
 from mlotool.program.graph import Graph
 
 Values = Mapping[str, Any]

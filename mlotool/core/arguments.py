@@ -4,26 +4,11 @@ The checks stand where objects are made and functions are entered, never where a
 """
 
 import os
-from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
-
-
-class Rule(NamedTuple):
-    """What an argument has to be.
-
-    Args:
-        is_right: whether a value is.
-        expected: in words.
-        advice: what to do, whole sentences; "" says to correct it.
-    """
-
-    is_right: Callable[[Any], bool]
-    expected: str
-    advice: str = ""
 
 
 def require(is_right: bool, key: str, value: Any, expected: str, advice: str = "") -> None:
@@ -41,18 +26,6 @@ def require(is_right: bool, key: str, value: Any, expected: str, advice: str = "
     """
     if not is_right:
         raise ConfigError(f"{key}: found {shown(value)}; expected {expected}. {advice or f'Correct {key}.'}")
-
-
-def require_all(key: str, given: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Refuse the first argument that breaks its rule.
-
-    Args:
-        key: of the object that is made.
-        given: its arguments by name.
-        rules: by name.
-    """
-    for name, rule in rules.items():
-        require(rule.is_right(given[name]), f"{key}.{name}", given[name], rule.expected, rule.advice)
 
 
 def is_whole(value: Any, least: int | None = None) -> bool:

@@ -43,10 +43,8 @@ def lazy_copy(tensor: Tensor) -> Tensor:
     """
     if tensor.layout != torch.strided or tensor.nbytes < LARGE_BYTES:
         return tensor.clone()
-    is_plain = (
-        type(tensor) in _PLAIN_TENSORS and tensor.device.type == "cpu" and not is_functorch_wrapped_tensor(tensor)
-    )
-    if not is_plain or is_tracing():
+    is_on_cpu = type(tensor) in _PLAIN_TENSORS and tensor.device.type == "cpu"
+    if not is_on_cpu or is_functorch_wrapped_tensor(tensor) or is_tracing():
         return tensor.clone()
     try:
         return torch._lazy_clone(tensor)
@@ -84,6 +82,29 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
 Slot = tuple[dict[str, Any], str]
 
 
+class in_slots:  # noqa: N801 - a context, as in contextlib
+    """Have tensors in slots for a while.
+
+    Args:
+        slots: each once.
+        tensors: one a slot.
+    """
+
+    __slots__ = ("_before", "_slots", "_tensors")
+
+    def __init__(self, slots: Sequence[Slot], tensors: Sequence[Any]) -> None:
+        self._slots, self._tensors = slots, tensors
+
+    def __enter__(self) -> None:
+        self._before = [holder[name] for holder, name in self._slots]
+        for (holder, name), tensor in zip(self._slots, self._tensors, strict=True):
+            holder[name] = tensor
+
+    def __exit__(self, *error: object) -> None:
+        for (holder, name), tensor in zip(self._slots, self._before, strict=True):
+            holder[name] = tensor
+
+
 class Slots:
     """The slots of some of a module's parameters, in a fixed order, and of all its buffers.
 
@@ -103,39 +124,26 @@ class Slots:
         >>> import torch
         >>> layer = torch.nn.Linear(1, 1, bias=False)
         >>> slots = Slots(layer, ["weight"])
-        >>> own = slots.put([torch.full((1, 1), 3.0)])
-        >>> layer(torch.ones(1, 1))
-        tensor([[3.]])
-        >>> slots.put_back(own)
+        >>> with slots.filled([torch.full((1, 1), 3.0)]):
+        ...     layer(torch.ones(1, 1)).tolist()
+        [[3.0]]
     """
-
-    __slots__ = ("_all", "_buffers", "_parameters", "_targets", "has_buffers", "module", "names")
 
     def __init__(self, module: nn.Module, names: Sequence[str] = ()) -> None:
         self.module = module
         self.names = tuple(names)
         self._parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
         self._buffers = slots_of(module, dict(module.named_buffers()), "_buffers")
-        self._targets = [
-            (holder, attribute, position)
-            for position, name in enumerate(self.names)
-            for holder, attribute in self._of_parameter(name)
-        ]
-        positions = {name: position for position, name in enumerate(self.names)}
-        self._all = [(name, positions.get(name), *slots[0]) for name, slots in self._parameters.items()]
+        places = [(slot, place) for place, name in enumerate(self.names) for slot in self._of_parameter(name)]
+        self._slots = [slot for slot, _ in places]
+        # Of the tensors; None where each has one slot.
+        self._places = None if len(places) == len(self.names) else [place for _, place in places]
         self.has_buffers = bool(self._buffers)
 
-    def put(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Put one tensor a name into the slots; return what was there, for `put_back`."""
-        before = [holder[attribute] for holder, attribute, _ in self._targets]
-        for holder, attribute, position in self._targets:
-            holder[attribute] = tensors[position]
-        return before
-
-    def put_back(self, before: Sequence[Any]) -> None:
-        """Take back what `put` returned."""
-        for (holder, attribute, _), tensor in zip(self._targets, before):  # noqa: B905 - of one length, and hot
-            holder[attribute] = tensor
+    def filled(self, tensors: Sequence[Tensor]) -> in_slots:
+        """Return a context in which the slots hold one tensor a name."""
+        places = self._places
+        return in_slots(self._slots, tensors if places is None else [tensors[place] for place in places])
 
     def buffers(self) -> list[Tensor]:
         """Return the buffers that are there now, each once."""
@@ -161,23 +169,23 @@ class Slots:
         """
         moves = [(slot, tensor) for name, tensor in parameters.items() for slot in self._of_parameter(name)]
         moves += [(slot, tensor) for name, tensor in buffers.items() for slot in self._buffers[name]]
-        saved = [(holder, attribute, holder[attribute]) for (holder, attribute), _ in moves]
-        for (holder, attribute), tensor in moves:
-            holder[attribute] = tensor
+        filled = in_slots([slot for slot, _ in moves], [tensor for _, tensor in moves])
+        filled.__enter__()
 
         def restore() -> None:
             for name in buffers:
                 holder, attribute = self._buffers[name][0]
                 buffers[name] = holder[attribute]
-            for holder, attribute, tensor in saved:
-                holder[attribute] = tensor
+            filled.__exit__()
 
         return restore
 
     def named_tensors(self, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters of the module by name, with `tensors` for those that have a slot here."""
-        for name, position, holder, attribute in self._all:
-            yield name, holder[attribute] if position is None else tensors[position]
+        given = dict(zip(self.names, tensors, strict=True))
+        for name, ((holder, attribute), *_) in self._parameters.items():
+            tensor: Tensor = holder[attribute]
+            yield name, given.get(name, tensor)
 
     def _of_parameter(self, name: str) -> list[Slot]:
         if name not in self._parameters:
@@ -269,13 +277,8 @@ class BoundModule:
             call: the module, or what is called in its place.
             buffers: what to put into the buffers' places; empty leaves those there, which then move; None copies them.
         """
-        bound = cls.__new__(cls)
-        bound._module = slots.module
-        bound._call = call
-        bound._training = training
-        bound._slots = slots
-        bound._tensors = tensors
-        bound._buffers = buffers
+        bound = cls(slots.module, training=training)
+        bound._call, bound._slots, bound._tensors, bound._buffers = call, slots, tensors, buffers
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -326,45 +329,26 @@ class BoundModule:
         """Yield the current tensors of all parameters."""
         return (tensor for _, tensor in self.named_parameters())
 
-    def __getattr__(self, name: str) -> Any:
-        """Say what there is: reached only where there is no such attribute."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"a role has no '{name}'; it can be called like its module, and has method(name, ...), at(parameters), "
-            "parameters() and named_parameters()"
-        )
-
     def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._training is not None and self._training is not self._module.training:
-            with _mode(self._module, self._training):
-                return self._run_in_mode(call, args, kwargs)
-        return self._run_in_mode(call, args, kwargs)
-
-    def _run_in_mode(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         slots, tensors = self._slots, self._tensors
-        if slots is None or tensors is None:
-            return call(*args, **kwargs)
-        own = slots.put(tensors)
-        try:
-            if slots.has_buffers:
-                return self._with_buffers(slots, call, args, kwargs)
-            return call(*args, **kwargs)
-        finally:
-            slots.put_back(own)
+        with _mode(self._module, self._training):
+            if slots is None or tensors is None:
+                return call(*args, **kwargs)
+            with slots.filled(tensors), self._with_buffers(slots):
+                return call(*args, **kwargs)
 
-    def _with_buffers(
-        self, slots: Slots, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    @contextmanager
+    def _with_buffers(self, slots: Slots) -> Iterator[None]:
         if self._buffers is None:
             # One copy for the whole evaluation: a module that is called twice sees its own update of a buffer.
             self._buffers = [buffer if buffer is None else lazy_copy(buffer) for buffer in slots.buffers()]
         if not self._buffers:
-            return call(*args, **kwargs)
+            yield
+            return
         own = slots.buffers()
         slots.put_buffers(self._buffers)
         try:
-            return call(*args, **kwargs)
+            yield
         finally:
             # A module may have assigned a new tensor.
             self._buffers = slots.buffers()
@@ -380,21 +364,18 @@ def compile_module(module: nn.Module) -> Callable[..., Any]:
 
     It is compiled once for each kind of them: its own, detached ones, and solutions.
     """
-    compiled = torch.compile(module)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with warnings.catch_warnings():
-            # Tracing looks at every tensor's gradient, that of a solution included.
-            warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
-            return compiled(*args, **kwargs)
-
-    return run
+    # Tracing looks at every tensor's gradient, that of a solution included.
+    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+    return torch.compile(module)
 
 
 @contextmanager
-def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+def _mode(module: nn.Module, training: bool | None) -> Iterator[None]:
+    if training in (None, module.training):
+        yield
+        return
     modes = [(child, child.training) for child in module.modules()]
-    module.train(training)
+    module.train(bool(training))
     try:
         yield
     finally:

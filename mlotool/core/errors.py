@@ -95,12 +95,9 @@ class NonFiniteLossError(RunError):
     def __init__(self, problem: str, tick: int, value: float, reason: str = "") -> None:
         self.problem = problem
         self.tick = tick
-        reason = reason or (
-            f"Lower problems.{problem}.optimizer.lr, or that of a problem whose parameters its loss uses."
-        )
-        super().__init__(
-            f"The loss of problem '{problem}' became {value} at tick {tick}; expected a finite number. {reason}"
-        )
+        reason = reason or f"Lower problems.{problem}.optimizer.lr, or that of a problem whose parameters it uses."
+        found = f"The loss of problem '{problem}' became {value} at tick {tick}"
+        super().__init__(f"{found}; expected a finite number. {reason}")
 
 
 class NonFiniteParametersError(RunError):

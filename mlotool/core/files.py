@@ -35,12 +35,9 @@ def cannot_write(path: Path | str, error: OSError) -> WriteError:
     found = Path(str(error.filename) if is_named else path)
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         # The system names the last one, which may be far below the file that stands in the way.
-        found = next(
-            (value for value in (*reversed(found.parents), found) if value.exists() and not value.is_dir()), found
-        )
-    return WriteError(
-        f"{escape(str(found))}: cannot be written ({error.strerror or error}); expected {expected}. {advice}"
-    )
+        found = next((p for p in (*reversed(found.parents), found) if p.exists() and not p.is_dir()), found)
+    said = f"cannot be written ({error.strerror or error})"
+    return WriteError(f"{escape(str(found))}: {said}; expected {expected}. {advice}")
 
 
 @contextmanager

@@ -3,13 +3,17 @@
 Three things in such a loss would otherwise fail, or go wrong without a word: operators without a derivative in forward
 mode, or with one derivative alone; `torch.no_grad()` and `.data`, which stop gradients and let tangents pass; and what
 cannot be had at all, of which torch says so in words of its own, or takes what a backward returns for a constant.
+
+Operators that losses often have are replaced by equal ones; others are refused, and `product: auto` takes reverse then.
 """
 
+import inspect
+import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from types import FrameType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,13 +23,286 @@ from torch import Tensor, nn
 from torch.autograd import grad_mode
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from mlotool.core.decompositions import FORWARD, ONCE_IN_OLDER_TORCH, TWICE, Table
+from mlotool.core import private
 from mlotool.core.errors import ConfigError
-from mlotool.core.private import set_grad_enabled
 from mlotool.core.rematerialization import graph_inside
 from mlotool.core.replay import LossTraits, RandomState
+from mlotool.core.tangents import any_has_tangent
+
+Operator = Callable[..., Any]
+Table = dict[Operator, Operator]
+
+_SHORT = (torch.float16, torch.bfloat16)
+_EMBEDDING_BAG = inspect.signature(F.embedding_bag)
+
+# What torch says of an operator without forward mode, and of one that it differentiates once.
+_LACKING = "Trying to use forward AD with {} that does not support it"
+_LACKING_TWICE = "the derivative for '{}' is not implemented"
+
+_RANDOM = (
+    "scaled_dot_product_attention: found dropout_p: {dropout} on a GPU; expected 0, since its kernel draws other "
+    "random numbers there. Set dropout to 0 in attention, or call it under "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+)
+
+
+def _cast_once(cast: Callable[[Tensor, str], Tensor]) -> Callable[[Operator], Operator]:
+    """Let a function compute without autocast, which is on, on tensors that are cast once."""
+
+    def decorate(function: Operator) -> Operator:
+        @wraps(function)
+        def decorated(*args: Any, **kwargs: Any) -> Tensor:
+            kind = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)).device.type
+            if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+                return function(*args, **kwargs)
+
+            def casted(value: Any) -> Any:
+                return cast(value, kind) if isinstance(value, Tensor) else value
+
+            with torch.autocast(kind, enabled=False):
+                return function(*map(casted, args), **{name: casted(value) for name, value in kwargs.items()})
+
+        return decorated
+
+    return decorate
+
+
+def _in_float32(value: Tensor, _: str) -> Tensor:
+    return value.float() if value.dtype in _SHORT else value
+
+
+def _in_autocast_dtype(value: Tensor, kind: str) -> Tensor:
+    # Not of float64, nor of tensors on another device: autocast does not either.
+    is_cast = value.dtype in (torch.float32, *_SHORT) and value.device.type == kind
+    return value.to(torch.get_autocast_dtype(kind)) if is_cast else value
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """Return whether the tensor is one of tasks, for which torch.func draws its dropout.
+
+    `is_batchedtensor` alone does not see it where a gradient or a tangent is taken within the tasks.
+    """
+    while private.is_functorch_wrapped_tensor(tensor):
+        if private.is_batchedtensor(tensor):
+            return True
+        tensor = private.get_unwrapped(tensor)
+    return False
+
+
+def _activation(function: Callable[[Tensor], Tensor]) -> Operator:
+    """Return an activation as torch has it, in place or not; its kernels compute in float32 what is shorter."""
+
+    def activation(x: Tensor, inplace: bool = False) -> Tensor:
+        is_short = x.dtype in _SHORT
+        point = x.clone() if inplace and not is_short else x
+        result = function(point.float()).to(x.dtype) if is_short else function(point)
+        return x.copy_(result) if inplace else result
+
+    return activation
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Return `input` times a random mask of zeros and `1 / (1 - p)`.
+
+    Within `torch.func` torch draws the mask as for a contiguous tensor, and elsewhere in the order of memory: of a
+    transposed tensor other entries are dropped. On a GPU it takes an operator there that has no tangents.
+    """
+    is_random = training and 0.0 < p < 1.0 and input.numel() > 0
+    if not is_random or _is_batched(input) or input.device.type not in ("cpu", "cuda"):
+        return F.dropout(input, p, training, inplace)
+    if input.is_cuda:
+        # The kernel of a training step, whose mask is drawn with the strides of the tensor.
+        mask = torch.native_dropout(torch.ones_like(input), p, True)[1].to(input.dtype) / (1.0 - p)
+    else:
+        mask = torch.empty_like(input).bernoulli_(1.0 - p).div_(1.0 - p)
+    return input.mul_(mask) if inplace else input * mask
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """Return `(x - mean) / sqrt(var + eps)` by group of channels, then times a weight and plus a bias by channel."""
+    # Layer normalization of one row a group.
+    rows = input.reshape(input.shape[0], num_groups, math.prod(input.shape[1:]) // num_groups)
+    result = F.layer_norm(rows, rows.shape[2:], eps=eps).reshape(input.shape)
+    channels = (1, -1, *[1] * (input.dim() - 2))
+    if weight is not None:
+        result = result * weight.view(channels)
+    return result if bias is None else result + bias.view(channels)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Return `g v / |v|`, with a norm an index of `dim`; one norm where that is -1."""
+    others = [axis for axis in range(v.dim()) if axis != dim or dim == -1]
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1))
+
+
+# Autocast casts the arguments of attention once. torch.func takes it apart, and lets autocast see the parts.
+@_cast_once(_in_autocast_dtype)
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return `dropout(softmax(Q K^T / sqrt(d) + mask)) V` by torch's operators for products and softmax.
+
+    Raises:
+        ConfigError: dropout would draw other random numbers than in a training step.
+    """
+    dropout = args[1] if len(args) > 1 else kwargs.get("dropout_p", 0.0)
+    cuda = torch.backends.cuda
+    is_fused = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()
+    if dropout > 0.0 and query.is_cuda and is_fused:
+        raise ConfigError(_RANDOM.format(dropout=dropout))
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
+
+
+def detach_in_place(x: Tensor) -> Tensor:
+    """Detach a tensor of a transform of torch.func, and what is inside of it: torch leaves the tangent of that."""
+    inside = x.detach_()
+    while private.is_functorch_wrapped_tensor(inside):
+        inside = private.get_unwrapped(inside)
+        with private.temporarily_clear_interpreter_stack():
+            inside.detach_()
+    return x
+
+
+def _reduced(values: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
+    """Return values reduced; of weighted ones the mean is over the sum of the weights."""
+    values = values if weight is None else weight * values
+    if reduction != "mean":
+        return values.sum() if reduction == "sum" else values
+    return values.mean() if weight is None else values.sum() / weight.expand_as(values).sum()
+
+
+@_cast_once(_in_float32)
+def mse_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Return the mean of `w (x - y)^2`, over the sum of the weights where there are some."""
+    if size_average is not None or reduce is not None:
+        # Arguments that torch still takes.
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    return _reduced((input - target).square(), reduction, weight)
+
+
+@_cast_once(_in_float32)
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
+    """Return the mean of `z^2 / 2` where `z = |x - y|` is at most delta, of `delta (z - delta / 2)` elsewhere."""
+    difference = input - target
+    # Where a branch is not taken, its derivative must be a number.
+    size = difference.abs()
+    losses = torch.where(size <= delta, 0.5 * difference.square(), delta * (size - 0.5 * delta))
+    return _reduced(losses, reduction, weight)
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the rows of `weight`; that at `padding_idx` has no tangent, as it has no gradient."""
+    rows = F.embedding(input, weight, padding_idx, *args, **kwargs)
+    if padding_idx is None:
+        return rows
+    return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
+
+
+def embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
+    """Return the sum or the mean of the rows of each bag; zeros of an empty one."""
+    bound = _EMBEDDING_BAG.bind(*args, **kwargs).arguments
+    usual = {"input", "weight", "offsets", "mode", "norm_type"}
+    mode, rare = bound.get("mode", "mean"), [name for name in bound.keys() - usual if bound[name]]
+    if rare or mode == "max":
+        raise NotImplementedError(_LACKING_TWICE.format(f"_embedding_bag with {', '.join(rare) or 'mode max'}"))
+    input, weight, offsets = bound["input"], bound["weight"], bound.get("offsets")
+    rows = F.embedding(input, weight)
+    if offsets is None:
+        return rows.mean(1) if mode == "mean" else rows.sum(1)
+    bags = torch.bucketize(torch.arange(len(input), device=input.device), offsets, right=True) - 1
+    sums = rows.new_zeros(len(offsets), rows.shape[1]).index_add(0, bags, rows)
+    return sums if mode == "sum" else sums / bags.bincount(minlength=len(offsets)).clamp_min(1)[:, None]
+
+
+def _lacking(name: str, function: Operator) -> Operator:
+    """Return what refuses an operator whose tangents of a gradient torch gets wrong in silence; not of constants."""
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        is_moving = any(x.requires_grad or private.is_functorch_wrapped_tensor(x) for x in tensors)
+        if is_moving or any_has_tangent(tensors):
+            raise NotImplementedError(_LACKING.format(name))
+        return function(*args, **kwargs)
+
+    return refused
+
+
+def _lacking_products(name: str, scatter_reduce: Operator) -> Operator:
+    """Return what refuses to reduce by products, of which torch's tangent of the gradient is wrong."""
+    refused = _lacking(f"{name} of products", scatter_reduce)
+
+    def reduced(*args: Any, **kwargs: Any) -> Any:
+        return (refused if "prod" in (*args[4:5], kwargs.get("reduce")) else scatter_reduce)(*args, **kwargs)
+
+    return reduced
+
+
+def prod(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the product; of all entries by one axis, since torch has no tangent of that gradient at two zeros."""
+    return torch.prod(x, *args, **kwargs) if args or "dim" in kwargs else torch.prod(x.reshape(-1), 0, **kwargs)
+
+
+def _table(make: Callable[[str, Operator], Operator], names: str) -> Table:
+    """Return a table of the operators, of torch and of its tensors, that have these names."""
+    homes = (torch, torch.linalg, Tensor)
+    found = [(name, getattr(home, name)) for name in names.split() for home in homes if hasattr(home, name)]
+    return {operator: make(name, operator) for name, operator in found}
+
+
+# What fails in double backward, or is silently wrong (weight normalization, linear_cross_entropy).
+TWICE: Table = {
+    F.scaled_dot_product_attention: scaled_dot_product_attention,
+    torch._weight_norm: weight_norm,
+    F.hardsigmoid: _activation(lambda x: F.hardtanh(x + 3.0, 0.0, 6.0) / 6.0),
+    F.embedding_bag: embedding_bag,
+}
+
+# Since torch 2.15; the parts that its options cut it into have gradients alone.
+if hasattr(F, "linear_cross_entropy"):
+    TWICE[F.linear_cross_entropy] = lambda *args, options=None, **kwargs: F.linear_cross_entropy(*args, **kwargs)
+
+# Torch's derivatives of linear systems use factors that were saved, and those of products the products without an
+# entry that is zero: in forward mode both are constants.
+_WRONG = "solve solve_ex tensorsolve det slogdet logdet cholesky_inverse triangular_solve cumprod"
+
+# Those of `TWICE`, what lacks forward mode, and what is silently wrong in it.
+FORWARD: Table = {
+    **TWICE,
+    F.embedding: embedding,
+    F.dropout: dropout,
+    F.silu: _activation(lambda x: x * torch.sigmoid(x)),
+    F.mish: _activation(lambda x: x * torch.tanh(F.softplus(x))),
+    F.group_norm: group_norm,
+    torch.group_norm: group_norm,
+    F.mse_loss: mse_loss,
+    F.huber_loss: huber_loss,
+    # Torch leaves the tangent that is inside of a tensor of torch.func.
+    Tensor.data.__get__: lambda x, *_: x.detach(),  # type: ignore[attr-defined]
+    Tensor.detach_: detach_in_place,
+    torch.dropout: dropout,
+    torch.prod: prod,
+    Tensor.prod: prod,
+    **_table(_lacking_products, "scatter_reduce scatter_reduce_"),
+    **_table(_lacking, _WRONG),
+}
 
 _SCRIPTED = (
     "problems.{problem}.loss: found '{name}', a module of torch.jit, under product: forward; expected modules of "
@@ -45,35 +322,9 @@ _FORWARD = re.compile(
 )
 
 
-def explain(error: BaseException, problem: str, product: str = "forward") -> ConfigError | None:
-    """Return what to say where torch cannot differentiate a loss: its own words, and what to write; None of others.
-
-    Args:
-        error: what came out of evaluating a loss, or its derivatives.
-        problem: whose loss it is.
-        product: that was computed: forward or reverse.
-
-    Example:
-        >>> error = NotImplementedError("Trying to use forward AD with _ctc_loss that does not support it because ...")
-        >>> str(explain(error, "w"))[:85]
-        'problems.w.loss: found what torch cannot differentiate (Trying to use forward AD with'
-    """
-    text = " ".join(str(error).split())
-    is_forward = product == "forward" and _FORWARD.search(text)
-    if not isinstance(error, RuntimeError) or not (is_forward or _ANYHOW.search(text)):
-        return None
-    remedy = f"{'product: reverse or ' if is_forward else ''}hypergradient: finite_difference"
-    if "checkpoint" in text or "saved tensor hooks" in text:
-        remedy = "mlotool.remat(block, x) in place of torch.utils.checkpoint"
-    return ConfigError(
-        f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product: {product}; "
-        f"expected operators that are differentiable twice. Write {remedy}."
-    )
-
-
 @contextmanager
 def explained(problem: str, product: str) -> Iterator[None]:
-    """Say of an error of torch what `explain` knows of it; any other passes through.
+    """Say where torch cannot differentiate a loss: its own words, and what to write; other errors pass through.
 
     Args:
         problem: whose loss is evaluated or differentiated.
@@ -88,10 +339,18 @@ def explained(problem: str, product: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
-        if explanation := explain(error, problem, product):
-            raise explanation from error
-        raise
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        is_forward = product == "forward" and _FORWARD.search(text)
+        if not (is_forward or _ANYHOW.search(text)):
+            raise
+        remedy = f"{'product: reverse or ' if is_forward else ''}hypergradient: finite_difference"
+        if "checkpoint" in text or "saved tensor hooks" in text:
+            remedy = "mlotool.remat(block, x) in place of torch.utils.checkpoint"
+        raise ConfigError(
+            f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product: {product}; "
+            f"expected operators that are differentiable twice. Write {remedy}."
+        ) from error
 
 
 def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:
@@ -172,7 +431,7 @@ _OPENED = frozenset({F.multi_head_attention_forward, torch.autograd.grad, torch.
 def forward_mode(problem: str) -> Iterator[None]:
     """Evaluate a loss, and its backward pass, on tensors with tangents.
 
-    Operators without forward mode are replaced by equal ones that have it (`core/decompositions.py`). What is computed
+    Operators without forward mode are replaced by equal ones that have it. What is computed
     under `torch.no_grad()`, and what `.data` returns, has no tangent, as it has no gradient.
 
     Args:
@@ -260,19 +519,14 @@ class _Decomposition(TorchFunctionMode):
         self._table = table
         self._switches = switches
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, or what stands in its place."""
-        other = self._table.get(func)
-        if other is not None:
-            return other(*args, **(kwargs or {}))
         if func in _OPENED:
             with self:
                 return _opened(func)(*args, **(kwargs or {}))
-        if self._switches is not None and func is set_grad_enabled:
+        if self._switches is not None and func is private.set_grad_enabled:
             self._switches.follow(sys._getframe(1), *args)
-        return func(*args, **kwargs) if kwargs else func(*args)
+        return self._table.get(func, func)(*args, **(kwargs or {}))
 
 
 @cache
@@ -284,19 +538,18 @@ def _opened(function: Callable[..., Any]) -> Callable[..., Any]:
     assert isinstance(function, FunctionType)
     checks = [name for name in function.__globals__ if name.startswith("has_torch_function")]
     scope = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
-    found = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
-    found.__kwdefaults__ = function.__kwdefaults__
-    return found
+    opened = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened
 
 
 # All functions that the decorator makes share their code.
 _MARK = once_differentiable(lambda ctx: None).__code__
 
-# Nodes of the operators in `mlotool.core.decompositions.TWICE`, and of what torch.compile has made.
+# Nodes of the operators in `TWICE`, and of what torch.compile has made.
 _NODES = (
     "CompiledFunction",
-    *("ScaledDotProduct.*Attention.*", "WeightNormInterface", "Hardsigmoid", "MultiMarginLoss", "MultilabelMarginLoss"),
-    *("EmbeddingBag", ".*LinearCrossEntropy.*", *ONCE_IN_OLDER_TORCH),
+    *("ScaledDotProduct.*Attention.*", "WeightNormInterface", "Hardsigmoid", "EmbeddingBag", ".*LinearCrossEntropy.*"),
 )
 _REPLACEABLE = re.compile(f"({'|'.join(_NODES)})Backward")
 
@@ -328,10 +581,13 @@ def twice_differentiable(
     if not traits.replaces_operators:
         random = RandomState(devices)
         loss = evaluate()
-        function = _found([loss], _marked)
-        if function is not None:
-            raise ConfigError(_ONCE.format(problem=problem, name=function))
-        if _found([loss], _replaceable) is None:
+        is_replaced = False
+        for node in _nodes([loss]):
+            function: Any = getattr(node, "_forward_cls", nn.Identity)
+            if getattr(getattr(function, "backward", None), "__code__", None) is _MARK:
+                raise ConfigError(_ONCE.format(problem=problem, name=function.__name__))
+            is_replaced = is_replaced or _REPLACEABLE.match(node.name()) is not None
+        if not is_replaced:
             traits.is_twice_differentiable = True
             return loss
         traits.replaces_operators = True
@@ -340,19 +596,8 @@ def twice_differentiable(
         return evaluate()
 
 
-def _marked(node: Any) -> str | None:
-    function = getattr(node, "_forward_cls", None)
-    if function is None or getattr(function.backward, "__code__", None) is not _MARK:
-        return None
-    return str(function.__name__)
-
-
-def _replaceable(node: Any) -> str | None:
-    return str(node.name()) if _REPLACEABLE.match(node.name()) else None
-
-
-def _found(tensors: Sequence[Tensor], look: Callable[[Any], str | None]) -> str | None:
-    """Return the first that `look` finds at a node of the graph of tensors, also inside blocks of `remat`.
+def _nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
+    """Yield the nodes of the graph of tensors, also inside blocks of `remat`, one block at a time.
 
     The tensors are held meanwhile: without them torch 2.9 gives up what the nodes of functions have saved.
     """
@@ -362,9 +607,6 @@ def _found(tensors: Sequence[Tensor], look: Callable[[Any], str | None]) -> str 
         if node is None or node in seen:
             continue
         seen.add(node)
-        # By itself, as what has been seen holds its tensors: then those of one block of `remat` at a time.
-        name = look(node) or _found(graph_inside(node), look)
-        if name is not None:
-            return name
+        yield node
+        yield from _nodes(graph_inside(node))
         waiting += [other for other, _ in node.next_functions]
-    return None

@@ -32,8 +32,6 @@ class LossOutput:
         {'accuracy': tensor(1.)}
     """
 
-    __slots__ = ("_metrics", "loss")
-
     def __init__(self, loss: Tensor, metrics: Metrics | Callable[[], Metrics] | None = None) -> None:
         self.loss = loss
         self._metrics = {} if metrics is None else metrics
@@ -45,8 +43,6 @@ class LossOutput:
         Raises:
             WrongResultError: they are no dict of tensors of one real number each.
         """
-        if not self._metrics and type(self._metrics) is dict:
-            return self._metrics
         if callable(self._metrics):
             self._metrics = self._metrics()
         if not isinstance(self._metrics, Mapping):

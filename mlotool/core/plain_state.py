@@ -26,13 +26,7 @@ _EXPECTED = "tensors, numbers, texts, and dicts and lists of them, which alone a
 
 
 class Fault(NamedTuple):
-    """Something that a checkpoint cannot hold.
-
-    Args:
-        path: its place.
-        found: in words.
-        advice: what to do, a sentence.
-    """
+    """Something that a checkpoint cannot hold: its place, and in words what was found there and what to do."""
 
     path: str
     found: str
@@ -66,8 +60,7 @@ def find_fault(value: Any, *, before_run: bool = False, path: tuple[Hashable, ..
     for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
         if type(key) not in _KEYS:
             return Fault(_joined(path), f"the key {shown(key)} in a dict", "Make the key a text, as in str(key).")
-        fault = find_fault(part, before_run=before_run, path=(*path, key))
-        if fault is not None:
+        if fault := find_fault(part, before_run=before_run, path=(*path, key)):
             return fault
     return None
 
@@ -85,12 +78,9 @@ def check_plain(program: Mapping[str, Any], raises: type[MlotoolError] = RunErro
     """
     for name, state in program.items():
         for part, value in state.items():
-            fault = find_fault(value, before_run=before_run)
-            if fault is not None:
-                raise raises(
-                    f"problems.{name}.{part}: its state_dict() holds {fault.found}, at '{fault.path}'; expected "
-                    f"{_EXPECTED}. {fault.advice}"
-                )
+            if fault := find_fault(value, before_run=before_run):
+                found = f"its state_dict() holds {fault.found}, at '{fault.path}'"
+                raise raises(f"problems.{name}.{part}: {found}; expected {_EXPECTED}. {fault.advice}")
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -105,19 +95,14 @@ def is_dense(tensor: Tensor) -> bool:
 
 def _unsaveable(tensor: Tensor) -> str:
     """Return in words what a tensor is that no checkpoint holds; empty for others."""
-    if type(tensor) not in (Tensor, nn.Parameter):
-        return f"a tensor of class {type(tensor).__module__}.{type(tensor).__qualname__}"
-    if tensor.is_nested or tensor.is_quantized:
-        return f"a {'nested' if tensor.is_nested else 'quantized'} tensor"
-    if tensor.layout is not torch.strided:
-        return f"a tensor of layout {tensor.layout}"
-    # Of those of a few bits torch writes none.
-    if re.fullmatch(r"torch\.u?int[1-7]", str(tensor.dtype)):
-        return f"a tensor of {tensor.dtype}"
-    if tensor.is_meta:
-        return "a tensor without values, on the device 'meta'"
-    # torch writes those as a call.
-    return f"a tensor with the attribute '{next(iter(vars(tensor)))}'" if vars(tensor) else ""
+    is_odd = tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta
+    # Of those of a few bits torch writes none, and those with attributes as a call.
+    is_odd = is_odd or bool(vars(tensor)) or re.fullmatch(r"torch\.u?int[1-7]", str(tensor.dtype)) is not None
+    if type(tensor) in (Tensor, nn.Parameter) and not is_odd:
+        return ""
+    kind, attributes = type(tensor), f", with attributes {', '.join(vars(tensor))}" if vars(tensor) else ""
+    where = f"{tensor.layout}, {tensor.dtype}, on {tensor.device}"
+    return f"a tensor of class {kind.__module__}.{kind.__qualname__}, {where}{attributes}"
 
 
 def _joined(path: tuple[Hashable, ...]) -> str:
@@ -146,7 +131,7 @@ def check_form(key: str, found: Any, own: Any) -> None:
         mlotool.core.errors.ConfigError: state.last_epoch: found 'x'; expected a number. Give what state_dict() has ...
     """
     if isinstance(own, Tensor):
-        check_tensor(key, found, own)
+        require(is_like(found, own), key, found, shown(own), ADVICE)
     elif isinstance(own, bool | str):
         require(type(found) is type(own), key, found, "true or false" if isinstance(own, bool) else "a text", ADVICE)
     elif is_number(own):
@@ -154,9 +139,8 @@ def check_form(key: str, found: Any, own: Any) -> None:
         is_right = is_right and not (is_whole(own) and is_whole(found) and abs(found) >= MAX_COUNT)
         require(is_right, key, found, "a number", ADVICE)
     elif isinstance(own, Mapping):
-        require(isinstance(found, Mapping), key, found, "a dict", ADVICE)
+        check_mapping(key, found, list(own))
         for name, value in own.items():
-            require(name in found, key, found, f"'{name}' among its keys", ADVICE)
             check_form(f"{key}.{name}", found[name], value)
     elif isinstance(own, Sequence):
         check_list(key, found, len(own))
@@ -164,14 +148,10 @@ def check_form(key: str, found: Any, own: Any) -> None:
             check_form(f"{key}.{number}", found[number], value)
 
 
-def check_tensor(key: str, found: Any, own: Tensor) -> None:
-    """Refuse what is no tensor of the same shape and kind of numbers. Arguments as for `check_form`."""
-    require(is_like(found, own), key, found, shown(own), ADVICE)
-
-
 def is_like(found: Any, own: Tensor) -> bool:
     """Say whether something is a tensor of the same shape and kind of numbers; precisions are converted."""
-    return isinstance(found, Tensor) and found.shape == own.shape and _number_kind(found) == _number_kind(own)
+    kinds = [(x.is_floating_point(), x.is_complex()) for x in (found, own) if isinstance(x, Tensor)]
+    return isinstance(found, Tensor) and found.shape == own.shape and kinds[0] == kinds[1]
 
 
 def check_list(key: str, found: Any, length: int | None = None) -> None:
@@ -192,20 +172,11 @@ def check_count(key: str, found: Any) -> None:
     require(is_whole(found, 0) and found < MAX_COUNT, key, found, "a whole number from 0 on", ADVICE)
 
 
-def check_random(key: str, found: Any) -> None:
-    """Refuse what is no state of torch's generator on a CPU."""
-    try:
-        torch.Generator().set_state(found.cpu())
-    except (AttributeError, RuntimeError, TypeError):
-        require(False, key, found, "the state of torch's generator", ADVICE)
-
-
 def check_random_state(key: str, state: Any) -> None:
     """Refuse what is no state of a program's generators."""
     check_mapping(key, state, ("cpu", "cuda"))
-    check_random(f"{key}.cpu", state["cpu"])
+    try:
+        torch.Generator().set_state(state["cpu"].cpu())
+    except (AttributeError, RuntimeError, TypeError):
+        require(False, f"{key}.cpu", state["cpu"], "the state of torch's generator", ADVICE)
     check_list(f"{key}.cuda", state["cuda"])
-
-
-def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex()

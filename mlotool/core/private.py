@@ -1,59 +1,39 @@
 """The private names of torch that several files use, in one place, each with its reason in docs/dependencies.md."""
 
 import torch
-from torch import _guards as guards
-from torch._C import _functorch as functorch
-from torch._C import _set_grad_enabled as set_grad_enabled
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-from torch.nn.modules.batchnorm import _NormBase as NormBase
-from torch.nn.modules.dropout import _DropoutNd as DropoutNd
-from torch.utils import _device as device_mode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode as current_dispatch_mode
-from torch.utils._pytree import (
-    register_pytree_node,
-    tree_flatten,
-    tree_leaves,
-    tree_map,
-    tree_map_only,
-    tree_unflatten,
-)
+from torch import _guards
+from torch._C import _functorch
+from torch._functorch import pyfunctorch
+from torch._subclasses import fake_tensor
+from torch.nn.modules import batchnorm, dropout
+from torch.utils import _device, _python_dispatch, _pytree
 
+guards = _guards
+functorch = _functorch
+device_mode = _device
+pytree = _pytree
+
+set_grad_enabled = torch._C._set_grad_enabled
 AutoDispatchBelowAutograd = torch._C._AutoDispatchBelowAutograd
+get_unwrapped = _functorch.get_unwrapped
+is_batchedtensor = _functorch.is_batchedtensor
+is_functorch_wrapped_tensor = _functorch.is_functorch_wrapped_tensor
+temporarily_clear_interpreter_stack = pyfunctorch.temporarily_clear_interpreter_stack
 
-__all__ = [
-    "AutoDispatchBelowAutograd",
-    "BatchNorm",
-    "DataDependentOutputException",
-    "DropoutNd",
-    "DynamicOutputShapeException",
-    "FakeTensorMode",
-    "NormBase",
-    "TorchDispatchMode",
-    "current_dispatch_mode",
-    "device_mode",
-    "functorch",
-    "get_unwrapped",
-    "guards",
-    "is_batchedtensor",
-    "is_functorch_wrapped_tensor",
-    "pytree",
-    "register_pytree_node",
-    "set_grad_enabled",
-    "temporarily_clear_interpreter_stack",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "tree_unflatten",
-    "unset_fake_temporarily",
-]
+DataDependentOutputException = fake_tensor.DataDependentOutputException
+DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException
+FakeTensorMode = fake_tensor.FakeTensorMode
+unset_fake_temporarily = fake_tensor.unset_fake_temporarily
+
+BatchNorm = batchnorm._BatchNorm
+NormBase = batchnorm._NormBase
+DropoutNd = dropout._DropoutNd
+
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+current_dispatch_mode = _python_dispatch._get_current_dispatch_mode
+register_pytree_node = _pytree.register_pytree_node
+tree_flatten = _pytree.tree_flatten
+tree_leaves = _pytree.tree_leaves
+tree_map = _pytree.tree_map
+tree_map_only = _pytree.tree_map_only
+tree_unflatten = _pytree.tree_unflatten

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from types import FrameType, ModuleType
 from typing import NoReturn
@@ -41,17 +42,14 @@ def _end(exit_code: int) -> None:
         # Python has gone on to its exit: what takes long is none of theirs.
         return
     text = (
-        f"mlotool: warning: all is done, and still running {SECONDS_TO_END:g} s later: the threads {names}, which "
-        "mlotool did not start; ended with them. Let your code end its threads, or start them with daemon=True."
+        f"mlotool: warning: found the threads {names} {SECONDS_TO_END:g} s after all is done; expected that code of "
+        "the user's ends its threads, and ended them. Start them with daemon=True."
     )
+    say = partial(print, escape(text), file=sys.stderr)
     # Whatever these may do, the process ends.
-    with suppress(Exception):
-        print(escape(text), file=sys.stderr)
-    with suppress(Exception):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    for call in (say, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):
         with suppress(Exception):
-            stream.flush()
+            call()
     os._exit(exit_code)
 
 

@@ -9,6 +9,13 @@ What a call depends on besides its arguments is taken down when it is made (`Blo
 or eval mode, autocast, kernels of attention, modes of torch's functions, random numbers, and the values behind
 `stop_gradient`. An evaluation without one of them would return something else, and nothing would say so.
 
+A counter, a cache or a running mean in an attribute, Python's or numpy's random numbers, a generator of its own: any of
+these makes of the second evaluation another function than the first one was, and its derivative is then that of a
+network that nobody has evaluated. What is compared is cheap enough to be compared always: the form of all results, a
+few of their entries, the tensors that modules keep in attributes, and what the block is handed besides tensors. For the
+first call of a block, the second, the fourth and so on (some blocks change later) it is all entries, the shapes of all
+that was computed, and the tensors in any object that the block keeps.
+
 In a module (`RematerializedModule`) `remat` stands around a block's `forward`, within its `__call__`: hooks of the
 block run once, as ever, and what they change is kept; hooks of modules inside a block run whenever it is evaluated.
 """
@@ -17,43 +24,39 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial, wraps
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from mlotool.core.bound_module import AbstractEvaluation, Slot, lazy_copy, share_memory
+from mlotool.core import private
+from mlotool.core.bound_module import AbstractEvaluation, Slot, in_slots, lazy_copy, share_memory
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import Recording
 from mlotool.core.messages import kind_of
-from mlotool.core.private import (
-    is_batchedtensor,
-    is_functorch_wrapped_tensor,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
-)
-from mlotool.core.repeatable import FirstEvaluation, Handed, Kept, holds_tensors, unwatched
+from mlotool.core.private import is_functorch_wrapped_tensor, tree_flatten, tree_leaves, tree_unflatten
 from mlotool.core.replay import ConstantsOfPart, RandomState
 from mlotool.core.tangents import any_has_tangent, apart, joined
+from mlotool.core.tracing import is_tracing
+from mlotool.core.unchanged import IteratorFoundError, ObjectState, fingerprint, leaves_of, tolerance
 
-_CHANGED_INPUT = (
-    "remat: found a block that changes one of its inputs or parameters in place; expected that they stay. Write x = x "
-    "+ y for x += y, and renormalise weights outside of it."
-)
+# Of a result, that are compared always.
+_NUM_ENTRIES = 64
+# Of the norm: what the same kernels on a CPU may differ by, with a graph and without.
+_STRICT = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-5, torch.complex64: 2e-5}
+# Arguments that cannot change.
+_STAYS = (Tensor, str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, torch.layout)
+_OF_MODULES = frozenset([*nn.Module().__dict__, "_flat_weights"])
 
-_CAPTURED = (
-    "remat: found a block that reads a tensor which requires a gradient and is neither one of its inputs nor one of "
-    "its parameters; expected it among these. Hand it to the block as an argument."
-)
-
-_OPAQUE = (
-    "remat: found a block that returns {kind}, which holds tensors; expected tensors in lists, tuples and "
-    "dictionaries. Return these, or register the class with register_pytree_node."
-)
+# By block.
+_num_calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
 
 class BlockCall:
@@ -94,6 +97,7 @@ class BlockCall:
         self._block = block
         self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._objects = [value for value in self._constants if not isinstance(value, _STAYS)]
         modules = list(block.modules()) if isinstance(block, nn.Module) else []
         parameters = [slot for module in modules for slot in _filled(module._parameters)]
         self._buffers = [slot for module in modules for slot in _filled(module._buffers)]
@@ -103,12 +107,13 @@ class BlockCall:
         self._devices: tuple[torch.device, ...] = ()
         self._autocasts: list[dict[str, Any]] = []
         self._attention = _attention_kernels()
-        # After the first evaluation: what it was given and has computed, random state, values behind `stop_gradient`,
-        # and what it returned.
-        self._handed: Handed | None = None
-        self._evaluation: FirstEvaluation | None = None
+        self._is_whole = _is_looked_at(block)
+        self._hidden = ConstantsOfPart()
+        # After the first evaluation: what it has computed, the state of its arguments, random state, and what it
+        # returned.
+        self._evaluation: _Evaluated | None = None
+        self._state = ObjectState([])
         self._random: RandomState | None = None
-        self._hidden: ConstantsOfPart | None = None
         self._moved: list[tuple[Slot, bool]] | None = None
         self._num_outputs = 0
         self._returned: tuple[list[Any], Any] = ([], None)
@@ -117,9 +122,10 @@ class BlockCall:
         """Return the tensors that the block returns, then the buffers that have moved, all but the first time None."""
         if self._moved is None:
             return self._first(tensors)
-        assert self._hidden is not None and self._handed is not None and self._evaluation is not None
-        self._handed.check_again()
-        kept = Kept(self._block, [module for module, _ in self._modes], is_whole=self._evaluation.is_whole)
+        assert self._evaluation is not None
+        if not self._state.is_same(self._state_of_objects()):
+            self._refuse_argument(self._objects[0], "has changed since it was evaluated first")
+        before = {id(tensor): tensor for _, tensor in self._kept_tensors()}
         with ExitStack() as stack:
             for settings in self._autocasts:
                 stack.enter_context(torch.autocast(**settings))
@@ -129,12 +135,17 @@ class BlockCall:
             stack.enter_context(self._hidden.again())
             if self._random is not None:
                 stack.enter_context(self._random.replayed())
-            shapes = stack.enter_context(self._evaluation.watched())
+            shapes = stack.enter_context(_noted_shapes(self._is_whole))
             with self._in_slots(tensors) as arguments:
                 returned = self._called(*self._given(arguments))
         outputs = _returned_tensors(tree_leaves(returned), tensors)
-        kept.compare()
-        self._evaluation.compare(shapes, outputs)
+        for place, tensor in self._kept_tensors():
+            found = f"a block that keeps a tensor that has a derivative in {place}"
+            is_right = tensor.grad_fn is None or id(tensor) in before
+            _require(is_right, found, "that it returns what has derivatives", "Return it too, or keep x.detach().")
+        what = "" if is_tracing() else self._evaluation.difference(_Evaluated(outputs, shapes, self._is_whole))
+        found = f"a block, {_name_of(self._block)}, that {what} when it was evaluated again"
+        _require(not what, found, "the same function each time", _ADVICE)
         return (*outputs, *[None] * len(self._moved))
 
     def finish(self, found: Sequence[Tensor | None]) -> Any:
@@ -156,56 +167,49 @@ class BlockCall:
         return tree_unflatten([found[leaf.place] if isinstance(leaf, _Result) else leaf for leaf in leaves], structure)
 
     def _first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        random, self._hidden = RandomState(self._devices), ConstantsOfPart()
-        evaluation = self._evaluation = FirstEvaluation(self._block)
-        before = [tensor._version for tensor in tensors]
+        random, self._state = RandomState(self._devices), self._state_of_objects()
+        versions = [tensor._version for tensor in tensors]
         # None of the tensors requires a gradient here: a result that does has it from somewhere else.
-        with (
-            torch.enable_grad(),
-            self._hidden.noted(),
-            evaluation.watched() as shapes,
-            self._in_slots(tensors) as arguments,
-        ):
+        noted, slots = _noted_shapes(self._is_whole), self._in_slots(tensors)
+        with torch.enable_grad(), self._hidden.noted(), noted as shapes, slots as arguments:
             inputs, options = self._given(arguments)
-            self._handed = Handed(self._block, inputs, options)
-            versions = [holder[name]._version for holder, name in self._buffers]
-            given = [holder[name] for holder, name in self._buffers]
-            with self._handed.left_alone(inputs, options):
-                leaves, structure = tree_flatten(self._called(inputs, options))
+            buffers = [(holder[name], holder[name]._version) for holder, name in self._buffers]
+            before, before_form = tree_flatten((inputs, options))
+            leaves, structure = tree_flatten(self._called(inputs, options))
+            # Lists and dictionaries are copies, in which a cache would be lost.
+            now, form = tree_flatten((inputs, options))
+            if form != before_form or any(a is not b for a, b in zip(before, now, strict=True)):
+                self._refuse_argument([*inputs, *options.values()], "is changed by the evaluation of the block")
             after = [holder[name] for holder, name in self._buffers]
-        if before != [tensor._version for tensor in tensors]:
-            raise ConfigError(_CHANGED_INPUT)
+        found = "a block that changes one of its inputs or parameters in place"
+        advice = "Write x = x + y for x += y, and renormalise weights outside of it."
+        _require(versions == [tensor._version for tensor in tensors], found, "that they stay", advice)
         if not random.equals(RandomState(self._devices)):
             self._random = random
         outputs = _returned_tensors(leaves, tensors)
-        if any(output.requires_grad for output in outputs):
-            raise ConfigError(_CAPTURED)
-        opaque = next((leaf for leaf in leaves if not isinstance(leaf, Tensor) and holds_tensors(leaf)), None)
-        if opaque is not None:
-            raise ConfigError(_OPAQUE.format(kind=kind_of(opaque)))
-        evaluation.keep(shapes, outputs)
+        found = "a block that reads a tensor which requires a gradient"
+        expected = "no other than its inputs and its parameters do"
+        _require(not any(x.requires_grad for x in outputs), found, expected, "Hand it to the block as an argument.")
+        opaque = next((leaf for leaf in leaves if not isinstance(leaf, Tensor) and _tensors_in(leaf)), None)
+        found = f"a block that returns {kind_of(opaque)}, which holds tensors"
+        advice = "Return these, or register the class with register_pytree_node."
+        _require(opaque is None, found, "tensors in lists, tuples and dictionaries", advice)
+        self._evaluation = _Evaluated(outputs, shapes, self._is_whole)
         self._num_outputs = len(outputs)
         places = {key: place for place, key in enumerate(_once(leaves))}
-        self._returned = (
-            [_Result(places[id(leaf)]) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
-            structure,
-        )
+        entries = [_Result(places[id(leaf)]) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._returned = entries, structure
         self._moved, values = [], list[Tensor]()
         originals = tensors[len(tensors) - len(self._buffers) :]
-        for slot, before, version, value, original in zip(
-            self._buffers, given, versions, after, originals, strict=True
-        ):
-            if value is not before or value._version != version or _has_moved(value, original):
-                self._moved.append((slot, value is not before))
+        for slot, (buffer, version), value, original in zip(self._buffers, buffers, after, originals, strict=True):
+            if value is not buffer or value._version != version or _has_moved(value, original):
+                self._moved.append((slot, value is not buffer))
                 values.append(value.detach())
         return (*outputs, *values)
 
     def _given(self, arguments: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        tensors = iter(arguments)
-        leaves = [
-            next(tensors) if is_tensor else value
-            for value, is_tensor in zip(self._constants, self._is_tensor, strict=True)
-        ]
+        tensors, kinds = iter(arguments), zip(self._constants, self._is_tensor, strict=True)
+        leaves = [next(tensors) if is_tensor else value for value, is_tensor in kinds]
         inputs, options = tree_unflatten(leaves, self._structure)
         return inputs, options
 
@@ -221,15 +225,153 @@ class BlockCall:
     def _in_slots(self, tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
         """Put parameters, and buffers that may move, into their slots for a while; return the arguments."""
         count, last = len(tensors) - len(self._slots), len(tensors) - len(self._buffers)
-        own = [holder[name] for holder, name in self._slots]
-        given = [*tensors[count:last], *[lazy_copy(value) for value in tensors[last:]]]
-        try:
-            for (holder, name), tensor in zip(self._slots, given, strict=True):
-                holder[name] = tensor
+        with in_slots(self._slots, [*tensors[count:last], *[lazy_copy(value) for value in tensors[last:]]]):
             yield tensors[:count]
-        finally:
-            for (holder, name), tensor in zip(self._slots, own, strict=True):
-                holder[name] = tensor
+
+    def _state_of_objects(self) -> ObjectState:
+        """Return what the arguments that may change hold now."""
+        try:
+            return ObjectState(self._objects)
+        except IteratorFoundError:
+            self._refuse_argument(self._objects[0], "is an iterator, or holds one, so that an evaluation uses it up")
+
+    def _refuse_argument(self, value: Any, what: str) -> NoReturn:
+        found = f"a block, {_name_of(self._block)}, one of whose arguments, {kind_of(value)}, {what}"
+        advice = "Hand over no cache (use_cache=False of Hugging Face's models)."
+        raise ConfigError(f"remat: found {found}; expected arguments that stay as they are. {advice}") from None
+
+    def _kept_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that the block keeps in attributes, with their places; in any object where it is whole."""
+        for module, _ in self._modes:
+            for name in module.__dict__.keys() - _OF_MODULES:
+                value = module.__dict__[name]
+                # What hooks of `torch.nn.utils.weight_norm` and `spectral_norm` make of parameters anew is theirs.
+                is_made = any(f"{name}_{ending}" in module._parameters for ending in ("orig", "v"))
+                if not is_made and (self._is_whole or isinstance(value, Tensor | list | tuple | dict)):
+                    for tensor in _tensors_in(value, is_whole=self._is_whole):
+                        yield f"the attribute '{name}' of its {type(module).__name__}", tensor
+        if self._is_whole and isinstance(self._block, FunctionType | MethodType | partial):
+            for tensor in _tensors_in(self._block):
+                yield "what the function is bound with", tensor
+
+
+def _is_looked_at(block: Any) -> bool:
+    """Say whether a call of a block is looked at as a whole: the first one, the second, the fourth and so on."""
+    # Functions are often made anew for each call, and share their code.
+    block = block.__code__ if isinstance(block, FunctionType) else block
+    try:
+        number = _num_calls[block] = _num_calls.get(block, 0) + 1
+    except TypeError:  # it cannot be held weakly, or hashed
+        number = 1
+    return not number & (number - 1)
+
+
+_ADVICE = "Draw from torch's default generators alone, keep what changes in buffers, and no cache; or leave it out."
+
+
+def _require(is_right: bool, found: str, expected: str, advice: str) -> None:
+    if not is_right:
+        raise ConfigError(f"remat: found {found}; expected {expected}. {advice}")
+
+
+def _name_of(block: Any) -> str:
+    return getattr(block, "__name__", None) or type(getattr(block, "block", block)).__name__
+
+
+def _tensors_in(value: Any, *, is_whole: bool = True) -> list[Tensor]:
+    """Return the tensors in containers, or, as a whole, in any object; of an object with an iterator none."""
+    try:
+        leaves = leaves_of([value], into_modules=False) if is_whole else tree_leaves(value)
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    except IteratorFoundError:
+        return []
+
+
+class _Evaluated:
+    """What a block has computed, in a few numbers.
+
+    Args:
+        results: of the block.
+        shapes: of all tensors that it computed, where they were noted.
+        is_whole: whether all entries of the results count.
+    """
+
+    def __init__(self, results: Sequence[Tensor], shapes: set[torch.Size], is_whole: bool) -> None:
+        self._shapes = shapes
+        self._forms = [(result.shape, result.dtype) for result in results]
+        self._numbers = [] if is_tracing() else [_numbers(result, is_whole) for result in results]
+        self._is_rounded = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+
+    def difference(self, other: "_Evaluated") -> str:
+        """Return in words what another evaluation did otherwise; "" where it did the same."""
+        if other._forms != self._forms:
+            return f"returned {other._forms} in place of {self._forms}"
+        if new := other._shapes - self._shapes:
+            return f"computed a tensor of another shape, {tuple(min(new))},"
+        for before, now, (_, dtype) in zip(self._numbers, other._numbers, self._forms, strict=True):
+            if before is None or now is None:
+                continue
+            loose = tolerance(dtype)
+            share = loose if self._is_rounded or now.is_cuda else _STRICT.get(dtype, loose)
+            # What has overflowed is no sign of anything.
+            if bool((before - now).abs().max() > share * torch.maximum(before[1], now[1])):
+                return "returned something else"
+        return ""
+
+
+def _numbers(result: Tensor, is_whole: bool) -> Tensor | None:
+    """Return the fingerprint of a result, or of a few of its entries; None where there are no values to read.
+
+    Within transforms of torch.func it is that of the tensor inside, with all axes that `torch.vmap` hides.
+    """
+    while is_functorch_wrapped_tensor(result):
+        result = private.get_unwrapped(result)
+    if result.is_meta:
+        return None
+    with private.temporarily_clear_interpreter_stack(), torch.no_grad():
+        result = apart([result])[0][0].detach()
+        if is_whole or result.layout != torch.strided or result.numel() <= _NUM_ENTRIES:
+            return fingerprint(result)
+        places = torch.arange(_NUM_ENTRIES, device=result.device) * (result.numel() - 1) // (_NUM_ENTRIES - 1)
+        return fingerprint(torch.take(result, places))
+
+
+_SHAPES: ContextVar["_Shapes | None"] = ContextVar("mlotool_remat_shapes", default=None)
+
+
+class _Shapes(TorchFunctionMode):
+    """Notes the shapes of what functions of torch return, but for blocks inside: these are compared by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[torch.Size] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        found = func(*args, **(kwargs or {}))
+        if _SHAPES.get() is self:
+            values = found if isinstance(found, tuple | list) else (found,)
+            self.shapes.update(value.shape for value in values if isinstance(value, Tensor))
+        return found
+
+
+@contextmanager
+def _watching(mode: _Shapes | None) -> Iterator[None]:
+    token = _SHAPES.set(mode)
+    try:
+        yield
+    finally:
+        _SHAPES.reset(token)
+
+
+@contextmanager
+def _noted_shapes(is_noted: bool) -> Iterator[set[torch.Size]]:
+    """Note the shapes of all that is computed within."""
+    if not is_noted or is_tracing():
+        yield set()
+        return
+    with _Shapes() as mode, _watching(mode):
+        yield mode.shapes
 
 
 def _autocast_on(kind: str) -> dict[str, Any]:
@@ -278,7 +420,7 @@ def _filled(holder: dict[str, Any]) -> list[Slot]:
 
 def _has_moved(buffer: Tensor, original: Tensor) -> bool:
     # Kernels of BatchNorm change its statistics without counting a version; those of sparse tensors count.
-    if buffer.layout != torch.strided or is_batchedtensor(buffer):
+    if buffer.layout != torch.strided or private.is_batchedtensor(buffer):
         return False
     return not (share_memory(buffer, original) or torch.equal(buffer, original))
 
@@ -331,7 +473,7 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
 
     Raises:
         ConfigError: the block reads a tensor that requires a gradient and is not among its inputs and parameters,
-            changes an argument, or is another function when it is evaluated again (`core/repeatable.py`).
+            changes an argument, or is another function when it is evaluated again.
 
     Cost: one more evaluation of the block for each backward pass through it.
 
@@ -345,7 +487,7 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     """
     if _IS_PLAIN.get():
         return block(*inputs, **options)
-    with unwatched():
+    with _watching(None):
         call, tensors = BlockCall.of(block, inputs, options)
         is_recorded = torch.is_grad_enabled() and (_in_transform() or any(tensor.requires_grad for tensor in tensors))
         if is_recorded or any_has_tangent(tensors):
@@ -470,17 +612,13 @@ def _own(found: Sequence[Tensor | None], given: Sequence[Tensor]) -> list[Tensor
     A view is a tensor of its own where nothing else is on its memory. Other ones stay views, of which torch refuses
     changes: they would have to reach an input, or another result.
     """
-    views = [value is not None and not is_functorch_wrapped_tensor(value) and value._is_view() for value in found]
-    if not any(views):
-        return list(found)
-    others = [value for value in (*given, *found) if value is not None and not is_functorch_wrapped_tensor(value)]
-    counts = Counter(value.untyped_storage()._cdata for value in others if value.layout == torch.strided)
-    return [
-        value.data if value is not None and is_view and counts[value.untyped_storage()._cdata] == 1 else value
-        for value, is_view in zip(found, views, strict=True)
-    ]
+    plain = [value for value in (*given, *found) if value is not None and not is_functorch_wrapped_tensor(value)]
+    counts = Counter(value.untyped_storage()._cdata for value in plain if value.layout == torch.strided)
+    views = {id(value) for value in plain if value._is_view() and counts[value.untyped_storage()._cdata] == 1}
+    return [value.data if value is not None and id(value) in views else value for value in found]
 
 
+@dataclass(frozen=True)
 class _Pullback:
     """The pullback of a function, as a function: arguments and cotangents in, cotangents of the arguments out.
 
@@ -491,17 +629,14 @@ class _Pullback:
         has_cotangent: which of its results have one.
     """
 
-    def __init__(
-        self, function: _Evaluation, count: int, wanted: Sequence[bool], has_cotangent: Sequence[bool]
-    ) -> None:
-        self._function = function
-        self._count = count
-        self._wanted = tuple(wanted)
-        self._has_cotangent = tuple(has_cotangent)
+    function: "_Evaluation"
+    count: int
+    wanted: Sequence[bool]
+    has_cotangent: Sequence[bool]
 
     def __call__(self, *given: Tensor) -> Sequence[Tensor | None]:
         """Return a cotangent for each argument that wants one; None where nothing depends on it."""
-        points, cotangents = given[: self._count], given[self._count :]
+        points, cotangents = given[: self.count], given[self.count :]
         # Within the evaluation of its own pullback, the results need a graph.
         create_graph = torch.is_grad_enabled()
         if _in_transform():
@@ -513,11 +648,11 @@ class _Pullback:
         with torch.enable_grad():
             leaves = [
                 value.view_as(value) if create_graph and value.requires_grad else value.detach().requires_grad_(flag)
-                for value, flag in zip(values, self._wanted, strict=True)
+                for value, flag in zip(values, self.wanted, strict=True)
             ]
-            results = self._with_cotangent(self._function(*joined(leaves, tangents)))
+            results = self._with_cotangent(self.function(*joined(leaves, tangents)))
             pairs = [(y, v) for y, v in zip(results, cotangents, strict=True) if y.requires_grad]
-            sources = [leaf for leaf, flag in zip(leaves, self._wanted, strict=True) if flag]
+            sources = [leaf for leaf, flag in zip(leaves, self.wanted, strict=True) if flag]
             if not pairs or not sources:
                 return [None] * len(sources)
             return torch.autograd.grad(
@@ -533,15 +668,15 @@ class _Pullback:
 
         def function(*sources: Tensor) -> tuple[Tensor, ...]:
             moved = iter(sources)
-            arguments = [next(moved) if flag else point for point, flag in zip(points, self._wanted, strict=True)]
-            return tuple(self._with_cotangent(self._function(*arguments)))
+            arguments = [next(moved) if flag else point for point, flag in zip(points, self.wanted, strict=True)]
+            return tuple(self._with_cotangent(self.function(*arguments)))
 
-        sources = [point for point, flag in zip(points, self._wanted, strict=True) if flag]
-        found: Sequence[Tensor] = torch.func.vjp(function, *sources)[1](tuple(cotangents))
-        return found
+        sources = [point for point, flag in zip(points, self.wanted, strict=True) if flag]
+        slopes: Sequence[Tensor] = torch.func.vjp(function, *sources)[1](tuple(cotangents))
+        return slopes
 
     def _with_cotangent(self, results: Sequence[Tensor | None]) -> list[Tensor]:
-        return [y for y, flag in zip(results, self._has_cotangent, strict=True) if flag and y is not None]
+        return [y for y, flag in zip(results, self.has_cotangent, strict=True) if flag and y is not None]
 
 
 def _wanted(node: Any, arguments: Sequence[Tensor | None]) -> list[bool]:
@@ -565,17 +700,15 @@ def _wanted(node: Any, arguments: Sequence[Tensor | None]) -> list[bool]:
 def _is_asked_for(node: Any) -> bool:
     """Return whether the backward pass at hand leads to a node; a leaf is refused by name where it does."""
     try:
-        found: bool = torch._C._will_engine_execute_node(node)
+        return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
         return True
-    return found
 
 
 def _constants(tensors: Sequence[Tensor]) -> list[Tensor]:
     values, tangents = apart(tensors)
-    return joined(
-        [value.detach() for value in values], [None if tangent is None else tangent.detach() for tangent in tangents]
-    )
+    slopes = [None if tangent is None else tangent.detach() for tangent in tangents]
+    return joined([value.detach() for value in values], slopes)
 
 
 class RematerializedModule(AbstractEvaluation):
@@ -598,44 +731,22 @@ class RematerializedModule(AbstractEvaluation):
 
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module]) -> None:
         self._module = module
-        self._forwards = [_Forward(block) for block in blocks]
-        for outer in self._forwards:
-            inside = {id(value) for value in outer.block.modules()} - {id(outer.block)}
-            outer.inside.inner = [forward for forward in self._forwards if id(forward.block) in inside]
+        self._insides = [_Inside(block) for block in blocks]
+        for outer in self._insides:
+            inner = {id(value) for value in outer.block.modules()} - {id(outer.block)}
+            outer.inner = [inside for inside in self._insides if id(inside.block) in inner]
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Evaluate the module."""
-        return _run(self._forwards, self._module, inputs, options)
+        return _run(self._insides, self._module, inputs, options)
 
     def method(self, name: str) -> Callable[..., Any]:
         """Return another method of the module, in which the same blocks are evaluated by `remat`."""
 
         def call(*inputs: Any, **options: Any) -> Any:
-            return _run(self._forwards, getattr(self._module, name), inputs, options)
+            return _run(self._insides, getattr(self._module, name), inputs, options)
 
         return call
-
-
-class _Forward:
-    """What stands in the place of a block's `forward`.
-
-    Args:
-        block: whose it is.
-
-    Attributes:
-        block: whose it is.
-        inside: what `remat` evaluates.
-    """
-
-    def __init__(self, block: nn.Module) -> None:
-        self.block = block
-        self.inside = _Inside(block)
-        # For code that looks at the signature of a forward.
-        self.__wrapped__ = block.forward
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Evaluate the block, now and where a derivative needs it."""
-        return remat(self.inside, *inputs, **options)
 
 
 class _Inside(nn.Module):
@@ -645,32 +756,34 @@ class _Inside(nn.Module):
         block: to evaluate.
 
     Attributes:
-        inner: what stands in the place of the forwards of blocks inside it.
+        inner: those of blocks inside it.
+        outside: what stands in the place of the block's `forward`: it evaluates the block now, and where a derivative
+            needs it.
     """
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
-        self.inner: Sequence[_Forward] = ()
+        self.inner: Sequence[_Inside] = ()
         self._own = block.forward
+        # For code that looks at the signature of a forward.
+        self.outside = wraps(block.forward)(partial(remat, self))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Evaluate the block; in a backward pass nobody else has set the forwards inside."""
         return _run(self.inner, self._own, inputs, options)
 
 
-def _run(
-    forwards: Sequence[_Forward], call: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]
-) -> Any:
+def _run(insides: Sequence[_Inside], call: Callable[..., Any], inputs: Any, options: dict[str, Any]) -> Any:
     """Return `call(*inputs, **options)` with other forwards in the places of the blocks'."""
-    before = [forward.block.__dict__.get("forward") for forward in forwards]
+    attributes = [inside.block.__dict__ for inside in insides]
+    before = [values.get("forward") for values in attributes]
     try:
-        for forward in forwards:
-            forward.block.__dict__["forward"] = forward
+        for values, inside in zip(attributes, insides, strict=True):
+            values["forward"] = inside.outside
         return call(*inputs, **options)
     finally:
-        for forward, own in zip(forwards, before, strict=True):
-            if own is None:
-                del forward.block.__dict__["forward"]
-            else:
-                forward.block.__dict__["forward"] = own
+        for values, forward in zip(attributes, before, strict=True):
+            values["forward"] = forward
+            if forward is None:
+                del values["forward"]

@@ -7,6 +7,7 @@ loss treats as a constant, must then be the same in every evaluation, or the dif
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -28,58 +29,26 @@ class _MissingConstantsError(Exception):
     """A perturbed evaluation met `stop_gradient` before an unperturbed one had recorded its values."""
 
 
-class _RecordedAllError(Exception):
-    """The unperturbed evaluation has met its last `stop_gradient`; the rest of it is not needed."""
-
-
 class _Tape:
     """The values of the `stop_gradient` calls of one evaluation, in the order of the calls.
 
     Args:
         values: what to return; None records instead.
-        num_expected: how many to record before the evaluation is cut short; 0 lets it run to its end.
+        outer: a tape whose values are recorded, in the place of those of the evaluation.
     """
 
-    def __init__(self, values: list[Tensor] | None, num_expected: int = 0) -> None:
+    def __init__(self, values: list[Tensor] | None, outer: "_Tape | None" = None) -> None:
         self.recorded: list[Tensor] = []
-        self._values = values
-        self._num_expected = num_expected
-        self._position = 0
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether every value has been asked for."""
-        return self._values is None or self._position == len(self._values)
-
-    def constant(self, tensor: Tensor) -> Tensor:
-        if self._values is None:
-            value = tensor.detach()
-            self.recorded.append(value)
-            if len(self.recorded) == self._num_expected:
-                raise _RecordedAllError
-            return value
-        if self._position >= len(self._values):
-            raise _MissingConstantsError
-        value = self._values[self._position]
-        self._position += 1
-        return value
-
-
-class _Noting(_Tape):
-    """Hands on the values of another tape, and records them.
-
-    Args:
-        outer: the other one.
-    """
-
-    def __init__(self, outer: _Tape) -> None:
-        super().__init__(None)
+        self.left = None if values is None else values[::-1]
         self._outer = outer
 
     def constant(self, tensor: Tensor) -> Tensor:
-        value = self._outer.constant(tensor)
-        self.recorded.append(value)
-        return value
+        if self.left is None:
+            self.recorded.append(tensor.detach() if self._outer is None else self._outer.constant(tensor))
+            return self.recorded[-1]
+        if not self.left:
+            raise _MissingConstantsError
+        return self.left.pop()
 
 
 _TAPE: ContextVar[_Tape | None] = ContextVar("mlotool_stop_gradient_tape", default=None)
@@ -104,9 +73,7 @@ def stop_gradient(tensor: Tensor) -> Tensor:
         False
     """
     if not isinstance(tensor, Tensor):
-        raise ConfigError(
-            f"stop_gradient: found {kind_of(tensor)}; expected a tensor. Call it for each tensor, and for no number."
-        )
+        raise ConfigError(f"stop_gradient: found {kind_of(tensor)}; expected a tensor. Call it for tensors alone.")
     tape = _TAPE.get()
     return tensor.detach() if tape is None else tape.constant(tensor)
 
@@ -136,7 +103,7 @@ class ConstantsOfPart:
         if outer is None:
             yield
             return
-        with _using(_Noting(outer)) as tape:
+        with _using(_Tape(None, outer)) as tape:
             yield
         self._values = tape.recorded
 
@@ -171,14 +138,13 @@ class RandomState:
 
     def with_devices(self, devices: Iterable[torch.device]) -> "RandomState":
         """Return it with the states that the generators of more CUDA devices have now."""
-        found = RandomState()
-        found._cpu, found._cuda = self._cpu, [*self._cuda, *RandomState(tuple(devices))._cuda]
-        return found
+        more = RandomState(tuple(devices))
+        more._cpu, more._cuda = self._cpu, [*self._cuda, *more._cuda]
+        return more
 
     def equals(self, other: "RandomState") -> bool:
         """Return whether nothing was drawn between the two."""
-        pairs = [(self._cpu, other._cpu)]
-        pairs += [(mine, its) for (_, mine), (_, its) in zip(self._cuda, other._cuda, strict=True)]
+        pairs = zip([self._cpu, *dict(self._cuda).values()], [other._cpu, *dict(other._cuda).values()], strict=True)
         return all(torch.equal(mine, its) for mine, its in pairs)
 
     @contextmanager
@@ -198,17 +164,18 @@ class RandomState:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "RandomState":
         """Return the states that were saved."""
-        found = cls()
-        found._cpu = state["cpu"].cpu()
-        found._cuda = [(torch.device(device), entry.cpu()) for device, entry in state["cuda"]]
-        return found
+        saved = cls()
+        saved._cpu = state["cpu"].cpu()
+        saved._cuda = [(torch.device(device), entry.cpu()) for device, entry in state["cuda"]]
+        return saved
 
 
+@dataclass(eq=False)
 class LossTraits:
-    """What was found out about a loss: how often it met `stop_gradient`, so that the next replay records at once.
+    """What was found out about a loss.
 
-    Attributes:
-        num_constants: calls of `stop_gradient` in one evaluation.
+    Args:
+        num_constants: calls of `stop_gradient` in one evaluation: where there are some, a replay records at once.
         has_compared_product: whether its products have been compared with double backward.
         num_comparisons: how often they have been.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
@@ -217,14 +184,13 @@ class LossTraits:
         warned_of: what a warning was given of, which is given once.
     """
 
-    def __init__(self) -> None:
-        self.num_constants = 0
-        self.has_compared_product = False
-        self.num_comparisons = 0
-        self.is_twice_differentiable = False
-        self.replaces_operators = False
-        self.lacks_tangents = False
-        self.warned_of: set[object] = set()
+    num_constants: int = 0
+    has_compared_product: bool = False
+    num_comparisons: int = 0
+    is_twice_differentiable: bool = False
+    replaces_operators: bool = False
+    lacks_tangents: bool = False
+    warned_of: set[object] = field(default_factory=set)
 
 
 class Replay:
@@ -254,11 +220,11 @@ class Replay:
             ConfigError: the loss calls `stop_gradient` more or less often than at the unperturbed parameters.
         """
         if self._traits.num_constants and self._constants is None:
-            self._record(self._traits.num_constants)
+            self._record()
         result = self._run(evaluation)
         if result is None and not self._has_result:
-            # They are not known yet, or the loss has changed it: record all there is.
-            self._record(0)
+            # The constants are not known yet, or the loss has changed them.
+            self._record()
             result = self._run(evaluation)
         if result is None:
             raise ConfigError(_CHANGED_CONSTANTS)
@@ -268,15 +234,10 @@ class Replay:
     def _run(self, evaluation: Evaluation) -> Sequence[Tensor] | None:
         """Return None where the evaluation and the recorded constants do not fit."""
         self._rewind()
-        tape = _Tape(self._constants or [])
-        token = _TAPE.set(tape)
-        try:
+        with suppress(_MissingConstantsError), _using(_Tape(self._constants or [])) as tape:
             result = evaluation()
-        except _MissingConstantsError:
-            return None
-        finally:
-            _TAPE.reset(token)
-        return result if tape.is_used_up else None
+            return None if tape.left else result
+        return None
 
     def _rewind(self) -> None:
         """Begin at the random numbers of the first evaluation."""
@@ -285,9 +246,9 @@ class Replay:
         else:
             self._random.restore()
 
-    def _record(self, num_expected: int) -> None:
+    def _record(self) -> None:
         self._rewind()
-        with torch.no_grad(), suppress(_RecordedAllError), _using(_Tape(None, num_expected)) as tape:
+        with torch.no_grad(), _using(_Tape(None)) as tape:
             self._base()
         self._constants = tape.recorded
         self._traits.num_constants = len(tape.recorded)

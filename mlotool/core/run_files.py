@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,7 +36,6 @@ _MAX_DIGITS = 18
 # W&B links the log of its own process, in its cache, into each run's folder, and never writes there by that name.
 _WANDB_LINK = re.compile(r"(?:.*/)?wandb/[^/]+/logs/debug-core\.log")
 _WANDB_LOG = re.compile(r".*/core-debug-[\w.-]+\.log")
-_SHOWN = 200
 
 
 def located(root: Path, name: str | Path) -> Path:
@@ -74,20 +73,15 @@ def open_file(root: Path, name: str | Path, max_bytes: int) -> BinaryIO:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{shown} does not exist") from None
     except OSError as error:
-        raise RunFileError(
-            f"{shown}: cannot be read ({error.strerror}); expected a readable file. Change its permissions."
-        ) from error
-    try:
+        said = f"{shown}: cannot be read ({error.strerror})"
+        raise RunFileError(f"{said}; expected a readable file. Change its permissions.") from error
+    with ExitStack() as stack:
+        stack.callback(file.close)
         status = os.fstat(file.fileno())
         _check_regular(status, shown)
         if status.st_size > max_bytes:
-            raise RunFileError(
-                f"{shown}: found {status.st_size} bytes; expected at most {max_bytes}, which a run's own never has. "
-                "Remove it, or put the run's own file there."
-            )
-    except RunFileError:
-        file.close()
-        raise
+            raise RunFileError(f"{shown}: found {status.st_size} bytes; expected at most {max_bytes}. Remove it.")
+        stack.pop_all()
     return file
 
 
@@ -117,12 +111,10 @@ def read_json(root: Path, name: str | Path, max_bytes: int = MAX_JSON_BYTES) -> 
         return None
     try:
         content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        raise RunFileError(
-            f"{shown}: found what is no JSON ({_cut(str(error))}); expected the file as the run wrote it. Remove it."
-        ) from error
+    except (ValueError, RecursionError):
+        content = None
     if not isinstance(content, dict):
-        raise RunFileError(f"{shown}: found no mapping; expected the file as the run wrote it. Remove it.")
+        raise RunFileError(f"{shown}: found no mapping of JSON; expected the file as the run wrote it. Remove it.")
     return content
 
 
@@ -156,9 +148,7 @@ def replacing(root: Path, name: str | Path) -> Iterator[Path]:
 
 def write_text(root: Path, name: str | Path, text: str) -> Path:
     """Write a text file of a folder whole or not at all, letters that UTF-8 lacks as XML's escapes; return its path."""
-    with replacing(root, name) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="xmlcharrefreplace", newline="")
-    return root / name
+    return write_bytes(root, name, text.encode("utf-8", errors="xmlcharrefreplace"))
 
 
 def write_bytes(root: Path, name: str | Path, content: bytes) -> Path:
@@ -216,10 +206,6 @@ def _whole(digits: str) -> int | float | None:
 def _finite(text: str) -> float | None:
     value = float(text)
     return value if math.isfinite(value) else None
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _shown(path: Path) -> str:

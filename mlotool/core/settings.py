@@ -9,24 +9,14 @@ import math
 import operator
 import pkgutil
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, wraps
 from importlib import import_module
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,
-    Required,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
@@ -80,16 +70,15 @@ def fits(value: Any, annotation: Any, *, nodes: bool = False) -> bool:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is inspect.Parameter.empty:
         return True
-    if origin in (Union, UnionType):
+    if origin in (typing.Union, UnionType):
         return any(fits(value, member, nodes=nodes) for member in arguments)
     if origin is Literal:
         return any(value == choice and type(value) is type(choice) for choice in arguments)
-    if is_typeddict(kind):
+    if typing.is_typeddict(kind):
         return _fits_keys(value, kind, nodes=nodes)
     if kind in (int, float):
         is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-        is_endless = Le(math.inf) in bounds
-        is_number = is_number and (not bounds or is_endless or math.isfinite(value))
+        is_number = is_number and (not bounds or Le(math.inf) in bounds or math.isfinite(value))
         return is_number and all(_holds(value, bound) for bound in bounds)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(fits(item, arguments[1], nodes=nodes) for item in value.values())
@@ -117,15 +106,14 @@ def _fits_items(value: Any, origin: type, arguments: tuple[Any, ...], *, nodes: 
     if not isinstance(value, list | tuple):
         return not nodes
     if origin is tuple and Ellipsis not in arguments:
-        return len(value) == len(arguments) and all(
-            fits(item, kind, nodes=nodes) for item, kind in zip(value, arguments, strict=True)
-        )
+        pairs = zip(value, arguments, strict=False)
+        return len(value) == len(arguments) and all(fits(item, kind, nodes=nodes) for item, kind in pairs)
     return not arguments or all(fits(item, arguments[0], nodes=nodes) for item in value)
 
 
 def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return an annotation's type and its bounds."""
-    if get_origin(annotation) in (Required, NotRequired):
+    if get_origin(annotation) in (typing.Required, typing.NotRequired):
         return _parts(get_args(annotation)[0])
     if get_origin(annotation) is Annotated:
         kind, *extras = get_args(annotation)
@@ -152,8 +140,9 @@ def words(annotation: Any) -> str:
     """
     kind, bounds = _parts(annotation)
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(filter(None, map(_plain_words, arguments)))) or str(annotation)
+    if origin in (typing.Union, UnionType):
+        plain = [words(one) for one in arguments if getattr(one, "__name__", "") not in ("Tensor", "Parameter")]
+        return " or ".join(dict.fromkeys(plain)) or str(annotation)
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}" if len(arguments) > 1 else str(arguments[0])
     if isinstance(origin, type) and issubclass(origin, Iterable):
@@ -164,14 +153,9 @@ def words(annotation: Any) -> str:
         single = next((word for word in _PLURALS if item.startswith(word)), None)
         noun = noun if single is None else f"{noun} of {_PLURALS[single]}{item.removeprefix(single)}"
         return noun + _bound_words(bounds)
-    if is_typeddict(kind):
+    if typing.is_typeddict(kind):
         return f"{{{', '.join(f'{key}: ..' for key in kind.__annotations__)}}}"
     return (_WORDS.get(kind) or _class_words(kind)) + _bound_words(bounds)
-
-
-def _plain_words(annotation: Any) -> str:
-    name = getattr(annotation, "__name__", "")
-    return "" if name in ("Tensor", "Parameter") else words(annotation)
 
 
 def _class_words(kind: Any) -> str:
@@ -214,17 +198,17 @@ def setting_fault(key: str, value: Any, annotation: Any, *, nodes: bool = False)
         if fault := setting_fault(f"{key}.{name}", value[name], annotation_of_item, nodes=nodes):
             return fault
     hint = did_you_mean(value, choices(annotation)) if isinstance(value, str) else ""
-    return f"{key}: found {shown(value)}; expected {words(annotation)}.{hint} Correct {key}."
+    return f"{key}: found {shown(value)}; expected {words(annotation)}.{hint or f' Correct {key}.'}"
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return get_args(annotation) if get_origin(annotation) in (typing.Union, UnionType) else (annotation,)
 
 
 def _item_hints(value: Any, annotation: Any) -> dict[str, Any]:
     """Return what a mapping's annotation asks for its values, by key; nothing where its keys are wrong already."""
     for member in _members(annotation) if isinstance(value, Mapping) else ():
-        if is_typeddict(member):
+        if typing.is_typeddict(member):
             hints = get_type_hints(member, include_extras=True)
             return {name: hints[name] for name in value} if member.__required_keys__ <= set(value) <= set(hints) else {}
         if isinstance(origin := get_origin(member), type) and issubclass(origin, Mapping):
@@ -245,12 +229,12 @@ def json_schema(annotation: Any) -> dict[str, Any]:
 def _json_members(annotation: Any) -> Iterator[dict[str, Any]]:
     kind, bounds = _parts(annotation)
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
+    if origin in (typing.Union, UnionType):
         for member in arguments:
             yield from _json_members(member)
     elif origin is Literal:
         yield {"enum": list(arguments)}
-    elif is_typeddict(kind):
+    elif typing.is_typeddict(kind):
         hints = get_type_hints(kind, include_extras=True)
         yield {"type": "object", "properties": {key: json_schema(hint) for key, hint in hints.items()}}
     elif kind in _JSON:
@@ -277,12 +261,9 @@ def parameters(callable_: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
     Raises:
         ValueError, TypeError: compiled code has no signature.
     """
-    found = dict(inspect.signature(callable_).parameters)
     hints = _hints(callable_.__init__ if isinstance(callable_, type) else callable_)  # type: ignore[misc]
-    return {
-        name: parameter.replace(annotation=hints.get(name, inspect.Parameter.empty))
-        for name, parameter in found.items()
-    }
+    written = inspect.signature(callable_).parameters.items()
+    return {name: one.replace(annotation=hints.get(name, inspect.Parameter.empty)) for name, one in written}
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -290,21 +271,13 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
     except Exception:  # a name that only type checkers know
+        hints: dict[str, Any] = {}
         namespace = getattr(inspect.unwrap(function), "__globals__", {})
-        return {
-            name: annotation if not isinstance(annotation, str) else _evaluated(annotation, namespace)
-            for name, annotation in getattr(function, "__annotations__", {}).items()
-        }
-
-
-def _evaluated(annotation: str, namespace: dict[str, Any]) -> Any:
-    class Holder:
-        __annotations__ = {"it": annotation}
-
-    try:
-        return get_type_hints(Holder, namespace, include_extras=True)["it"]
-    except Exception:
-        return inspect.Parameter.empty
+        for name, annotation in getattr(function, "__annotations__", {}).items():
+            one = type("Holder", (), {"__annotations__": {name: annotation}})
+            with suppress(Exception):
+                hints |= get_type_hints(one, namespace, include_extras=True)
+        return hints
 
 
 def documentation(made: Any) -> dict[str, str]:
@@ -398,9 +371,6 @@ def discover(package: str, *folders: str) -> dict[str, Any]:
         for module in pkgutil.iter_modules(import_module(folder).__path__, f"{folder}."):
             if not module.ispkg:
                 import_module(module.name)
-    names = sorted(name for kind in _targets.values() for name in kind)
-    return {
-        name.rpartition(".")[2]: next(kind[name] for kind in _targets.values() if name in kind)
-        for name in names
-        if name.rpartition(".")[0] == package
-    }
+    everything = {name: made for kind in reversed(_targets.values()) for name, made in kind.items()}
+    names = sorted(name for name in everything if name.rpartition(".")[0] == package)
+    return {name.rpartition(".")[2]: everything[name] for name in names}

@@ -181,18 +181,6 @@ def _smoothed(
 
 _OTHERS: Mapping[Any, Callable[..., Tensor]] = {functional.one_hot: _one_hot, functional.cross_entropy: _smoothed}
 
-_EXITS = frozenset(
-    {
-        Tensor.numpy,
-        Tensor.tolist,
-        Tensor.data_ptr,
-        Tensor.storage,
-        Tensor.untyped_storage,
-        Tensor.__array__,
-        Tensor.__dlpack__,
-        Tensor.__repr__,
-        Tensor.__format__,
-        Tensor.__deepcopy__,
-        Tensor.__reduce_ex__,
-    }
-)
+_NAMES = "numpy tolist data_ptr storage untyped_storage"
+_SPECIAL = "array dlpack repr format deepcopy reduce_ex"
+_EXITS = {getattr(Tensor, name) for name in (*_NAMES.split(), *(f"__{name}__" for name in _SPECIAL.split()))}

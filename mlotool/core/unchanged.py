@@ -5,6 +5,7 @@ A fingerprint is two numbers of a tensor, by which one can tell later whether an
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ from mlotool.core.private import tree_flatten, tree_map
 
 def snapshot(value: Any) -> Any:
     """Return a tree (dicts, lists, tuples) with copies of its tensors."""
-    return tree_map(lambda each: each.detach().clone() if isinstance(each, Tensor) else each, value)
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, value)
 
 
 def deep_copy(value: Any) -> Any:
@@ -140,8 +141,6 @@ class SameObjects:
         (True, None, False)
     """
 
-    __slots__ = ("_kept", "_look")
-
     def __init__(self, look: Callable[[], Sequence[Any]]) -> None:
         self._look = look
         self._kept = look()
@@ -171,8 +170,6 @@ class SameForms:
         >>> same([weight])
         False
     """
-
-    __slots__ = ("_guards", "_number")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._number = len(tensors)
@@ -287,13 +284,11 @@ def _held_by(value: Any) -> list[Any] | None:
 
 
 def _closed_over(function: FunctionType) -> list[Any]:
-    found = []
+    values = []
     for cell in function.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            found.append(None)
-    return found
+        with suppress(ValueError):
+            values.append(cell.cell_contents)
+    return values
 
 
 def _version(value: Any) -> int | None:

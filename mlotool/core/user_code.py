@@ -10,7 +10,6 @@ the same; only KeyboardInterrupt, which is a Ctrl-C, passes.
 
 import functools
 import inspect
-import re
 import sys
 import sysconfig
 import traceback
@@ -26,24 +25,6 @@ from mlotool.core.messages import described
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")
 MORE_MEMORY = "Expected room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
 NO_EXIT = "Expected that the code there returns; nothing has finished. Raise an error there that says why."
-
-
-def advice_for(error: BaseException, batch: Any = None) -> str:
-    """Return what to do about an exception; "" where nothing is known but that it was raised.
-
-    Args:
-        error: that code of the user's has raised.
-        batch: what that code was given as a batch.
-    """
-    if is_out_of_memory(error):
-        return MORE_MEMORY
-    if isinstance(error, SystemExit):
-        return NO_EXIT
-    is_numbered = isinstance(error, KeyError) and error.args and isinstance(error.args[0], int)
-    is_taken_apart = is_numbered or re.search("values to unpack|'(dict|str)' object", str(error))
-    if isinstance(batch, Mapping) and batch and is_taken_apart:
-        return f"A batch is a dict: take {' and '.join(f'batch[{key!r}]' for key in list(batch)[:2])}."
-    return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -65,11 +46,8 @@ def is_refusal(error: BaseException) -> bool:
 
 
 _HOME = str(Path(__file__).parents[1])
-_LIBRARIES = (
-    "/site-packages/",
-    "/dist-packages/",
-    *{f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")},
-)
+_PYTHON = {f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")}
+_LIBRARIES = ("/site-packages/", "/dist-packages/", *_PYTHON)
 _NOTE = "_mlotool_call"
 _packages: set[str] = set()
 
@@ -182,11 +160,11 @@ class WrongResultError(MlotoolError):
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return the deepest frame of an exception's traceback that is in code of the user's."""
-    found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if is_users(frame.f_code.co_filename, frame.f_globals.get("__name__", "")):
-            found = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
-    return found
+    walk = [(frame.f_code, line, frame.f_globals) for frame, line in traceback.walk_tb(error.__traceback__)]
+    for code, line, scope in reversed(walk):
+        if is_users(code.co_filename, scope.get("__name__", "")):
+            return traceback.FrameSummary(code.co_filename, line, code.co_name, lookup_line=False)
+    return None
 
 
 def passed_through(error: BaseException, folder: str) -> bool:
@@ -219,9 +197,8 @@ def is_of_user(*targets: Any) -> bool:
 
 def is_ours(*targets: Any) -> bool:
     """Say whether functions, classes and objects' classes are all mlotool's or torch's."""
-    return all(
-        (value.__module__ or "").partition(".")[0] in ("mlotool", "torch") for value in map(_definition, targets)
-    )
+    homes = {(value.__module__ or "").partition(".")[0] for value in map(_definition, targets)}
+    return homes <= {"mlotool", "torch"}
 
 
 def named(target: Any) -> str:
@@ -266,14 +243,15 @@ def _explained(error: BaseException, call: Call, frame: traceback.FrameSummary |
         return f"{call.key}: {what} returned {error.found}; expected {error.expected}.{given} {error.advice}"
     where = "" if frame is None else f" at {_at(frame)}"
     expected = f" Expected {call.expected}." if call.expected else ""
-    advice = advice_for(error, call.given.get("batch")) or call.advice or "Correct it."
+    advice = call.advice or "Correct it."
+    if is_out_of_memory(error) or isinstance(error, SystemExit):
+        advice = NO_EXIT if isinstance(error, SystemExit) else MORE_MEMORY
     return f"{call.key}: {what} failed{where}: {_said(error)}.{given}{expected} {advice}"
 
 
 def _given(values: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} = {named(value) if callable(value) else described(value)}" for name, value in values.items()
-    )
+    texts = {name: named(value) if callable(value) else described(value) for name, value in values.items()}
+    return ", ".join(f"{name} = {text}" for name, text in texts.items())
 
 
 def _at(frame: traceback.FrameSummary) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mlotool.fusion.stacked_gradients import Stacked
-from mlotool.problem.optimizers.fused_step import KernelGroup, take_steps
+from mlotool.problem.optimizers.optimizer_step import KernelGroup, take_steps
 from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.program.prepared_step import stepped

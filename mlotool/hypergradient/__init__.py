@@ -21,7 +21,7 @@ from mlotool.hypergradient.solvers import (
     Status,
 )
 from mlotool.hypergradient.unrolled import Unrolled
-from mlotool.problem.step_store import AbstractStepStore, Binomial, KeepAll, KeepEvery
+from mlotool.problem.trajectory import AbstractStepStore, Binomial, KeepAll, KeepEvery
 
 _targets = discover(__name__, "solvers")
 globals().update(_targets)

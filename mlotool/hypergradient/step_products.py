@@ -18,8 +18,7 @@ from mlotool.hypergradient.vector import leaves
 from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.rank_mean import mean_gradient
-from mlotool.problem.step_store import AbstractStepStore, middle
-from mlotool.problem.trajectory import LowerSnapshots, StepRecord
+from mlotool.problem.trajectory import AbstractStepStore, LowerSnapshots, StepRecord, middle
 
 
 def simulate(
@@ -380,7 +379,7 @@ class StoredSteps:
 
     Example:
         >>> from mlotool.problem.interface import LowerProblem
-        >>> from mlotool.problem.step_store import KeepAll
+        >>> from mlotool.problem.trajectory import KeepAll
         >>> record = StepRecord((torch.ones(2),), ({},), (), (), {})
         >>> unroll = Unroll((record,), True, (), None, *[None] * 5)
         >>> steps = StoredSteps(KeepAll(), unroll, LowerView(LowerProblem("w"), (), None), [])

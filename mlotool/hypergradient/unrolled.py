@@ -36,8 +36,7 @@ from mlotool.hypergradient.step_products import (
 from mlotool.hypergradient.vector import add, aliases, constants, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
-from mlotool.problem.step_store import AbstractStepStore, KeepAll
-from mlotool.problem.trajectory import StepRecord
+from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepRecord
 
 
 @dataclass
@@ -60,7 +59,7 @@ class ReversePass:
         >>> from mlotool.core.replay import RandomState
         >>> from mlotool.hypergradient.step_products import ReverseStepProduct
         >>> from mlotool.problem.interface import LowerProblem
-        >>> from mlotool.problem.step_store import KeepAll
+        >>> from mlotool.problem.trajectory import KeepAll
         >>> from mlotool.problem.optimizers.sgd import SGD_RULE
         >>> from mlotool.problem.optimizers.rule import StepArguments, pull_back
         >>> loss = lambda theta, inputs, batch, lower: (theta[0].square() * inputs[0]).sum() / 2

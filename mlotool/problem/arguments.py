@@ -5,44 +5,20 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mlotool.core.arguments import Rule, is_number, require, require_all, shown
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import is_of_user, named
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.parallel import AbstractParallel
 
 
-def _is_stream(value: Any) -> bool:
-    return value is None or (not isinstance(value, type) and hasattr(value, "next") and hasattr(value, "last"))
-
-
-def _is_optimizer(value: Any) -> bool:
-    return value is None or callable(value) or isinstance(value, Optimizer)
-
-
-def _is_scheduler(value: Any) -> bool:
-    return value is None or callable(value)
-
-
-_BUILT_ALGORITHM = "a hypergradient that is built, or null"
-_BUILT_PARALLEL = "layer-parallel training that is built, or null"
-_PROBLEM: Mapping[str, Rule] = {
-    "stream": Rule(_is_stream, "a mlotool.Stream or null"),
-    "optimizer": Rule(_is_optimizer, "a torch optimizer, or a callable that builds one from the parameters"),
-    "scheduler": Rule(_is_scheduler, "a callable that builds a scheduler from the optimizer, or null"),
-    "hypergradient": Rule(lambda value: isinstance(value, AbstractHypergradient | None), _BUILT_ALGORITHM),
-    "parallel": Rule(lambda value: isinstance(value, AbstractParallel | None), _BUILT_PARALLEL),
-}
-_EXAMPLE = "def loss(batch, *, model): return mse_loss(model(batch['input']), batch['target'])"
-
-
 def check_problem(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of a problem that are of a wrong kind or out of range; not its module.
+    """Refuse arguments of a problem that are of a wrong kind; not its module.
 
     Args:
         given: the arguments by name.
@@ -50,16 +26,32 @@ def check_problem(given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: with the first of them.
     """
-    name, roles = given["name"], given["roles"]
+    name, roles, loss, stream = (given[key] for key in ("name", "roles", "loss", "stream"))
     require(isinstance(name, str) and name != "", "Problem.name", name, "a text, such as 'classifier'")
-    key, advice = f"problems.{name}.loss.roles", f"Write roles={{'model': '{name}'}}."
-    is_right = roles is None or (isinstance(roles, Mapping) and all(isinstance(role, str) for role in roles))
-    require(is_right, key, roles, "problems' names by argument of the loss", advice)
+    advice = f"Write roles={{'model': '{name}'}}."
+    expected = "problems' names by argument of the loss"
+    require(roles is None or isinstance(roles, Mapping), f"problems.{name}.loss.roles", roles, expected, advice)
     for role, value in (roles or {}).items():
         expected = "a problem's name, or {problem: <name>, mode: train | eval}"
-        require(isinstance(value, str) or _is_role(value), f"{key}.{role}", value, expected)
-    _check_loss(f"problems.{name}.loss", given["loss"], roles or {})
-    require_all(f"problems.{name}", given, _PROBLEM)
+        require(isinstance(value, str) or _is_role(value), f"problems.{name}.loss.roles.{role}", value, expected)
+    call = ", ".join(["loss(batch", *(f"{role}=..." for role in roles or {})]) + ")"
+    is_stream = stream is None or (not isinstance(stream, type) and hasattr(stream, "next") and hasattr(stream, "last"))
+    optimizer, scheduler, algorithm = given["optimizer"], given["scheduler"], given["hypergradient"]
+    for key, is_right, expected in (
+        ("loss", callable(loss) and not isinstance(loss, type), f"a function that is called as {call}"),
+        ("stream", is_stream, "a mlotool.Stream or null"),
+        ("optimizer", optimizer is None or callable(optimizer) or isinstance(optimizer, Optimizer), _OPTIMIZER),
+        ("scheduler", scheduler is None or callable(scheduler), _SCHEDULER),
+        ("hypergradient", isinstance(algorithm, AbstractHypergradient | None), _HYPERGRADIENT),
+        ("parallel", isinstance(given["parallel"], AbstractParallel | None), _PARALLEL),
+    ):
+        require(is_right, f"problems.{name}.{key}", given[key], expected)
+
+
+_OPTIMIZER = "a torch optimizer, or a callable that builds one from the parameters"
+_SCHEDULER = "a callable that builds a scheduler from the optimizer, or null"
+_HYPERGRADIENT = "a hypergradient that is built, or null"
+_PARALLEL = "layer-parallel training that is built, or null"
 
 
 def _is_role(value: Any) -> bool:
@@ -68,22 +60,7 @@ def _is_role(value: Any) -> bool:
     return isinstance(value.get("problem"), str) and value.get("mode") in ("train", "eval", None)
 
 
-def _check_loss(key: str, loss: Any, roles: Mapping[str, Any]) -> None:
-    call = ", ".join(["loss(batch", *(f"{role}=..." for role in roles)]) + ")"
-    expected = f"a function that is called as {call}"
-    require(callable(loss) and not isinstance(loss, type), key, loss, expected, f"Write one: {_EXAMPLE}.")
-    try:
-        signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
-    except (TypeError, ValueError):
-        # Compiled code has none.
-        return
-    try:
-        signature.bind(None, **dict.fromkeys(roles))
-    except TypeError as error:
-        raise ConfigError(f"{key}: {named(loss)} does not fit ({error}); expected {expected}: {_EXAMPLE}.") from None
-
-
-def made(key: str, maker: Callable[..., Any], argument: Any, is_right: Callable[[Any], bool], expected: str) -> Any:
+def made(key: str, maker: Callable[..., Any], argument: Any, expected: str, kind: type = object) -> Any:
     """Return what a callable of the user's makes of an argument.
 
     Raises:
@@ -97,32 +74,23 @@ def made(key: str, maker: Callable[..., Any], argument: Any, is_right: Callable[
         raise ConfigError(
             f"{key}: {named(maker)} failed: {error}; expected that it builds {expected}. Correct it, or its settings."
         ) from error
-    if not is_right(value):
-        raise ConfigError(f"{key}: {named(maker)} has returned {shown(value)}; expected {expected}. Return one.")
+    require(isinstance(value, kind), key, value, f"{expected}, which {named(maker)} should return")
     return value
 
 
 def check_scheduler(problem: str, scheduler: Any, optimizer: Optimizer | None, interval: str) -> None:
-    """Refuse a scheduler of another optimizer, of rates that are no numbers, or that wants a metric at each step.
+    """Refuse a scheduler of another optimizer, or one that wants a metric at each step.
 
     Raises:
         ConfigError: with the first of them.
     """
-    key, name = f"problems.{problem}.scheduler", named(scheduler)
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ConfigError(
-            f"{key}: {name} sets the rates of another optimizer; expected the one that it was given. Write "
-            "lambda optimizer: StepLR(optimizer, 10)."
-        )
-    if isinstance(scheduler, ReduceLROnPlateau) and interval == "step":
-        raise ConfigError(
-            f"{key}: found ReduceLROnPlateau with scheduler_interval=step; expected scheduler_interval=evaluation, as "
-            "it needs an objective. Set it."
-        )
-    for group in optimizer.param_groups if optimizer is not None else ():
-        rate = group.get("lr")
-        is_right = rate is None or is_number(rate) or (isinstance(rate, Tensor) and not rate.is_complex())
-        require(is_right, f"problems.{problem}.optimizer.lr", rate, "a number")
+    key = f"problems.{problem}.scheduler"
+    require(scheduler is None or hasattr(scheduler, "step"), key, scheduler, "a scheduler")
+    is_its = getattr(scheduler, "optimizer", optimizer) is optimizer
+    expected, advice = "one of the optimizer that it was given", "Write lambda optimizer: StepLR(optimizer, 10)."
+    require(is_its, key, scheduler, expected, advice)
+    is_right = interval != "step" or not isinstance(scheduler, ReduceLROnPlateau)
+    require(is_right, key, scheduler, "scheduler_interval=evaluation with it, as it needs an objective", "Set it.")
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -143,49 +111,28 @@ def needs_batch(name: str, error: Exception) -> ConfigError | None:
 
 def without_gradient(problem: str) -> ConfigError:
     """Return what to raise where a loss has no graph."""
+    found = f"the loss does not depend on any parameter of '{problem}'; expected that it does"
+    advice = f"Give it a role that plays '{problem}', or an edge through which '{problem}' shapes what it reads"
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        return ConfigError(
-            f"problems.{problem}.loss: its gradient is wanted where gradients are switched off; expected that they are "
-            "on. Leave the block of torch.no_grad() or torch.inference_mode()."
-        )
-    return ConfigError(
-        f"problems.{problem}.loss: the loss does not depend on any parameter of '{problem}'; expected that it does. "
-        f"Give it a role that plays '{problem}', or an edge through which '{problem}' shapes what it reads."
-    )
+        found = "its gradient is wanted where gradients are switched off; expected that they are on"
+        advice = "Leave the block of torch.no_grad() or torch.inference_mode()"
+    return ConfigError(f"problems.{problem}.loss: {found}. {advice}.")
 
 
 def check_module(problem: str, module: Any) -> None:
-    """Refuse what is no module, and a module whose parameters cannot be trained, moved or saved.
+    """Refuse what is no module, and a module whose parameters have no values.
 
     Args:
         problem: the problem's name.
         module: of the problem.
 
     Raises:
-        ConfigError: it is no nn.Module, or has a parameter that is sparse, without values, or whose elements share
-            memory.
+        ConfigError: it is no nn.Module, or has a parameter on the device `meta`.
     """
     key = f"problems.{problem}.module"
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"{key}: found {module!r}; expected an nn.Module, built. Give one, such as nn.Linear(3, 1).")
-    for path, parameter in module.named_parameters():
-        fault = _fault(parameter)
-        if fault is not None:
-            raise ConfigError(f"{key}: the parameter '{path}' of {type(module).__name__} {fault}.")
-
-
-def _fault(parameter: Tensor) -> str | None:
-    if is_lazy(parameter):
-        return None
-    if parameter.is_meta:
-        return "is on the device 'meta'; expected parameters with values. Make the module without that device"
-    if parameter.is_inference():
-        return "was made in torch.inference_mode(); expected one that a step can change. Make it outside of that block"
-    if parameter.layout != torch.strided:
-        return "is sparse; expected dense parameters. Make it dense: .to_dense()"
-    if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
-        return "has elements that share memory; expected a number for each. Make it nn.Parameter(tensor.clone())"
-    return None
+    require(isinstance(module, nn.Module), key, module, "an nn.Module, built", "Give one, such as nn.Linear(3, 1).")
+    meta = next((path for path, parameter in module.named_parameters() if parameter.is_meta), None)
+    require(meta is None, f"{key}.{meta}", "a parameter on the device meta", "one with values")
 
 
 def check_owners(modules: Mapping[str, nn.Module]) -> None:
@@ -230,11 +177,8 @@ def check_shared(argument: str, objects: Mapping[str, Any]) -> None:
     owners: dict[int, str] = {}
     for problem, value in objects.items():
         owner = problem if value is None else owners.setdefault(id(value), problem)
-        if owner != problem:
-            raise ConfigError(
-                f"problems.{problem}.{argument}: found the {type(value).__name__} of problems.{owner}.{argument}; "
-                "expected one of its own, since it keeps what it has seen. Make one for each problem."
-            )
+        found, expected = f"that of problems.{owner}", "one of its own, since it keeps what it has seen"
+        require(owner == problem, f"problems.{problem}.{argument}", found, expected, "Make one for each problem.")
 
 
 def check_used(problem: str, module: nn.Module) -> None:
@@ -245,10 +189,9 @@ def check_used(problem: str, module: nn.Module) -> None:
     """
     for path, parameter in module.named_parameters():
         if is_lazy(parameter):
-            raise RunError(
-                f"problems.{problem}.module: the parameter '{path}' of {named(module)} has no shape yet, though a loss "
-                "was evaluated; expected that the forward calls each lazy layer. Call it there, or remove it."
-            )
+            found = f"the parameter '{path}' of {named(module)} has no shape yet, though a loss was evaluated"
+            expected = "expected that the forward calls each lazy layer. Call it there, or remove it."
+            raise RunError(f"problems.{problem}.module: {found}; {expected}")
 
 
 def check_saving(problem: str, module: nn.Module) -> None:
@@ -262,14 +205,9 @@ def check_saving(problem: str, module: nn.Module) -> None:
     key, name = f"problems.{problem}.module", named(module)
     try:
         state = module.state_dict()
-        missing = next((path for path, _ in module.named_parameters() if path not in state), None)
-        require(missing is None, key, missing, f"all parameters in the state_dict() of {name}")
         module.load_state_dict(state)
-    except ConfigError:
-        raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise ConfigError(
-            f"{key}: {name} does not save and load its state ({type(error).__name__}: {reason}); expected that it "
-            "loads what it has saved, which checkpoints need. Correct its state_dict and load_state_dict."
-        ) from error
+        said = f"{key}: {name} does not save and load its state ({type(error).__name__}: {str(error)[:300]})"
+        raise ConfigError(f"{said}; expected that it loads what it has saved. Correct its state_dict.") from error
+    missing = next((path for path, _ in module.named_parameters() if path not in state), None)
+    require(missing is None, key, missing, f"all parameters in the state_dict() of {name}")

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
-from mlotool.core.arguments import require, shown
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import own_random
-from mlotool.core.user_code import Call, named, note
+from mlotool.core.user_code import Call, named, noted
+
+_FORM = "a sample at every index, with tensors of one shape, numbers or texts, in dicts or tuples"
+_SAME_FORM = "Let __getitem__ return the same form at each index, without gradients."
 
 BatchKey = tuple[int, int, Tensor]
 """An epoch, the number of a batch in it, and the indices of the batch's samples."""
@@ -52,6 +54,8 @@ class BatchFetcher:
         self.dataset = dataset
         self.seed = seed
         self.rank, self.num_ranks = 0, 1
+        # Known not to draw from global random numbers, whose seeding would take longer.
+        self.draws_nothing = draws_nothing(dataset)
 
     def __getitem__(self, key: BatchKey) -> Any:
         if self.num_ranks == 1:
@@ -72,7 +76,7 @@ class BatchFetcher:
         if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
             # Ranks that read their shares by themselves draw other random numbers for them.
             return self._fetch_whole(indices, mixed_seed(self.seed, epoch, number, *([begin] if begin else [])))
-        if draws_nothing(self.dataset):
+        if self.draws_nothing:
             return _collated(self.dataset, [_read_sample(self.dataset, index) for index in indices.tolist()])
         samples, epoch_seed = [], mixed_seed(self.seed, epoch)
         with own_random() as seeded:
@@ -83,7 +87,7 @@ class BatchFetcher:
 
     def _fetch_whole(self, indices: Tensor, seed: int) -> Any:
         own = {"seed": seed} if getattr(self.dataset, "seeded", False) else {}
-        if draws_nothing(self.dataset):
+        if self.draws_nothing:
             return _read_batch(self.dataset, indices, **own)
         with own_random() as seeded:
             seeded(seed)
@@ -138,11 +142,11 @@ class Share:
     @staticmethod
     def weigh(output: LossOutput, weight: float) -> LossOutput:
         """Return a loss and its metrics times a weight."""
-        if weight == 1.0:
-            return output
-        return LossOutput(
-            output.loss * weight, lambda: {name: value * weight for name, value in output.metrics.items()}
-        )
+
+        def metrics() -> dict[str, Tensor]:
+            return {name: value * weight for name, value in output.metrics.items()}
+
+        return output if weight == 1.0 else LossOutput(output.loss * weight, metrics)
 
 
 def bounds(size: int, rank: int, num_ranks: int) -> tuple[int, int, float]:
@@ -186,10 +190,7 @@ def check_dataset(dataset: Any) -> None:
     if isinstance(dataset, DataLoader):
         advice = "Give its data set: Stream(loader.dataset, batch_size=32)."
     require(_is_map_style(dataset), "stream.dataset", dataset, "a map-style data set", advice)
-    if len(dataset) < 1:
-        raise ConfigError(
-            f"stream.dataset: found {shown(dataset)} of length 0; expected at least one sample. Correct its sizes."
-        )
+    require(len(dataset) > 0, "stream.dataset", dataset, "at least one sample in it", "Correct its sizes.")
 
 
 def _is_map_style(value: Any) -> bool:
@@ -220,58 +221,23 @@ def whole(dataset: Any) -> Any:
 
 
 def _read_sample(dataset: Any, index: int) -> Any:
-    try:
+    with noted(lambda: Call("data", whole(dataset), {"index": index}, "a sample", "Correct it, or its files.")):
         return dataset[index]
-    except Exception as error:
-        note(error, lambda: Call("data", whole(dataset), {"index": index}, "a sample", "Correct it, or its files."))
-        raise
 
 
 def _read_batch(dataset: Any, indices: Any, **seed: int) -> Any:
-    """Return the batch of a data set's `__getitems__`, collated; the user's is looked at."""
-    try:
+    """Return the batch of a data set's `__getitems__`, collated."""
+    with noted(lambda: Call("data", dataset, {"indices": indices}, "a batch", "Correct the data set.")):
         batch = dataset.__getitems__(indices, **seed)
-    except Exception as error:
-        note(error, lambda: Call("data", dataset, {"indices": indices}, "a batch", "Correct the data set."))
-        raise
-    if type(dataset).__module__.startswith("mlotool.") and not isinstance(batch, list):
-        return batch
-    sizes = [len(batch)] if isinstance(batch, list) else []
-    if isinstance(batch, Mapping):
-        parts = [batch.get(key) for key in ("input", "target")]
-        sizes = [len(part) for part in parts if isinstance(part, Tensor) and part.dim()]
-    wrong = next((size for size in sizes if size != len(indices)), None)
-    if batch is None or wrong is not None:
-        amount = "None" if wrong is None else f"{wrong} samples"
-        raise ConfigError(
-            f"data: the __getitems__ of {named(dataset)} returned {amount} for {len(indices)} indices; expected one "
-            "for each, in their order. Correct it, or remove it: __getitem__ alone is enough."
-        )
     return _collated(dataset, batch) if isinstance(batch, list) else batch
 
 
 def _collated(dataset: Any, samples: Sequence[Any]) -> Any:
     """Return samples as one batch."""
-    try:
+
+    def call() -> Call:
+        what = f"making a batch of {len(samples)} samples of {named(whole(dataset))}"
+        return Call("data", what, {"the first": samples[0], "the last": samples[-1]}, _FORM, _SAME_FORM)
+
+    with noted(call):
         return default_collate(list(samples))
-    except Exception as error:
-        note(error, lambda: _collation(dataset, samples))
-        raise
-
-
-def _collation(dataset: Any, samples: Sequence[Any]) -> Call:
-    """Return in words what could not be made a batch: the first sample, and one that is otherwise."""
-    other = next((sample for sample in samples if _form(sample) != _form(samples[0])), None)
-    given = {"a sample": samples[0]} if other is None else {"a sample": samples[0], "another one": other}
-    what = f"making a batch of {len(samples)} samples of {named(whole(dataset))}"
-    expected = "a sample at every index, with tensors of one shape, numbers or texts, in dicts or tuples of one form"
-    return Call("data", what, given, expected, "Let __getitem__ return the same form at each index, without gradients.")
-
-
-def _form(value: Any) -> Any:
-    """Return what has to be the same of all samples."""
-    if isinstance(value, Mapping):
-        return {key: _form(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_form(part) for part in value]
-    return getattr(value, "shape", type(value))

@@ -1,7 +1,7 @@
-"""What cannot go together: one table, from which both the messages and docs/compatibility.md are made.
+"""What cannot go together: one table, from which both the messages and those of docs/compatibility.md are made.
 
 A row names two features of a `Case`, which is one problem with what it is combined with; it holds where both are there.
-`python -m mlotool.problem.compatibility > docs/compatibility.md` writes the page.
+`python -m mlotool.problem.compatibility` writes the tables of the page.
 """
 
 import re
@@ -62,21 +62,13 @@ class Case:
     module: Any = None
 
 
-def _setting(name: str) -> Callable[[Case], bool]:
-    return lambda case: bool(getattr(case.settings, name))
-
-
-def _algorithm(attribute: str) -> Callable[[Case], bool]:
-    return lambda case: bool(getattr(case.algorithm, attribute, False))
+def _has(part: str, attribute: str) -> Callable[[Case], bool]:
+    return lambda case: bool(getattr(getattr(case, part), attribute, False))
 
 
 def _is(name: str) -> Callable[[Case], bool]:
     # By name: they stand in packages above this one.
     return lambda case: any(kind.__name__ == name for kind in type(case.algorithm).__mro__)
-
-
-def _module(attribute: str) -> Callable[[Case], bool]:
-    return lambda case: getattr(case.module, attribute, False) is True
 
 
 def _approximates(case: Case) -> bool:
@@ -103,7 +95,7 @@ def _steps_sparsely(case: Case) -> bool:
 SETTINGS = ("tasks", "compile", "shard", "remat", "optimizer_roles", "reset_to", "roll_back", "warmup_steps")
 
 FEATURES: Mapping[str, Callable[[Case], bool]] = {
-    **{name: _setting(name) for name in (*SETTINGS, "gradient_clip_norm")},
+    **{name: _has("settings", name) for name in (*SETTINGS, "gradient_clip_norm")},
     "shard: true": lambda case: case.settings.shard is True,
     "precision: fp16": lambda case: case.settings.precision == "fp16",
     "scheduler": lambda case: case.scheduler is not None,
@@ -111,20 +103,20 @@ FEATURES: Mapping[str, Callable[[Case], bool]] = {
     "parallel": lambda case: case.parallel is not None,
     "parallel: Auxiliary": lambda case: case.parallel is not None and not case.parallel.is_repeatable,
     "parallel.processes": lambda case: case.parallel is not None and case.parallel.is_divided,
-    "drawn paths": _module("has_paths"),
-    "statistics: path": _module("has_path_statistics"),
+    "drawn paths": _has("module", "has_paths"),
+    "statistics: path": _has("module", "has_path_statistics"),
     "complex parameters": _has_complex,
     "sparse gradients": _steps_sparsely,
     "line search": lambda case: case.optimizer is not None and needs_closure(case.optimizer),
     "another optimizer": lambda case: case.optimizer is not None and type(case.optimizer) not in RULES,
     "solutions in its gradient": lambda case: case.read != "",
     "hypergradient": lambda case: case.algorithm is not None and not case.algorithm.is_constant,
-    "product: finite_difference": _algorithm("moves_solutions"),
+    "product: finite_difference": _has("algorithm", "moves_solutions"),
     "product: forward": lambda case: getattr(case.algorithm, "product", None) == "forward",
     "approximate solver": _approximates,
-    "simulated steps": _algorithm("sees_steps"),
-    "persistent: true": _algorithm("is_persistent"),
-    "remat: false": _algorithm("keeps_graphs"),
+    "simulated steps": _has("algorithm", "sees_steps"),
+    "persistent: true": _has("algorithm", "is_persistent"),
+    "remat: false": _has("algorithm", "keeps_graphs"),
     "trajectory": lambda case: case.algorithm is not None and not case.algorithm.trajectory.is_whole,
     "state between pullbacks": _remembers,
     "directed steps": lambda case: isinstance(case.algorithm, AbstractDirector),
@@ -306,30 +298,6 @@ def _filled(text: str, case: Case) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: names[match[1]], text)
 
 
-_PAGE = """# What goes together
-
-Features that exclude each other. These tables are those that the program itself looks up
-(`mlotool/problem/compatibility.py`): `mlotool validate --targets` and `mlotool run` refuse a pair with the
-setting that was found, what is expected and what to do. What is in no row goes together, within the ranges that each
-setting's own message tells. This page is made by `python -m mlotool.problem.compatibility`.
-
-- drawn paths: a module that draws paths (`paths` of a shared space, BinaryPaths, PathPolicy);
-- simulated steps: Unrolled and EvolutionStrategies; directed steps: SABA, which makes the problem's steps itself;
-- nested: a problem that both shapes and reads a lower one; nested above: such a problem reads this one;
-- remat: that of a problem; `remat: false` and `trajectory` (without all steps) are settings of Unrolled.
-
-## Refused
-| this | with | change | to | because |
-|---|---|---|---|---|
-{refused}
-## Left out
-A problem's steps are not traced, or not taken with those of other runs as one program, where one of these is marked;
-the run goes on without it.
-
-| this | {uses} | because |
-|---|---|---|---|
-{left}"""
-
 _WORDS = {
     **dict.fromkeys(("name", "solution"), "the problem"),
     **dict.fromkeys(("reader", "read"), "another problem"),
@@ -339,12 +307,14 @@ _WORDS = {
 
 
 def page() -> str:
-    """Return the page docs/compatibility.md."""
+    """Return the tables of docs/compatibility.md."""
     refused = [(row.first, row.second, f"`{row.key}`", row.expected, row.reason) for row in REFUSED]
     left = [(first, *("x" if use in uses else "" for use in (TRACE, FUSE)), why) for first, uses, why in _LEFT_OUT]
-    refused_lines, left_lines = ("".join(f"| {' | '.join(cells)} |\n" for cells in rows) for rows in (refused, left))
-    text = _PAGE.format(uses=f"{TRACE} | {FUSE}", refused=refused_lines, left=left_lines)
-    return re.sub(r"'?\{(\w+)\}'?", lambda match: _WORDS[match[1]], text)
+    headers = ("this", "with", "change", "to", "because"), ("this", TRACE, FUSE, "because")
+    tables = []
+    for header, rows in ((headers[0], refused), (headers[1], left)):
+        tables.append("".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows)))
+    return re.sub(r"'?\{(\w+)\}'?", lambda match: _WORDS[match[1]], "\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ from torch import Tensor, nn
 
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import LossTraits
-from mlotool.problem.optimizers.rule import Hyperparameters, State, StepCotangents
+from mlotool.problem.optimizers.rule import Gradient, Hyperparameters, Rates, State, States, StepCotangents, Stepped
+from mlotool.problem.optimizers.rule import Vector as Vector
 from mlotool.problem.rank_mean import RankMean
-from mlotool.problem.step_store import AbstractStepStore, KeepAll
-from mlotool.problem.trajectory import LowerSnapshots, StepRecord
-
-Vector = Sequence[Tensor]
-"""One tensor a parameter: a point or a direction in a problem's parameter space."""
+from mlotool.problem.trajectory import AbstractStepStore, KeepAll, LowerSnapshots, StepRecord
 
 
 class Pullback(Protocol):
@@ -44,10 +41,8 @@ class Pullback(Protocol):
         """Return the same as functions of theta, the inputs and the cotangent."""
 
 
-Step = Callable[
-    [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Hyperparameters], Vector],
-    tuple[list[Tensor], list[State]],
-]
+Step = Callable[[Vector, Gradient, States, Rates, Vector], Stepped]
+StepPullback = Callable[[Vector, Gradient, States, Rates, list[Tensor], list[dict[str, Tensor]]], StepCotangents]
 
 
 @dataclass(frozen=True)
@@ -81,20 +76,7 @@ class Unroll:
     batches: tuple[tuple[Any, ...], ...]
     own_loss: Callable[[Vector, Vector, Any, LowerSnapshots], Tensor]
     step: Step
-    step_pullback: (
-        Callable[
-            [
-                Vector,
-                Sequence[Tensor | None],
-                Sequence[State],
-                Sequence[Hyperparameters],
-                list[Tensor],
-                list[dict[str, Tensor]],
-            ],
-            StepCotangents,
-        ]
-        | None
-    )
+    step_pullback: StepPullback | None
     start: Callable[[Vector], Vector] | None
     begin: Callable[[], tuple[Vector, Sequence[State]]]
     hyperparameters: Callable[[int], list[tuple[Hyperparameters, ...]]]

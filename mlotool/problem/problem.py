@@ -12,22 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mlotool.core.arguments import require
 from mlotool.core.bound_module import MOVING_BUFFERS, BoundModule, Slots, compile_module
-from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.errors import RunError
+from mlotool.core.gradient import autocast
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.precision import autocast
 from mlotool.core.unchanged import SameObjects, deep_copy
 from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
-from mlotool.problem.loss_scale import LossScale
-from mlotool.problem.node import ProblemNode
-from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, optimizer_step
+from mlotool.problem.optimizers.optimizer_step import Evaluate, LossScale, OptimizerFactory, optimizer_step
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.remat import rematerialize
-from mlotool.problem.settings import ProblemSettings
+from mlotool.problem.settings import ProblemNode, ProblemSettings
 from mlotool.problem.shards import PartShards, Shards, gathered
 from mlotool.problem.stream import Stream
 from mlotool.problem.tasks import stack_parameters
@@ -122,11 +121,8 @@ class Problem:
         self.roles = {role: _role(value) for role, value in (roles or {}).items()}
         self.stream = stream
         self.theta = {key: tensor for key, tensor in module.named_parameters() if tensor.requires_grad}
-        if not self.theta:
-            raise ConfigError(
-                f"problems.{name}.module: {type(module).__name__} has no parameter that requires a gradient; expected "
-                "at least one. Unfreeze a parameter, or remove the problem and use the module inside the loss."
-            )
+        expected, advice = "a parameter that requires a gradient", "Unfreeze one, or use the module inside the loss."
+        require(bool(self.theta), f"problems.{name}.module", module, expected, advice)
         if parallel is not None:
             parallel.attach(name, module)
             parallel.check_data(getattr(stream, "dataset", None))
@@ -237,8 +233,18 @@ class Problem:
         Raises:
             RunError: the parameters that are trained are others now.
         """
-        if self._trained.have_moved():
-            self._bind()
+        if self._same():
+            return
+        now = {key: tensor for key, tensor in self.module.named_parameters() if tensor.requires_grad}
+        for key in {**self.theta, **now}:
+            if now.get(key) is not self.theta.get(key):
+                raise RunError(_CHANGED.format(problem=self.name, key=key))
+        self._bind()
+
+    def _parts(self) -> Sequence[Any]:
+        """Return submodules, parameters, which of them are trained, and which buffers there are."""
+        buffers = [value is None for part in self.submodules for value in part._buffers.values()]
+        return [*chain.from_iterable(map(_VALUES, self._holders)), *map(_REQUIRES_GRAD, self._parameters), *buffers]
 
     def advance(self) -> None:
         """Count a step that was taken elsewhere, as a trace of it, and advance the scheduler."""
@@ -307,7 +313,9 @@ class Problem:
         self.own = tuple(self.theta.values())
         self.slots = Slots(self.module, tuple(self.theta))
         self.submodules = tuple(self.module.modules())
-        self._trained = _Trained(self.name, self.module, self.theta)
+        self._holders = [holder for part in self.submodules for holder in (part._parameters, part._modules)]
+        self._parameters = [*self.module.parameters()]
+        self._same = SameObjects(self._parts)
         self.optimizer_step.bind(self.module, self.own, self.shards)
         # What runs in the module's place, and in its own training steps.
         self._call: Callable[..., Any] = self.compiled or self.rematerialized or self.module
@@ -406,39 +414,3 @@ def _role(value: str | Mapping[str, str]) -> Role:
     if isinstance(value, str):
         return Role(value)
     return Role(value["problem"], {"train": True, "eval": False, None: None}[value.get("mode")])
-
-
-class _Trained:
-    """Watches the parameters of one problem.
-
-    Args:
-        name: the problem's.
-        module: its module.
-        theta: the parameters that are trained, by name.
-    """
-
-    def __init__(self, name: str, module: nn.Module, theta: Mapping[str, Tensor]) -> None:
-        self._name, self._module, self._theta = name, module, theta
-        self._places = [holder for part in module.modules() for holder in (part._parameters, part._modules)]
-        self._parameters = [*module.parameters()]
-        self._buffers = [part._buffers for part in module.modules() if part._buffers]
-        self._same = SameObjects(self._look)
-
-    def have_moved(self) -> bool:
-        """Say whether submodules, constant parameters or the number of buffers are others than before.
-
-        Raises:
-            RunError: so are the parameters that are trained.
-        """
-        if self._same():
-            return False
-        now = {key: tensor for key, tensor in self._module.named_parameters() if tensor.requires_grad}
-        for key in {**self._theta, **now}:
-            if now.get(key) is not self._theta.get(key):
-                raise RunError(_CHANGED.format(problem=self._name, key=key))
-        return True
-
-    def _look(self) -> Sequence[Any]:
-        parts = chain.from_iterable(map(_VALUES, self._places))
-        buffers = [value is None for holder in self._buffers for value in holder.values()]
-        return [*parts, *map(_REQUIRES_GRAD, self._parameters), *buffers]

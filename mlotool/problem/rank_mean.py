@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Gradient = Sequence[Tensor | None]
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """A mean over ranks, of a list of tensors; the identity in one process."""
 
@@ -65,7 +66,7 @@ class RankMean:
         """
         return list(vector) if self.is_alone else _mean(self.reduce, vector)
 
-    def gradient(self, found: Sequence[Tensor | None], theta: Sequence[Tensor]) -> list[Tensor | None]:
+    def gradient(self, found: Gradient, theta: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the mean of what each rank has found; None of a parameter that no rank's loss depends on.
 
         Which parameters a loss reads may depend on the batch (experts, layers that are skipped), and so on the rank.
@@ -89,9 +90,7 @@ class RankMean:
             return [*mean]
         return [value if flag else None for value, flag in zip(mean, (used > 0).tolist(), strict=True)]
 
-    def gradient_of_users(
-        self, found: Sequence[Tensor | None], theta: Sequence[Tensor], weight: float = 1.0
-    ) -> list[Tensor | None]:
+    def gradient_of_users(self, found: Gradient, theta: Sequence[Tensor], weight: float = 1.0) -> list[Tensor | None]:
         """Return the mean over the ranks that have used a parameter; None of one that no rank has used.
 
         All ranks first agree on who used what, and then exchange what any rank has used, so they never wait for each
@@ -195,9 +194,7 @@ class _Mean(torch.autograd.Function):
         return None, *(_shared(ctx.reduce, cotangent) if torch.is_grad_enabled() else cotangent)
 
 
-def mean_gradient(
-    slopes: Sequence[Sequence[Tensor | None]], theta: Sequence[Tensor], ranks: RankMean
-) -> list[Tensor | None]:
+def mean_gradient(slopes: Sequence[Gradient], theta: Sequence[Tensor], ranks: RankMean) -> list[Tensor | None]:
     """Return the mean over batches and ranks, as a function of what the gradients on the batches depend on.
 
     A parameter that no batch's loss depends on, on any rank, has None as its mean, as for the optimizer.
@@ -207,7 +204,7 @@ def mean_gradient(
         theta: the parameters.
         ranks: their mean.
     """
-    used = [any(slope[index] is not None for slope in slopes) for index in range(len(theta))]
+    used = [any(slope is not None for slope in entries) for entries in zip(*slopes, strict=True)]
     total: list[Tensor] = []
     for batch in slopes:
         found = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(theta, batch, strict=True)]

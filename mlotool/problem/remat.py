@@ -1,13 +1,14 @@
 """Which blocks of a problem's module are evaluated again in backward passes: its setting `remat`."""
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.messages import did_you_mean
 from mlotool.core.rematerialization import RematerializedModule
 
@@ -29,7 +30,8 @@ def rematerialize(problem: str, module: nn.Module, setting: str | Sequence[str])
     """
     blocks = blocks_of(problem, module, setting)
     if setting == AUTO:
-        _log.info("problems.%s.remat: auto found %s.", problem, _described(blocks))
+        paths = [*blocks]
+        _log.info("problems.%s.remat: auto found %d blocks, %s to %s.", problem, len(paths), paths[0], paths[-1])
     return RematerializedModule(module, list(blocks.values()))
 
 
@@ -50,42 +52,27 @@ def blocks_of(problem: str, module: nn.Module, setting: str | Sequence[str]) -> 
         >>> list(blocks_of("model", net, "auto")), list(blocks_of("model", net, ["[12].self_*"]))
         (['1', '2'], ['1.self_attn', '2.self_attn'])
     """
-    key = f"problems.{problem}.remat"
+    key, name = f"problems.{problem}.remat", type(module).__name__
     if setting == AUTO:
-        found = dict(_repeated(module, ""))
-        if not found:
-            raise ConfigError(
-                f"{key}: found auto, but {type(module).__name__} has no repeated blocks; expected them in an "
-                f"nn.ModuleList or nn.Sequential. Write paths of submodules, such as {key}=['{_example(module)}']."
-            )
+        blocks = dict(_repeated(module, ""))
+        expected = f"auto with repeated blocks in an nn.ModuleList or nn.Sequential of {name}"
+        require(bool(blocks), key, AUTO, expected, "Write paths of submodules.")
     else:
-        patterns = [setting] if isinstance(setting, str) else setting
-        found = dict(item for pattern in patterns for item in _matched(key, module, pattern))
+        blocks = dict[str, nn.Module]()
+        submodules = {path: block for path, block in module.named_modules(remove_duplicate=False) if path}
+        for pattern in [setting] if isinstance(setting, str) else setting:
+            matched = {path: block for path, block in submodules.items() if _matches(path, pattern)}
+            expected = f"a path of submodules of {name}, in which * is any text within one name"
+            hint = f"Correct the path, or write auto.{did_you_mean(pattern, [AUTO, *submodules])}"
+            require(bool(matched), key, pattern, expected, hint)
+            listed = next((path for path, block in matched.items() if not _has_forward(block)), None)
+            expected = f"modules that are called themselves, unlike '{listed}'"
+            require(listed is None, key, pattern, expected, f"Write '{listed}.*' for those inside it.")
+            blocks |= matched
     once: dict[int, tuple[str, nn.Module]] = {}
-    for path, block in found.items():
+    for path, block in blocks.items():
         once.setdefault(id(block), (path, block))
     return dict(once.values())
-
-
-def _matched(key: str, module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks that one pattern matches."""
-    submodules = {path: block for path, block in module.named_modules(remove_duplicate=False) if path}
-    found = {path: block for path, block in submodules.items() if _matches(path, pattern)}
-    listed = next((path for path, block in found.items() if not _has_forward(block)), None)
-    if listed is not None:
-        raise ConfigError(
-            f"{key}: found {pattern!r}, which matches '{listed}', a {type(found[listed]).__name__} that is never "
-            f"called itself; expected modules that are. Write '{listed}.*' for those inside it."
-        )
-    if not found:
-        numbered = [".".join("*" if part.isdigit() else part for part in path.split(".")) for path in submodules]
-        children = ", ".join([name for name, _ in module.named_children()][:12])
-        raise ConfigError(
-            f"{key}: found {pattern!r}, which matches no submodule of {type(module).__name__}; expected paths in which "
-            f"* is any text within one name (its children: {children})."
-            f"{did_you_mean(pattern, dict.fromkeys([AUTO, *numbered, *submodules]))} Correct the path, or write auto."
-        )
-    yield from found.items()
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -101,11 +88,9 @@ def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]
     """
     children = {name: value for name, value in module._modules.items() if value is not None}
     counts = Counter(type(value) for value in children.values() if _is_block(value))
+    least = 1 if isinstance(module, nn.ModuleList) else 2 if isinstance(module, nn.Sequential) else math.inf
     for name, value in children.items():
-        is_repeated = isinstance(module, nn.ModuleList) or (
-            isinstance(module, nn.Sequential) and counts[type(value)] > 1
-        )
-        is_block = is_repeated and _is_block(value)
+        is_block = counts[type(value)] >= least and _is_block(value)
         if is_block and type(value) is not nn.Sequential:
             yield f"{prefix}{name}", value
             continue
@@ -122,16 +107,3 @@ def _is_block(module: nn.Module) -> bool:
 def _has_forward(module: nn.Module) -> bool:
     # ModuleList and ModuleDict have none; subclasses of them may.
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
-
-
-def _described(blocks: Mapping[str, nn.Module]) -> str:
-    """Return `blocks.0 to blocks.7 (8 of Block)`, for each class in each list of blocks."""
-    runs: dict[tuple[str, str], list[str]] = {}
-    for path, block in blocks.items():
-        runs.setdefault((path.rpartition(".")[0], type(block).__name__), []).append(path)
-    ends = {key: " to ".join(dict.fromkeys((paths[0], paths[-1]))) for key, paths in runs.items()}
-    return ", ".join(f"{ends[key]} ({len(paths)} of {key[1]})" for key, paths in runs.items())
-
-
-def _example(module: nn.Module) -> str:
-    return next((f"{name}.*" for name, child in module.named_children() if any(True for _ in child.children())), "0")

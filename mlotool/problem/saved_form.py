@@ -12,18 +12,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Adafactor, Optimizer
 
+from mlotool.core import plain_state
 from mlotool.core.arguments import is_number, is_whole, require
-from mlotool.core.messages import shown
-from mlotool.core.plain_state import (
-    ADVICE,
-    MAX_COUNT,
-    check_count,
-    check_form,
-    check_list,
-    check_mapping,
-    check_random_state,
-    check_tensor,
-)
+from mlotool.core.plain_state import ADVICE, check_form, check_list, check_mapping
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import COUNTER
 
@@ -61,7 +52,7 @@ def check_learned(key: str, state: Any, problem: "Problem") -> None:
         check_form(f"{key}.scheduler", state["scheduler"], own)
     if problem.loss_scale is not None:
         check_form(f"{key}.loss_scale", state["loss_scale"], problem.loss_scale.state_dict())
-    check_count(f"{key}.num_steps", state["num_steps"])
+    plain_state.check_count(f"{key}.num_steps", state["num_steps"])
 
 
 def check_whole(key: str, state: Any, problem: "Problem", others: Mapping[str, "Problem"]) -> None:
@@ -92,9 +83,8 @@ def _check_optimizer(key: str, saved: Any, optimizer: Optimizer) -> None:
     for number, (group, mine) in enumerate(zip(saved["param_groups"], own, strict=True)):
         place = f"{key}.param_groups.{number}"
         # A scheduler adds its own start.
-        check_form(place, group, {name: value for name, value in mine.items() if name not in ("params", "initial_lr")})
-        is_right, numbers = group.get("params") == mine["params"], f"its parameters' numbers, {shown(mine['params'])}"
-        require(is_right, f"{place}.params", group.get("params"), numbers, ADVICE)
+        check_form(place, group, {name: value for name, value in mine.items() if name != "initial_lr"})
+        require(group["params"] == mine["params"], f"{place}.params", group["params"], f"{mine['params']}", ADVICE)
     check_mapping(f"{key}.state", saved["state"])
     groups = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     for number, kept in saved["state"].items():
@@ -102,8 +92,8 @@ def _check_optimizer(key: str, saved: Any, optimizer: Optimizer) -> None:
         if _is_torchs(optimizer) or is_whole(number):
             is_right, place = is_whole(number, 0) and number < len(groups), f"{key}.state.{number}"
             require(is_right, place, number, f"the number of a parameter, below {len(groups)}", ADVICE)
-            parameter, group = groups[number]
-            _check_kept(place, kept, parameter, group, optimizer)
+            parameter, settings = groups[number]
+            _check_kept(place, kept, parameter, settings, optimizer)
 
 
 def _check_kept(key: str, kept: Any, parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> None:
@@ -112,69 +102,61 @@ def _check_kept(key: str, kept: Any, parameter: Tensor, group: Mapping[str, Any]
     Optimizers of others than torch keep what they like, and no kernel of torch's takes it, unless they ask for the
     fused one; LBFGS and Adafactor keep what is not in a parameter's shape.
     """
-    check_mapping(key, kept)
-    if not group.get("fused") and (not _is_torchs(optimizer) or isinstance(optimizer, LBFGS | Adafactor)):
-        return
     rule = RULES.get(type(optimizer))
     # One that counts its steps keeps all or nothing.
-    required = () if rule is None or COUNTER not in rule.state else rule.names(group)
-    if kept:
-        check_mapping(key, kept, required)
+    required = rule.names(group) if rule is not None and COUNTER in rule.state and kept else ()
+    check_mapping(key, kept, required)
+    if not group.get("fused") and (not _is_torchs(optimizer) or isinstance(optimizer, LBFGS | Adafactor)):
+        return
     for name, value in kept.items():
         place = f"{key}.{name}"
-        is_single = is_number(value) or (isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex())
-        if name == COUNTER:
-            is_right = is_single and 0 <= float(value) < MAX_COUNT
-            require(is_right, place, value, "the count of its steps", ADVICE)
-        elif (rule is not None and name in rule.vectors) or (isinstance(value, Tensor) and value.dim() > 0):
+        is_vector = (rule is not None and name in rule.vectors) or (isinstance(value, Tensor) and value.dim() > 0)
+        if is_vector and name != COUNTER:
             if value is not None or name in required:
-                check_tensor(place, value, parameter)
-        else:
-            require(value is None or is_single, place, value, "a tensor or a number", ADVICE)
+                check_form(place, value, parameter)
+            continue
+        is_single = is_number(value) or (isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex())
+        is_right = is_single or (value is None and name != COUNTER)
+        is_right = is_right and (name != COUNTER or 0 <= float(value) < plain_state.MAX_COUNT)
+        require(is_right, place, value, "a number" if name != COUNTER else "the count of its steps", ADVICE)
 
 
 def _check_steps(key: str, steps: Any, problem: "Problem", others: Mapping[str, "Problem"]) -> None:
     check_list(key, steps)
-    own, optimizer = problem.own, problem.optimizer
-    buffers = dict(problem.module.named_buffers())
+    own, optimizer, buffers = problem.own, problem.optimizer, dict(problem.module.named_buffers())
     groups = {} if optimizer is None else {id(x): group for group in optimizer.param_groups for x in group["params"]}
     for number, step in enumerate(steps):
         place = f"{key}.{number}"
         check_mapping(place, step, ("theta", "state", "settings", "random", "readings", "gradient", "buffers"))
         if problem.shards is None:
-            for name in ("theta", "gradient"):
-                _check_vector(f"{place}.{name}", step[name], own, may_lack=name == "gradient")
+            _check_vector(f"{place}.theta", step["theta"], own)
+            # An unused parameter has no gradient.
+            pairs = zip(step["gradient"] or (), own, strict=False)
+            present = [None if value is None else like for value, like in pairs]
+            _check_vector(f"{place}.gradient", step["gradient"], [*present, *own[len(present) :]])
             # Those of a step that is taken again have none.
             check_list(f"{place}.state", step["state"], len(own) if step["state"] else 0)
-            for index, kept in enumerate(step["state"]):
-                if optimizer is not None and id(own[index]) in groups:
-                    _check_kept(f"{place}.state.{index}", kept, own[index], groups[id(own[index])], optimizer)
+            for index, (kept, parameter) in enumerate(zip(step["state"], own, strict=False)):
+                if optimizer is not None and id(parameter) in groups:
+                    _check_kept(f"{place}.state.{index}", kept, parameter, groups[id(parameter)], optimizer)
         for index, state in enumerate(step["random"]):
-            check_random_state(f"{place}.random.{index}", state)
+            plain_state.check_random_state(f"{place}.random.{index}", state)
         for index, found in enumerate(step["buffers"]):
-            known = {name: buffers[name] for name, value in found.items() if value is not None}
-            check_form(f"{place}.buffers.{index}", found, known)
+            there = {name: buffers[name] for name in found if found[name] is not None}
+            check_form(f"{place}.buffers.{index}", found, there)
         for name, reading in step["readings"].items():
-            _check_reading(f"{place}.readings.{name}", name, reading, others)
+            place_of = f"{place}.readings.{name}"
+            require(name in others, place_of, name, f"one of {', '.join(others)}", ADVICE)
+            check_mapping(place_of, reading, ("theta", "position", "steps", "has_all"))
+            if others[name].shards is None:
+                _check_vector(f"{place_of}.theta", reading["theta"], others[name].own)
+            _check_steps(f"{place_of}.steps", reading["steps"], others[name], others)
 
 
-def _check_reading(key: str, name: str, reading: Any, others: Mapping[str, "Problem"]) -> None:
-    require(name in others, key, name, f"one of {', '.join(others)}", ADVICE)
-    problem = others[name]
-    check_mapping(key, reading, ("theta", "position", "steps", "has_all"))
-    if problem.shards is None:
-        _check_vector(f"{key}.theta", reading["theta"], problem.own, may_lack=False)
-    _check_steps(f"{key}.steps", reading["steps"], problem, others)
-
-
-def _check_vector(key: str, found: Any, own: Sequence[Tensor], *, may_lack: bool) -> None:
-    """Refuse what is neither nothing nor a tensor a parameter; a gradient may lack some."""
-    if found is None or found == []:
-        return
-    check_list(key, found, len(own))
-    for number, (value, parameter) in enumerate(zip(found, own, strict=True)):
-        if value is not None or not may_lack:
-            check_tensor(f"{key}.{number}", value, parameter)
+def _check_vector(key: str, found: Any, own: Sequence[Tensor | None]) -> None:
+    """Refuse what is neither nothing nor a tensor a parameter."""
+    if found:
+        check_form(key, found, own)
 
 
 def _is_torchs(optimizer: Optimizer) -> bool:

@@ -1,4 +1,4 @@
-"""The settings of a problem: plain values that say how it steps and computes."""
+"""What is known of a problem without torch: its settings, plain values that say how it steps, and its edges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,3 +95,16 @@ class ProblemSettings:
     def starts_from(self) -> str | None:
         """The problem whose parameters each unroll begins with; None where there is none."""
         return None if self.reset_to == "initial" else self.reset_to
+
+
+@dataclass(frozen=True)
+class ProblemNode:
+    """What validation needs to know of a problem.
+
+    Args:
+        roles: the problem's name by role of its loss.
+        other_uses: problems that it uses outside its loss, by key: `reset_to`, `optimizer.lr`.
+    """
+
+    roles: Mapping[str, str]
+    other_uses: Mapping[str, str] = field(default_factory=dict)

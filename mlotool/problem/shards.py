@@ -11,7 +11,6 @@ Rajbhandari et al. 2020, ZeRO, stage 3 (arXiv 1910.02054).
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import BoundModule, Slots, slots_of
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
+from mlotool.core.bound_module import BoundModule, Slots, in_slots, slots_of
 from mlotool.distributed.collectives import Ranks
-from mlotool.problem.loss_scale import ScaledCotangent
 from mlotool.problem.rank_mean import RankMean
 
 if TYPE_CHECKING:
@@ -188,8 +186,12 @@ class Shards:
         whole = gathered({key: tensor.detach() for key, tensor in named.items()}, is_kept=is_kept)
         if not is_kept:
             return None
-        self._slots.put([nn.Parameter(whole[key].cpu(), named[key].requires_grad) for key in self._slots.names])
-        return self._followed()
+        twin = self._followed()
+        for name, places in slots_of(twin, dict(twin.named_parameters()), "_parameters").items():
+            parameter = nn.Parameter(whole[name].cpu(), named[name].requires_grad)
+            for holder, attribute in places:
+                holder[attribute] = parameter
+        return twin
 
     def bound(self, parameters: Mapping[str, Tensor], training: bool | None = None) -> BoundModule:
         """Return the twin at whole parameters."""
@@ -235,6 +237,21 @@ class Shards:
             return value
         # A copy: the slice would keep all of the whole one alive.
         return distribute_tensor(value, self._mesh, like.placements, src_data_rank=None).clone()
+
+
+class ScaledCotangent(torch.autograd.Function):
+    """The identity, whose backward multiplies by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: float, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Hand the tensors on."""
+        ctx.factor = factor
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Multiply."""
+        return (None, *(tensor * ctx.factor for tensor in cotangent))
 
 
 class Live(BoundModule):
@@ -294,15 +311,12 @@ def check_rows(key: str, found: str, named: Iterable[tuple[str, Tensor]]) -> Non
         named: the parameters by name.
 
     Raises:
-        ConfigError: one is a single number, or is not contiguous.
+        ConfigError: one is a single number, or is not contiguous (channels_last).
     """
     for name, parameter in named:
-        reason = "is a single number" if parameter.dim() == 0 else "is not contiguous (channels_last)"
-        if parameter.dim() == 0 or not parameter.is_contiguous():
-            raise ConfigError(
-                f"{key}: found {found}, but the parameter '{name}' {reason}; expected rows in the usual order, of "
-                f"which each rank takes some. Change the module, or write {key}: false."
-            )
+        is_right = parameter.dim() > 0 and parameter.is_contiguous()
+        expected = f"rows in the usual order, of which each rank takes some, unlike those of '{name}'"
+        require(is_right, key, found, expected, f"Change the module, or write {key}: false.")
 
 
 def _twin(module: nn.Module) -> nn.Module:
@@ -368,7 +382,7 @@ class PartShards(Shards):
     def constant(self, training: bool | None = None) -> BoundModule:
         """Return the module as other problems see it: a function of whole parameters, which are constants."""
         whole = {name: tensor.detach() for name, tensor in self._named()}
-        return self.bound(whole | self._gathered(self._shards_of(self._names)), training)
+        return self.bound(whole | self._gathered((name, whole[name]) for name in self._names), training)
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the whole parameters by name, as the loss at hand sees them."""
@@ -384,14 +398,12 @@ class PartShards(Shards):
             kwargs, read = part
             flags = self._ranks.largest([float(name in read) for name in self._names])
             names = [name for name, flag in zip(self._names, flags, strict=True) if flag]
-        self._gather(names)
-        with self._whole():
+        with self._whole(names):
             return self._module(*args, **kwargs)
 
     def method(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a method of the module, for which all parameters are gathered."""
-        self._gather(self._names)
-        with self._whole():
+        with self._whole(self._names):
             return call(*args, **kwargs)
 
     def gradient(self, loss: Tensor, theta: Mapping[str, Tensor], weight: float = 1.0) -> list[Tensor | None]:
@@ -410,14 +422,10 @@ class PartShards(Shards):
         if loss.requires_grad:
             found = list(torch.autograd.grad(loss, whole, allow_unused=True))
         self._read = {}
-        if self._runs_in_part:
-            mean = self._mean.gradient_of_users(found, whole, weight)
-        else:
-            mean = self._mean.gradient(found, whole)
-        return [
-            None if value is None else self._own_rows(value, like)
-            for value, like in zip(mean, theta.values(), strict=True)
-        ]
+        is_part, ranks = self._runs_in_part, self._mean
+        mean = ranks.gradient_of_users(found, whole, weight) if is_part else ranks.gradient(found, whole)
+        pairs = zip(mean, theta.values(), strict=True)
+        return [None if value is None else self._own_rows(value, like) for value, like in pairs]
 
     def put_together(self, part: Tensor, like: Tensor) -> Tensor:
         """Return the tensor of which each rank has a part where `like` is divided; else the tensor itself."""
@@ -427,11 +435,8 @@ class PartShards(Shards):
         """Return the square of the norm of a vector, of which some tensors are divided."""
         size = self._mesh.size()
         # What each rank has whole counts once.
-        parts = [
-            value if value is None or _is_shard(parameter) else value / size
-            for value, parameter in zip(squares, like, strict=True)
-        ]
-        return super().total(parts, like)
+        pairs = zip(squares, like, strict=True)
+        return super().total([x if x is None or _is_shard(one) else x / size for x, one in pairs], like)
 
     def _divide(self, key: str) -> nn.Module:
         from torch.distributed.tensor import Shard, distribute_tensor
@@ -451,27 +456,17 @@ class PartShards(Shards):
     def _named(self) -> Iterator[tuple[str, Any]]:
         return self._module.named_parameters()
 
-    def _shards_of(self, names: Sequence[str]) -> list[tuple[str, Any]]:
-        named = dict(self._named())
-        return [(name, named[name].detach()) for name in names]
-
     def _gather(self, names: Sequence[str]) -> None:
         """Gather what is not whole yet: leaves, which the loss at hand is differentiated by."""
-        missing = [name for name in names if name not in self._read]
-        if missing:
-            named = dict(self._named())
-            for name, tensor in self._gathered(self._shards_of(missing)).items():
-                self._read[name] = tensor.requires_grad_(named[name].requires_grad)
+        missing = {name: tensor for name, tensor in self._named() if name in names and name not in self._read}
+        for name, tensor in self._gathered(missing.items()).items():
+            self._read[name] = tensor.requires_grad_(missing[name].requires_grad)
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Have what is gathered in the places of its shards."""
+    def _whole(self, names: Sequence[str]) -> in_slots:
+        """Gather what has these names; return a context in which all that is gathered takes its shards' places."""
+        self._gather(names)
         named = dict(self._named())
-        own = self._places.put([self._read.get(name, named[name]) for name in self._names])
-        try:
-            yield
-        finally:
-            self._places.put_back(own)
+        return self._places.filled([self._read.get(name, named[name]) for name in self._names])
 
     def _own_rows(self, whole: Tensor, like: Any) -> Tensor:
         return self._part(whole, like).to_local() if _is_shard(like) else whole
@@ -518,11 +513,8 @@ def matched_names(key: str, module: nn.Module, patterns: Sequence[str]) -> tuple
     """
     names = [name for name, _ in module.named_parameters()]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(
-                f"{key}: found the pattern '{pattern}', which no parameter has; expected a pattern for some of "
-                f"{', '.join(names)}. Correct the pattern."
-            )
+        is_right = any(fnmatchcase(name, pattern) for name in names)
+        require(is_right, key, pattern, f"a pattern for some of the parameters {', '.join(names)}")
     return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -19,22 +18,7 @@ from mlotool.core.plain_state import MAX_COUNT
 from mlotool.core.settings import Count, Whole, checked
 from mlotool.core.unchanged import is_unchanged
 from mlotool.core.user_code import UserCodeError, explained
-from mlotool.problem.batches import (
-    BatchFetcher,
-    BatchKey,
-    Share,
-    SizedDataset,
-    check_dataset,
-    draws_nothing,
-    mixed_seed,
-    whole,
-)
-
-_SECONDS_TO_END = 0.5
-
-
-class LostWorkerError(RuntimeError):
-    """A process that loads data has ended."""
+from mlotool.problem.batches import BatchFetcher, BatchKey, Share, SizedDataset, check_dataset, mixed_seed
 
 
 class LoadAhead:
@@ -44,9 +28,6 @@ class LoadAhead:
         fetcher: reads them.
         keys: of the batches.
         num_workers: processes.
-
-    Raises:
-        UserCodeError: at a batch that a worker could not read.
     """
 
     def __init__(self, fetcher: BatchFetcher, keys: Sequence[BatchKey], num_workers: int) -> None:
@@ -60,28 +41,26 @@ class LoadAhead:
             generator=torch.Generator().manual_seed(mixed_seed(fetcher.seed, keys[0][0])),
         )
         batches: Any = iter(loader)
-        self._batches, self._workers = batches, list(batches._workers)
+        self._batches = batches
         # Torch would raise the end of a worker wherever this process is, while it writes a checkpoint too. `next` looks
         # for it as well.
-        _remove_worker_pids(id(batches))
+        _remove_worker_pids(id(self._batches))
         batches._worker_pids_set = False
 
     def __next__(self) -> Any:
         """Return the next batch.
 
         Raises:
-            LostWorkerError: a worker has ended by itself, or by another's hand.
+            UserCodeError: a worker could not read it.
+            RunError: a worker was ended from outside.
         """
         try:
             batch = next(self._batches)
         except (RuntimeError, OSError, EOFError) as error:
-            # What a worker has sent lies in its own memory, and may be gone before the worker is known to be.
-            for worker in self._workers:
-                worker.join(_SECONDS_TO_END)
-            codes = [worker.exitcode for worker in self._workers if worker.exitcode is not None]
-            if not codes:
-                raise
-            raise LostWorkerError(f"exit code {codes[0]}") from error
+            raise RunError(
+                f"A process that loads data has ended ({error}); expected it to last as long as the run. Lower the "
+                "stream's num_workers, if it had no memory left, and go on with resume=auto."
+            ) from error
         if isinstance(batch, _Failure):
             raise UserCodeError(batch.text)
         return batch
@@ -91,7 +70,7 @@ class LoadAhead:
         self._batches._shutdown_workers()
 
     def __del__(self) -> None:
-        if hasattr(self, "_workers"):
+        if hasattr(self, "_batches"):
             self.close()
 
 
@@ -266,7 +245,7 @@ class Stream:
 
         It is read where batches are read, since a data set may open its files in the first process that asks.
         """
-        if draws_nothing(self.dataset):
+        if self._fetcher.draws_nothing:
             return True
         epoch, number, indices = self._key(*self.next_place)
         key = epoch, number, indices[:1]
@@ -389,44 +368,21 @@ class Stream:
     def _loaded(self, place: Place) -> Any:
         if self._num_workers == 0:
             return self.moved(self._fetcher[self._key(*place)])
-        try:
-            return self.moved(self._loaded_ahead(place))
-        except LostWorkerError as error:
-            warnings.warn(
-                f"A process that loads data was ended from outside ({error}); another one loads the same samples. If "
-                "this comes again, lower the stream's num_workers: it had no memory left.",
-                stacklevel=2,
-            )
-            self._end_loader()
-        except Exception:
-            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
-            # five seconds each for a word from a queue that is gone.
-            self._end_loader()
-            raise
-        try:
-            return self.moved(self._loaded_ahead(place))
-        except LostWorkerError as error:
-            self._end_loader()
-            raise RunError(
-                f"A process that loads {type(whole(self.dataset)).__name__} was ended from outside, and so was the one "
-                f"that took its place ({error}); expected it to last as long as the run. Lower the stream's "
-                "num_workers, and go on with resume=auto."
-            ) from error
-
-    def _end_loader(self) -> None:
-        if self._loader is not None:
-            self._loader.close()
-        self._loader = None
-
-    def _loaded_ahead(self, place: Place) -> Any:
         epoch, number = place
         # They are at another place where batches in between were read elsewhere.
         if self._loader is None or place != self._loader_place:
             keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
             self._loader = LoadAhead(self._fetcher, keys, self._num_workers)
-        batch = next(self._loader)
+        try:
+            batch = next(self._loader)
+        except Exception:
+            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
+            # five seconds each for a word from a queue that is gone.
+            self._loader.close()
+            self._loader = None
+            raise
         self._loader_place = epoch, number + 1
-        return batch
+        return self.moved(batch)
 
     def _key(self, epoch: int, number: int) -> BatchKey:
         start = number * self.batch_size
@@ -442,8 +398,8 @@ def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> A
     if is_dataclass(batch) and not isinstance(batch, type):
         # Not dataclasses.replace: it calls __init__, which may take other arguments than the fields.
         moved = copy.copy(batch)
-        for each in fields(batch):
-            object.__setattr__(moved, each.name, _to_device(getattr(batch, each.name), device, dtype))
+        for part in fields(batch):
+            object.__setattr__(moved, part.name, _to_device(getattr(batch, part.name), device, dtype))
         return moved
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_to_device(value, device, dtype) for value in batch))

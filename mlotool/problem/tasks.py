@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.errors import MlotoolError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.private import tree_flatten, tree_map, tree_unflatten
 from mlotool.core.replay import RandomState
@@ -24,12 +25,9 @@ def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
     Raises:
         ConfigError: the number is none, or the module keeps running statistics, which tasks cannot share.
     """
-    running = [name for name, buffer in module.named_buffers() if name.endswith(("running_mean", "running_var"))]
-    if running:
-        raise ConfigError(
-            f"problems.{problem}.module: found the running statistics {running[0]} with tasks={num_tasks}; expected "
-            "none, since the tasks would share them. Use another normalization."
-        )
+    running = [name for name, _ in module.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    expected = f"no running statistics with tasks={num_tasks}, since the tasks would share them"
+    require(not running, f"problems.{problem}.module", ", ".join(running), expected, "Use another normalization.")
     stacked: dict[int, nn.Parameter] = {}
     for child in module.modules():
         for parameter in child._parameters.values():
@@ -84,10 +82,8 @@ class TaskLosses:
             return self._one_by_one(one, stacked, batch)
         random = RandomState(self._devices)
         try:
-            found: tuple[Tensor, Mapping[str, Tensor]] = torch.vmap(
-                one, in_dims=(0, None if batch is None else 0), randomness="different"
-            )(stacked, batch)
-            return found
+            axes = 0, None if batch is None else 0
+            return torch.vmap(one, in_dims=axes, randomness="different")(stacked, batch)
         except MlotoolError:
             raise
         except RuntimeError as error:
@@ -107,20 +103,14 @@ class TaskLosses:
         leaves, structure = tree_flatten((stacked, batch))
         # Not by index: its backward would fill zeros for all other tasks.
         parts = zip(*[leaf.unbind() if isinstance(leaf, Tensor) else [leaf] * self._num_tasks for leaf in leaves])  # noqa: B905
-        found = [one(*tree_unflatten(list(part), structure)) for part in parts]
-        names = found[0][1]
-        return torch.stack([loss for loss, _ in found]), {
-            name: torch.stack([metrics[name] for _, metrics in found]) for name in names
-        }
+        losses, metrics = zip(*[one(*tree_unflatten(list(part), structure)) for part in parts], strict=True)
+        return torch.stack(losses), {name: torch.stack([values[name] for values in metrics]) for name in metrics[0]}
 
     def _check(self, value: Any) -> Any:
-        num_tasks = self._num_tasks
-        if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != num_tasks):
-            raise ConfigError(
-                f"problems.{self._problem}.loss: found a tensor of shape {tuple(value.shape)} in a batch for "
-                f"{num_tasks} tasks; expected the tasks along its first axis. Set stream.batch_size={num_tasks}, with "
-                "data whose samples are tasks."
-            )
+        is_right = not isinstance(value, Tensor) or (value.dim() > 0 and len(value) == self._num_tasks)
+        expected = f"batches with {self._num_tasks} tasks along the first axis"
+        advice = f"Set stream.batch_size={self._num_tasks}, with data whose samples are tasks."
+        require(is_right, f"problems.{self._problem}.loss", value, expected, advice)
         return value
 
 
@@ -135,9 +125,7 @@ def check_unmoved(problem: str, module: BoundModule) -> None:
         ConfigError: it has moved one.
     """
     moved = module.moved_buffer()
-    if moved is not None:
-        raise ConfigError(
-            f"problems.{problem}.module: its forward has moved the buffer '{moved}' in a loss that is evaluated for "
-            "each task by itself; expected buffers that stay, since the tasks would share them. Write {problem: "
-            f"{problem}, mode: eval}} as the role."
-        )
+    found = f"the buffer {moved}, which its forward moves"
+    expected = "buffers that stay in a loss that is evaluated for each task by itself, since the tasks would share them"
+    advice = f"Write {{problem: {problem}, mode: eval}} as the role."
+    require(moved is None, f"problems.{problem}.module", found, expected, advice)

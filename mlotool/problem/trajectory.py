@@ -1,30 +1,32 @@
 """A record of a problem's last optimizer steps (parameters, state, batches, random numbers), to differentiate them."""
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.bound_module import LARGE_BYTES, lazy_copy, share_memory
+from mlotool.core.bound_module import in_slots, lazy_copy
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import dense
 from mlotool.core.replay import RandomState
+from mlotool.core.settings import Count, target
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import fingerprint, tolerance
-from mlotool.problem.optimizers.rule import Hyperparameters, State
+from mlotool.problem.optimizers.rule import Gradient, Hyperparameters, State
 from mlotool.problem.stream import SameBatch, Stream
 
 Buffers = Mapping[str, Tensor | None]
-"""Copies by name; None where there was none. Of what stays, the records of all evaluations have the same copy."""
+"""Copies by name; None where there was none. On a CPU, those of what stays have the same memory."""
 
 
 class MovingBuffers:
-    """Copies the buffers of a module before each evaluation; of a large one that has not moved there is one copy.
+    """Copies the buffers of a module before each evaluation.
 
     Args:
         module: its structure must stay as it is.
@@ -46,26 +48,11 @@ class MovingBuffers:
             # Of a module of torch.jit they are a dictionary that iterates otherwise.
             for key in part._buffers.keys()  # noqa: SIM118
         ]
-        self._copies: dict[str, Tensor | None] = {}
 
     def now(self) -> Buffers:
         """Return the copies, which nobody may change."""
-        self._copies = {name: self._copy(name, holder[key]) for name, holder, key in self._places}
-        return self._copies
-
-    def _copy(self, name: str, buffer: Tensor | None) -> Tensor | None:
-        # Not by versions, which kernels of BatchNorm and recorded sequences of kernels on a GPU do not count.
-        before = self._copies.get(name)
-        if buffer is None or (before is not None and _is_same_large(before, buffer)):
-            return None if buffer is None else before
-        return lazy_copy(buffer.detach())
-
-
-def _is_same_large(copy: Tensor, buffer: Tensor) -> bool:
-    """Say whether a copy can serve again; a small tensor is copied sooner than compared."""
-    if buffer.layout != torch.strided or buffer.nbytes < LARGE_BYTES:
-        return False
-    return share_memory(copy, buffer) or (copy.shape == buffer.shape and torch.equal(copy, buffer))
+        found = {name: holder[key] for name, holder, key in self._places}
+        return {name: None if buffer is None else lazy_copy(buffer.detach()) for name, buffer in found.items()}
 
 
 @contextmanager
@@ -84,21 +71,10 @@ def buffers_in_place(module: nn.Module | None, buffers: Buffers) -> Iterator[Non
         >>> layer.running_mean
         tensor([0.])
     """
-    if module is None or not buffers:
+    paths = [name.rpartition(".") for name in buffers]
+    slots = [(module.get_submodule(path)._buffers, key) for path, _, key in paths] if module is not None else []
+    with in_slots(slots, [*buffers.values()][: len(slots)]):
         yield
-        return
-    places = []
-    for name, value in buffers.items():
-        path, _, key = name.rpartition(".")
-        places.append((module.get_submodule(path)._buffers, key, value))
-    own = [holder[key] for holder, key, _ in places]
-    try:
-        for holder, key, value in places:
-            holder[key] = value
-        yield
-    finally:
-        for (holder, key, _), before in zip(places, own, strict=True):
-            holder[key] = before
 
 
 _CHANGED = (
@@ -109,18 +85,15 @@ _CHANGED = (
 )
 
 
+@dataclass
 class LargestNorm:
     """The largest norm of the gradients of a problem that have been compared.
 
     Once a problem has converged its gradients are rounding alone, and none is like the other. They are small beside
     those that led there.
-
-    Attributes:
-        value: zero at first.
     """
 
-    def __init__(self) -> None:
-        self.value = 0.0
+    value: float = 0.0
 
 
 class TakenGradient:
@@ -135,14 +108,12 @@ class TakenGradient:
         >>> taken.compare([torch.ones(2), None], "w")  # nothing to refuse
     """
 
-    def __init__(self, gradient: Sequence[Tensor | None], largest: LargestNorm | None = None) -> None:
+    def __init__(self, gradient: Gradient, largest: LargestNorm | None = None) -> None:
         self._numbers: Tensor | None = _numbers(gradient)
         self._largest = largest or LargestNorm()
 
     @classmethod
-    def of(
-        cls, gradient: Sequence[Tensor | None] | None, num_unrolls: int, largest: LargestNorm
-    ) -> "TakenGradient | None":
+    def of(cls, gradient: Gradient | None, num_unrolls: int, largest: LargestNorm) -> "TakenGradient | None":
         """Return it where an unroll is looked at: the first one, the second, the fourth and so on; else None.
 
         Args:
@@ -159,7 +130,7 @@ class TakenGradient:
         """Whether there has been no comparison yet."""
         return self._numbers is not None
 
-    def compare(self, gradient: Sequence[Tensor | None], problem: str, precision: str = "fp32") -> None:
+    def compare(self, gradient: Gradient, problem: str, precision: str = "fp32") -> None:
         """Refuse another gradient, at the first call.
 
         Later the problem above may have stepped, and a gradient that someone asks for is at its new parameters.
@@ -187,7 +158,7 @@ class TakenGradient:
                 raise ConfigError(_CHANGED.format(problem=problem, error=error / size))
 
 
-def _numbers(gradient: Sequence[Tensor | None]) -> Tensor:
+def _numbers(gradient: Gradient) -> Tensor:
     """Return the fingerprints as rows; zeros of what is unused."""
     device = next((slope.device for slope in gradient if slope is not None), None)
     nothing = torch.zeros(2, dtype=torch.float64, device=device)
@@ -195,6 +166,7 @@ def _numbers(gradient: Sequence[Tensor | None]) -> Tensor:
     return torch.stack(rows)
 
 
+Saved = Mapping[str, Any]
 Streams = Mapping[str, Stream | SameBatch | None]
 """By problem."""
 
@@ -242,17 +214,14 @@ class LowerSnapshot:
         }
 
     @classmethod
-    def from_state_dict(
-        cls, name: str, state: Mapping[str, Any], streams: Streams, device: torch.device
-    ) -> "LowerSnapshot":
+    def from_state_dict(cls, name: str, state: Saved, streams: Streams, device: torch.device) -> "LowerSnapshot":
         """Return the snapshot of problem `name` that was saved, on a device."""
         stream = streams[name]
         there = None if stream is None or state["position"] is None else stream.at(state["position"])
         count = sum(len(step["random"]) for step in state["steps"])
         batches = iter([None] * count if there is None else there.recent(count))
         steps = tuple(StepRecord.from_state_dict(step, batches, streams, device) for step in state["steps"])
-        theta = tuple(tensor.to(device) for tensor in state["theta"])
-        return cls(theta, there, steps, state["has_all"])
+        return cls(on_device(state["theta"], device), there, steps, state["has_all"])
 
 
 LowerSnapshots = Mapping[str, LowerSnapshot]
@@ -313,14 +282,8 @@ class StepRecord:
                 return tensor.to(device, non_blocking=True)
             return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
-        return replace(
-            self,
-            theta=tuple(put(value) for value in self.theta),
-            state=tuple(
-                {key: value if key == "step" else put(value) for key, value in one.items()} for one in self.state
-            ),
-            gradient=None if self.gradient is None else tuple(None if x is None else put(x) for x in self.gradient),
-        )
+        theta, states, gradient = (_moved(part, put) for part in (self.theta, self.state, self.gradient))
+        return replace(self, theta=theta, state=states, gradient=gradient)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the batches and the graph."""
@@ -336,7 +299,7 @@ class StepRecord:
 
     @classmethod
     def from_state_dict(
-        cls, state: Mapping[str, Any], batches: Iterator[Any], streams: Streams, device: torch.device
+        cls, state: Saved, batches: Iterator[Any], streams: Streams, device: torch.device
     ) -> "StepRecord":
         """Return the record that was saved, on a device; its batches are the next ones of `batches`."""
         draws = tuple((next(batches), RandomState.from_state_dict(random)) for random in state["random"])
@@ -344,13 +307,9 @@ class StepRecord:
             name: LowerSnapshot.from_state_dict(name, entry, streams, device)
             for name, entry in state["readings"].items()
         }
-        theta = tuple(tensor.to(device) for tensor in state["theta"])
-        saved = state["gradient"]
-        gradient = None if saved is None else tuple(None if value is None else value.to(device) for value in saved)
-        buffers = tuple(
-            {name: None if x is None else x.to(device) for name, x in buffer.items()} for buffer in state["buffers"]
-        )
-        states, settings = on_device(state["state"], device), tuple(state["settings"])
+        theta, states, gradient = (on_device(state[name], device) for name in ("theta", "state", "gradient"))
+        buffers = tuple({name: on_device(x, device) for name, x in buffer.items()} for buffer in state["buffers"])
+        settings = tuple(state["settings"])
         return cls(theta, states, settings, draws, lower_snapshots, gradient=gradient, buffers=buffers)
 
 
@@ -416,9 +375,7 @@ class Trajectory:
             "largest_norm": self.largest_norm.value,
         }
 
-    def load_state_dict(
-        self, state: Mapping[str, Any], batches: Sequence[Any], streams: Streams, device: torch.device
-    ) -> None:
+    def load_state_dict(self, state: Saved, batches: Sequence[Any], streams: Streams, device: torch.device) -> None:
         """Take the state back.
 
         Args:
@@ -435,13 +392,168 @@ class Trajectory:
         self.largest_norm.value = state["largest_norm"]
 
 
-def on_device(states: Sequence[State], device: torch.device) -> tuple[State, ...]:
-    """Return the optimizer's state of each parameter on a device; counts of steps stay where torch keeps them."""
-    return tuple(
-        {key: value if key == "step" else value.to(device) for key, value in state.items()} for state in states
-    )
+def on_device(tree: Any, device: torch.device) -> Any:
+    """Return parameters, gradients or optimizer states on a device; counts of steps stay where torch keeps them."""
+    return _moved(tree, lambda tensor: tensor.to(device))
+
+
+def _moved(tree: Any, put: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: value if key == "step" else _moved(value, put) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return tuple(_moved(value, put) for value in tree)
+    return put(tree) if isinstance(tree, Tensor) else tree
 
 
 def copied(state: State) -> State:
     """Return a copy that the next step in place does not change."""
     return {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+@dataclass(frozen=True)
+class AbstractStepStore(ABC):
+    """Which steps keep parameters and optimizer state (a checkpoint), and where.
+
+    Batches and random states of all steps are kept in any case.
+
+    Args:
+        offload: keep them in the host's memory, pinned, until they are needed; on a CPU they are there anyway.
+
+    Attributes:
+        saves_gradients: whether the gradients of the steps are kept, so that they are taken again by the update alone.
+        is_whole: whether every step is a checkpoint.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Odd(AbstractStepStore):
+        ...     def keeps(self, number, num_steps):
+        ...         return number == 0 or number % 2 == 1
+        >>> [Odd().keeps(number, 4) for number in range(4)]
+        [True, True, False, True]
+    """
+
+    offload: bool = field(default=False, kw_only=True)
+    saves_gradients: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = False
+
+    @abstractmethod
+    def keeps(self, number: int, num_steps: int) -> bool:
+        """Return whether a step is a checkpoint; the first one is.
+
+        Args:
+            number: of the step in its unroll, from 0.
+            num_steps: of an unroll.
+        """
+
+    def num_free(self, num_steps: int, num_kept: int) -> int:
+        """Return how many checkpoints more may be held while steps are taken again.
+
+        Args:
+            num_steps: that are to be taken again, one after the other.
+            num_kept: checkpoints that are held.
+        """
+        return num_steps
+
+
+@target("trajectory", home="mlotool.hypergradient")
+@dataclass(frozen=True)
+class KeepAll(AbstractStepStore):
+    """Every step is a checkpoint: nothing is taken again.
+
+    Example:
+        >>> KeepAll().keeps(3, 8)
+        True
+    """
+
+    saves_gradients, is_whole = False, True
+
+    def keeps(self, number: int, num_steps: int) -> bool:
+        """Return true."""
+        return True
+
+
+@target("trajectory", home="mlotool.hypergradient")
+@dataclass(frozen=True)
+class KeepEvery(AbstractStepStore):
+    """Every k-th step is a checkpoint. The gradients of all steps are kept: the rest is the update alone, to the bit.
+
+    With Adam an unroll of T steps holds T + 3 T / k vectors of the size of the parameters, and 3 k more while they are
+    differentiated, in the place of 3 T.
+
+    Args:
+        offload: keep them in the host's memory, pinned, until they are needed; on a CPU they are there anyway.
+        steps: k.
+
+    Raises:
+        ConfigError: k is below 1.
+
+    Example:
+        >>> [KeepEvery(steps=3).keeps(number, 8) for number in range(5)]
+        [True, False, False, True, False]
+    """
+
+    steps: Count = 4
+
+    def keeps(self, number: int, num_steps: int) -> bool:
+        """Return whether it is a k-th one."""
+        return number % self.steps == 0
+
+
+@target("trajectory", home="mlotool.hypergradient")
+@dataclass(frozen=True)
+class Binomial(AbstractStepStore):
+    """A few checkpoints, whatever the length of the unroll; the gradients of the steps between are computed again.
+
+    With c checkpoints, unrolls of up to (c + r choose c) steps take each step again r times at most, which is the least
+    that is possible.
+
+    Args:
+        offload: keep them in the host's memory, pinned, until they are needed; on a CPU they are there anyway.
+        checkpoints: c.
+
+    Raises:
+        ConfigError: c is below 1.
+
+    Source: Griewank 1992, Achieving logarithmic growth of temporal and spatial complexity in reverse automatic
+        differentiation (treeverse).
+
+    Example:
+        >>> [number for number in range(10) if Binomial(checkpoints=3).keeps(number, 10)]
+        [0, 4, 7]
+    """
+
+    checkpoints: Count = 3
+    # They would take as much as all parameters.
+    saves_gradients = False
+
+    def keeps(self, number: int, num_steps: int) -> bool:
+        """Return whether the first sweep over an unroll leaves a checkpoint there."""
+        place = 0
+        for free in range(self.checkpoints - 1, -1, -1):
+            if place >= number or free == 0 or num_steps - place < 2:
+                break
+            place += middle(num_steps - place, free)
+        return place == number
+
+    def num_free(self, num_steps: int, num_kept: int) -> int:
+        """Return what is left of c."""
+        return max(0, self.checkpoints - num_kept)
+
+
+def middle(num_steps: int, num_free: int) -> int:
+    """Return after how many steps the next checkpoint belongs, so that the fewest steps are taken again.
+
+    Args:
+        num_steps: at least 2.
+        num_free: checkpoints that may be held beside that at the beginning, at least 1.
+
+    Example:
+        >>> middle(10, 1), middle(10, 2), middle(10, 9)
+        (6, 4, 1)
+    """
+    held, repeats = num_free + 1, 0
+    while math.comb(held + repeats, held) < num_steps:
+        repeats += 1
+    # The second part has one checkpoint less, the first one repetition less; no part is shorter than it can well be.
+    shortest = math.comb(held + repeats - 2, held) if repeats > 1 else 1
+    return min(max(num_steps - math.comb(held - 1 + repeats, held - 1), shortest, 1), num_steps - 1)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView
-    from mlotool.problem.node import ProblemNode
     from mlotool.problem.problem import Problem
+    from mlotool.problem.settings import ProblemNode
     from mlotool.problem.stream import SameBatch, Stream
     from mlotool.program.graph import Graph
     from mlotool.program.prepared_step import StepResult

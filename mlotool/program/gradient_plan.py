@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import Recording, dense, gradient_of
+from mlotool.core.gradient import Recording, dense, full_precision, gradient_of
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.precision import full_precision
 from mlotool.core.tracing import is_tracing
 from mlotool.problem.arguments import without_gradient
 from mlotool.problem.batches import Share

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, shown
-from mlotool.problem.node import ProblemNode
+from mlotool.problem.settings import ProblemNode
 
 Edges = Mapping[str, Iterable[str]]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.gradient import full_precision
 from mlotool.core.messages import kind_of
-from mlotool.core.precision import full_precision
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import LossTraits
 from mlotool.core.tangents import any_has_tangent

@@ -29,12 +29,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "group": ({f"{OPTIMIZER}.groups": [{"match": "nothing.*", "lr": 0.1}]}, f"{OPTIMIZER}.groups"),
     "no block": (
         {"problems.classifier.remat": ["layer.*"]},
-        "problems.classifier.remat: found 'layer.*', which matches no submodule of MLP; expected paths in which "
-        "* is any text within one name (its children: layers). Did you mean 'layers.*'?",
+        "problems.classifier.remat: found 'layer.*'; expected a path of submodules of MLP, in which * is any text",
     ),
     "no blocks": (
         {"problems.classifier.remat": "auto"},
-        "problems.classifier.remat: found auto, but MLP has no repeated",
+        "problems.classifier.remat: found 'auto'; expected auto with repeated blocks",
     ),
     "no parameters": ({MODULE: {"_target_": "torch.nn.Flatten"}}, f"{OPTIMIZER}: torch.optim.sgd.SGD does not accept"),
     "layers": (

@@ -62,13 +62,6 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_without_parameters_it_is_the_module_itself() -> None:
-    layer, x = nn.Linear(2, 1), torch.randn(3, 2)
-    bound = BoundModule(layer)
-    assert torch.equal(bound(x), layer(x))
-    assert [tensor is own for tensor, own in zip(bound.parameters(), layer.parameters(), strict=True)] == [True, True]
-
-
 def test_given_parameters_take_the_places_of_the_modules_own_and_get_the_gradient() -> None:
     layer, x = nn.Linear(2, 1), torch.randn(3, 2)
     weight, bias = torch.randn(1, 2, requires_grad=True), torch.randn(1, requires_grad=True)
@@ -90,13 +83,6 @@ def test_parameters_that_are_left_out_are_the_modules() -> None:
     assert list(named) == ["weight", "bias"]
     assert named["weight"] is weight
     assert named["bias"] is layer.bias
-
-
-def test_its_own_batch_statistics_move() -> None:
-    norm, x = nn.BatchNorm1d(2, momentum=0.5), torch.randn(4, 2)
-    BoundModule(norm)(x)
-    assert torch.allclose(norm.running_mean, 0.5 * x.mean(0))
-    assert int(norm.num_batches_tracked) == 1
 
 
 def test_a_functional_call_normalises_by_the_batch_and_leaves_the_statistics() -> None:
@@ -153,9 +139,8 @@ def test_an_eval_role_normalises_by_the_running_statistics_and_restores_every_mo
     assert same(before, buffers(net))
     use = given or dict(net.named_parameters())
     hidden = functional.linear(x, use["inner.weight"], use["inner.bias"])
-    hidden = functional.batch_norm(
-        hidden, net.norm.running_mean, net.norm.running_var, use["norm.weight"], use["norm.bias"]
-    )
+    statistics = net.norm.running_mean, net.norm.running_var
+    hidden = functional.batch_norm(hidden, *statistics, use["norm.weight"], use["norm.bias"])
     assert torch.allclose(found, functional.linear(hidden, use["head.weight"], use["head.bias"]))
 
 
@@ -179,10 +164,8 @@ def test_a_method_runs_with_the_given_parameters_mode_and_throw_away_buffers() -
     hidden = functional.linear(x, given["inner.weight"], given["inner.bias"])
     for training in (None, False):
         found = BoundModule(net, given, training=training).method("features", x, scale=2.0)
-        mean, variance = net.norm.running_mean.clone(), net.norm.running_var.clone()
-        expected = functional.batch_norm(
-            hidden, mean, variance, given["norm.weight"], given["norm.bias"], training=training is None
-        )
+        values = net.norm.running_mean.clone(), net.norm.running_var.clone(), given["norm.weight"], given["norm.bias"]
+        expected = functional.batch_norm(hidden, *values, training=training is None)
         assert torch.allclose(found, 2 * expected)
         assert same(before, buffers(net))
         assert all(modes(net))
@@ -195,12 +178,3 @@ def test_a_tied_weight_is_replaced_everywhere_and_has_one_name() -> None:
     assert torch.equal(bound(x), torch.tanh(x @ weight.T) @ weight.T)
     assert [name for name, _ in bound.named_parameters()] == ["encoder.weight"]
     assert torch.equal(bound.method("forward", x), bound(x))
-
-
-def test_parametrized_weights() -> None:
-    layer, x = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3, bias=False)), torch.randn(4, 2)
-    given = others(layer)
-    direction = given["parametrizations.weight.original1"]
-    length = given["parametrizations.weight.original0"]
-    expected = x @ (length * direction / direction.norm(dim=1, keepdim=True)).T
-    assert torch.allclose(BoundModule(layer, given)(x), expected)

@@ -1,7 +1,7 @@
 """What a loss may do besides calling operators: under forward over reverse it means what it means to gradients."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from tests.core.operators.products import difference, distance, forward, forward
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:To copy construct from a tensor"),
 ]
 
 POINT = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
@@ -53,12 +52,6 @@ def decorated(x: Tensor) -> Tensor:
     return x * x
 
 
-@torch.no_grad()
-def generated(x: Tensor) -> Iterator[Tensor]:
-    yield x * x
-    yield x**3
-
-
 def switched(x: Tensor) -> Tensor:
     torch.set_grad_enabled(False)
     y = x * x
@@ -67,18 +60,10 @@ def switched(x: Tensor) -> Tensor:
 
 
 def set_within(x: Tensor) -> Tensor:
-    with torch.set_grad_enabled(False):
+    with suppress(KeyError), torch.set_grad_enabled(False):
         y = x * x
+        raise KeyError
     return y * x**2
-
-
-def interrupted(x: Tensor) -> Tensor:
-    try:
-        with torch.no_grad():
-            y = x * x
-            raise KeyError
-    except KeyError:
-        return y * x**2
 
 
 def in_inference(x: Tensor) -> Tensor:
@@ -109,15 +94,12 @@ def data_in_place(x: Tensor) -> Tensor:
 HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
     "no_grad and enable_grad": without_gradients,
     "no_grad as a decorator": lambda x: decorated(x) * x**2,
-    "no_grad of a generator": lambda x: sum((y * x**2 for y in generated(x)), torch.zeros_like(x)),
-    "no_grad left by an error": interrupted,
     "set_grad_enabled called": switched,
-    "set_grad_enabled as a context": set_within,
+    "set_grad_enabled as a context, left by an error": set_within,
     "data": lambda x: (x * x).data * x.sin(),
     "detach": lambda x: (x * x).detach() * x.sin(),
     "stop_gradient": lambda x: stop_gradient(x * x) * x.sin(),
     "straight through": lambda x: (x + (x.round() - x).detach()) ** 2 * x,
-    "gate": lambda x: torch.where(x > x.detach().mean(), x, x * x) * x,
 }
 """The same with tasks and without."""
 
@@ -127,13 +109,8 @@ ALONE: dict[str, Callable[[Tensor], Tensor]] = {
     "detach_": detached_in_place,
     "data in place": data_in_place,
     "item": lambda x: x[0].item() * x**2,
-    "tolist": lambda x: torch.tensor(x.tolist(), dtype=x.dtype) * x**2,
-    "numpy": lambda x: torch.from_numpy(x.detach().numpy() ** 2) * x**2,
-    "torch.tensor": lambda x: torch.tensor(x) * x**2,
     "Parameter": lambda x: nn.Parameter(x) * x**2,
-    "copy_": lambda x: torch.empty_like(x).copy_(x) * x**2,
     "argmax": lambda x: x[x.argmax()] ** 3 * x,
-    "bool": lambda x: x**3 if bool(x.sum() > 0) else x,
     "a gradient inside": lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0] * x,
     "torch.func inside": lambda x: torch.func.grad(lambda y: (y**3).sum())(x) * x,
 }
@@ -144,14 +121,9 @@ ALONE: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_has_no_gradient_has_no_tangent(name: str, num_tasks: int | None, way: Way):
     function = HIDDEN[name]
-    expected = torch.stack(
-        [
-            reverse(lambda x: (function(x) * WEIGHTS).sum(), [a * POINT], [b * VECTOR])[0]
-            for a, b in [(1.0, 0.5), (0.5, 1.0)]
-        ]
-    )
-    if num_tasks is None:
-        expected = reverse(lambda x: (function(x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
+    scales = [(1.0, 1.0)] if num_tasks is None else [(1.0, 0.5), (0.5, 1.0)]
+    products = [reverse(lambda x: (function(x) * WEIGHTS).sum(), [a * POINT], [b * VECTOR])[0] for a, b in scales]
+    expected = products[0] if num_tasks is None else torch.stack(products)
     torch.testing.assert_close(product(way, function, num_tasks), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -160,14 +132,6 @@ def test_what_has_no_gradient_has_no_tangent(name: str, num_tasks: int | None, w
 def test_values_that_leave_the_graph_are_constants(name: str, way: Way):
     expected = reverse(lambda x: (ALONE[name](x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
     torch.testing.assert_close(product(way, ALONE[name]), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", ["no_grad as a decorator", "set_grad_enabled as a context", "data"])
-def test_without_the_mode_tangents_pass(name: str):
-    # If torch changes that, the mirror can go.
-    plain = forward(lambda x: (HIDDEN[name](x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
-    assert distance([plain], [product(forward, HIDDEN[name])]) > 0.1
 
 
 @ways
@@ -239,23 +203,8 @@ class Sine(torch.autograd.Function):
 class RoundStraight(Sine):
     """Rounds; with a slope of its own."""
 
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return 1.5 * slope
-
-    @staticmethod
-    def jvp(ctx: Any, move: Tensor) -> Tensor:
-        return 1.5 * move
-
-
-class Once(Sine):
-    """Double backward takes its slope for a constant."""
-
-    backward = staticmethod(torch.autograd.function.once_differentiable(Sine.backward))
+    forward = staticmethod(torch.round)
+    backward = jvp = staticmethod(lambda ctx, slope: 1.5 * slope)
 
 
 class OldSine(torch.autograd.Function):
@@ -271,20 +220,10 @@ class OldSine(torch.autograd.Function):
         return slope * ctx.saved_tensors[0].cos()
 
 
-class NoTangent(torch.autograd.Function):
+class NoTangent(Sine):
     """Without jvp."""
 
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.sin()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * ctx.saved_tensors[0].cos()
+    jvp = torch.autograd.Function.jvp
 
 
 @ways
@@ -293,12 +232,6 @@ def test_functions_with_tangents(num_tasks: int | None, way: Way):
     found = product(way, lambda x: Sine.apply(x) ** 2 + RoundStraight.apply(x) ** 2 * x, num_tasks)
     straight = lambda x: 1.5 * x + (x.round() - 1.5 * x).detach()  # noqa: E731
     expected = product(way, lambda x: x.sin() ** 2 + straight(x) ** 2 * x, num_tasks)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-@ways
-def test_functions_that_are_once_differentiable_have_products_here(way: Way):
-    found, expected = product(way, lambda x: Once.apply(x) ** 2), product(way, lambda x: x.sin() ** 2)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -320,11 +253,6 @@ def test_what_cannot_be_had_is_said_with_what_to_write(name: str):
     pattern = rf"problems\.w\.loss: found (?=.*{message}).*Write (product: reverse|mlotool\.remat)"
     with pytest.raises(ConfigError, match=pattern):
         product(forward, function)
-
-
-def test_errors_of_other_kinds_are_left_as_they_are():
-    with pytest.raises(RuntimeError, match="must match"), forward_mode("w"):
-        torch.ones(2) + torch.ones(3)
 
 
 def test_scripted_modules_are_refused():
@@ -387,7 +315,7 @@ def test_dropout_of_attention_draws_what_a_training_step_draws(mode: Callable[[s
 
 
 @ways
-@pytest.mark.parametrize("name", ["no_grad and enable_grad", "set_grad_enabled as a context"])
+@pytest.mark.parametrize("name", ["no_grad and enable_grad", "set_grad_enabled as a context, left by an error"])
 def test_below_and_above_other_modes(name: str, way: Way):
     def function(x: Tensor) -> Tensor:
         # A device is a mode of its own.
@@ -402,10 +330,3 @@ def test_below_and_above_other_modes(name: str, way: Way):
     expected = 2 * reverse(lambda x: (HIDDEN[name](x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
     for mode in (None, nested):
         torch.testing.assert_close(product(way, function, mode=mode), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_switches_that_stay_off_do_not_last():
-    with forward_mode("w"):
-        torch.set_grad_enabled(False)
-    assert torch._C._is_fwd_grad_enabled()
-    torch.set_grad_enabled(True)

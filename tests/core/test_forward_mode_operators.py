@@ -30,34 +30,35 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
+NO_TANGENTS = """
+    igamma index_reduce ormqr segment_reduce cdist pdist logit soft_margin_loss grid_sample cumprod
+    linalg.solve linalg.solve_ex linalg.tensorsolve linalg.det linalg.slogdet logdet cholesky_inverse triangular_solve
+"""
 REFUSED = {
+    **{name: name.removeprefix("linalg.").removesuffix("_loss") for name in NO_TANGENTS.split()},
     "checkpoint": "mlotool.remat",
     "ctc_loss": "_ctc_loss",
+    "embedding_bag max": "_embedding_bag",
+    "grid_sample": "grid_sampler_2d",
     "grid_sample 3d": "grid_sampler_3d",
-    "igamma": "igamma",
-    "index_reduce": "index_reduce",
+    "multi_margin_loss": "multi_margin_loss",
+    "multilabel_margin_loss": "multilabel_margin_loss",
     "nested tensor": "_nested_tensor_from_tensor_list",
-    "ormqr": "ormqr",
-    "segment_reduce": "segment_reduce",
-    "segment_reduce prod": "segment_reduce",
+    "scatter_reduce prod": "scatter_reduce",
     "sparse.mm": "_to_sparse",
     "special.zeta": "special_zeta",
-    "scatter_reduce prod": "scatter_reduce",
 }
 """By what the error names."""
 
 REFUSED_TWICE = {
     "ctc_loss": "_ctc_loss_backward",
     "segment_reduce": "_segment_reduce_backward",
-    "segment_reduce prod": "_segment_reduce_backward",
+    "embedding_bag max": "_embedding_bag",
+    "multi_margin_loss": "multi_margin_loss_backward",
+    "multilabel_margin_loss": "multilabel_margin_loss_backward",
 }
-if torch.__version__ < "2.14":
-    REFUSED_TWICE["grid_sample 3d"] = "grid_sampler_3d_backward"
-NOT_FINITE = {
-    "forward": {"linalg.det at a singular point": "LU factors have no derivative there"},
-    "reverse": {"norm at zero": "torch's second derivative is 0 / 0"},
-}
-TAKEN = sorted(OPERATORS.keys() - REFUSED.keys() - NOT_FINITE["forward"].keys())
+NOT_FINITE = {"norm at zero": "torch's second derivative is 0 / 0"}
+TAKEN = sorted(OPERATORS.keys() - REFUSED.keys())
 
 
 def setting(name: str) -> tuple[Loss, list[Tensor], list[Tensor]]:
@@ -87,7 +88,7 @@ def test_where_one_tensor_alone_has_a_tangent(name: str):
         assert distance(forward(loss, tensors, only, lambda: forward_mode("w")), expected) < 1e-7
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS.keys() - {"grid_sample 3d", "scatter_reduce prod"}))
+@pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.parametrize("mode", [forward_mode, twice_differentiable_mode])
 def test_values_are_those_of_the_operators(name: str, mode: Callable[[str], AbstractContextManager[None]]):
     spec, operator = OPERATORS[name]
@@ -104,11 +105,7 @@ def test_values_are_those_of_the_operators(name: str, mode: Callable[[str], Abst
     torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-4)
 
 
-AUTOCAST = """
-    silu mish hardsigmoid logit group_norm torch._weight_norm mse_loss huber_loss soft_margin_loss multi_margin_loss
-    multilabel_margin_loss cdist grid_sample masked_scatter cumprod prod linalg.solve linalg.tensorsolve
-    cholesky_inverse triangular_solve embedding_bag sdpa
-"""
+AUTOCAST = "silu mish hardsigmoid group_norm torch._weight_norm mse_loss huber_loss prod embedding_bag sdpa"
 
 
 @pytest.mark.parametrize("name", AUTOCAST.split())
@@ -158,24 +155,11 @@ def test_what_has_no_tangents_is_named(name: str, operator: str):
         forward(loss, tensors, vector, lambda: forward_mode("w"))
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS.keys() - REFUSED_TWICE.keys() - NOT_FINITE["reverse"].keys()))
+@pytest.mark.parametrize("name", sorted(OPERATORS.keys() - REFUSED_TWICE.keys() - NOT_FINITE.keys()))
 def test_double_backward_is_that_of_differences(name: str):
     loss, tensors, vector = setting(name)
     found = reverse(loss, tensors, vector, lambda: twice_differentiable_mode("w"))
     assert distance(found, difference(loss, tensors, vector)) < 1e-7
-
-
-def test_an_operator_that_fails_both_ways_is_sent_to_differences():
-    loss, tensors, vector = setting("ctc_loss")
-    with pytest.raises(ConfigError, match=r"Write .*hypergradient: finite_difference"):
-        forward(loss, tensors, vector, lambda: forward_mode("w"))
-    rows, indices = torch.ones(3, 2, dtype=torch.float64), torch.tensor([[0, 1]])
-    for mode, product in [(forward_mode, "forward"), (twice_differentiable_mode, "reverse")]:
-        with (
-            pytest.raises(ConfigError, match=f"_embedding_bag with max_norm.*: {product};.*Write .*hypergradient"),
-            mode("w"),
-        ):
-            F.embedding_bag(indices, rows, max_norm=1.0)
 
 
 @pytest.mark.parametrize(("name", "operator"), REFUSED_TWICE.items())
@@ -185,46 +169,6 @@ def test_what_has_no_second_derivative_is_named(name: str, operator: str):
         reverse(loss, tensors, vector, lambda: twice_differentiable_mode("w"))
 
 
-@pytest.mark.skipif(torch.__version__ < "2.15", reason="torch 2.9 has no double backward to compare with")
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
-@pytest.mark.parametrize("is_equal", [False, True], ids=["equal entries", "equal rows"])
-def test_distances_at_kinks_are_as_torch_has_them_in_double_backward(p: float, is_equal: bool):
-    """A difference says nothing there: torch takes all of the largest entries, and zero where a slope is infinite."""
-    x = torch.tensor([[1.0, -1.0, 0.5], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    x = x[[0, 0, 1]] if is_equal else x
-    vector = direction([x])
-    for operator in (lambda x: torch.cdist(x, x, p), lambda x: F.pdist(x, p)):
-
-        def loss(x: Tensor, operator: Callable[[Tensor], Tensor] = operator) -> Tensor:
-            return (operator(x) + 0.3 * operator(x) ** 2).sum()
-
-        expected = reverse(loss, [x], vector)
-        assert distance(forward(loss, [x], vector, lambda: forward_mode("w")), expected) < 1e-12
-        assert distance(reverse(loss, [x], vector, lambda: twice_differentiable_mode("w")), expected) < 1e-12
-
-
-def test_a_source_that_is_too_short_is_refused_as_torch_does():
-    x, mask = torch.ones(3), torch.tensor([True, True, False])
-    with forward_mode("w"), pytest.raises(RuntimeError, match="found 1 values for 2 places"):
-        x.masked_scatter(mask, torch.ones(1))
-
-
-@pytest.mark.parametrize("name", ["vjp", "grad", "tangent of vjp"])
-def test_values_at_a_mask_of_tasks_are_taken_within_gradients(name: str):
-    """There the wrapper of the tasks is not the outermost one."""
-
-    def loss(x: Tensor) -> Tensor:
-        return torch.masked_scatter(x, x > 0, x.sin()[:3]).square().sum()
-
-    def slope(x: Tensor) -> Tensor:
-        return torch.func.vjp(loss, x)[1](torch.ones(()))[0]
-
-    function = {
-        "vjp": slope,
-        "grad": torch.func.grad(loss),
-        "tangent of vjp": lambda x: torch.func.jvp(slope, (x,), (torch.ones(5),))[1],
-    }[name]
-    tasks = torch.tensor([[0.3, -0.7, 1.1, -2.0, 0.4], [-1.0, 2.0, -0.2, 0.5, -3.0]])
+def test_what_is_wrong_for_tangents_is_taken_of_constants():
     with forward_mode("w"):
-        found, expected = torch.vmap(function)(tasks), torch.stack([function(task) for task in tasks])
-    torch.testing.assert_close(found, expected)
+        assert torch.cumprod(torch.arange(1, 4), 0).tolist() == [1, 2, 6]

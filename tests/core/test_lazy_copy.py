@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlotool import remat
-from mlotool.core.bound_module import BoundModule, lazy_copy, share_memory
+from mlotool.core.bound_module import lazy_copy, share_memory
 from tests.live_storage import LiveStorage
 
 SIZE = 128
@@ -58,19 +58,6 @@ def test_what_changes_one_leaves_the_other(change: str, is_copy: bool) -> None:
     assert not share_memory(copy, value)
 
 
-def test_a_block_with_a_sparse_buffer() -> None:
-    class Graph(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("adjacency", (2 * torch.eye(SIZE, dtype=torch.float64)).to_sparse())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.sparse.mm(self.adjacency, x).square()
-
-    x = POINT.clone().requires_grad_()
-    assert torch.allclose(torch.autograd.grad(remat(Graph(), x).sum(), x)[0], 8 * x)
-
-
 def slopes(call: Callable[[Tensor], Tensor], block: Masked, between: Callable[[], object]) -> list[Tensor]:
     """Return a gradient and a derivative of it, where something happens after the forward pass."""
     x = POINT.clone().requires_grad_()
@@ -89,32 +76,14 @@ def test_a_block_is_evaluated_again_with_the_buffer_that_it_had(is_moved: bool) 
     assert torch.equal(block.mask, torch.full_like(block.mask, 3.0))
 
 
-def test_a_role_leaves_the_buffer_of_its_module() -> None:
-    block = Masked(is_moved=True)
-    before = block.mask.clone()
-    bound = BoundModule(block, dict(block.named_parameters()))
-    first, second = bound(POINT), bound(POINT)
-    assert torch.equal(block.mask, before)
-    # A module that is called twice sees its own update.
-    assert torch.allclose(first, second)
-    assert torch.equal(bound._buffers[0], before + 2.0)  # type: ignore[index]
-
-
 def test_masks_of_blocks_are_held_once() -> None:
-    blocks = nn.ModuleList(Masked() for _ in range(8))
-    x = torch.randn(SIZE, 1, dtype=torch.float64).requires_grad_()
-
-    class Row(nn.Module):
+    class Row(Masked):
         """Makes little but its mask."""
 
-        def __init__(self, block: Masked) -> None:
-            super().__init__()
-            self.block = block
-
         def forward(self, x: Tensor) -> Tensor:
-            return x * self.block.scale + self.block.mask[:, :1]
+            return x * self.scale + self.mask[:, :1]
 
-    rows = [Row(block) for block in blocks]  # type: ignore[arg-type]
+    rows, x = [Row() for _ in range(8)], torch.randn(SIZE, 1, dtype=torch.float64).requires_grad_()
     with LiveStorage() as live:
         y = x
         for row in rows:

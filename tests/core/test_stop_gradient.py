@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core import LossOutput, stop_gradient
+from mlotool.core import stop_gradient
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
 from mlotool.core.replay import Replay
 
 
@@ -71,17 +70,3 @@ def test_every_evaluation_sees_the_same_random_numbers_also_after_a_recording() 
     replay = Replay(evaluate)
     for _ in range(2):
         assert all(torch.equal(a, b) for a, b in zip(replay(evaluate), expected, strict=True))
-
-
-def test_a_bare_loss_is_wrapped_and_an_output_passes_through() -> None:
-    loss = values(1.0).sum()
-    output = LossOutput(loss, {"a": loss})
-    assert LossOutput.of(output) is output
-    assert LossOutput.of(loss).loss is loss
-    assert LossOutput.of(loss).metrics == {}
-
-
-def test_did_you_mean() -> None:
-    assert did_you_mean("clasifier", ["reweight", "classifier"]) == " Did you mean 'classifier'?"
-    assert did_you_mean("zzz", ["reweight", "classifier"]) == ""
-    assert did_you_mean("zzz", []) == ""

@@ -1,12 +1,16 @@
+"""Errors of code that is not mlotool's, and what such code changes for a whole process."""
+
 from collections import OrderedDict
 from functools import partial
 
 import pytest
 import torch
+from torch.overrides import _get_current_function_mode_stack as modes
 
 from mlotool.core import user_code
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import described, kind_of
+from mlotool.core.unchanged import restore_torch_settings, torch_settings
 from mlotool.core.user_code import Call, UserCodeError, explained, is_users, noted, user_frame
 
 
@@ -62,3 +66,19 @@ def test_batches_in_words() -> None:
     assert described({number: number for number in range(20)}).endswith("7: 7, ...}")
     kinds = [kind_of(each) for each in (None, 1.0, OrderedDict(a=1), torch.zeros(2))]
     assert kinds == ["None", "a float", "a OrderedDict with the keys a", "a tensor of shape (2,)"]
+
+
+@pytest.mark.parametrize(
+    ("before", "changed"), [(None, "meta"), (None, "cpu"), ("meta", "cpu"), ("cpu", "meta"), ("cpu", None)]
+)
+def test_the_default_device_is_put_back(before: str | None, changed: str | None) -> None:
+    """No default device is another state than the CPU: with one, each call passes through a mode of torch's."""
+    try:
+        torch.set_default_device(before)
+        kinds, settings = list(map(type, modes())), torch_settings()
+        torch.set_default_device(changed)
+        assert restore_torch_settings(settings) == ["torch.set_default_device"]
+        assert torch_settings() == settings
+        assert list(map(type, modes())) == kinds
+    finally:
+        torch.set_default_device(None)

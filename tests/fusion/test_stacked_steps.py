@@ -13,7 +13,7 @@ from torch import nn
 from mlotool.fusion import stacked_steps
 from mlotool.fusion.stacked_gradients import Stacked
 from mlotool.fusion.stacked_steps import StackedSteps
-from mlotool.problem.optimizers.fused_step import take_steps
+from mlotool.problem.optimizers.optimizer_step import take_steps
 from mlotool.program import Problem
 
 KINDS = {

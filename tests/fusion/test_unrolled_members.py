@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool import Graph, LossOutput, Problem, Program, Stream, Unrolled
-from mlotool.problem.step_store import KeepEvery
+from mlotool.problem.trajectory import KeepEvery
 from mlotool.program.trace import MOST_TRACES
 from tests.fusion.members import Blobs, bilevel, compared, network, plain_loss
 from tests.fusion.test_exact_members import check, cosine, stepping

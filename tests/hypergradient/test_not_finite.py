@@ -27,9 +27,8 @@ from mlotool.hypergradient import (
 )
 from mlotool.hypergradient.vector import apart
 from mlotool.problem.interface import LowerProblem, LowerView
-from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.optimizers.adam import ADAM_RULE
-from mlotool.problem.optimizers.optimizer_step import clipped
+from mlotool.problem.optimizers.optimizer_step import LossScale, clipped
 from mlotool.program import AbstractHypergradient, Schedule
 from tests import programs
 from tests.hypergradient import every_algorithm

@@ -24,7 +24,7 @@ from mlotool import (
     Unrolled,
 )
 from mlotool.core.errors import ConfigError
-from mlotool.core.precision import full_precision
+from mlotool.core.gradient import full_precision
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import norm
 from mlotool.problem.interface import LowerProblem, LowerView

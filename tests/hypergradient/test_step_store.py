@@ -10,7 +10,7 @@ import torch
 from mlotool import Schedule, Stream, Unrolled
 from mlotool.hypergradient import AbstractStepStore, Binomial, KeepAll, KeepEvery
 from mlotool.problem.optimizers.optimizer_step import replayed_step
-from mlotool.problem.step_store import middle
+from mlotool.problem.trajectory import middle
 from tests.hypergradient.test_unrolled import OPTIMIZERS, program
 from tests.hypergradient.two_levels import two_levels
 from tests.live_storage import LiveStorage

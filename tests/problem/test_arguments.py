@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from mlotool import FirstOrder, Graph, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core.errors import ConfigError
@@ -36,29 +36,20 @@ def problem(**given: Any) -> Problem:
     return Problem(**{**settings, **given})
 
 
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"name": 3}, "Problem.name: found 3; expected a text"),
     ({"loss": None}, "problems.p.loss: found None; expected a function that is called as loss(batch, model=...)"),
-    ({"loss": nn.MSELoss()}, "problems.p.loss: torch.nn.modules.loss.MSELoss does not fit (missing a required arg"),
-    ({"loss": of_two}, "does not fit (missing a required argument: 'other'); expected"),
     ({"roles": ["p"]}, "problems.p.loss.roles: found ['p']; expected problems' names by argument of the loss"),
-    ({"roles": {"model": nn.Linear(1, 1)}}, "problems.p.loss.roles.model: found a Linear; expected a problem's name"),
     ({"roles": {"model": {"problem": "p", "mode": []}}}, "problems.p.loss.roles.model: found {problem: 'p', mode: "),
+    ({"module": None}, "problems.p.module: found None; expected an nn.Module, built"),
+    ({"module": nn.Linear(2, 2, device="meta")}, "problems.p.module.weight: found 'a parameter on the device"),
     ({"stream": [1, 2]}, "problems.p.stream: found [1, 2]; expected a mlotool.Stream or null"),
     ({"optimizer": "sgd"}, "problems.p.optimizer: found 'sgd'; expected a torch optimizer, or a callable"),
-    ({"optimizer": lambda parameters: None}, "has returned None; expected a torch optimizer"),
+    ({"optimizer": lambda parameters: None}, "problems.p.optimizer: found None; expected a torch optimizer, which"),
     ({"optimizer": partial(sgd, lrr=1)}, "problems.p.optimizer: torch.optim.sgd.SGD failed: "),
-    ({"scheduler": lambda optimizer: 3}, "has returned 3; expected a scheduler"),
+    ({"scheduler": lambda optimizer: 3}, "problems.p.scheduler: found 3; expected a scheduler"),
     ({"hypergradient": "cg"}, "problems.p.hypergradient: found 'cg'; expected a hypergradient that is built, or null"),
-    ({"optimizer_roles": {"lr": nn.Linear(1, 1)}}, "problems.p.optimizer_roles.lr: found a Linear; expected"),
-    ({"reset_to": True}, "problems.p.reset_to: found True; expected a text or null"),
     ({"unroll_steps": "3"}, "problems.p.unroll_steps: found '3'; expected a whole number of at least 1"),
-    ({"precision": ["fp32"]}, "problems.p.precision: found ['fp32']; expected one of fp32, bf16, fp16"),
 ]
 
 
@@ -79,15 +70,8 @@ def test_a_problem_takes_what_does_as_well() -> None:
 
 STREAMS: list[tuple[Any, dict[str, Any], str]] = [
     (DATA, {"batch_size": "3"}, "Stream.batch_size: found '3'; expected a whole number of at least 1"),
-    (DATA, {"shuffle": "no"}, "Stream.shuffle: found 'no'; expected true or false"),
-    (None, {}, "stream.dataset: found None; expected a map-style data set"),
     ({"input": torch.zeros(3)}, {}, "stream.dataset: found {input: a tensor of shape (3,)}; expected a map-style"),
-    (Endless(), {}, "stream.dataset: found an Endless; expected a map-style data set"),
-    (
-        DataLoader(DATA),
-        {},
-        "stream.dataset: found a DataLoader; expected a map-style data set. Give its data set: Stream(loader.dataset",
-    ),
+    (DataLoader(DATA), {}, "stream.dataset: found a DataLoader; expected a map-style data set. Give its data set: "),
 ]
 
 
@@ -99,15 +83,7 @@ def test_a_stream_refuses(dataset: Any, given: dict[str, Any], said: str) -> Non
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
-    "one problem": (
-        lambda: Program(problem(), Graph()),  # type: ignore[arg-type]
-        "Program.problems: found a Problem; expected a list of",
-    ),
     "no graph": (lambda: Program([problem()], None), "Program.graph: found None; expected"),  # type: ignore[arg-type]
-    "reduce": (
-        lambda: Program([problem()], Graph(), 3),  # type: ignore[arg-type]
-        "Program.reduce: found 3; expected a function",
-    ),
     "names": (
         lambda: Program([problem()], Graph()).loss(["p"]),  # type: ignore[arg-type]
         "Unknown problem ['p']; expected one of p",
@@ -116,11 +92,6 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Program([problem()], Graph()).gradient("p", torch.zeros(2)),  # type: ignore[arg-type]
         "batches: found a tensor of shape (2,); expected batches by problem",
     ),
-    "a state": (
-        lambda: Program([problem()], Graph()).load_state_dict(None),  # type: ignore[arg-type]
-        "state: found None; expected what state_dict() has returned",
-    ),
-    "schedule": (lambda: Schedule(3), "Schedule.program: found 3; expected a Program"),  # type: ignore[arg-type]
     "same batch": (lambda: SameBatch([1]), "SameBatch.stream: found [1]; expected a Stream"),  # type: ignore[arg-type]
     "text": (lambda: Graph({"a": "b"}), "graph.upper_to_lower.a: found 'b'; expected a list of problems' names"),
 }
@@ -136,9 +107,7 @@ def test_the_rest_refuses(name: str) -> None:
 
 def test_a_loss_that_needs_batches_and_has_no_stream() -> None:
     schedule = Schedule(Program([problem()], Graph()))
-    with pytest.raises(
-        ConfigError, match=r"^problems\.p\.stream: found None, so that the loss was called with batch=N"
-    ):
+    with pytest.raises(ConfigError, match=r"^problems\.p\.stream: found None, so that the loss was called with"):
         schedule.tick()
 
 
@@ -184,37 +153,9 @@ def test_frozen_parts_and_copies_may_be_shared() -> None:
     of_both(nn.Sequential(frozen, module), nn.Sequential(frozen, deepcopy(module)))
 
 
-def with_parameter(make: Callable[[], nn.Parameter]) -> nn.Module:
-    module = nn.Linear(2, 2)
-    module.extra = make()
-    return module
-
-
-MODULES: dict[str, tuple[Callable[[], Any], str]] = {
-    "none": (lambda: None, "found None; expected an nn.Module, built"),
-    "meta": (lambda: nn.Linear(2, 2, device="meta"), "'weight' of Linear is on the device 'meta'"),
-    "sparse": (lambda: with_parameter(lambda: nn.Parameter(torch.eye(2).to_sparse())), "'extra' of Linear is sparse"),
-    "expanded": (
-        lambda: with_parameter(lambda: nn.Parameter(torch.zeros(1).expand(3))),
-        "'extra' of Linear has elements that share memory",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_that_cannot_be_trained_is_refused(name: str) -> None:
-    make, said = MODULES[name]
-    with pytest.raises(ConfigError, match=r"^problems\.p\.module: ") as refused:
-        Problem("p", make(), lambda batch: torch.zeros(()))
-    assert said in str(refused.value)
-
-
 def test_modules_that_are_shared_or_tied_are_taken() -> None:
     shared = nn.Linear(2, 2)
     tied = nn.Linear(2, 2)
     tied.weight = shared.weight
-    assert set(Problem("p", nn.Sequential(shared, shared, tied), lambda batch: torch.zeros(())).theta) == {
-        "0.weight",
-        "0.bias",
-        "2.bias",
-    }
+    made = Problem("p", nn.Sequential(shared, shared, tied), lambda batch: torch.zeros(()))
+    assert set(made.theta) == {"0.weight", "0.bias", "2.bias"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from mlotool.config.user_data import NamedSamples, limited
 from mlotool.problem.batches import draws_nothing
@@ -34,7 +34,6 @@ def of_two_algorithms(index: int) -> Any:
 DRAWS: dict[str, Callable[[int], Any]] = {
     "an odd number of normals": lambda index: np.random.randn(3)[0],
     "a Gaussian of Python's": lambda index: random.gauss(0, 1),
-    "only some samples": lambda index: np.random.rand() + random.random() if index % 3 == 1 else float(index),
     "a coin and values": rotated,
     "a generator of its own": of_a_new_generator,
     "coins of two": of_two_algorithms,
@@ -113,22 +112,10 @@ def test_the_numbers_outside_are_as_if_nothing_had_been_drawn(dataset: Any) -> N
         # The second normal number of a pair is kept for the next call.
         values: list[Any] = [np.random.randn(), random.gauss(0, 1)]
         between()
-        return [
-            *values,
-            np.random.randn(),
-            random.gauss(0, 1),
-            np.random.rand(),
-            random.random(),
-            torch.rand(()).item(),
-        ]
+        return [*values, np.random.randn(), random.gauss(0, 1), np.random.rand(), random.random(), torch.rand(())]
 
     stream = Stream(dataset, batch_size=4)
     assert outside(lambda: [stream.next(), stream.peek()]) == outside(lambda: None)
-
-
-def test_workers_draw_the_same() -> None:
-    dataset = Drawn(rotated)
-    assert_same(epochs(dataset, num_workers=2), epochs(dataset))
 
 
 def test_a_sample_that_fails_leaves_the_numbers_outside_alone() -> None:
@@ -136,13 +123,6 @@ def test_a_sample_that_fails_leaves_the_numbers_outside_alone() -> None:
     with pytest.raises(ZeroDivisionError):
         Stream(Drawn(lambda index: random.random() / 0), batch_size=4).next()
     assert random.getstate() == before
-
-
-def test_workers_have_other_seeds_in_each_epoch() -> None:
-    dataset = Drawn(lambda index: get_worker_info().seed % 2**31)
-    assert (
-        len({value for seed in (0, 1) for value in by_sample(epochs(dataset, seed, num_workers=1)[::3]).values()}) > 2
-    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +152,6 @@ class Counting(Drawn):
     [
         (Drawn(rotated), True, 1),
         (DrawnWhole(rotated), True, 0),
-        (Drawn(of_a_new_generator), True, 0),
         (Drawn(lambda index: float("nan")), True, 0),
         (Drawn(lambda index: random.SystemRandom().random()), False, 0),
         (Counting(), False, 1),

@@ -51,10 +51,8 @@ def test_the_shares_of_a_batch_are_the_batch(dataset: Any, num_ranks: int, num_w
         for key in ("index", "noise"):
             assert torch.equal(torch.cat([share[key] for share in used]), batch[key])
         sizes = [len(share["index"]) if weight else 0 for share, weight in shares]
-        assert [weight for _, weight in shares] == pytest.approx(
-            [size * num_ranks / len(batch["index"]) for size in sizes]
-        )
-        assert sum(sizes) == len(batch["index"])
+        weights = [size * num_ranks / len(batch["index"]) for size in sizes]
+        assert [weight for _, weight in shares] == pytest.approx(weights)
 
 
 def test_equal_shares_are_plain_batches() -> None:
@@ -62,14 +60,6 @@ def test_equal_shares_are_plain_batches() -> None:
     assert torch.equal(stream.next(), torch.tensor([2, 3]))
     assert torch.equal(SameBatch(stream).divide(1, 2).next(), torch.tensor([2, 3]))
     assert torch.equal(stream.recent(1)[0], torch.tensor([2, 3]))
-
-
-def test_the_position_is_that_of_all_ranks() -> None:
-    stream = Stream(torch.arange(8), 4, shuffle=False)
-    stream.next()
-    other = Stream(torch.arange(8), 4, shuffle=False).divide(0, 2)
-    other.load_state_dict(stream.state_dict())
-    assert torch.equal(other.next(), torch.tensor([4, 5]))
 
 
 def test_a_share_moves_and_keeps_its_weight() -> None:

@@ -1,10 +1,8 @@
 """The table of what cannot go together: each row refuses, and what is in no row goes together."""
 
 import re
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from mlotool import (
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import KeepEvery
 from mlotool.layerparallel import Auxiliary
-from mlotool.problem.compatibility import FEATURES, REFUSED, ROWS, Case, broken, check, message, page
+from mlotool.problem.compatibility import FEATURES, ROWS, Case, broken, check, message, page
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.stream import SameBatch
 from mlotool.spaces import Operator, SharedSpace, UniformPaths
@@ -125,46 +123,29 @@ def test_every_feature_is_in_a_row() -> None:
     assert {name for row in ROWS for name in (row.first, row.second)} == set(FEATURES) == set(CASES)
 
 
-def test_the_page_is_that_of_the_table() -> None:
-    write = "python -m mlotool.problem.compatibility > docs/compatibility.md"
-    assert PAGE.read_text() == page(), f"The table has changed; write the page anew: {write}"
+def test_the_page_has_the_tables() -> None:
+    text = PAGE.read_text()
+    for table in page().split("\n\n"):
+        assert table.strip() in text, "Write the tables anew: python -m mlotool.problem.compatibility"
 
 
-# By name, what of a problem below has the features in the second place.
-HELD: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "tasks": ({"tasks": 2}, {"tasks"}),
-    "fp16": ({"precision": "fp16"}, {"precision: fp16"}),
-    "reset_to": ({"reset_to": "initial"}, {"reset_to"}),
-    "roll_back": ({"roll_back": True}, {"roll_back"}),
-    "warmup": ({"warmup_steps": 1, "unroll_steps": 2}, {"warmup_steps"}),
-    "clip": ({"gradient_clip_norm": 0.1, "accumulate_batches": 2}, set()),
-    "remat": ({"remat": ["0"]}, {"remat"}),
-    "line search": (
-        {"optimizer": partial(torch.optim.LBFGS, max_iter=2)},
-        {"line search", "another optimizer"},
-    ),
-    "reverse": ({"hypergradient": Implicit(ConjugateGradient(3))}, {"hypergradient"}),
-    "differences": (
-        {"hypergradient": Implicit(Identity(), "finite_difference")},
-        {"hypergradient", "product: finite_difference"},
-    ),
-    "forward": ({"hypergradient": Implicit(ConjugateGradient(3), "forward")}, {"hypergradient", "product: forward"}),
-    "unrolled": ({"hypergradient": Unrolled()}, {"hypergradient", "simulated steps"}),
-    "penalty": (
-        {"hypergradient": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
-        {"hypergradient", "Penalty"},
-    ),
-    "saba": ({"hypergradient": SABA(0.1)}, {"hypergradient", "SABA", "directed steps"}),
-    "evolution": (
-        {"hypergradient": EvolutionStrategies(num_pairs=2)},
-        {"hypergradient", "EvolutionStrategies", "simulated steps"},
-    ),
-    "persistent": (
-        {"hypergradient": EvolutionStrategies(num_pairs=2, persistent=True)},
-        {"hypergradient", "EvolutionStrategies", "simulated steps", "persistent: true"},
-    ),
+STEPS = partial(torch.optim.SGD, lr=0.1)
+ALGORITHMS: dict[str, Any] = {
+    "reverse": Implicit(ConjugateGradient(3)),
+    "differences": Implicit(Identity(), "finite_difference"),
+    "forward": Implicit(ConjugateGradient(3), "forward"),
+    "unrolled": Unrolled(),
+    "penalty": Penalty(multiplier=10.0, num_steps=2, step_size=0.1),
+    "saba": SABA(0.1),
+    "evolution": EvolutionStrategies(num_pairs=2),
+    "persistent": EvolutionStrategies(num_pairs=2, persistent=True),
 }
-ALGORITHMS = {"reverse", "forward", "differences", "unrolled", "penalty", "saba", "evolution", "persistent"}
+TOGETHER: list[dict[str, Any]] = [
+    {"remat": ["0"], "gradient_clip_norm": 0.1, "accumulate_batches": 2, "warmup_steps": 1, "unroll_steps": 2},
+    {"tasks": 2, "roll_back": True, "unroll_steps": 2, "gradient_clip_norm": 0.1},
+    {"optimizer": partial(torch.optim.LBFGS, max_iter=2), "remat": ["0"], "warmup_steps": 1},
+    {"reset_to": "initial", "tasks": 2, "remat": ["0"]},
+]
 
 
 def lower_loss(batch: Tensor, *, w: Any, u: Any) -> Tensor:
@@ -177,37 +158,28 @@ def upper_loss(batch: Tensor, *, w: Any, u: Any) -> Tensor:
 
 def bilevel(**given: Any) -> Program:
     torch.manual_seed(0)
-    step = partial(torch.optim.SGD, lr=0.1)
-    stream = Stream(BATCHES, 2, shuffle=False)
-    below = {"optimizer": step, "hypergradient": Implicit(ConjugateGradient(3)), **given}
-    module = nn.Sequential(nn.Linear(3, 1))
-    low = Problem("w", module, lower_loss, roles={"w": "w", "u": "u"}, stream=stream, **below)
-    top = Problem(
-        "u", nn.Linear(3, 1), upper_loss, roles={"w": "w", "u": "u"}, stream=Stream(BATCHES, 2), optimizer=step
-    )
+    module, roles = nn.Sequential(nn.Linear(3, 1)), {"w": "w", "u": "u"}
+    given = {"optimizer": STEPS, "stream": Stream(BATCHES, 2, shuffle=False), **given}
+    low = Problem("w", module, lower_loss, roles=roles, **given)
+    top = Problem("u", nn.Linear(3, 1), upper_loss, roles=roles, stream=Stream(BATCHES, 2), optimizer=STEPS)
     return Program([low, top], Graph({"u": ["w"]}, {"w": ["u"]}))
 
 
-def pairs() -> list[tuple[str, str]]:
-    return [(a, b) for a, b in combinations(HELD, 2) if not {a, b} <= ALGORITHMS]
-
-
 @pytest.mark.filterwarnings("ignore")  # of solves that end early
-@pytest.mark.parametrize("pair", pairs(), ids=" with ".join)
-def test_what_is_in_no_row_goes_together(pair: tuple[str, str]) -> None:
-    (first, ours), (second, theirs) = (HELD[name] for name in pair)
-    given = deepcopy({**first, **second})
-    is_refused = any(
-        (row.first in ours and row.second in theirs) or (row.first in theirs and row.second in ours) for row in REFUSED
-    )
-    if is_refused:
+@pytest.mark.parametrize("settings", TOGETHER, ids=" ".join)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_is_in_no_row_goes_together(name: str, settings: dict[str, Any]) -> None:
+    case = Case("w", ProblemSettings.of("w", {key: x for key, x in settings.items() if key != "optimizer"}))
+    optimizer = settings.get("optimizer", STEPS)([nn.Parameter(torch.zeros(1))])
+    case = replace(case, optimizer=optimizer, algorithm=ALGORITHMS[name])
+    if any(row.key for row in broken(case)):
         with pytest.raises(ConfigError, match=r"^problems\.w\..*; expected "):
-            bilevel(**given)
+            bilevel(hypergradient=ALGORITHMS[name], **settings)
         return
-    schedule = Schedule(bilevel(**given))
+    schedule = Schedule(bilevel(hypergradient=ALGORITHMS[name], **settings))
     for _ in range(3):
         results = schedule.tick()
-    assert all(torch.isfinite(each.loss) for each in results.values())
+    assert all(torch.isfinite(result.loss) for result in results.values())
     assert all(torch.isfinite(x).all() for each in schedule.program.problems.values() for x in each.theta.values())
 
 

@@ -60,22 +60,13 @@ def test_ranks_that_read_other_parameters_keep_the_same_ones() -> None:
         def fit(batch: Any, *, w: Any, u: Any) -> Tensor:
             return torch.stack([(w(place) * u().sum() - 3).square().sum() for place in places]).mean()
 
-        lower = Problem(
-            "w",
-            Experts(),
-            fit,
-            roles={"w": "w", "u": "u"},
-            optimizer=partial(torch.optim.SGD, lr=0.02, weight_decay=0.1),
-            unroll_steps=3,
-            hypergradient=Unrolled(),
-        )
-        upper = Problem(
-            "u",
-            Point(numbers(0.2, 0.5)),
-            lambda batch, *, w: torch.stack([w(place).square().sum() for place in (0, 1)]).sum(),
-            roles={"w": "w"},
-            optimizer=partial(torch.optim.SGD, lr=0.02),
-        )
+        def score(batch: Any, *, w: Any) -> Tensor:
+            return torch.stack([w(place).square().sum() for place in (0, 1)]).sum()
+
+        step = partial(torch.optim.SGD, lr=0.02)
+        settings: Any = {"unroll_steps": 3, "hypergradient": Unrolled(), "roles": {"w": "w", "u": "u"}}
+        lower = Problem("w", Experts(), fit, optimizer=partial(step, weight_decay=0.1), **settings)
+        upper = Problem("u", Point(numbers(0.2, 0.5)), score, roles={"w": "w"}, optimizer=step)
         return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}), reduce)
 
     def trained(places: list[int], reduce: Reduce | None) -> list[Tensor]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from mlotool import Problem
 from mlotool.core.errors import ConfigError
-from mlotool.models import MLP, ResNet, TextTransformer, WideResNet
+from mlotool.models import ResNet, TextTransformer, WideResNet
 from mlotool.problem.remat import blocks_of
 
 
@@ -45,10 +45,7 @@ def made(remat: Any, module: nn.Module | None = None) -> Problem:
     [
         (["blocks.*"], ["blocks.0", "blocks.1", "blocks.2"]),
         ("blocks.[02]", ["blocks.0", "blocks.2"]),
-        (
-            ["blocks.*.attention", "embedding"],
-            ["blocks.0.attention", "blocks.1.attention", "blocks.2.attention", "embedding"],
-        ),
+        (["blocks.[01].attention", "embedding"], ["blocks.0.attention", "blocks.1.attention", "embedding"]),
         (["head", "h*"], ["head"]),
         ("auto", ["blocks.0", "blocks.1", "blocks.2"]),
     ],
@@ -88,29 +85,16 @@ def test_auto_finds_the_blocks_of_our_models() -> None:
 def test_it_says_what_auto_has_found(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mlotool")
     made("auto")
-    assert caplog.messages == ["problems.model.remat: auto found blocks.0 to blocks.2 (3 of Block)."]
+    assert caplog.messages == ["problems.model.remat: auto found 3 blocks, blocks.0 to blocks.2."]
     caplog.clear()
     made(["blocks.*"])
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("remat", [None, []])
-def test_without_blocks_the_module_runs_itself(remat: Any) -> None:
-    assert made(remat).rematerialized is None
-
-
 WRONG: dict[str, tuple[Any, str]] = {
-    "nothing": (
-        ["block.*"],
-        "found 'block.*', which matches no submodule of Net; expected paths in which * is any text within one name "
-        "(its children: embedding, blocks, head). Did you mean 'blocks.*'? Correct the path, or write auto.",
-    ),
-    "parameter": (["blocks.*.scale"], "found 'blocks.*.scale', which matches no submodule of Net"),
-    "list": (
-        ["blocks"],
-        "found 'blocks', which matches 'blocks', a ModuleList that is never called itself; expected modules that are. "
-        "Write 'blocks.*' for those inside it.",
-    ),
+    "nothing": (["block.*"], "found 'block.*'; expected a path of submodules of Net, in which *"),
+    "parameter": (["blocks.*.scale"], "found 'blocks.*.scale'; expected a path of submodules of Net"),
+    "list": (["blocks"], "expected modules that are called themselves, unlike 'blocks'. Write 'blocks.*' for those"),
     "true": (True, "found True; expected a text or a list of texts or null"),
 }
 
@@ -124,9 +108,7 @@ def test_what_is_no_block_is_refused(name: str) -> None:
     assert part in str(refused.value)
 
 
-@pytest.mark.parametrize("module", [MLP([1, 8, 8], 10), nn.Linear(2, 2), nn.Sequential(Block(), nn.Linear(2, 2))])
-def test_auto_that_finds_nothing_is_refused(module: nn.Module) -> None:
-    with pytest.raises(
-        ConfigError, match=r"problems\.model\.remat: found auto, but \w+ has no repeated blocks; expected"
-    ):
-        made("auto", module)
+def test_auto_that_finds_nothing_is_refused() -> None:
+    assert made([]).rematerialized is None
+    with pytest.raises(ConfigError, match=r"problems\.model\.remat: found 'auto'; expected auto with repeated blocks"):
+        made("auto", nn.Sequential(Block(), nn.Linear(2, 2)))

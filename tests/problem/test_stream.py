@@ -1,17 +1,23 @@
-"""The stream: its order, its resume, its workers, its devices."""
+"""The stream: its order, its resume, its workers, also those that end, its devices."""
 
+import os
+import signal
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import active_children
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Subset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from mlotool.core.errors import RunError
 from mlotool.core.user_code import UserCodeError
-from mlotool.program import Stream
+from mlotool.problem.stream import Stream
 
 Pair = namedtuple("Pair", ["input", "target"])
 
@@ -87,24 +93,10 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert [indices(batch) for batch in draw(later, 2)] == first[2:]
 
 
-def test_without_shuffle_the_order_is_the_data_sets() -> None:
-    stream = Stream(Whole(6), 3, shuffle=False)
-    assert [indices(batch) for batch in draw(stream, 4)] == [[0, 1, 2], [3, 4, 5]] * 2
-
-
-@pytest.mark.parametrize(("drop_last", "sizes"), [(True, [4, 4, 4, 4]), (False, [4, 4, 2, 4])])
-def test_drop_last(drop_last: bool, sizes: list[int]) -> None:
-    stream = Stream(Whole(), 4, drop_last=drop_last)
-    assert [len(batch["input"]) for batch in draw(stream, 4)] == sizes
-    assert stream.num_batches == (2 if drop_last else 3)
-
-
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_a_batch_larger_than_the_data_set_is_the_whole_of_it(drop_last: bool) -> None:
-    stream = Stream(Whole(3), 100, drop_last=drop_last)
-    batches = [indices(batch) for batch in draw(stream, 5)]
-    assert [sorted(batch) for batch in batches] == [[0, 1, 2]] * 5
-    assert stream.state_dict() == {"epoch": 4, "batches_consumed": 1}
+@pytest.mark.parametrize(("size", "drop_last", "sizes"), [(4, True, [4, 4]), (4, False, [4, 4, 2]), (99, True, [10])])
+def test_drop_last(size: int, drop_last: bool, sizes: list[int]) -> None:
+    stream = Stream(Whole(), size, drop_last=drop_last)
+    assert [len(batch["input"]) for batch in draw(stream, 2 * stream.num_batches)] == 2 * sizes
 
 
 def test_peek_is_the_next_batch_and_last_the_one_before() -> None:
@@ -143,16 +135,6 @@ def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(peeks: bool, num_wo
         assert_same(draw(stream, 1), whole[position : position + 1])
 
 
-@pytest.mark.parametrize("dataset", [Noisy(), Seeded()], ids=["per sample", "seeded"])
-def test_workers_change_nothing(dataset: Any) -> None:
-    alone = Stream(dataset, 3, seed=2, drop_last=False)
-    helped = Stream(dataset, 3, seed=2, drop_last=False, num_workers=2)
-    for _ in range(6):
-        assert_same(helped.peek(), alone.peek())
-        assert_same(helped.next(), alone.next())
-        assert_same(helped.last(), alone.last())
-
-
 def test_a_seeded_data_set_gets_a_seed_for_each_batch_of_each_epoch() -> None:
     first = draw(Stream(Seeded(), 5, seed=1, shuffle=False), 4)
     fractions = {float(value) for batch in first for value in batch["input"] % 1}
@@ -181,15 +163,6 @@ def test_the_workers_end_with_the_batch_that_none_can_load() -> None:
     # While the error is still there, which a script may show or keep.
     assert caught.value is not None
     assert [each for each in started if each.is_alive()] == []
-
-
-def test_loading_does_not_seed_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
-    torch.manual_seed(0)
-    assert seeds == [0]  # so this is where torch would do it
-    draw(Stream(Noisy(), 3), 4)
-    assert seeds == [0]
 
 
 def test_a_subset_is_collated() -> None:
@@ -237,3 +210,43 @@ def test_a_stream_that_moves_delivers_the_batches_that_it_would_have_delivered(n
     assert_same(stream.last(), expected[0])
     assert_same(draw(stream, 3), expected[1:])
     assert stream.to("meta").last()["input"].is_meta
+
+
+SIZE = 12
+
+
+class Data:
+    """Ends the process that reads a sample, in a worker and as often as it is told."""
+
+    def __init__(self, end: Callable[[], Any], folder: Path, at: int = 5, times: int = 1) -> None:
+        self.end, self.folder, self.at, self.times, self.home = end, folder, at, times, os.getpid()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if os.getpid() != self.home and index == self.at:
+            ended = len(list(self.folder.iterdir()))
+            if ended < self.times:
+                (self.folder / str(ended)).touch()
+                self.end()
+        return {"input": index + torch.rand(2)}
+
+
+@pytest.fixture(autouse=True)
+def _is_soon_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch looks every five seconds whether the workers are there."""
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
+
+
+ENDS: dict[str, Callable[[], Any]] = {
+    "kill -9": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exit code 0": lambda: os._exit(0),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_worker_that_ends_is_an_error_that_says_what_to_do(tmp_path: Path, name: str) -> None:
+    stream = Stream(Data(ENDS[name], tmp_path, at=0), 3, shuffle=False, num_workers=1)
+    with pytest.raises(RunError, match=r"A process that loads data has ended .*resume=auto"):
+        stream.next()

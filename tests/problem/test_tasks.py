@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mlotool.core import LossOutput
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import SABA, Exact, Implicit, Penalty, Unrolled
+from mlotool.hypergradient import Exact, Implicit, Unrolled
 from mlotool.problem.stream import SameBatch
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from tests.program.small import assert_identical, parameters
@@ -53,28 +53,13 @@ def maml(tasks: int | None, hypergradient: Any = None, batches: list[Any] | None
     data = episodes() if batches is None else batches
     stream = Stream(data, TASKS, shuffle=False, repeat=2)
     # Where the steps are not seen, the start shapes the solution through a proximal term.
-    is_stationary = isinstance(hypergradient, Implicit | Penalty | SABA)
-    lower = Problem(
-        "learner",
-        net(),
-        learn,
-        roles={"model": "learner", **({"start": "meta"} if is_stationary else {})},
-        stream=stream,
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.5),
-        unroll_steps=2,
-        reset_to="meta",
-        tasks=tasks,
-        hypergradient=hypergradient or Unrolled(),
-        **settings,
-    )
-    upper = Problem(
-        "meta",
-        net(),
-        generalize,
-        roles={"model": "learner"},
-        stream=SameBatch(stream),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-    )
+    roles = {"model": "learner", **({"start": "meta"} if isinstance(hypergradient, Implicit) else {})}
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    settings |= {"optimizer": partial(sgd, momentum=0.5), "unroll_steps": 2, "reset_to": "meta", "tasks": tasks}
+    settings |= {"roles": roles, "stream": stream, "hypergradient": hypergradient or Unrolled()}
+    lower = Problem("learner", net(), learn, **settings)
+    other: Any = {"roles": {"model": "learner"}, "stream": SameBatch(stream), "optimizer": sgd}
+    upper = Problem("meta", net(), generalize, **other)
     return Program([lower, upper], Graph({"meta": ["learner"]}, {"learner": ["meta"]}))
 
 
@@ -102,9 +87,8 @@ def test_unrolled_maml_equals_a_loop_over_tasks(clip: float | None) -> None:
 def test_implicit_maml_equals_a_loop_over_tasks() -> None:
     batch = stacked(episodes()[:TASKS])
     found = maml(TASKS, Implicit(Exact())).gradient("meta", {"learner": batch, "meta": batch})
-    singles = []
-    for episode in episodes()[:TASKS]:
-        singles.append(maml(None, Implicit(Exact())).gradient("meta", {"learner": episode, "meta": episode}))
+    alone = [{"learner": episode, "meta": episode} for episode in episodes()[:TASKS]]
+    singles = [maml(None, Implicit(Exact())).gradient("meta", batches) for batches in alone]
     for key, value in found.items():
         assert torch.allclose(value, sum(each[key] for each in singles) / TASKS, rtol=1e-9, atol=1e-12)
 
@@ -128,18 +112,6 @@ def test_a_schedule_resets_repeats_the_batch_and_gives_it_to_the_upper_problem()
     assert program.problems["learner"].stream.state_dict()["batches_consumed"] == 2
 
 
-def test_the_steps_of_tasks_are_independent() -> None:
-    program = maml(TASKS)
-    Schedule(program).tick()
-    for number, episode in enumerate(episodes()[:TASKS]):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-        error(model, episode, "support").backward()
-        optimizer.step()
-        for key, tensor in model.named_parameters():
-            assert torch.allclose(program.problems["learner"].theta[key][number], tensor, rtol=1e-12)
-
-
 def test_a_resumed_run_is_bit_identical() -> None:
     whole, first, second = maml(TASKS), maml(TASKS), maml(TASKS)
     runs = Schedule(whole), Schedule(first), Schedule(second)
@@ -156,12 +128,12 @@ def test_a_resumed_run_is_bit_identical() -> None:
 
 def test_a_batch_of_other_tasks_is_refused() -> None:
     batch = stacked(episodes()[:2])
-    with pytest.raises(ConfigError, match=r"shape \(2, 4, 2\) in a batch for 3 tasks"):
+    with pytest.raises(ConfigError, match=r"shape \(2, 4, 2\); expected batches with 3 tasks"):
         maml(TASKS).gradient("meta", {"learner": [batch] * 2, "meta": batch})
 
 
 def test_running_statistics_are_refused() -> None:
-    with pytest.raises(ConfigError, match="found the running statistics running_mean with tasks=2"):
+    with pytest.raises(ConfigError, match="expected no running statistics with tasks=2"):
         Problem("w", nn.BatchNorm1d(2), lambda batch, *, w: w(batch).sum(), roles={"w": "w"}, tasks=2)
 
 
@@ -205,16 +177,11 @@ def positive_doubled(x: Tensor) -> Tensor:
 
 UNMAPPED = {
     "LSTM": lambda: Recurrent(nn.LSTM(2, 3)),
-    "if": lambda: Applied(lambda x: x.tanh() if x.sum() > 0 else x.sin()),
     "mask": lambda: Applied(positive_doubled),
     "item": lambda: Applied(lambda x: x.tanh() * x.sum().item()),
-    "numpy": lambda: Applied(lambda x: x * torch.from_numpy(x.detach().numpy())),
     "autograd.Function": lambda: Applied(Twice.apply),
 }
-MAPPED = {
-    "weight norm": lambda: Applied(torch.tanh, nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))),
-    "TorchScript": lambda: Applied(torch.jit.script(nn.Tanh())),
-}
+MAPPED = {"weight norm": lambda: Applied(torch.tanh, nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))}
 
 
 def gradient_through(module: Any, algorithm: Any, tasks: int | None, batch: Any, mode: str | None = None) -> Tensor:
@@ -226,21 +193,15 @@ def gradient_through(module: Any, algorithm: Any, tasks: int | None, batch: Any,
         factor = 1.0 if scale is None else scale(torch.ones(1, 1, dtype=torch.float64)).exp().sum()
         return factor * error(model, batch, "query" if scale is None else "support")
 
-    lower = Problem(
-        "learner",
-        module().double(),
-        fit,
-        roles={"model": role, "scale": "scale"},
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-        hypergradient=algorithm,
-        tasks=tasks,
-    )
+    settings: Any = {"roles": {"model": role, "scale": "scale"}, "hypergradient": algorithm, "tasks": tasks}
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    lower = Problem("learner", module().double(), fit, optimizer=sgd, **settings)
     upper = Problem("scale", nn.Linear(1, 1).double(), fit, roles={"model": role})
     program = Program([upper, lower], Graph({"scale": ["learner"]}, {"learner": ["scale"]}))
     return program.gradient("scale", {"learner": batch, "scale": batch})["bias"]
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("algorithm", [Unrolled(), Implicit(Exact(damping=1.0))], ids=["unrolled", "exact"])
 @pytest.mark.parametrize("name", [*UNMAPPED, *MAPPED])
 def test_a_loss_that_vmap_cannot_take_is_evaluated_task_by_task(name: str, algorithm: Any) -> None:
@@ -271,16 +232,13 @@ class Counting(nn.Module):
 MOVING = {
     "spectral norm": lambda: Applied(torch.tanh, nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3))),
     "counter": lambda: Counting(nn.Linear(2, 1)),
-    "spectral norm before an LSTM": lambda: nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), Recurrent(nn.LSTM(2, 3))
-    ),
     "counter beside a mask": lambda: Counting(Applied(positive_doubled)),
 }
 
 
 @pytest.mark.parametrize("name", MOVING)
 def test_a_module_that_moves_its_buffers_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"learner.module: its forward has moved the buffer .*mode: eval"):
+    with pytest.raises(ConfigError, match=r"learner.module: found .the buffer .*which its forward moves.*mode: eval"):
         gradient_through(MOVING[name], Unrolled(), TASKS, stacked(episodes()[:TASKS]))
 
 

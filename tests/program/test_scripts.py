@@ -47,11 +47,6 @@ def loaded(state: Any, **given: Any) -> None:
     program(**given).load_state_dict(state)
 
 
-def inference() -> Problem:
-    with torch.inference_mode():
-        return problem()
-
-
 def without_gradients() -> None:
     with torch.no_grad():
         tick()
@@ -85,7 +80,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a loss that is kept": (lambda: tick(loss=kept()), "problems.p.loss: the loss does not depend on any parameter"),
     "no gradients": (without_gradients, "problems.p.loss: its gradient is wanted where gradients are switched off"),
-    "inference": (inference, "problems.p.module: the parameter 'weight' of Linear was made in torch.inference_mode()"),
     "frozen": (lambda: changed(lambda each: each.requires_grad_(False)), "problems.p.module: its parameter '0.weight'"),
     "a parameter added": (
         lambda: changed(lambda each: each.register_parameter("extra", nn.Parameter(torch.ones(1)))),
@@ -93,7 +87,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a shared parallel": (
         lambda: shared(Auxiliary(2)),
-        "problems.b.parallel: found the Auxiliary of problems.a.parallel; expected one of its own",
+        "problems.b.parallel: found 'that of problems.a'; expected one of its own",
     ),
     "state of a module": (
         lambda: loaded({"p": nn.Linear(3, 4).state_dict()}),

@@ -14,7 +14,7 @@ from benchmarks.gpu.cycles import compared, rivals_of
 from benchmarks.harness.memory import peak_bytes
 from benchmarks.harness.rounds import Cycle
 from benchmarks.scaling.memory import IMAGE_SIZE, NUM_CLASSES, TASKS, row_of
-from mlotool.core.precision import autocast
+from mlotool.core.gradient import autocast
 
 
 def run(job: Job) -> None:

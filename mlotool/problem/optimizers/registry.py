@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.problem.optimizers.adam import ADAM_RULE
 from mlotool.problem.optimizers.rule import OptimizerRule
 from mlotool.problem.optimizers.sgd import SGD_RULE
@@ -31,19 +31,11 @@ def find_rule(problem: str, optimizer: Optimizer | None) -> OptimizerRule:
     Raises:
         ConfigError: there is none, or hooks see its steps.
     """
-    if optimizer is None or type(optimizer) not in RULES:
-        found = "nothing" if optimizer is None else type(optimizer).__name__
-        raise ConfigError(
-            f"problems.{problem}.optimizer: found {found}; expected one of "
-            f"{', '.join(f'torch.optim.{kind.__name__}' for kind in RULES)}, whose steps can be differentiated. "
-            f"Choose one of them, or an implicit hypergradient for '{problem}' (hypergradient=cg)."
-        )
-    if has_step_hooks(optimizer):
-        raise ConfigError(
-            f"problems.{problem}.optimizer: found hooks on its steps; expected none, since these steps are taken as "
-            f"functions, which call no hooks. Remove them, or choose an implicit hypergradient for '{problem}' "
-            "(hypergradient=cg) and no optimizer setting that another problem gives."
-        )
+    key, advice = f"problems.{problem}.optimizer", f"Or choose an implicit hypergradient for '{problem}'."
+    kinds = ", ".join(f"torch.optim.{kind.__name__}" for kind in RULES)
+    require(type(optimizer) in RULES, key, optimizer, f"one of {kinds}, whose steps can be differentiated", advice)
+    expected = "none, since these steps are taken as functions, which call no hooks"
+    require(not has_step_hooks(optimizer), f"{key}.hooks", "hooks on its steps", expected, f"Remove them. {advice}")
     return RULES[type(optimizer)]
 
 

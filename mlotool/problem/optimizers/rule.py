@@ -6,13 +6,15 @@ torch's optimizer keeps. Both are under torch's names.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlotool.core.gradient import pulled_back
+
+Vector = Sequence[Tensor]
+"""One tensor a parameter: a point or a direction in a problem's parameter space."""
 
 State = Mapping[str, Tensor]
 """One parameter's optimizer state, by torch's names; empty before its first step."""
@@ -22,6 +24,16 @@ Hyperparameters = Mapping[str, Any]
 
 Update = Callable[[Tensor, Tensor, State, Hyperparameters], tuple[Tensor, State]]
 """`(theta, gradient, state, hyperparameters) -> (theta, state)`: a step of one parameter; nothing is changed."""
+
+Gradient = Sequence[Tensor | None]
+"""One tensor a parameter; None of one that is left alone."""
+
+States = Sequence[State]
+Rates = Sequence[Hyperparameters]
+"""One mapping a parameter."""
+
+Stepped = tuple[list[Tensor], list[State]]
+"""Parameters and states after a step."""
 
 COUNTER = "step"
 """The entry of an optimizer's state that counts its steps; nothing is differentiated with respect to it."""
@@ -118,6 +130,11 @@ class OptimizerRule:
         """Return the names of what is kept of each parameter of a group after a step."""
         return tuple(name for name, setting in self.state.items() if setting is None or group[setting])
 
+    def has_closed_form(self, hyperparameters: Hyperparameters) -> bool:
+        """Say whether the derivative is known at these hyperparameters, none of which is a tensor."""
+        has_tensors = any(isinstance(hyperparameters.get(name), Tensor) for name in self.settings)
+        return self.derivative is not None and not has_tensors
+
 
 def decayed(theta: Tensor, gradient: Tensor, hyperparameters: Hyperparameters) -> Tensor:
     """Return the gradient that is descended, with weight decay."""
@@ -157,10 +174,8 @@ SMALLEST_CHUNK, MOST_CHUNKS = 2**16, 16
 """Adam's derivative holds 16 tensors beside each parameter, so it takes a sixteenth of a large model at once: then they
 take the memory of one more vector. What is smaller than the first number is taken whole, since each call has a cost."""
 
-Clip = Callable[[Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Tensor | None]]
+Clip = Callable[[Gradient], tuple[Gradient, Tensor | None]]
 """`gradient -> (gradient within its norm, norm)`."""
-
-_Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -178,9 +193,9 @@ class StepArguments:
 
     rule: OptimizerRule
     theta: Sequence[Tensor]
-    gradient: Sequence[Tensor | None]
-    state: Sequence[State]
-    hyperparameters: Sequence[Hyperparameters]
+    gradient: Gradient
+    state: States
+    hyperparameters: Rates
     clip: Clip | None = None
 
 
@@ -205,60 +220,52 @@ def pull_back(
         >>> found.factor, found.gradient
         (-0.1, [tensor([1., 1.])])
     """
+    rule, rates = step.rule, step.hyperparameters
     given = [{} for _ in cotangent] if of_state is None else of_state
     found = StepCotangents(cotangent, [None] * len(cotangent), given)
-    gradient, unclipped = step.gradient, list[Tensor]()
+    gradient, leaves = step.gradient, list[Tensor | None]()
     if step.clip is not None:
         with torch.enable_grad():
             leaves = [None if value is None else value.detach().requires_grad_() for value in gradient]
-            unclipped = [leaf for leaf in leaves if leaf is not None]
             gradient = step.clip(leaves)[0]
-    groups: dict[_Key, list[int]] = {}
+    # Parameters of one group of the optimizer have the same hyperparameters; learned ones are tensors of each.
+    closed = {key for key, value in {id(value): value for value in rates}.items() if rule.has_closed_form(value)}
+    groups: dict[Any, list[int]] = {}
     for position, slope in enumerate(gradient):
+        state, key = step.state[position], id(rates[position])
         if slope is None:
             # A parameter without a gradient passes through, with its state.
-            given[position] = _held(step.state[position], given[position])
-            continue
-        key = _key(step.rule, step.hyperparameters[position], step.state[position])
-        groups.setdefault((position,) if key is None else key, []).append(position)
+            given[position] = _held(state, given[position])
+        elif key in closed:
+            count = float(state[COUNTER]) if COUNTER in state else None
+            groups.setdefault((key, count, *state), []).append(position)
+        else:
+            groups[position] = [position]
     for key, positions in groups.items():
-        closed = step.rule.derivative if len(key) > 1 else None
-        derivative = closed or partial(_by_autograd, step.rule.update)
+        derivative = rule.derivative if isinstance(key, tuple) else None
         for chunk in _chunks(step.theta, positions):
-            factor = _pull_back_chunk(derivative, step, gradient, chunk, found)
+            steps = AlikeSteps(
+                [step.theta[place] for place in chunk],
+                [_present(gradient[place]).detach() for place in chunk],
+                [step.state[place] for place in chunk],
+                rates[chunk[0]],
+                [found.theta[place] for place in chunk],
+                [found.state[place] for place in chunk],
+            )
+            pulled = _by_autograd(rule.update, steps) if derivative is None else derivative(steps)
             if len(groups) == 1:
-                found.factor = factor
-            elif factor != 1:
-                for position in chunk:
-                    found.gradient[position] = _present(found.gradient[position]) * factor
-    if step.clip is not None and unclipped:
-        clipped = [value for value in gradient if value is not None]
-        slopes = iter(pulled_back(clipped, unclipped, [value for value in found.gradient if value is not None]))
+                found.factor, pulled.factor = pulled.factor, 1.0
+            for place, point, slope, state in zip(chunk, pulled.theta, pulled.gradient, pulled.state, strict=True):
+                scaled = slope if pulled.factor == 1 else _present(slope) * pulled.factor
+                found.theta[place], found.gradient[place], found.state[place] = point, scaled, state
+    if unclipped := _there(leaves):
+        slopes = iter(pulled_back(_there(gradient), unclipped, _there(found.gradient)))
         found.gradient = [None if value is None else next(slopes) for value in found.gradient]
     return found
 
 
-def _pull_back_chunk(
-    derivative: Callable[[AlikeSteps], StepCotangents],
-    step: StepArguments,
-    gradient: Sequence[Tensor | None],
-    chunk: Sequence[int],
-    found: StepCotangents,
-) -> float:
-    """Put cotangents in the places of those of the step's results; return the factor of those of the gradient."""
-    pulled = derivative(
-        AlikeSteps(
-            [step.theta[place] for place in chunk],
-            [_present(gradient[place]).detach() for place in chunk],
-            [step.state[place] for place in chunk],
-            step.hyperparameters[chunk[0]],
-            [found.theta[place] for place in chunk],
-            [found.state[place] for place in chunk],
-        )
-    )
-    for position, point, slope, state in zip(chunk, pulled.theta, pulled.gradient, pulled.state, strict=True):
-        found.theta[position], found.gradient[position], found.state[position] = point, slope, state
-    return pulled.factor
+def _there(values: Gradient) -> list[Tensor]:
+    return [value for value in values if value is not None]
 
 
 def _chunks(theta: Sequence[Tensor], positions: Sequence[int]) -> Iterator[list[int]]:
@@ -278,18 +285,6 @@ def _chunks(theta: Sequence[Tensor], positions: Sequence[int]) -> Iterator[list[
 def _held(state: State, cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
     names = [name for name in state if name != COUNTER]
     return {name: cotangents[name] if name in cotangents else torch.zeros_like(state[name]) for name in names}
-
-
-def _key(rule: OptimizerRule, hyperparameters: Hyperparameters, state: State) -> _Key | None:
-    """Return what steps share that one call of the closed form takes; None where autograd takes each by itself."""
-    values: list[Any] = []
-    for name in rule.settings:
-        value = hyperparameters.get(name)
-        values += value if isinstance(value, list | tuple) else [value]
-    # Tensors are not compared: each parameter has those of its own.
-    if rule.derivative is None or any(isinstance(value, Tensor) for value in values):
-        return None
-    return (*values, *state, float(state[COUNTER]) if COUNTER in state else None)
 
 
 def _by_autograd(update: Update, steps: AlikeSteps) -> StepCotangents:

@@ -40,9 +40,7 @@ def seeded(function: Operator) -> Operator:
     return seeded
 
 
-def from_module(
-    make: Callable[[], nn.Module], *, mode: str = "train", select: Callable[[Any], Any] = lambda y: y
-) -> Operator:
+def from_module(make: Callable[[], nn.Module], *, mode: str = "train", select: Operator = lambda y: y) -> Operator:
     """Return a module's output as a function of the input and a number that scales all its parameters."""
     torch.manual_seed(2)
     with warnings.catch_warnings():
@@ -52,10 +50,8 @@ def from_module(
 
     def call(x: Tensor, scale: Tensor) -> Any:
         own = {name: each.detach().to(x.dtype) * scale for name, each in module.named_parameters()}
-        buffers = {
-            name: each.to(x.dtype) if each.is_floating_point() else each.clone()
-            for name, each in module.named_buffers()
-        }
+        named = module.named_buffers()
+        buffers = {name: value.to(x.dtype) if value.is_floating_point() else value.clone() for name, value in named}
         torch.manual_seed(1)
         return select(torch.func.functional_call(module, {**own, **buffers}, (x,)))
 
@@ -68,10 +64,8 @@ def normalized(make: Callable[[nn.Module], nn.Module]) -> Operator:
 
 def attention(**options: Any) -> Operator:
     def attention(x: Tensor, packed: Tensor, out: Tensor) -> Tensor:
-        found = F.multi_head_attention_forward(
-            x, x, x, 4, 2, packed, None, None, None, False, 0.0, out, None, **options
-        )
-        return found[0]
+        nothing = None, None, None, False, 0.0
+        return F.multi_head_attention_forward(x, x, x, 4, 2, packed, *nothing, out, None, **options)[0]
 
     return attention
 
@@ -104,7 +98,6 @@ CHOICE = torch.tensor([[0, 2], [1, 1]])
 SIGNS = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
 ZERO = torch.ones(3, 4).index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(0.0))
 ZEROS = torch.ones(3, 4).index_put((torch.tensor([1, 1]), torch.tensor([2, 3])), torch.tensor(0.0))
-MASK_OF_RANK_TWO = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
 MASK = torch.tensor([[True, True, False], [True, True, True], [False, True, True]])
 
 

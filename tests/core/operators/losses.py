@@ -11,7 +11,6 @@ LOSSES: Operators = {
     "mse_loss none": ("r3,4 r3,4", lambda x, y: F.mse_loss(x, y, reduction="none")),
     "mse_loss weight": ("r3,4 r3,4 p3,4", lambda x, y, w: F.mse_loss(x, y, weight=w)),
     "huber_loss": ("r3,4 r3,4", F.huber_loss),
-    "huber_loss none": ("r3,4 r3,4", lambda x, y: F.huber_loss(x, y, reduction="none", delta=0.7)),
     "smooth_l1_loss": ("r3,4 r3,4", F.smooth_l1_loss),
     "cross_entropy": ("r3,4", lambda x: F.cross_entropy(x, LABELS)),
     "cross_entropy smoothed": ("r3,4", lambda x: F.cross_entropy(x, LABELS, ones(x[0]), label_smoothing=0.1)),
@@ -19,7 +18,6 @@ LOSSES: Operators = {
     "kl_div": ("r3,4 r3,4", lambda x, y: F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction="batchmean")),
     "soft_margin_loss": ("r3", lambda x: F.soft_margin_loss(x, SIGNS.to(x.dtype))),
     "multi_margin_loss": ("r3,4", lambda x: F.multi_margin_loss(x, LABELS)),
-    "multi_margin_loss p 2": ("r3,4", lambda x: F.multi_margin_loss(x, LABELS, p=2)),
     "multilabel_margin_loss": ("r2,3", lambda x: F.multilabel_margin_loss(x, torch.tensor([[1, -1, 0], [0, 2, -1]]))),
     "triplet_margin_loss": ("r3,4 r3,4 r3,4", lambda a, p, n: F.triplet_margin_loss(a, p, n, margin=9.0)),
     "ctc_loss": (
@@ -30,14 +28,5 @@ LOSSES: Operators = {
     ),
     "cosine_similarity": ("r3,4 r3,4", F.cosine_similarity),
     "cdist": ("r3,4 r2,4", torch.cdist),
-    "cdist with mm": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")),
-    "cdist without mm": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")),
-    "cdist p 1": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, p=1.0)),
-    "cdist p 3": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, p=3.0)),
-    "cdist p 1.5 where entries are equal": (
-        "r3,2 r2,2",
-        lambda x, y: torch.cdist(F.pad(x, (0, 1)), F.pad(y, (0, 1)), p=1.5),
-    ),
     "pdist": ("r3,4", F.pdist),
-    "pdist p 3": ("r3,4", lambda x: F.pdist(x, 3.0)),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,28 +62,21 @@ def reverse(loss: Loss, tensors: Sequence[Tensor], vector: Sequence[Tensor], mod
         return _filled(tensors, found)
 
 
-def forward(
-    loss: Loss, tensors: Sequence[Tensor], vector: Sequence[Tensor | None], mode: Mode = nullcontext
-) -> list[Tensor]:
+def forward(loss: Loss, tensors: Sequence[Tensor], vector: Sequence[Any], mode: Mode = nullcontext) -> list[Tensor]:
     """Return `H u` as tangents of the gradient; a tensor of which u is None has no tangent."""
     with mode(), dual_level():
-        points = [
-            each if u is None else forward_ad.make_dual(each.detach(), u)
-            for each, u in zip(tensors, vector, strict=True)
-        ]
+        pairs = zip(tensors, vector, strict=True)
+        points = [x if u is None else forward_ad.make_dual(x.detach(), u) for x, u in pairs]
         value, pullback = torch.func.vjp(loss, *points)
         one = torch.ones_like(forward_ad.unpack_dual(value).primal)
         return _filled(tensors, apart(list(pullback(one, retain_graph=False, create_graph=False)))[1])
 
 
-def forward_by_autograd(
-    loss: Loss, tensors: Sequence[Tensor], vector: Sequence[Tensor], mode: Mode = nullcontext
-) -> list[Tensor]:
+def forward_by_autograd(loss: Loss, tensors: Sequence[Tensor], vector: Any, mode: Mode = nullcontext) -> list[Tensor]:
     """Return the same by `torch.autograd.grad`, without a level of torch.func."""
     with mode(), dual_level():
-        points = [
-            forward_ad.make_dual(each.detach().requires_grad_(), u) for each, u in zip(tensors, vector, strict=True)
-        ]
+        pairs = zip(tensors, vector, strict=True)
+        points = [forward_ad.make_dual(x.detach().requires_grad_(), u) for x, u in pairs]
         found = torch.autograd.grad(loss(*points), points, allow_unused=True)
         return _filled(tensors, apart(_filled(tensors, found))[1])
 

@@ -3,18 +3,7 @@
 import torch
 from torch import Tensor
 
-from tests.core.operators.building import (
-    CHOICE,
-    LABELS,
-    MASK,
-    MASK_OF_RANK_TWO,
-    ZERO,
-    ZEROS,
-    Operators,
-    assigned,
-    symmetric,
-    zeroed,
-)
+from tests.core.operators.building import CHOICE, LABELS, MASK, ZERO, ZEROS, Operators, assigned, symmetric, zeroed
 
 
 def _exponential(u: Tensor, s: Tensor, v: Tensor) -> Tensor:
@@ -59,8 +48,6 @@ TENSORS: Operators = {
     "index_put": ("r4,3 r3,3", lambda x, y: x.index_put((LABELS,), y, accumulate=True)),
     "index_reduce": ("r4,3 r3,3", lambda x, y: x.index_reduce(0, LABELS, y, "mean")),
     "item assignment": ("r4,3 r3", lambda x, y: assigned(x, y)),
-    "masked_scatter": ("r3,3 r9", lambda x, y: x.masked_scatter(MASK, y)),
-    "masked_scatter of nothing": ("r3,3", lambda x: x.masked_scatter(MASK & ~MASK, x.new_empty(0))),
     "where": ("r3,3 r3,3", lambda x, y: torch.where(MASK, x, y)),
     "clamp": ("r3,4", lambda x: x.clamp(-0.5, 0.5)),
     "einsum": ("r2,3 r3,4 r4", lambda x, y, z: torch.einsum("ij,jk,k->i", x, y, z)),
@@ -72,29 +59,19 @@ TENSORS: Operators = {
     "linalg.solve_triangular": ("s3,3 r3,2", lambda x, y: torch.linalg.solve_triangular(x, y, upper=True)),
     "linalg.inv": ("s3,3", torch.linalg.inv),
     "cholesky_inverse": ("s3,3", lambda x: torch.cholesky_inverse(torch.linalg.cholesky(symmetric(x)))),
-    "linalg.solve vector": ("r3,3 r3", torch.linalg.solve),
-    "linalg.solve left": ("r3,3 r2,3", lambda x, y: torch.linalg.solve(x, y, left=False)),
     "linalg.solve_ex": ("r3,3 r3,2", lambda x, y: torch.linalg.solve_ex(x, y)[0]),
-    "linalg.solve batch": ("r2,3,3 r2,3,2", torch.linalg.solve),
     "linalg.tensorsolve": ("r3,3 r3", torch.linalg.tensorsolve),
     "triangular_solve": ("r3,2 s3,3", lambda y, x: torch.triangular_solve(y, x)[0]),
-    "linalg.det of a batch": ("r2,3,3", torch.linalg.det),
     "prod with a zero": ("r3,4", lambda x: zeroed(x, ZERO).prod()),
     "prod dim with a zero": ("r3,4", lambda x: zeroed(x, ZERO).prod(0)),
     "prod with two zeros": ("r3,4", lambda x: zeroed(x, ZEROS).prod(1)),
     "prod of all with two zeros": ("r3,4", lambda x: zeroed(x, ZEROS).prod()),
-    "cumprod with two zeros": ("r3,4", lambda x: zeroed(x, ZEROS).cumprod(1)),
-    "cumprod with a zero": ("r3,4", lambda x: zeroed(x, ZERO).cumprod(0)),
-    "linalg.det at a singular point": ("r3,3", lambda x: torch.linalg.det(x * MASK_OF_RANK_TWO.to(x.dtype))),
-    "cdist at distance zero": ("r3,4", lambda x: torch.cdist(x, x).square()),
     "norm at zero": ("r3,4", lambda x: (x * 0.0).norm() + x.sum()),
     "segment_reduce": ("r4,2", lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([3, 1]))),
-    "segment_reduce prod": ("r4,2", lambda x: torch.segment_reduce(x, "prod", lengths=torch.tensor([3, 1]))),
     "igamma": ("p3,4", lambda x: torch.igamma(torch.full_like(x, 2.0), x)),
     "ormqr": ("r3,2 r2 r3,2", torch.ormqr),
     "aminmax": ("r3,4", lambda x: sum(torch.aminmax(x))),
     "chain of steps in place": ("r3,4 r3,4", lambda x, y: (x * 1.0).mul_(y).add_(x).tanh_()),
-    "cdist of a batch": ("r2,3,4 r2,2,4", torch.cdist),
     "linalg.det": ("s3,3", torch.linalg.det),
     "linalg.slogdet": ("s3,3", lambda x: torch.linalg.slogdet(x)[1]),
     "logdet": ("s3,3", torch.logdet),

@@ -1,13 +1,16 @@
-"""Gradients in any memory order make the same step."""
+"""Gradients in any memory order make the same step; options of torch's optimizers make torch's, or are refused."""
 
 import copy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mlotool import Problem
+from mlotool import Graph, Problem, Program, Schedule
+from mlotool.core.errors import ConfigError
+from tests.programs import Point
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -26,9 +29,7 @@ def test_a_step_does_not_depend_on_the_gradients_strides(
         module.weight = nn.Parameter(start.clone())
         if order == "channels_last":
             module = module.to(memory_format=torch.channels_last)
-        problem = Problem(
-            "a", module, lambda batch, *, a: a().sum(), roles={"a": "a"}, optimizer=lambda p: optimizer(p, fused=fused)
-        )
+        problem = Problem("a", module, lambda batch, **roles: None, optimizer=lambda p: optimizer(p, fused=fused))
         problem.step([each])
         ends.append(problem.theta["weight"].detach() - start)
     assert torch.allclose(ends[0], ends[1], atol=1e-6)
@@ -41,9 +42,8 @@ def test_a_step_does_not_depend_on_the_gradients_strides(
 def test_a_parameter_whose_first_gradient_comes_later() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     theirs = copy.deepcopy(module)
-    problem = Problem(
-        "a", module, lambda batch, **roles: None, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    )
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    problem = Problem("a", module, lambda batch, **roles: None, optimizer=sgd)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, fused=False)
     for number in range(4):
         gradient = [None if number == 0 and place < 2 else torch.ones_like(x) for place, x in enumerate(problem.own)]
@@ -53,3 +53,39 @@ def test_a_parameter_whose_first_gradient_comes_later() -> None:
         optimizer.step()
     for own, other in zip(problem.own, theirs.parameters(), strict=True):
         torch.testing.assert_close(own, other)
+
+
+START = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+
+
+def loss(batch: Any, *, w: Any, scale: Any = None) -> Tensor:
+    factor = 1.0 if scale is None else scale().exp().sum()
+    return factor * ((w() - 1.0) ** 2 + 0.1 * w() ** 4).sum()
+
+
+def problem(optimizer: Any, **settings: Any) -> Problem:
+    return Problem("w", Point(START), loss, roles={"w": "w"}, optimizer=optimizer, **settings)
+
+
+@pytest.mark.parametrize("trace", [None, "eager"])
+@pytest.mark.parametrize(
+    "options", [{"maximize": True}, {"foreach": True}, {"fused": True}, {"foreach": False, "maximize": True}], ids=str
+)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_steps_are_those_of_torch(optimizer: Any, options: dict[str, Any], trace: str | None) -> None:
+    made = partial(optimizer, lr=0.01, **options)
+    program = Program([problem(made)], Graph(), trace=trace, trace_from=1)
+    schedule, other = Schedule(program), Point(START)
+    step = made(list(other.parameters()))
+    for _ in range(8):
+        schedule.tick()
+        step.zero_grad()
+        loss(None, w=other).backward()
+        step.step()
+    assert torch.allclose(program.problems["w"].theta["x"], other.x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.NAdam])
+def test_differentiable_is_refused_when_the_problem_is_made(optimizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"w.optimizer.differentiable: found True; expected false"):
+        problem(partial(optimizer, lr=0.1, differentiable=True))
