@@ -98,15 +98,15 @@ def begin_exchange(
         waiting.append((numbers, flat, begin(flat)))
 
     def finish() -> list[Tensor]:
-        found = list(tensors)
+        results = list(tensors)
         for numbers, flat, wait in waiting:
             wait()
             start = 0
             for number in numbers:
                 like = tensors[number]
-                found[number] = flat[start : start + like.numel()].view(like.shape)
+                results[number] = flat[start : start + like.numel()].view(like.shape)
                 start += like.numel()
-        return found
+        return results
 
     return finish
 
@@ -220,10 +220,10 @@ class Ranks:
         """Return the values of all ranks, by rank; they may be any objects that can be pickled."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with self._naming_the_lost():
-            dist.all_gather_object(found, value, group=self.group)
-        return found
+            dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, by rank, without a gradient; they have one shape and dtype."""
@@ -243,13 +243,13 @@ class Ranks:
         if self.size == 1:
             return list(tensors)
         sizes = [int(size) for size in self.gather_tensors(torch.tensor([len(tensors[0])]))]
-        found = []
+        whole = []
         for tensor in tensors:
             padded = tensor.new_zeros(max(sizes), *tensor.shape[1:])
             padded[: len(tensor)] = tensor
             parts = self.gather_tensors(padded)
-            found.append(torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]))
-        return found
+            whole.append(torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]))
+        return whole
 
     def gather_flat(self, flat: Tensor) -> Tensor:
         """Return the tensors (n,) of all ranks as rows of one tensor (size, n), without a copy of each."""
@@ -264,12 +264,12 @@ class Ranks:
         Args:
             tensors: by rank, of the same shapes everywhere; filled in place where they are another rank's.
         """
-        waiting = [begin_exchange(own, self._begin_broadcast(source)) for source, own in enumerate(tensors)]
+        waiting = [begin_exchange(members, self._begin_broadcast(source)) for source, members in enumerate(tensors)]
         for source, finish in enumerate(waiting):
             with naming_the_lost(self.word, self.rank, source):
-                found = finish()
+                values = finish()
             if source != self.rank:
-                for tensor, value in zip(tensors[source], found, strict=True):
+                for tensor, value in zip(tensors[source], values, strict=True):
                     tensor.detach().copy_(value)
 
     def broadcast_one(self, tensor: Tensor, source: int) -> Tensor:

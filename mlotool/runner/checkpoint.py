@@ -30,7 +30,7 @@ STATE_KEY = "mlotool"
 """Our part of a Lightning checkpoint."""
 
 FOLDER = "checkpoints"
-LAST, BEST = "last.ckpt", "best.ckpt"
+LAST = "last.ckpt"
 MAX_FILE_BYTES = 1 << 42
 KEYS = (
     *("program", "schedule", "window", "metrics", "tick", "metrics_position", "training_s", "random_states"),
@@ -220,21 +220,19 @@ class BestCheckpoint(Checkpoint):
 class LastCheckpoint(Checkpoint):
     """Writes `last.ckpt`: before the first tick, at the first round's end, at any tick when it is time, and at the end.
 
-    The end is the last tick, an early stop or a signal. A round may be long, so `ProgramModule` asks within it as well.
+    The end is the last tick, an early stop or a signal. A round may be long, so `Session` asks within it as well.
 
     Args:
-        directory: where it goes.
+        path: of `last.ckpt`.
         seconds_between: least time between two writes; more where they take more than a hundredth of the time.
         num_kept: of the last ones; from 2 on each is also `tick_<tick>.ckpt`.
         is_resumed: whether the state at the start lies there already.
         ranks: of which all write at the same moment, by rank 0's clock.
     """
 
-    def __init__(
-        self, directory: Path, seconds_between: float, num_kept: int, *, is_resumed: bool, ranks: Ranks
-    ) -> None:
+    def __init__(self, path: Path, seconds_between: float, num_kept: int, *, is_resumed: bool, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._directory = directory
+        self._path = path
         self._seconds_between = self._pause = seconds_between
         self._num_kept = num_kept
         self._is_resumed = is_resumed
@@ -268,10 +266,9 @@ class LastCheckpoint(Checkpoint):
     def write(self, trainer: Trainer) -> None:
         """Write now; every rank has to call it, for all of them have a part in it."""
         began = time.monotonic()
-        path = self._directory / LAST
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(self._path)
         if self._ranks.is_first and self._num_kept > 1:
-            _keep_by_tick(path, trainer.global_step, self._num_kept)
+            _keep_by_tick(self._path, trainer.global_step, self._num_kept)
         now = time.monotonic()
         self._pause = max(self._seconds_between, (now - began) / LARGEST_SHARE_OF_TIME)
         self.due_at = now + self._pause

@@ -2,10 +2,8 @@
 
 import hashlib
 import inspect
-import time
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager
 
 import torch
 from pytorch_lightning import seed_everything
@@ -14,17 +12,14 @@ from torch import nn
 from mlotool.config import derived_seed
 from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.private import BatchNorm as _BatchNorm
+from mlotool.core.private import BatchNorm
 from mlotool.distributed.collectives import Ranks, row_of
 from mlotool.hypergradient import KFAC, Implicit
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import runs_in_part
 from mlotool.program import Program
-from mlotool.runner.process_settings import Interrupt
 
-SECONDS_BETWEEN_AGREEMENTS = 0.5
-MAX_TICKS_BETWEEN_AGREEMENTS = 1000
 TOLERANCE = 1e-4
 """Relative difference of the parameters' norms at which ranks count as diverged; the exchange itself makes none."""
 
@@ -91,7 +86,7 @@ def differences(program: Program, whole: Collection[str] = ()) -> Iterator[str]:
         whole: names of those whose batches are not divided.
     """
     for name, problem in program.problems.items():
-        layers = {type(layer).__name__ for layer in problem.module.modules() if isinstance(layer, _BatchNorm)}
+        layers = {type(layer).__name__ for layer in problem.module.modules() if isinstance(layer, BatchNorm)}
         if layers - {"SyncBatchNorm"} and name not in whole:
             yield (
                 f"problems.{name}.module: {', '.join(sorted(layers))} normalises each rank's share of a batch by "
@@ -127,10 +122,10 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
         else:
             slots.append(Slots(problem.module, ()))
     buffers = [list(module.buffers()) for module in slots]
-    means = iter(ranks.mean([buffer for own in buffers for buffer in own if buffer.is_floating_point()]))
-    for module, own in zip(slots, buffers, strict=True):
+    means = iter(ranks.mean([buffer for members in buffers for buffer in members if buffer.is_floating_point()]))
+    for module, members in zip(slots, buffers, strict=True):
         # New tensors: recorded steps, whose backward pass is still to come, have kept the old ones.
-        module.put_buffers([next(means).clone() if buffer.is_floating_point() else buffer for buffer in own])
+        module.put_buffers([next(means).clone() if buffer.is_floating_point() else buffer for buffer in members])
 
 
 def merge_shards(program: Program, ranks: Ranks) -> None:
@@ -168,54 +163,6 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
                 f"{', '.join(f'{value:.9g}' for value in values)}); expected equal ones. Look for code in the loss of "
                 f"'{name}' that changes parameters, or that depends on the rank, the time or the machine."
             )
-
-
-class AgreedInterrupt:
-    """A request to stop that all ranks see after the same tick.
-
-    A signal reaches them at different ticks, and one that stopped alone would leave the others waiting.
-
-    Args:
-        own: what this rank was asked.
-        ranks: all of them.
-    """
-
-    def __init__(self, own: Interrupt, ranks: Ranks) -> None:
-        self.requested = False
-        self._own = own
-        self._ranks = ranks
-        self._num_ticks = self._left = 1
-        self._began = time.monotonic()
-
-    @property
-    def exit_code(self) -> int:
-        """That of this rank's own signal; 0 where it got none."""
-        return self._own.exit_code
-
-    def seen(self) -> bool:
-        """Say whether to stop after the tick at hand; asks the others about twice a second."""
-        self._left -= 1
-        if self._left > 0:
-            return self.requested
-        now = time.monotonic()
-        flag, seconds = self._ranks.largest([float(self._own.requested), (now - self._began) / self._num_ticks])
-        self.requested = bool(flag)
-        wanted = int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))
-        self._num_ticks = self._left = min(max(wanted, 1), MAX_TICKS_BETWEEN_AGREEMENTS)
-        self._began = now
-        return self.requested
-
-    def listen(self) -> None:
-        """Take this rank's signals."""
-        self._own.listen()
-
-    def listening(self) -> AbstractContextManager[None]:
-        """Take this rank's signals, and give them back."""
-        return self._own.listening()
-
-    def insist(self) -> None:
-        """Stop at once: the others cannot be waited for."""
-        raise KeyboardInterrupt
 
 
 def _check_same_start(program: Program, ranks: Ranks) -> None:

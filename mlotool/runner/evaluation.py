@@ -3,12 +3,12 @@
 import math
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -24,22 +24,33 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
 from mlotool.core.messages import kind_of
-from mlotool.core.private import NormBase as _NormBase
-from mlotool.core.private import tree_map
+from mlotool.core.private import NormBase, tree_map
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.problem.batches import BatchFetcher
-from mlotool.program import Program, Stream
-from mlotool.spaces.shared.shared_space import SharedSpace
-
-if TYPE_CHECKING:
-    from torchmetrics import Metric
-
+from mlotool.program import Problem, Program, Stream
+from mlotool.spaces.shared.shared_space import PATH, SharedSpace
 
 MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
 """Returns tensors by name: 0-D, a mean over the batch, or one value a sample."""
 
 _EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value a sample"
+
+
+def check_unchanged(before: Any, now: Any, result: str) -> None:
+    """Refuse a function of the user's that changes what it was given.
+
+    Args:
+        before: a snapshot of what it was given.
+        now: the same after the call.
+        result: what it has returned, and what it was given, in words.
+    """
+    if not is_unchanged(before, now):
+        raise WrongResultError(
+            f"{result} that it has changed",
+            "one that leaves what it is given as it is, since it is called many times, and others read the same",
+            "Write x = x * 2 in place of x.mul_(2) or x *= 2, and copy a dict before changing its keys.",
+        )
 
 
 class FunctionMetric:
@@ -81,12 +92,7 @@ class FunctionMetric:
         before = snapshot(arguments)
         self.update(module, batch, size)
         with noted(lambda: self._call({"batch": batch})):
-            if not is_unchanged(before, (dict(module.named_parameters()), batch)):
-                raise WrongResultError(
-                    "its numbers, and a batch or a module that it has changed",
-                    "one that leaves both as they are, since other metrics and the training use them",
-                    "Write x = x * 2 in place of x.mul_(2), and copy a dict before changing its keys.",
-                )
+            check_unchanged(before, (dict(module.named_parameters()), batch), "its numbers, and a batch or a module")
 
     def compute(self, taken: Container[str]) -> dict[str, float]:
         """Return the means.
@@ -151,20 +157,20 @@ class Recalibration:
         """
         layers = layers_with_statistics(module)
         # The layers' own are left alone: a recorded step, whose backward pass is still to come, has kept them.
-        own = [dict(layer.named_buffers(recurse=False)) for layer in layers]
+        before = [(layer, layer.momentum, dict(layer.named_buffers(recurse=False))) for layer in layers]
         try:
-            for layer, buffers in zip(layers, own, strict=True):
+            for layer, _, buffers in before:
                 layer._buffers.update({name: buffer.detach().clone() for name, buffer in buffers.items()})
             self._take(module, layers, call)
             yield
         finally:
-            for layer, buffers in zip(layers, own, strict=True):
+            for layer, momentum, buffers in before:
+                layer.momentum = momentum
                 layer._buffers.update(buffers)
 
     @torch.no_grad()
-    def _take(self, module: nn.Module, layers: list[_NormBase], call: Callable[[Any], Any]) -> None:
+    def _take(self, module: nn.Module, layers: list[NormBase], call: Callable[[Any], Any]) -> None:
         modes = [(part, part.training) for part in module.modules()]
-        momenta = [layer.momentum for layer in layers]
         devices = {part.device for part in module.buffers() if part.device.type == "cuda"}
         with torch.random.fork_rng(devices=list(devices)):
             torch.manual_seed(self.seed)
@@ -178,47 +184,75 @@ class Recalibration:
                 for batch in self.batches():
                     call(batch)
             finally:
-                for layer, momentum in zip(layers, momenta, strict=True):
-                    layer.momentum = momentum
                 for part, training in modes:
                     part.training = training
 
 
-def layers_with_statistics(module: nn.Module) -> list[_NormBase]:
+def layers_with_statistics(module: nn.Module) -> list[NormBase]:
     """Return the layers of a module that keep running statistics: BatchNorm, and InstanceNorm where it tracks them."""
-    return [part for part in module.modules() if isinstance(part, _NormBase) and part.running_mean is not None]
+    return [part for part in module.modules() if isinstance(part, NormBase) and part.running_mean is not None]
 
 
-def make_recalibration(config: Any, built: Built, device: Any = "cpu") -> Recalibration | None:
-    """Return what `evaluate.recalibrate` asks for; None where it asks for nothing.
+def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> "Evaluator | None":
+    """Return the evaluator of a config, or None where it evaluates nothing."""
+    settings, problems = config.evaluate, built.program.problems
+    if settings is None:
+        return None
+    problem = problems[settings.problem]
+    names = [metric for metric in settings.metrics if isinstance(metric, str)]
+    arguments = settings.get("arguments") or {}
+    recalibration = _make_recalibration(config, built, device)
+    if isinstance(problem.module, SharedSpace) and problem.module.has_paths and PATH not in arguments:
+        warnings.warn(
+            f"evaluate: found no path for the shared space of '{problem.name}', so that metrics depend on the path "
+            "that is drawn for each batch; expected a path where metrics are compared. Train single models "
+            "(decisions=.., inherit=<this run's folder>), or name what gives the path in evaluate.arguments.",
+            stacklevel=2,
+        )
+    reading = partial(_reading_given, problem, arguments, problems) if arguments else problem.reading
+    size, functions = settings.batch_size, built.metrics
+    return Evaluator(problem.module, built.data, names, size, device, reading, functions, recalibration)
 
-    Args:
-        config: a checked config, which evaluates something.
-        built: what it describes.
-        device: where the evaluated module is.
 
-    Raises:
-        ConfigError: the module has no running statistics, or its problem has no stream.
-    """
+@torch.no_grad()
+def _reading_given(
+    problem: Problem, sources: Mapping[str, str], problems: Mapping[str, Problem], training: bool | None
+) -> BoundModule:
+    """Return the evaluated module with what other problems give it, as they are now."""
+    arguments = {}
+    for argument, source in sources.items():
+        name, _, method = source.partition(".")
+        reading, module = problems[name].reading(training), problems[name].module
+        if method and (hasattr(nn.Module, method) or not callable(getattr(module, method, None))):
+            raise ConfigError(
+                f"evaluate.arguments.{argument}: found '{source}', while {type(module).__name__} has no method "
+                f"'{method}' of its own; expected what returns the argument. Correct it, or give what the module "
+                f"returns itself: {name}."
+            )
+        arguments[argument] = reading.method(method) if method else reading()
+    return problem.reading(training).given(**arguments)
+
+
+def _make_recalibration(config: Any, built: Built, device: Any) -> Recalibration | None:
+    """Return what `evaluate.recalibrate` asks for; None where it asks for nothing."""
     name, count = config.evaluate.problem, config.evaluate.get("recalibrate")
     if count is None:
         return None
     problem, source = built.program.problems[name], config.problems[name]
     while source.same_batch_as is not None:
         source = config.problems[source.same_batch_as]
-    fault = None
+    settings, fault = source.stream, None
     if not layers_with_statistics(problem.module):
         fault = "has no layer with running statistics (BatchNorm, or InstanceNorm with track_running_stats)"
     elif isinstance(problem.module, SharedSpace) and problem.module.has_path_statistics:
         fault = "has running statistics for each path of its shared space (statistics: path)"
-    elif source.stream is None or problem.shards is not None:
-        fault = "has no stream of its own" if source.stream is None else "has a module in shards (shard: true)"
+    elif settings is None or problem.shards is not None:
+        fault = "has no stream of its own" if settings is None else "has a module in shards (shard: true)"
     if fault is not None:
         raise ConfigError(
             f"evaluate.recalibrate: found {count}, while the problem '{name}' {fault}; expected one set of statistics "
             "of a whole module, and a stream to take them from. Leave recalibrate out."
         )
-    settings = source.stream
     dataset = split_of("evaluate.recalibrate", built.data, settings.split)
     seed = derived_seed(config.seed, "recalibrate", name)
 
@@ -300,10 +334,9 @@ class Evaluator:
         self._data = data
         self._batch_size = batch_size
         self._device = torch.device(device)
-        num_classes = getattr(data, "num_classes", None)
-        self._metrics = {name: build_metric(name, num_classes).to(self._device) for name in metrics}
-        self._num_classes = num_classes
-        self._has_nan: Tensor | None = None
+        self._num_classes = getattr(data, "num_classes", None)
+        self._metrics = {name: build_metric(name, self._num_classes).to(self._device) for name in metrics}
+        self._has_nan = torch.tensor(False, device=self._device)
         self._functions = [FunctionMetric(key, function) for key, function in (functions or {}).items()]
 
     def model(self) -> BoundModule:
@@ -320,13 +353,12 @@ class Evaluator:
         """
         model = self.model() if model is None else model
         self._reset()
-        with self._recalibrated(model):
-            for size, batch in Batches(
-                split_of("evaluate.splits", self._data, split), self._batch_size, self._device
-            ).sized():
+        dataset, anew = split_of("evaluate.splits", self._data, split), self._recalibration
+        with nullcontext() if anew is None else anew.applied(self._module, lambda batch: model(batch["input"])):
+            for size, batch in Batches(dataset, self._batch_size, self._device).sized():
                 self._update(model, batch, size)
         values = {name: float(metric.compute()) for name, metric in self._metrics.items()}
-        if self._has_nan is not None and bool(self._has_nan):
+        if bool(self._has_nan):
             # The largest of logits that are NaN would be the first class.
             values |= {name: math.nan for name in values if name in CLASSIFICATION_METRICS}
         for metric in self._functions:
@@ -345,20 +377,20 @@ class Evaluator:
         size, batch = next(Batches(dataset, min(self._batch_size, NUM_REHEARSED), self._device).sized())
         self._update(self.model(), batch, size, is_rehearsal=True)
         if any(name in CLASSIFICATION_METRICS for name in self._metrics):
-            self._check_targets(split, batch["target"])
+            lowest, highest = int(batch["target"].min()), int(batch["target"].max())
+            if lowest < 0 or highest >= int(self._num_classes or 0):
+                raise ConfigError(
+                    f"data.num_classes: found {self._num_classes}, while the split '{split}' has targets from {lowest} "
+                    f"to {highest}; expected targets from 0 to num_classes - 1. Correct one of them."
+                )
         names = list(self._metrics)
         for metric in self._functions:
             names += metric.compute(taken=names)
         self._reset()
         return [f"{split}/{name}" for name in names]
 
-    def _recalibrated(self, model: BoundModule) -> AbstractContextManager[None]:
-        if self._recalibration is None:
-            return nullcontext()
-        return self._recalibration.applied(self._module, lambda batch: model(batch["input"]))
-
     def _reset(self) -> None:
-        self._has_nan = None
+        self._has_nan = torch.zeros_like(self._has_nan)
         for metric in self._metrics.values():
             metric.reset()
         for function in self._functions:
@@ -366,41 +398,29 @@ class Evaluator:
 
     def _update(self, model: BoundModule, batch: Any, size: int, *, is_rehearsal: bool = False) -> None:
         if self._metrics:
-            with noted(partial(self._call_of_module, batch)):
+            expected = f"a batch with input and target, as {', '.join(self._metrics)} need(s) them"
+            with noted(lambda: _call("evaluate.problem", self._module, {"batch": batch}, expected, "the data")):
                 output, target = model(batch["input"]), batch["target"]
             for name, metric in self._metrics.items():
-                with noted(partial(_call_of_metric, name, output, target)):
+                given = {"output": output, "target": target}
+                with noted(partial(_call, "evaluate.metrics", f"the metric {name}", given, _FITTING, "the module")):
                     if name in CLASSIFICATION_METRICS:
                         _check_classes(output, target)
-                        has_nan = output.isnan().any()
-                        self._has_nan = has_nan if self._has_nan is None else self._has_nan | has_nan
+                        self._has_nan = self._has_nan | output.isnan().any()
                     if name in MEAN_LOSSES:
                         metric.update(MEAN_LOSSES[name](output, target), len(target))
                     else:
                         metric.update(output, target)
         for function in self._functions:
-            if is_rehearsal:
-                function.rehearse(model, batch, size)
-            else:
-                function.update(model, batch, size)
-
-    def _check_targets(self, split: str, target: Tensor) -> None:
-        lowest, highest = int(target.min()), int(target.max())
-        if lowest < 0 or highest >= int(self._num_classes or 0):
-            raise ConfigError(
-                f"data.num_classes: found {self._num_classes}, while the split '{split}' has targets from {lowest} to "
-                f"{highest}; expected targets from 0 to num_classes - 1. Correct one of them."
-            )
-
-    def _call_of_module(self, batch: Any) -> Call:
-        expected = f"a batch with input and target, as {', '.join(self._metrics)} need(s) them"
-        advice = "Correct the data, or give a function of yours in evaluate.metrics, which reads a batch as it likes."
-        return Call("evaluate.problem", self._module, {"batch": batch}, expected, advice)
+            (function.rehearse if is_rehearsal else function.update)(model, batch, size)
 
 
-def _call_of_metric(name: str, output: Tensor, target: Tensor) -> Call:
-    expected, advice = "outputs and targets that fit it", "Use another metric, or correct the module or the data."
-    return Call("evaluate.metrics", f"the metric {name}", {"output": output, "target": target}, expected, advice)
+_FITTING = "outputs and targets that fit it"
+
+
+def _call(key: str, function: Any, given: Mapping[str, Any], expected: str, culprit: str) -> Call:
+    advice = f"Correct {culprit}, or give a function of yours in evaluate.metrics, which reads a batch as it likes."
+    return Call(key, function, given, expected, advice)
 
 
 def _check_classes(output: Tensor, target: Tensor) -> None:
@@ -410,7 +430,7 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
         raise TypeError("targets are no numbers of classes; expected a whole number a sample, as .argmax(1) of one-hot")
 
 
-def build_metric(name: str, num_classes: int | None) -> "Metric":
+def build_metric(name: str, num_classes: int | None) -> Any:
     """Build a torchmetrics metric by name, one of METRIC_NAMES.
 
     Raises:
@@ -472,9 +492,6 @@ class Batches:
 _EXPECTED_OF_ANALYSIS = "tensors, numbers or texts by name"
 _AT_THE_END = "Correct it, and repeat what comes after the training by resume=auto: the run is kept."
 
-MIN_STEPS = 100
-"""Of what gives the weights: before them it is near its start."""
-
 
 def run_analyses(
     built: Any, artifacts: Path, device: torch.device | str, log: Callable[[dict[str, float]], None]
@@ -499,12 +516,6 @@ def run_analyses(
         batches = Batches(split_of(f"analyses.{name}.split", built.data, analysis.split), analysis.batch_size, device)
         try:
             result = _result(name, analysis, built.program, batches, _AT_THE_END)
-            shaping = [
-                problem for problem in _problems(analysis.roles) if problem in built.program.graph.upper_to_lower
-            ]
-            has_trained = all(built.program.problems[problem].num_steps >= MIN_STEPS for problem in shaping)
-            if has_trained and "weight" in result and _as_tensor(result["weight"]).dim() > 0:
-                _warn_of_equal(name, _as_array(result["weight"]).ravel().astype("float64"))
             log(_kept(name, result, artifacts))
         except KeyboardInterrupt:
             raise
@@ -569,25 +580,10 @@ def _check(key: Any, value: Any) -> None:
         raise WrongResultError(f"{kind_of(value)} as '{key}'", _EXPECTED_OF_ANALYSIS, advice)
 
 
-def _warn_of_equal(name: str, weight: Any) -> None:
-    """Warn where all weights are about the same: that the learning rate is another one looks like a gain."""
-    if len(weight) > 1 and numpy.ptp(weight) <= 0.01 * abs(weight).max():
-        warnings.warn(
-            f"analyses.{name}: all {len(weight)} weights are between {weight.min():.4g} and {weight.max():.4g}, within "
-            "1% of each other, so all samples count the same; expected weights that differ. Nothing was gained by "
-            "weighting: compare with a run whose weights are fixed at 1. Raise warmup_steps of the weighted problem, "
-            "or change the learning rate of the problem that gives the weights.",
-            stacklevel=2,
-        )
-
-
-def _problems(roles: Mapping[str, Any]) -> list[str]:
-    return [value if isinstance(value, str) else value["problem"] for value in roles.values()]
-
-
 def _bind(name: str, roles: Mapping[str, Any], program: Program) -> dict[str, BoundModule]:
     bound = {}
-    for role, problem in zip(roles, _problems(roles), strict=True):
+    for role, value in roles.items():
+        problem = value if isinstance(value, str) else value["problem"]
         if problem not in program.problems:
             raise ConfigError(
                 f"analyses.{name}.roles.{role}: found '{problem}'; expected a problem: {', '.join(program.problems)}. "

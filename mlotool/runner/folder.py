@@ -1,30 +1,27 @@
 """The run folder: where each file of a run lies, how it is claimed, and what is written and read once."""
 
 import json
-import math
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
-from mlotool.config import Origin, finish_provenance, load_run_config, write_provenance
+from mlotool.config import Built, Origin, finish_provenance, load_run_config, write_provenance
 from mlotool.config.run_config import read_summary
 from mlotool.core.errors import ConfigError, MlotoolError, RunFileError
 from mlotool.core.files import write_text, writing
 from mlotool.core.run_files import check_tree
 from mlotool.runner.checkpoint import FOLDER, newest_first, read_checkpoint
 from mlotool.runner.records import write_nodes
-
-if TYPE_CHECKING:
-    from mlotool.config import Built
 
 PATIENCE_S = 8.0
 """A killed run's data loaders need some seconds to notice, and hold what it held."""
@@ -65,42 +62,27 @@ def run_lock(folder: Path, patience_s: float = 0.0) -> Iterator[bool]:
         os.close(descriptor)
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The files of a run.
 
     Args:
         path: the folder.
         sweep: name of the sweep's folder, where the run is a job of one.
+
+    Attributes:
+        config: the config, with everything resolved; whoever makes it has the folder.
+        metrics: `tick,key,value`.
+        summary: how the run ended; a run that goes on has none.
+        artifacts: the folder of arrays for the report.
+        checkpoints: the folder of `best.ckpt` and `last.ckpt`.
     """
 
-    path: Path
-    sweep: str | None = None
-
-    @property
-    def config(self) -> Path:
-        """The config, with everything resolved; whoever makes it has the folder."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """`tick,key,value`."""
-        return self.path / "metrics.csv"
-
-    @property
-    def summary(self) -> Path:
-        """How the run ended; a run that goes on has none."""
-        return self.path / "summary.json"
-
-    @property
-    def artifacts(self) -> Path:
-        """The folder of arrays for the report."""
-        return self.path / "artifacts"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of `best.ckpt` and `last.ckpt`."""
-        return self.path / FOLDER
+    def __init__(self, path: Path, sweep: str | None = None) -> None:
+        self.path, self.sweep = path, sweep
+        self.config, self.metrics, self.summary = (
+            path / name for name in ("config.yaml", "metrics.csv", "summary.json")
+        )
+        self.artifacts, self.checkpoints = path / "artifacts", path / FOLDER
 
     @property
     def has_inputs(self) -> bool:
@@ -116,11 +98,14 @@ class RunFolder:
         Raises:
             ConfigError: `output_dir` holds a run, and its name is none that was made from the time.
         """
-        path = (
-            Path("outputs") / config.name / datetime.now().strftime(STAMP) if output_dir is None else Path(output_dir)
-        )
+        stamped = Path("outputs") / config.name / datetime.now().strftime(STAMP)
+        path = stamped if output_dir is None else Path(output_dir)
+        # Hydra has made the folder of a run of the command line before we are asked; a job's lies in the sweep's. A
+        # name that the user has chosen is not changed.
+        is_stamped = any(is_stamp(folder.name) for folder in (path, path.parent))
+        others = (path.with_name(f"{path.name}_{count}") for count in range(1, 1_000_000) if is_stamped)
         with writing(path):
-            folder = next((cls(each, sweep) for each in _candidates(path) if _claim(each)), None)
+            folder = next((cls(place, sweep) for place in chain((path,), others) if _claim(place)), None)
         if folder is None:
             raise ConfigError(
                 f"{path} holds a run already; expected a new or empty folder. Name another one, or remove it."
@@ -133,8 +118,7 @@ class RunFolder:
             folder.config.unlink(missing_ok=True)
             if isinstance(error, RunFileError):
                 raise ConfigError(
-                    f"{folder.path}: found a folder with files of other programs ({error}); expected a new or empty "
-                    "one. Name another one."
+                    f"{folder.path}: found files of other programs ({error}). Name a new folder."
                 ) from error
             raise
         return folder
@@ -157,15 +141,15 @@ class RunFolder:
                 "Give the folder that `mlotool run` printed."
             )
         path = self.checkpoint(which)
-        if path.is_file():
-            return path
-        # Refuses a folder that is not a run's.
-        load_run_config(self.path, is_own=True)
-        present = [each.stem for each in newest_first(self.checkpoints)]
-        raise ConfigError(
-            f"{self.path} has no checkpoint '{which}', but {', '.join(present) or 'none'}; expected {path}. Name "
-            "another one (--checkpoint last), or run the recipe with runner.checkpoint=true until its first tick."
-        )
+        if not path.is_file():
+            # Refuses a folder that is not a run's.
+            load_run_config(self.path, is_own=True)
+            present = ", ".join(one.stem for one in newest_first(self.checkpoints)) or "none"
+            raise ConfigError(
+                f"{self.path} has no checkpoint '{which}', but {present}; expected {path}. Name another one "
+                "(--checkpoint last), or run the recipe with runner.checkpoint=true until its first tick."
+            )
+        return path
 
     def kept(self) -> Path | None:
         """Return the checkpoint that a finished run is judged by: the best one, else the last one."""
@@ -180,13 +164,13 @@ class RunFolder:
         state = f"after tick {tick}" if tick else "the initial one"
         return f"{last} holds the last good state that was saved, {state}."
 
-    def write_inputs(self, config: Any, origin: Origin, built: "Built") -> None:
+    def write_inputs(self, config: Any, origin: Origin, built: Built) -> None:
         """Write everything that is known before the first tick."""
         write_nodes(self.path, built)
         self._write_config(config)
         # Of a run that looked for one to go on with, and found none.
-        overrides = [each for each in origin.overrides if not each.startswith("resume=")]
-        write_text(self.path / "overrides.txt", "".join(f"{line}\n" for line in overrides))
+        overrides = [f"{word}\n" for word in origin.overrides if not word.startswith("resume=")]
+        write_text(self.path / "overrides.txt", "".join(overrides))
         write_text(self.path / "graph.mmd", built.program.graph.mermaid())
         if origin.recipe_path is not None:
             with writing(self.path / "recipe.yaml"):
@@ -208,13 +192,13 @@ class RunFolder:
 
     def _write_config(self, config: Any) -> None:
         values = plain(config)
-        if "resume" in values:
-            values["resume"] = None
+        values |= {"resume": None} if "resume" in values else {}
         write_text(self.config, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json; NaN and infinity become null, which JSON has and they are not."""
-        write_text(self.summary, json.dumps(_json(summary), indent=2, allow_nan=False) + "\n")
+        plain_summary = json.loads(json.dumps(summary), parse_constant=lambda name: None)
+        write_text(self.summary, json.dumps(plain_summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json; empty where there is none."""
@@ -229,26 +213,9 @@ class RunFolder:
         self.write_summary({**summary, "status": "failed", "error": text})
 
 
-def _candidates(path: Path) -> Iterator[Path]:
-    # Hydra has made the folder of a run of the command line before we are asked; a job's lies in the sweep's. A name
-    # that the user has chosen is not changed.
-    is_stamped = any(is_stamp(each.name) for each in (path, path.parent))
-    return _with_suffixes(path) if is_stamped else iter((path,))
-
-
-def _with_suffixes(path: Path) -> Iterator[Path]:
-    return chain((path,), (path.with_name(f"{path.name}_{count}") for count in range(1, 1_000_000)))
-
-
 def is_stamp(name: str) -> bool:
     """Say whether a folder's name is one that was made from the time, with a number behind it or not."""
-    date, _, rest = name.partition("_")
-    hour, *counts = rest.split("_")
-    try:
-        datetime.strptime(f"{date}_{hour}", STAMP)
-    except ValueError:
-        return False
-    return all(count.isdigit() for count in counts)
+    return re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)*", name) is not None
 
 
 def _claim(path: Path) -> bool:
@@ -264,18 +231,6 @@ def _claim(path: Path) -> bool:
     return True
 
 
-def plain(node: Any) -> Any:
+def plain(config: Any) -> Any:
     """Return a config as dicts, lists and scalars, with every interpolation resolved."""
-    if isinstance(node, Mapping):
-        return {key: plain(node[key]) for key in node}
-    if isinstance(node, Sequence) and not isinstance(node, str):
-        return [plain(value) for value in node]
-    return node
-
-
-def _json(node: Any) -> Any:
-    if isinstance(node, Mapping):
-        return {str(key): _json(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_json(value) for value in node]
-    return None if isinstance(node, float) and not math.isfinite(node) else node
+    return OmegaConf.to_container(OmegaConf.create(config), resolve=True)

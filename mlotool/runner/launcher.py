@@ -16,10 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -28,14 +27,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
+from pydantic import TypeAdapter
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 import mlotool
 from mlotool.config import Origin
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError, Interrupted, RunError
+from mlotool.core.files import replacing
 from mlotool.distributed.collectives import Ranks
 from mlotool.runner.folder import RunFolder, plain
+from mlotool.runner.process_settings import signals_to
 
 
 @dataclass(frozen=True)
@@ -65,24 +67,19 @@ class World:
         Raises:
             ConfigError: only a part of it is set.
         """
-        if "RANK" in environment and "WORLD_SIZE" in environment:
-            return cls._of_torchrun(environment)
-        size = int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")))
-        return cls._of_slurm(environment, size) if "SLURM_PROCID" in environment and size > 1 else None
-
-    @classmethod
-    def _of_torchrun(cls, environment: Mapping[str, str]) -> "World":
+        if "RANK" not in environment or "WORLD_SIZE" not in environment:
+            size = int(environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")))
+            return cls._of_slurm(environment, size) if "SLURM_PROCID" in environment and size > 1 else None
         missing = [key for key in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if key not in environment]
         if missing:
             raise ConfigError(
                 f"The environment has RANK and WORLD_SIZE, but not {', '.join(missing)}; expected all that torchrun "
                 "sets. Start it with torchrun, or clear RANK and WORLD_SIZE."
             )
-        size = environment["WORLD_SIZE"]
-        numbers = environment["RANK"], size, environment["LOCAL_RANK"], environment.get("LOCAL_WORLD_SIZE", size)
-        rank, num_ranks, local_rank, local_size = map(int, numbers)
-        port = int(environment["MASTER_PORT"])
-        return cls(rank, num_ranks, local_rank, local_size, environment["MASTER_ADDR"], port)
+        values = {"LOCAL_WORLD_SIZE": environment["WORLD_SIZE"], **environment}
+        keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+        rank, size, local_rank, local_size, port = (int(values[key]) for key in keys)
+        return cls(rank, size, local_rank, local_size, values["MASTER_ADDR"], port)
 
     @classmethod
     def _of_slurm(cls, environment: Mapping[str, str], size: int) -> "World":
@@ -123,63 +120,53 @@ INTERRUPTED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """The codes of a rank that has been told to stop."""
 
 
-@dataclass(frozen=True)
 class Launch:
     """The folder by which the parent and its ranks tell each other things.
 
     Args:
         folder: a temporary one.
+
+    Attributes:
+        result: the file with what rank 0 returns.
+        run_dir: the file that names the run folder, once there is one.
     """
 
-    folder: Path
-
-    @property
-    def result(self) -> Path:
-        """What rank 0 returns."""
-        return self.folder / "result.json"
-
-    @property
-    def run_dir(self) -> Path:
-        """Names the run folder, once there is one."""
-        return self.folder / "run_dir"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.result, self.run_dir = folder, folder / "result.json", folder / "run_dir"
 
     def request(self, config: Any, output_dir: Path | None, origin: Origin, resume: str | Path | None) -> None:
         """Write what the ranks are to run."""
         text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
         (self.folder / "config.yaml").write_text(text, encoding="utf-8")
-        content = {
-            "output_dir": None if output_dir is None else Path(output_dir).absolute(),
-            "origin": asdict(origin),
-            "trusted": trusted_packages(),
-            "resume": resume,
-        }
-        (self.folder / "request.json").write_text(json.dumps(content, default=str))
+        output_dir = None if output_dir is None else Path(output_dir).absolute()
+        content = _REQUEST.dump_json(_Request(output_dir, origin, trusted_packages(), resume))
+        (self.folder / "request.json").write_bytes(content)
 
-    def requested(self) -> tuple[Path | None, Origin, dict[str, str | None], str | None]:
-        """Return output folder, origin, trusted packages with their folders, and the run to resume."""
-        content = json.loads((self.folder / "request.json").read_text())
-        origin = content["origin"]
-        origin |= {"overrides": tuple(origin["overrides"]), "recipe_path": _path(origin["recipe_path"])}
-        return _path(content["output_dir"]), Origin(**origin), content["trusted"], content["resume"]
+    def requested(self) -> "_Request":
+        """Return what a rank is to run, beside its config."""
+        return _REQUEST.validate_json((self.folder / "request.json").read_bytes())
 
     def note_failure(self, rank: int, error: BaseException, trace: str) -> None:
         """Leave an error of a rank to its parent."""
-        content = {
-            "time": time.time(),
-            "rank": rank,
-            "is_config": isinstance(error, ConfigError),
-            "text": str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}",
-            "trace": trace,
-        }
+        text = str(error) if isinstance(error, RunError | ConfigError) else f"{type(error).__name__}: {error}"
+        is_config = isinstance(error, ConfigError)
+        content = {"time": time.time(), "rank": rank, "is_config": is_config, "text": text, "trace": trace}
         # In one step: the parent may look at any moment.
-        part = self.folder / f"failure_{rank}.part"
-        part.write_text(json.dumps(content))
-        part.rename(self.folder / f"failure_{rank}.json")
+        with replacing(self.folder / f"failure_{rank}.json") as part:
+            part.write_text(json.dumps(content))
 
-    def failures(self) -> list[dict[str, Any]]:
-        """Return the errors of the ranks, the first one first: the later ones may be its consequences."""
-        errors = [json.loads(path.read_text()) for path in self.folder.glob("failure_*.json")]
-        return sorted(errors, key=lambda error: error["time"])
+    def first_failure(self) -> dict[str, Any] | None:
+        """Return the error of the rank that failed first: those of others may be its consequences."""
+        failures = [json.loads(path.read_text()) for path in self.folder.glob("failure_*.json")]
+        return min(failures, key=lambda failure: failure["time"], default=None)
+
+
+@dataclass(frozen=True)
+class _Request:
+    output_dir: Path | None
+    origin: Origin
+    trusted: dict[str, str | None]
+    resume: str | Path | None
 
 
 def launch(
@@ -214,15 +201,17 @@ def launch(
                 codes, lost = _wait(processes, signals)
             finally:
                 _kill(processes)
-        told = [code for code in codes if code in INTERRUPTED]
-        if signals or told:
-            interrupted = Interrupted(128 + signals[0] if signals else max(told))
-            interrupted.run_dir = Path(request.run_dir.read_text()) if request.run_dir.exists() else None
-            raise interrupted
-        if any(codes):
-            raise _error(request, codes, lost)
+        interrupts = [128 + signals[0]] if signals else [code for code in codes if code in INTERRUPTED]
+        if interrupts or any(codes):
+            error = Interrupted(max(interrupts)) if interrupts else _error(request, codes, lost)
+            if not isinstance(error, ConfigError) and request.run_dir.exists():
+                error.run_dir = Path(request.run_dir.read_text())
+                if not interrupts:
+                    RunFolder(error.run_dir).note_failure(str(error))
+            raise error
         content: dict[str, Any] = json.loads(request.result.read_text())
-        return {**content, "output_dir": Path(content["output_dir"]), "checkpoint": _path(content["checkpoint"])}
+        paths = {key: content[key] and Path(content[key]) for key in ("output_dir", "checkpoint")}
+        return {**content, **paths}
 
 
 def watch_parent() -> None:
@@ -245,10 +234,8 @@ def _shared_environment(num_ranks: int) -> dict[str, str]:
         **os.environ,
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
     }
     # Together they would ask for more threads than there are cores, each for all of them.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
@@ -281,13 +268,13 @@ def _wait(processes: "Sequence[subprocess.Popen[bytes]]", signals: list[int]) ->
     first_end, lost = math.inf, None
     while True:
         codes = [process.poll() for process in processes]
-        if lost is None and first_end == math.inf:
+        ends = [code for code in codes if code is not None]
+        if ends and first_end == math.inf:
+            first_end = time.monotonic()
             lost = next((rank for rank, code in enumerate(codes) if code is not None and code < 0), None)
-        if None not in codes:
-            return [code or 0 for code in codes], lost
-        has_failed = any(code not in (None, 0, *INTERRUPTED) for code in codes)
-        if any(code is not None for code in codes):
-            first_end = min(first_end, time.monotonic())
+        if len(ends) == len(codes):
+            return ends, lost
+        has_failed = any(code not in (0, *INTERRUPTED) for code in ends)
         # After Ctrl-C the others have nothing left to do once rank 0 has written its files.
         patience = SECONDS_FOR_THE_OTHERS if has_failed or codes[0] is not None else SECONDS_TO_FINISH
         if len(signals) > 1 or ((has_failed or signals) and time.monotonic() - first_end > patience):
@@ -311,9 +298,6 @@ def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
 def _signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[list[int]]:
     """Pass Ctrl-C and SIGTERM on, as Ctrl-C; yield those that came. The second one ends the ranks at once."""
     came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
 
     def take(number: int, frame: FrameType | None) -> None:
         came.append(number)
@@ -321,24 +305,20 @@ def _signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[list[in
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
 
-    previous = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals_to(take):
         yield came
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
-def _error(request: Launch, codes: list[int], lost: int | None) -> Exception:
-    """Return the error of the rank that failed first, and see that the run folder says so."""
+def _error(request: Launch, codes: list[int], lost: int | None) -> ConfigError | RunError:
+    """Return the error of the rank that failed first."""
     # What the others say of a rank that was killed is that they have lost it.
-    failures = request.failures() if lost is None else []
-    if failures and failures[0]["is_config"]:
-        return ConfigError(failures[0]["text"])
-    if failures:
-        rank = failures[0]["rank"]
-        error = RunError(f"Rank {rank} of {len(codes)} failed: {failures[0]['text']}")
-        error.add_note(failures[0]["trace"])
+    failure = request.first_failure() if lost is None else None
+    if failure is not None and failure["is_config"]:
+        return ConfigError(failure["text"])
+    if failure is not None:
+        rank = failure["rank"]
+        error = RunError(f"Rank {rank} of {len(codes)} failed: {failure['text']}")
+        error.add_note(failure["trace"])
     else:
         rank = next(rank for rank, code in enumerate(codes) if code) if lost is None else lost
         code = codes[rank]
@@ -349,15 +329,10 @@ def _error(request: Launch, codes: list[int], lost: int | None) -> Exception:
             "smaller batch_size)."
         )
     error.exit_code = codes[rank] if codes[rank] > 0 else 128 - codes[rank]
-    if request.run_dir.exists():
-        error.run_dir = Path(request.run_dir.read_text())
-        RunFolder(error.run_dir).note_failure(str(error))
     return error
 
 
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
-
+_REQUEST = TypeAdapter(_Request)
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others, an evaluation by rank 0 included."""

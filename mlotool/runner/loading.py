@@ -1,26 +1,26 @@
-"""Finished runs: their modules, and their metrics on any split."""
+"""Finished runs: their modules, their metrics on any split, and their weights for other runs."""
 
-import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from mlotool.config import Built, build, load_run_config, trust_all
-from mlotool.config.objective import is_wrong_way_round, known_direction
+from mlotool.config import Built, build, build_module, load_run_config, trust_all
+from mlotool.config.run_config import finished_run, folder_of
 from mlotool.core.arguments import require, require_path, require_texts
-from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import user_code
-from mlotool.problem.problem import Problem
-from mlotool.runner.checkpoint import load_program
-from mlotool.runner.evaluation import Evaluator, make_recalibration
+from mlotool.program import Program
+from mlotool.runner.checkpoint import fitting, load_program, read_checkpoint
+from mlotool.runner.evaluation import make_evaluator
 from mlotool.runner.folder import RunFolder
-from mlotool.spaces.shared.shared_space import PATH, SharedSpace
+from mlotool.spaces import SharedSpace, Space
+
+MAX_SHOWN = 500
+"""Characters of torch's error that a message has."""
 
 
 def load(
@@ -94,55 +94,6 @@ def evaluate(
         return evaluator.evaluate(split)
 
 
-def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator | None:
-    """Return the evaluator of a config, or None where it evaluates nothing."""
-    settings, problems = config.evaluate, built.program.problems
-    if settings is None:
-        return None
-    problem = problems[settings.problem]
-    names = [metric for metric in settings.metrics if isinstance(metric, str)]
-    arguments = settings.get("arguments") or {}
-    recalibration = make_recalibration(config, built, device)
-    if isinstance(problem.module, SharedSpace) and problem.module.has_paths and PATH not in arguments:
-        warnings.warn(
-            f"evaluate: found no path for the shared space of '{problem.name}', so that each batch has the one that is "
-            "drawn for it, and metrics depend on the draw; expected a path where metrics are compared. Train single "
-            "models (decisions=.., inherit=<this run's folder>) and compare those, name what gives the path in "
-            "evaluate.arguments, or set evaluate=null.",
-            stacklevel=2,
-        )
-    reading = partial(_reading_given, problem, arguments, problems) if arguments else problem.reading
-    return Evaluator(
-        problem.module,
-        built.data,
-        names,
-        settings.batch_size,
-        device,
-        reading,
-        functions=built.metrics,
-        recalibration=recalibration,
-    )
-
-
-@torch.no_grad()
-def _reading_given(
-    problem: Problem, sources: Mapping[str, str], problems: Mapping[str, Problem], training: bool | None
-) -> BoundModule:
-    """Return the evaluated module with what other problems give it, as they are now."""
-    arguments = {}
-    for argument, source in sources.items():
-        name, _, method = source.partition(".")
-        reading, module = problems[name].reading(training), problems[name].module
-        if method and (hasattr(nn.Module, method) or not callable(getattr(module, method, None))):
-            raise ConfigError(
-                f"evaluate.arguments.{argument}: found '{source}', while {type(module).__name__} has no method "
-                f"'{method}' of its own; expected what returns the argument. Correct it, or give what the module "
-                f"returns itself: {name}."
-            )
-        arguments[argument] = reading.method(method) if method else reading()
-    return problem.reading(training).given(**arguments)
-
-
 def _rebuild(
     caller: str, run_dir: Path | str, checkpoint: str, trust: Sequence[str], overrides: Sequence[str]
 ) -> tuple[Built, Any]:
@@ -154,15 +105,78 @@ def _rebuild(
     # The checkpoint first: without one there is no need to build anything.
     path = RunFolder(Path(run_dir)).find_checkpoint(checkpoint)
     config = load_run_config(Path(run_dir), overrides)
-    if is_wrong_way_round(config) and checkpoint == "best":
-        warnings.warn(
-            f"{run_dir}: found objective_mode={config.objective_mode} with objective={config.objective}, of which the "
-            f"other direction is better; expected {known_direction(config)}. Its best.ckpt is that of the WORST "
-            "evaluation: use checkpoint=last (--checkpoint last), or run the recipe again.",
-            stacklevel=3,
-        )
     # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
     config.objective = config.objective_mode = None
     built = build(config)
     load_program(built.program, path)
     return built, config
+
+
+def inherit(program: Program, folder: Path) -> None:
+    """Put the modules of a program into the states that the problems of the same names have in another run.
+
+    Where the other module is a shared space and this one a model of that space, it gets that model's part. Problems
+    that the other run does not have begin as they are. Optimizers begin anew.
+
+    Args:
+        program: as it was built.
+        folder: of the other run, which has finished, or a checkpoint in it; of a folder the last one is taken.
+
+    Raises:
+        ConfigError: there is no such run, its config.yaml says what only the user may say, no problem has a name of its
+            problems, or a module does not fit the state.
+        CheckpointError: the checkpoint cannot be read.
+    """
+    run_dir = folder_of(folder)
+    finished_run("inherit", run_dir)
+    path = folder if run_dir != folder else RunFolder(run_dir).find_checkpoint("last")
+    states, spaces = _left_by(run_dir, path.resolve(), path.stat().st_mtime_ns)
+    names = [name for name in program.problems if name in states]
+    if not names:
+        raise ConfigError(
+            f"inherit: found '{folder}', whose problems are {', '.join(states)}; expected at least one of "
+            f"{', '.join(program.problems)}. Give the folder of a run of the same recipe, or leave inherit out."
+        )
+    for name in names:
+        module, space, state = program.problems[name].module, spaces.get(name), states[name]
+        if space is not None and isinstance(module, Space) and not isinstance(module, SharedSpace):
+            state = _of_path(name, module, space, run_dir)
+        try:
+            module.load_state_dict(state)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"inherit: found '{folder}', where the state of the problem '{name}' does not fit its module here "
+                f"({' '.join(str(error).split())[:MAX_SHOWN]}); expected the same names and shapes. Give "
+                f"problems.{name}.module the settings that it has there, or leave inherit out."
+            ) from error
+
+
+# Once for all trials of a process.
+@lru_cache(maxsize=1)
+def _left_by(folder: Path, path: Path, written_at: int) -> tuple[dict[str, Any], dict[str, SharedSpace]]:
+    """Return the states of a run's modules by problem, and those modules that are shared spaces, in these states."""
+    config = load_run_config(folder, built=("problems",))
+    saved, spaces = read_checkpoint(path)["program"], {}
+    with fitting(path):
+        states = {name: dict(saved[name]["module"]) for name in config.problems}
+        for name, problem in config.problems.items():
+            if isinstance(problem.module, Mapping) and problem.module.get("shared"):
+                module = build_module(config, name)
+                module.load_state_dict(states[name])
+                if isinstance(module, SharedSpace):
+                    spaces[name] = module
+    return states, spaces
+
+
+def _of_path(name: str, module: Space, space: SharedSpace, folder: Path) -> Mapping[str, Any]:
+    """Return the part of a shared space's state that belongs to a model of the space."""
+    known = {decision.name: decision.candidates for decision in space.table}
+    path = {decision.name: decision.value for decision in module.decisions.values()}
+    strange = next((decision for decision, value in path.items() if value not in known.get(decision, ())), None)
+    if strange is not None:
+        raise ConfigError(
+            f"inherit: found the decision {strange}={path[strange]} of the problem '{name}', which the shared space in "
+            f"'{folder}' does not have; expected decisions and candidates of that space. Give problems.{name}.module "
+            "the mutators that it has there, or leave inherit out."
+        )
+    return space.state_of(path)

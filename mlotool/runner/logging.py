@@ -1,4 +1,4 @@
-"""Where logged numbers go: metrics.csv always, W&B and TensorBoard by choice."""
+"""Where logged numbers go: metrics.csv always, the screen, W&B, TensorBoard and other loggers by choice."""
 
 import csv
 import logging
@@ -6,42 +6,54 @@ import os
 import shutil
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import cannot_write, replacing, writing
 from mlotool.runner.folder import RunFolder, plain
 
-if TYPE_CHECKING:
-    from wandb.sdk.wandb_run import Run
-
 SECONDS_BETWEEN_FLUSHES = 1.0
 HEADER = ("tick", "key", "value")
 HEADER_BYTES = len(",".join(HEADER)) + 1
 
+SECONDS_BETWEEN_REFRESHES = 0.25
+SECONDS_BETWEEN_LINES = 2.0
+SECONDS_OF_RATE = 5.0
+"""What `ticks/s` looks back at: a warm-up, or a compilation, is forgotten after it."""
 
-class MetricLog:
+
+class MetricLog(Logger):
     """Writes `tick,key,value` lines and passes the same numbers on to the loggers.
+
+    It is the logger of the run's Trainer, so that what callbacks log goes where all numbers of the run go.
 
     Args:
         path: of metrics.csv; lines are appended.
         position: bytes of it to keep, where a run goes on from a checkpoint: what came after will come again.
+        tick: returns the number of ticks done, at which a callback logs.
 
     Attributes:
         last: the last value of each key.
         loggers: Lightning's, which get what is logged from now on.
     """
 
-    def __init__(self, path: Path, position: int | None = None) -> None:
+    def __init__(self, path: Path, position: int | None = None, tick: Callable[[], int] = lambda: 0) -> None:
+        super().__init__()
         self.last: dict[str, float] = {}
-        self._path = path
         self.loggers: list[Logger] = []
+        self._path, self._tick = path, tick
         self._flushed_at = float("-inf")
         if position is not None:
             _cut(path, position)
@@ -61,7 +73,7 @@ class MetricLog:
         with writing(self._path):
             self._writer.writerows((tick, key, f"{value:.9g}") for key, value in values.items())
         if time.monotonic() - self._flushed_at >= SECONDS_BETWEEN_FLUSHES:
-            self.flush()
+            self._flush()
         for logger in list(self.loggers):
             try:
                 logger.log_metrics(dict(values), step=tick)
@@ -70,15 +82,14 @@ class MetricLog:
                 self.loggers.remove(logger)
                 _warn_of_logger(type(logger).__name__, "no longer takes values", error)
 
-    def flush(self) -> None:
-        """Write what is still in memory, as is done every second."""
+    def _flush(self) -> None:
         with writing(self._path):
             self._file.flush()
         self._flushed_at = time.monotonic()
 
     def position(self) -> int:
         """Return the length in bytes, once all of it is on the disk."""
-        self.flush()
+        self._flush()
         with writing(self._path):
             os.fsync(self._file.fileno())
         return self._file.tell()
@@ -88,23 +99,10 @@ class MetricLog:
         with writing(self._path):
             self._file.close()
 
-
-class RunLogger(Logger):
-    """The logger of a run's Trainer: what callbacks log goes where all numbers of the run go, at the run's tick.
-
-    Args:
-        log: takes the numbers.
-        tick: returns the number of ticks done.
-        folder: of the run.
-    """
-
-    def __init__(self, log: MetricLog, tick: Callable[[], int], folder: Path) -> None:
-        self._log, self._tick, self._folder = log, tick, folder
-
     @property
     def name(self) -> str:
         """The run folder's name."""
-        return self._folder.name
+        return self._path.parent.name
 
     @property
     def version(self) -> str:
@@ -114,16 +112,16 @@ class RunLogger(Logger):
     @property
     def save_dir(self) -> str:
         """The run folder."""
-        return str(self._folder)
+        return str(self._path.parent)
 
     @property
     def experiment(self) -> Any:
         """What the first of the run's loggers writes to (W&B's run, say); None without loggers."""
-        return next((logger.experiment for logger in self._log.loggers), None)  # type: ignore[attr-defined]
+        return next((logger.experiment for logger in self.loggers), None)  # type: ignore[attr-defined]
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log values; the Trainer's own count of steps, which are chunks of ticks here, is left aside."""
-        self._log.log(self._tick(), {key: float(value) for key, value in metrics.items()})
+        self.log(self._tick(), {key: float(value) for key, value in metrics.items()})
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
         """Leave them: config.yaml has them."""
@@ -134,8 +132,8 @@ def _cut(path: Path, position: int) -> None:
     size = path.stat().st_size if path.exists() else 0
     if size < position:
         warnings.warn(
-            f"{path} has {size} bytes, while the checkpoint knows of {position}; expected the file that the run wrote. "
-            "Lines before the checkpoint are missing from it: copy it from where the run was, or go on without.",
+            f"{path} has {size} bytes, while the checkpoint knows of {position}: lines before the checkpoint are "
+            "missing; expected the file that the run wrote. Copy it from where the run was, or go on without.",
             stacklevel=3,
         )
     if path.exists():
@@ -150,9 +148,7 @@ def open_loggers(
     folder: RunFolder,
     problems: Iterable[str],
     resumed_at: int | None = None,
-    *,
     others: Sequence[Logger] = (),
-    with_packages: bool = True,
 ) -> Iterator[list[Logger]]:
     """Open the loggers that the config asks for; finish them in any case, where an error is a warning.
 
@@ -162,18 +158,15 @@ def open_loggers(
         problems: names of the problems: each gets an axis of its own in W&B, its steps.
         resumed_at: the tick that a run goes on from; None for a new one.
         others: Lightning's loggers that the config has built.
-        with_packages: whether W&B keeps a list of all installed packages, which takes a tenth of a second: one list
-            is enough for the runs of one process.
     """
-    settings = config.logger
-    loggers: list[Logger] = [*others]
-    run: Run | None = None
-    status = "failed"
+    settings, loggers, status = config.logger, [*others], "failed"
     # Else Python prints a traceback for each line of W&B's debug.log that a full disk refuses.
     kept, logging.raiseExceptions = logging.raiseExceptions, False
+    ends: list[Callable[[], object]] = []
     try:
         if settings.wandb and settings.mode != "disabled":
-            run = _start_wandb(config, folder, problems, with_packages=with_packages)
+            run = _start_wandb(config, folder, problems)
+            ends.append(lambda: run.finish(exit_code=int(status == "failed")))
             # Not WandbLogger(offline=True): it sets WANDB_MODE for the whole process.
             loggers.append(WandbLogger(experiment=run, save_dir=folder.path))
         if settings.tensorboard:
@@ -181,15 +174,13 @@ def open_loggers(
         yield loggers
         status = "success"
     finally:
-        ends = [(type(logger).__name__, partial(logger.finalize, status)) for logger in loggers]
-        if run is not None:
-            ends.append(("W&B", partial(run.finish, exit_code=int(status == "failed"))))
-        for name, end in ends:
+        ends = [*(partial(logger.finalize, status) for logger in loggers), *ends]
+        for end in ends:
             try:
                 end()
             # The run's own files are written by then.
             except Exception as error:
-                _warn_of_logger(name, "could not finish its files", error)
+                _warn_of_logger("A logger", "could not finish its files", error)
         logging.raiseExceptions = kept
 
 
@@ -202,7 +193,7 @@ def _warn_of_logger(logger: str, what: str, error: Exception) -> None:
     )
 
 
-def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str], *, with_packages: bool) -> "Run":
+def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str]) -> Any:
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
@@ -220,13 +211,7 @@ def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str], *, wit
             # A run that the user's own code has open is left alone.
             reinit="create_new",
             # Neither W&B's git, which runs what a repository's configuration names, nor the user's code in a run.
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                disable_git=True,
-                disable_code=True,
-                **({} if with_packages else {"x_save_requirements": False}),
-            ),
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
         )
     except OSError as error:
         raise cannot_write(run_dir / "wandb", error) from error
@@ -252,20 +237,97 @@ def _same_wandb_run(run_dir: Path, mode: str) -> dict[str, Any]:
     `wandb sync --append` joins them.
     """
     # run-<date>_<time>-<id>, offline-run-<date>_<time>-<id>
-    folders = sorted((run_dir / "wandb").glob("*run-*-*"), key=lambda folder: folder.name.split("-")[-2])
-    if not folders:
+    names = sorted((path.name for path in (run_dir / "wandb").glob("*run-*-*")), key=lambda name: name.split("-")[-2])
+    if not names:
         return {}
-    settings = {"id": folders[0].name.rpartition("-")[2]}
-    return {**settings, "resume": "allow"} if mode == "online" else settings
+    return {"id": names[0].rpartition("-")[2], **({"resume": "allow"} if mode == "online" else {})}
 
 
 def _tensorboard_logger(run_dir: Path, resumed_at: int | None) -> Logger:
+    # What was logged after the checkpoint is hidden: it comes again.
+    purge: dict[str, Any] = {} if resumed_at is None else {"purge_step": resumed_at + 1}
     try:
-        # What was logged after the checkpoint is hidden: it comes again.
-        purge: dict[str, Any] = {} if resumed_at is None else {"purge_step": resumed_at + 1}
         return TensorBoardLogger(run_dir, name="tensorboard", version="", **purge)
     except ModuleNotFoundError as error:
         raise ConfigError(
             "logger.tensorboard: found true, but the package tensorboard is not installed; "
             "run `pip install mlotool[tensorboard]`, or set logger.tensorboard=false."
         ) from error
+
+
+class ProgressDisplay:
+    """The ticks and the last values of a run; refreshed at flushes.
+
+    On a terminal it is a live display; elsewhere (a log file, a cluster's output) a line now and then, at evaluations.
+
+    Not Lightning's: its bar would show chunks of a round, and no problems.
+
+    Args:
+        problems: names of the problems.
+        max_ticks: ticks of the run.
+        enabled: False shows nothing.
+        console: where it is shown.
+    """
+
+    def __init__(
+        self, problems: Iterable[str], max_ticks: int, *, enabled: bool = True, console: Console | None = None
+    ) -> None:
+        self._problems = list(problems)
+        self._max_ticks = max_ticks
+        self._enabled = enabled
+        self._console = console or Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False)
+        self._shown_at = float("-inf")
+        # Times and ticks, oldest first: the newest from before the time that the rate looks back at, and all since.
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def start(self, tick: int) -> None:
+        """Begin to show progress, from `tick` on."""
+        self._seen.append((time.monotonic(), tick))
+        if self._enabled and self._console.is_terminal:
+            self._live.start()
+
+    def update(self, tick: int, values: Mapping[str, float], *, is_last: bool = False) -> None:
+        """Show the last logged values; it costs a millisecond, so not more often than four times a second."""
+        rate = self._rate(tick)
+        now = self._seen[-1][0]
+        if self._live.is_started and (is_last or now - self._shown_at >= SECONDS_BETWEEN_REFRESHES):
+            self._shown_at = now
+            self._live.update(self._table(tick, rate, values), refresh=True)
+
+    def note(self, tick: int, values: Mapping[str, float]) -> None:
+        """Tell of an evaluation, where there is no live display."""
+        rate = self._rate(tick)
+        now = self._seen[-1][0]
+        is_due = tick == self._max_ticks or now - self._shown_at >= SECONDS_BETWEEN_LINES
+        if self._enabled and not self._live.is_started and is_due:
+            self._shown_at = now
+            text = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
+            line = f"tick {tick}/{self._max_ticks}  {text}  {rate:.3g} ticks/s"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Leave the last picture and give the terminal back."""
+        self._live.stop()
+
+    def _rate(self, tick: int) -> float:
+        """Note the time of a tick, and return the ticks a second of late."""
+        now = time.monotonic()
+        self._seen.append((now, tick))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - SECONDS_OF_RATE:
+            self._seen.popleft()
+        began, first = self._seen[0]
+        return (tick - first) / max(now - began, 1e-9)
+
+    def _table(self, tick: int, rate: float, values: Mapping[str, float]) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        left = f", {timedelta(seconds=round((self._max_ticks - tick) / rate))} left" if rate else ""
+        bar = ProgressBar(self._max_ticks, tick, width=40)
+        table.add_row(bar, f"{tick}/{self._max_ticks} ticks", f"{rate:.3g} ticks/s{left}")
+        for name in self._problems:
+            loss, steps = values.get(f"{name}/loss"), values.get(f"{name}/step", 0)
+            table.add_row(name, "" if loss is None else f"loss {loss:.4g}", f"{steps:.0f} steps")
+        for key, value in values.items():
+            if key.split("/")[0] not in self._problems:
+                table.add_row(key, f"{value:.4g}", "")
+        return table

@@ -1,6 +1,6 @@
 """Which ticks belong together: flushes, chunks and rounds."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,12 +142,12 @@ class Objective:
         """The key that best checkpoints and early stopping watch, if they can."""
         return self.key if self.is_tracked else None
 
-    def check_logged(self, values: Mapping[str, float]) -> None:
-        """Raise ConfigError if a tracked objective is not among the logged keys."""
-        if self.monitor is not None and self.monitor not in values:
+    def check_logged(self, keys: Iterable[str]) -> None:
+        """Raise ConfigError if the objective is not among the logged keys."""
+        if self.key is not None and self.key not in (known := sorted(keys)):
             raise ConfigError(
-                f"objective: found '{self.key}'; expected a logged key: {', '.join(sorted(values))}."
-                f"{did_you_mean(self.monitor, values)} Correct objective."
+                f"objective: found '{self.key}', which is not logged; expected one of {', '.join(known)}."
+                f"{did_you_mean(self.key, known)} Correct objective, or add the metric to evaluate.metrics."
             )
 
 

@@ -5,9 +5,10 @@ import logging
 import os
 import signal
 import threading
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
+from mlotool.core.process import terminable
+from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 
 # Warnings of Lightning that do not apply to a run of ours, by the beginning of their message.
@@ -29,24 +32,35 @@ _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 @contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Silence Lightning's INFO lines and the warnings that do not apply."""
-    # Profilers and summaries, which are asked for, have loggers of their own.
-    names = "utilities.rank_zero", "trainer.connectors.checkpoint_connector"
-    loggers = [
-        logging.getLogger(name) for name in (*(f"pytorch_lightning.{name}" for name in names), "lightning_fabric")
-    ]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for message in IRRELEVANT_WARNINGS:
-            warnings.filterwarnings("ignore", message=message)
-        for logger in loggers:
-            logger.setLevel(logging.WARNING)
+def own_settings(runner: Any, *, is_first: bool = True) -> Iterator[None]:
+    """Let a process be one of runs: torch as told, Lightning quiet, SIGTERM as Ctrl-C.
+
+    Args:
+        runner: the config's node.
+        is_first: whether the process says what mlotool logs; of several ranks one does.
+    """
+    settings = {key: runner[key] for key in ("num_threads", "deterministic", "tf32")}
+    with torch_settings(**settings), quiet_lightning(), terminable(), announcements() if is_first else nullcontext():
+        # The modules of torch, Lightning and Hydra hold half a million objects; going through them each time that the
+        # collected steps of a window look like garbage costs several percent of a run of small ticks.
+        gc.freeze()
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            gc.unfreeze()
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Silence Lightning's INFO lines and the warnings that do not apply."""
+    # Profilers and summaries, which are asked for, have loggers of their own.
+    names = "pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors.checkpoint_connector"
+    with warnings.catch_warnings(), ExitStack() as stack:
+        for message in IRRELEVANT_WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        for name in (*names, "lightning_fabric"):
+            stack.enter_context(_level(logging.getLogger(name), logging.WARNING))
+        yield
 
 
 @contextmanager
@@ -56,20 +70,23 @@ def announcements() -> Iterator[None]:
     if logger.hasHandlers():
         yield
         return
-    handler.setFormatter(_Announcement())
-    level = logger.level
+    handler.format = lambda record: f"mlotool: {escape(record.getMessage())}"  # type: ignore[method-assign]
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    try:
+        with _level(logger, logging.INFO):
+            yield
+    finally:
+        logger.removeHandler(handler)
+
+
+@contextmanager
+def _level(logger: logging.Logger, level: int) -> Iterator[None]:
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-
-
-class _Announcement(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"mlotool: {escape(record.getMessage())}"
+        logger.setLevel(before)
 
 
 @contextmanager
@@ -100,74 +117,89 @@ def torch_settings(*, num_threads: int | None, deterministic: bool, tf32: bool) 
         torch.use_deterministic_algorithms(was_deterministic, warn_only=warn_only)
 
 
-@contextmanager
-def untracked_past() -> Iterator[None]:
-    """Keep the garbage collector away from what is there already.
-
-    The modules of torch, Lightning and Hydra hold half a million objects; going through them each time that the
-    collected steps of a window look like garbage costs several percent of a run of small ticks.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SECONDS_BETWEEN_AGREEMENTS = 0.5
+MAX_TICKS_BETWEEN_AGREEMENTS = 1000
+
+
+@contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[bool]:
+    """Let a function take Ctrl-C and SIGTERM, which is possible in the main thread alone; yield whether it does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    previous = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield True
+    finally:
+        for number, handler_before in previous.items():
+            signal.signal(number, handler_before)
 
 
 class Interrupt:
     """Whether the user, or a cluster that wants its machine back, has asked to stop.
 
-    Lightning's own answer to Ctrl-C exits the process in the middle of a tick, from which no run can go on.
+    Lightning's own answer to Ctrl-C exits the process in the middle of a tick, from which no run can go on. A signal
+    reaches ranks at different ticks, and one that stopped alone would leave the others waiting: they agree.
+
+    Args:
+        ranks: those that stop after the same tick.
 
     Attributes:
-        requested: whether to stop after the tick at hand.
-        exit_code: by the shells' custom, 128 and the signal; 0 where nobody has asked.
+        exit_code: by the shells' custom, 128 and the signal that this process got; 0 where it got none.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, ranks: Ranks | None = None) -> None:
         self.exit_code = 0
-        self._is_listening = False
+        self._ranks = ranks or Ranks()
+        self._is_listening = self._is_told = self._is_agreed = False
+        self._num_ticks = self._left = 1
+        self._began = time.monotonic()
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop after the tick at hand."""
+        return self._is_told if self._ranks.size == 1 else self._is_agreed
+
+    def seen(self) -> bool:
+        """Return the same, once a tick; several ranks ask each other about twice a second."""
+        self._left -= 1
+        if self._ranks.size > 1 and self._left <= 0:
+            seconds = (time.monotonic() - self._began) / self._num_ticks
+            flag, seconds = self._ranks.largest([float(self._is_told), seconds])
+            self._is_agreed = bool(flag)
+            wanted = int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))
+            self._num_ticks = self._left = min(max(wanted, 1), MAX_TICKS_BETWEEN_AGREEMENTS)
+            self._began = time.monotonic()
+        return self.requested
 
     def listen(self) -> None:
         """Take the signals, where `listening` is open; again once Lightning has put a handler before it."""
         if self._is_listening:
             for number in SIGNALS:
-                signal.signal(number, self._request)
+                signal.signal(number, self._take)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Let the first signal ask for a stop after the tick at hand, and a second Ctrl-C stop at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = {number: signal.getsignal(number) for number in SIGNALS}
-        self._is_listening = True
-        self.listen()
-        try:
-            yield
-        finally:
-            self._is_listening = False
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        with signals_to(self._take) as self._is_listening:
+            try:
+                yield
+            finally:
+                self._is_listening = False
 
-    def _request(self, signum: int, frame: FrameType | None) -> None:
+    def _take(self, signum: int, frame: FrameType | None) -> None:
         # Clusters send SIGTERM several times; who presses Ctrl-C twice means it.
-        if self.requested and signum == signal.SIGINT:
+        if self._is_told and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.requested:
-            self.requested, self.exit_code = True, 128 + signum
-
-    def seen(self) -> bool:
-        """Say whether to stop after the tick at hand."""
-        return self.requested
+        if not self._is_told:
+            self._is_told, self.exit_code = True, 128 + signum
 
     def insist(self) -> None:
-        """Stop as soon as can be."""
-        self.requested, self.exit_code = True, self.exit_code or 128 + signal.SIGINT
+        """Stop as soon as can be: other ranks cannot be waited for."""
+        if self._ranks.size > 1:
+            raise KeyboardInterrupt
+        self._is_told, self.exit_code = True, self.exit_code or 128 + signal.SIGINT
 
 
 def count_devices(runner: Any) -> int:

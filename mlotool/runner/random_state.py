@@ -24,16 +24,10 @@ def random_state() -> dict[str, Any]:
 
 def global_state() -> dict[str, Any]:
     """Return the states of numpy's and Python's global generators."""
-    kind, keys, position, has_gauss, cached_gaussian = numpy.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached_gaussian = numpy.random.get_state()
     version, internal, gauss_next = random.getstate()
     return {
-        "numpy": [
-            kind,
-            torch.from_numpy(numpy.asarray(keys, dtype="int64")),
-            int(position),
-            int(has_gauss),
-            float(cached_gaussian),
-        ],
+        "numpy": [kind, torch.from_numpy(numpy.asarray(keys, dtype="int64")), position, has_gauss, cached_gaussian],
         "python": [version, torch.tensor(internal), gauss_next],
     }
 
@@ -51,18 +45,18 @@ def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] |
         snapshots: the schedule's look-ahead, by problem.
     """
     recorded = {name: problem.trajectory.state_dict()["steps"] for name, problem in program.problems.items()}
-    own = {**random_state(), "program": program.random.state_dict()}
-    own["steps"] = {name: list(_randoms(steps)) for name, steps in recorded.items()}
+    state = {**random_state(), "program": program.random.state_dict()}
+    state["steps"] = {name: list(_randoms(steps)) for name, steps in recorded.items()}
     if not ranks.is_first:
         modules = {name: problem.module.state_dict() for name, problem in program.problems.items()}
-        own["buffers"] = _buffers(program, modules)
-        own["snapshots"] = _buffers(program, {name: each["module"] for name, each in (snapshots or {}).items()})
-        own["parallel"] = {
+        state["buffers"] = _buffers(program, modules)
+        state["snapshots"] = _buffers(program, {name: kept["module"] for name, kept in (snapshots or {}).items()})
+        state["parallel"] = {
             name: problem.parallel.state_dict()
             for name, problem in program.problems.items()
             if problem.parallel is not None and problem.parallel.differs_by_rank
         }
-    return ranks.gather(own)
+    return ranks.gather(state)
 
 
 def restore_random_states(states: list[dict[str, Any]], program: Program, ranks: Ranks) -> None:
@@ -91,13 +85,13 @@ def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], 
     """
     if ranks.is_first or ranks.rank >= len(states):
         return program_state
-    own, changed = states[ranks.rank], dict(program_state)
-    for name, randoms in own["steps"].items():
+    of_rank, changed = states[ranks.rank], dict(program_state)
+    for name, randoms in of_rank["steps"].items():
         trajectory = changed[name]["trajectory"]
         steps = _with_randoms(trajectory["steps"], iter(randoms))
-        module = {**changed[name]["module"], **own["buffers"][name]}
+        module = {**changed[name]["module"], **of_rank["buffers"][name]}
         changed[name] = {**changed[name], "module": module, "trajectory": {**trajectory, "steps": steps}}
-    for name, state in own["parallel"].items():
+    for name, state in of_rank["parallel"].items():
         changed[name] = {**changed[name], "parallel": state}
     return changed
 
@@ -108,8 +102,8 @@ def with_own_snapshots(schedule_state: dict[str, Any], states: list[dict[str, An
         return schedule_state
     buffers = states[ranks.rank]["snapshots"]
     snapshots = {
-        name: {**each, "module": {**each["module"], **buffers[name]}}
-        for name, each in schedule_state["snapshots"].items()
+        name: {**kept, "module": {**kept["module"], **buffers[name]}}
+        for name, kept in schedule_state["snapshots"].items()
     }
     return {**schedule_state, "snapshots": snapshots}
 
@@ -126,12 +120,12 @@ def _with_randoms(steps: list[dict[str, Any]], randoms: Iterator[Any]) -> list[d
     """Return recorded steps with what `_randoms` has yielded elsewhere, in the same order."""
     changed = []
     for step in steps:
-        own = next(randoms)
+        randoms_of_step = next(randoms)
         readings = {
             name: {**reading, "steps": _with_randoms(reading["steps"], randoms)}
             for name, reading in step["readings"].items()
         }
-        changed.append({**step, **own, "readings": readings})
+        changed.append({**step, **randoms_of_step, "readings": readings})
     return changed
 
 
@@ -154,17 +148,9 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 def restore_global_state(state: dict[str, Any]) -> None:
     """Take the states of numpy's and Python's global generators back."""
-    numpy.random.set_state(_numpy_state(state))
-    random.setstate(_python_state(state))
-
-
-def _numpy_state(state: Mapping[str, Any]) -> Any:
     kind, keys, position, *others = state["numpy"]
     # numpy would take any, and read past the end.
     require(0 <= position <= len(keys), "random_states.numpy", position, "a position in its state", ADVICE)
-    return kind, keys.numpy().astype("uint32"), position, *others
-
-
-def _python_state(state: Mapping[str, Any]) -> Any:
+    numpy.random.set_state((kind, keys.numpy().astype("uint32"), position, *others))
     version, internal, gauss_next = state["python"]
-    return version, tuple(internal.tolist()), gauss_next
+    random.setstate((version, tuple(internal.tolist()), gauss_next))

@@ -14,16 +14,15 @@ from torch.nn.parameter import is_lazy
 from mlotool.config.schema import is_plain_name
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.messages import did_you_mean
-from mlotool.core.unchanged import is_unchanged, snapshot
+from mlotool.core.unchanged import snapshot
 from mlotool.core.user_code import WrongResultError, note, user_code
 from mlotool.layerparallel import MultigridResidual
 from mlotool.problem.batches import Share
 from mlotool.program import Problem, Program, Stream
-from mlotool.runner.evaluation import Evaluator
-from mlotool.runner.finiteness import check_start, related, unsound_path
+from mlotool.runner.evaluation import Evaluator, check_unchanged
 from mlotool.runner.plan import Objective
 from mlotool.runner.random_state import random_state, restore_random_state
+from mlotool.runner.values import check_start, related, unsound_path
 
 RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
 """What is logged of a problem beside the metrics of its loss."""
@@ -79,7 +78,9 @@ def rehearse(
                     _rehearse_loss(program, name, batch)
             if evaluator is not None and all(_can_rehearse(problem) for problem in problems.values()):
                 for split in splits:
-                    _check_objective(objective, split, evaluator.rehearse(split))
+                    keys = evaluator.rehearse(split)
+                    if (objective.key or "").startswith(f"{split}/"):
+                        objective.check_logged(keys)
             if all(_can_rehearse(problem) for problem in problems.values()):
                 analyse()
 
@@ -93,7 +94,8 @@ def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
     before = snapshot(batch)
     output = program.rehearse(name, shared)
     try:
-        _check_batch(before, batch)
+        # A step may evaluate a loss many times, and other problems may read its batch.
+        check_unchanged(before, batch, "its loss and a batch")
         _check_metrics(output)
         _check_gradient(program, name, output)
         _check_finite(program, name, output)
@@ -101,17 +103,6 @@ def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
     except Exception as error:
         note(error, lambda: program.call_of(name, batch))
         raise
-
-
-def _check_batch(before: Any, batch: Any) -> None:
-    """Refuse a loss that changes its batch: a step may evaluate it many times, and other problems may read it."""
-    if is_unchanged(before, batch):
-        return
-    raise WrongResultError(
-        "its loss and a batch that it has changed",
-        "one that leaves the batch as it is, since a step may evaluate a loss many times",
-        "Write x = x * 2 in place of x.mul_(2) or x *= 2, and copy a dict before changing its keys.",
-    )
 
 
 def _check_metrics(output: LossOutput) -> None:
@@ -140,17 +131,9 @@ def _check_finite(program: Program, name: str, output: LossOutput) -> None:
         advice = (
             "Look for samples that are not finite, for log, sqrt or a division at zero, and at the initial parameters."
         )
-        told = [unsound_path(program.problems[each]) for each in related(name, program.problems)]
+        told = [unsound_path(program.problems[source]) for source in related(name, program.problems)]
         raise WrongResultError(
             f"{value} before the first step", "a finite number", " ".join([*filter(None, told), advice])
-        )
-
-
-def _check_objective(objective: Objective, split: str, keys: list[str]) -> None:
-    if objective.key is not None and objective.key.startswith(f"{split}/") and objective.key not in keys:
-        raise ConfigError(
-            f"objective: found '{objective.key}', which is not logged; expected one of {', '.join(keys)}."
-            f"{did_you_mean(objective.key, keys)} Correct objective, or add the metric to evaluate.metrics."
         )
 
 
@@ -158,15 +141,14 @@ def _check_objective(objective: Objective, split: str, keys: list[str]) -> None:
 def _traceless(program: Program) -> Iterator[None]:
     """Draw random numbers again afterwards, give no warning twice, leave compiling and parallel solves to the run."""
     problems = list(program.problems.values())
-    random, own, compiled = random_state(), program.random.state_dict(), [problem.compiled for problem in problems]
-    parallel = [
-        part for problem in problems for part in problem.module.modules() if isinstance(part, MultigridResidual)
-    ]
-    was_serial = [part.is_serial for part in parallel]
+    random, of_program = random_state(), program.random.state_dict()
+    parts = (part for problem in problems for part in problem.module.modules())
+    parallel = [(part, part.is_serial) for part in parts if isinstance(part, MultigridResidual)]
+    compiled = [(problem, problem.compiled) for problem in problems]
     try:
         for problem in problems:
             problem.compiled = None
-        for part in parallel:
+        for part, _ in parallel:
             part.serial()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -176,9 +158,9 @@ def _traceless(program: Program) -> Iterator[None]:
             warnings.filterwarnings("default", message=r"problems\.\w+\.tasks: torch\.vmap cannot evaluate all tasks")
             yield
     finally:
-        for problem, call in zip(problems, compiled, strict=True):
+        for problem, call in compiled:
             problem.compiled = call
-        for part, flag in zip(parallel, was_serial, strict=True):
+        for part, flag in parallel:
             part.serial(flag)
         restore_random_state(random)
-        program.random.load_state_dict(own)
+        program.random.load_state_dict(of_program)

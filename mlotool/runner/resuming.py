@@ -5,25 +5,21 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import nn
 
-from mlotool.config import Origin, build_module, differences, load_run_config, note_resume
-from mlotool.config.objective import is_wrong_way_round
-from mlotool.config.run_config import finished_run, folder_of, has_finished, max_ticks, read_run_config, read_summary
+from mlotool.config import Origin, differences, note_resume
+from mlotool.config.run_config import folder_of, has_finished, max_ticks, read_run_config, read_summary
 from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.files import remove_temporary
 from mlotool.core.messages import did_you_mean, escape
 from mlotool.core.run_files import check_tree
 from mlotool.program import Program
-from mlotool.runner.checkpoint import fitting, load_program, newest_first, read_checkpoint
+from mlotool.runner.checkpoint import load_program, newest_first, read_checkpoint
 from mlotool.runner.folder import RunFolder, is_stamp, plain, run_lock
 from mlotool.runner.logging import HEADER_BYTES
-from mlotool.spaces import SharedSpace, Space
 
 AUTO = "auto"
 NUM_SHOWN = 8
@@ -72,8 +68,7 @@ def _find_named(new: Mapping[str, Any], path: Path) -> EarlierRun:
     if fault is not None:
         raise ConfigError(
             f"resume: found '{path}', a run that {fault}; expected one of the same config, but for runner.max_ticks, "
-            "the logger and what is kept and shown. Give the keys the values that they have there, or leave resume out "
-            "for a new run."
+            "the logger and what is kept and shown. Give the keys the values that they have there, or leave resume out."
         )
     if run_dir != path:
         _check_ticks(read_checkpoint(path)["tick"], new, path)
@@ -82,48 +77,37 @@ def _find_named(new: Mapping[str, Any], path: Path) -> EarlierRun:
 
 
 def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> EarlierRun | None:
-    others: list[str] = []
+    newest = ""
     for run_dir in _candidates(new, output_dir):
+        is_here = run_dir == output_dir
         try:
             old = _config_of(run_dir)
         except ConfigError as error:
-            others.append(f"{run_dir} is left out ({error})")
+            newest = newest or f"; the newest one, {run_dir} is left out ({error})"
             continue
         if old is None:
-            if run_dir == output_dir:
+            if is_here:
                 _free_if_never_begun(run_dir)
             continue
         fault = _fault(old, new)
-        if fault is not None:
-            others.append(f"{run_dir} {fault}")
-            continue
-        is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
-        # A job of a sweep has one folder alone.
-        if is_finished and run_dir != output_dir:
-            others.append(f"{run_dir} has finished")
-            continue
-        with run_lock(run_dir) as is_free:
-            if is_free or run_dir == output_dir:
-                return EarlierRun(RunFolder(run_dir), None, is_finished)
-        others.append(f"{run_dir} is being written by another process")
-    newest = f"; the newest one, {others[0]}" if others else ""
+        if fault is None:
+            is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
+            with run_lock(run_dir) as is_free:
+                # A job of a sweep has one folder alone.
+                if is_here or (is_free and not is_finished):
+                    return EarlierRun(RunFolder(run_dir), None, is_finished)
+            fault = "has finished" if is_finished else "is being written by another process"
+        newest = newest or f"; the newest one, {run_dir} {fault}"
     say(f"resume=auto: no unfinished run with this config{newest}. A new run begins.")
     return None
 
 
 def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Return why a run with the config `old` does not go on with `new`; None where it does."""
-    if is_wrong_way_round(old):
-        return (
-            f"has objective_mode={old['objective_mode']} with objective={old['objective']}, as older versions allowed, "
-            "so that its best.ckpt is that of the worst evaluation"
-        )
     different = differences(old, new)
-    if not different:
-        return None
-    rest = len(different) - NUM_SHOWN
-    more = f"; and {rest} more" if rest > 0 else ""
-    return f"has another config in {len(different)} key(s): {'; '.join(different[:NUM_SHOWN])}{more}"
+    more = f"; and {len(different) - NUM_SHOWN} more" if len(different) > NUM_SHOWN else ""
+    shown = f"{'; '.join(different[:NUM_SHOWN])}{more}"
+    return f"has another config in {len(different)} key(s): {shown}" if different else None
 
 
 def _config_of(run_dir: Path) -> dict[str, Any] | None:
@@ -151,8 +135,9 @@ def _candidates(new: Mapping[str, Any], output_dir: Path | None) -> Iterator[Pat
             return
     root = Path("outputs") / str(new["name"]) if output_dir is None else output_dir.parent
     # Not a link, which may lead to a run of another place.
-    folders = [each for each in root.glob("*") if each != output_dir and each.is_dir() and not each.is_symlink()]
-    yield from sorted(folders, key=_by_time, reverse=True)
+    folders = [path for path in root.glob("*") if path != output_dir and path.is_dir() and not path.is_symlink()]
+    # Of the names of one second, `_10` is later than `_9`.
+    yield from sorted(folders, key=lambda path: [*map(int, re.findall(r"\d+", path.name))], reverse=True)
 
 
 def _free_if_never_begun(run_dir: Path) -> None:
@@ -195,15 +180,15 @@ def go_on(earlier: EarlierRun, config: Any, origin: Origin, program: Program | N
     """Make a folder ready to go on in, once it is locked, and tell of it; return the checkpoint, if there is one.
 
     Args:
-        found: the run.
+        earlier: the run.
         config: of the run that goes on.
         origin: where the config came from.
         program: is put into the checkpoint's state before anything of the folder is changed; None where that takes
             all ranks, and comes later.
     """
     folder = earlier.folder
-    for each in (folder.path, folder.checkpoints, folder.artifacts):
-        remove_temporary(each)
+    for place in (folder.path, folder.checkpoints, folder.artifacts):
+        remove_temporary(place)
     checkpoint, tick = choose_checkpoint(earlier), 0
     if checkpoint is not None:
         tick = (read_checkpoint(checkpoint) if program is None else load_program(program, checkpoint))["tick"]
@@ -236,101 +221,3 @@ def say(text: str) -> None:
 def _through_yaml(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load(yaml.safe_dump(plain(config)))
     return values
-
-
-def _by_time(run_dir: Path) -> list[Any]:
-    # Of the names of one second, `_10` is later than `_9`.
-    return [int(part) if part.isdigit() else 0 for part in re.split(r"\D+", run_dir.name)]
-
-
-MAX_SHOWN = 500
-State = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What a run has left.
-
-    Args:
-        folder: of the run, as it was named.
-        states: the state of each problem's module.
-        shared: those modules that are shared spaces, in these states.
-    """
-
-    folder: Path
-    states: Mapping[str, State]
-    shared: Mapping[str, SharedSpace]
-
-
-def inherit(program: Program, folder: Path) -> None:
-    """Put the modules of a program into the states that the problems of the same names have in another run.
-
-    Where the other module is a shared space and this one a model of that space, it gets that model's part. Problems
-    that the other run does not have begin as they are. Optimizers begin anew.
-
-    Args:
-        program: as it was built.
-        folder: of the other run, which has finished, or a checkpoint in it; of a folder the last one is taken.
-
-    Raises:
-        ConfigError: there is no such run, its config.yaml says what only the user may say, no problem has a name of its
-            problems, or a module does not fit the state.
-        CheckpointError: the checkpoint cannot be read.
-    """
-    run_dir = folder_of(folder)
-    finished_run("inherit", run_dir)
-    path = folder if run_dir != folder else RunFolder(run_dir).find_checkpoint("last")
-    source = _read(run_dir, path.resolve(), path.stat().st_mtime_ns)
-    names = [name for name in program.problems if name in source.states]
-    if not names:
-        raise ConfigError(
-            f"inherit: found '{folder}', whose problems are {', '.join(source.states)}; expected at least one of "
-            f"{', '.join(program.problems)}. Give the folder of a run of the same recipe, or leave inherit out."
-        )
-    for name in names:
-        module = program.problems[name].module
-        try:
-            module.load_state_dict(_state_for(name, module, source))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"inherit: found '{folder}', where the state of the problem '{name}' does not fit its module here "
-                f"({' '.join(str(error).split())[:MAX_SHOWN]}); expected the same names and shapes. Give "
-                f"problems.{name}.module the settings that it has there, or leave inherit out."
-            ) from error
-
-
-# Once for all trials of a process.
-@lru_cache(maxsize=1)
-def _read(folder: Path, path: Path, written_at: int) -> _Source:
-    config = load_run_config(folder, built=("problems",))
-    saved, shared = read_checkpoint(path)["program"], {}
-    with fitting(path):
-        states = {name: dict(saved[name]["module"]) for name in config.problems}
-        for name, problem in config.problems.items():
-            if isinstance(problem.module, Mapping) and problem.module.get("shared"):
-                module = build_module(config, name)
-                module.load_state_dict(states[name])
-                if isinstance(module, SharedSpace):
-                    shared[name] = module
-    return _Source(folder, states, shared)
-
-
-def _state_for(name: str, module: nn.Module, source: _Source) -> State:
-    space = source.shared.get(name)
-    if space is not None and isinstance(module, Space) and not isinstance(module, SharedSpace):
-        return _of_path(name, module, space, source.folder)
-    return source.states[name]
-
-
-def _of_path(name: str, module: Space, space: SharedSpace, folder: Path) -> State:
-    known = {decision.name: decision.candidates for decision in space.table}
-    path = {decision.name: decision.value for decision in module.decisions.values()}
-    strange = [decision for decision, value in path.items() if value not in known.get(decision, ())]
-    if strange:
-        first = strange[0]
-        raise ConfigError(
-            f"inherit: found the decision {first}={path[first]} of the problem '{name}', which the shared space in "
-            f"'{folder}' does not have; expected decisions and candidates of that space. Give problems.{name}.module "
-            "the mutators that it has there, or leave inherit out."
-        )
-    return space.state_of(path)

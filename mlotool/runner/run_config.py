@@ -7,7 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,17 @@ from pytorch_lightning import seed_everything
 
 from mlotool.config import Origin, build, check, finish_provenance, load_run_config, trust_all
 from mlotool.config.composition import check_composed, origin_of
-from mlotool.core.arguments import require_path
+from mlotool.core.arguments import is_number, require_path
 from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
 from mlotool.core.messages import is_command_line
-from mlotool.core.process import terminable
 from mlotool.distributed.collectives import Ranks
 from mlotool.runner.folder import PATIENCE_S, RunFolder, run_lock
 from mlotool.runner.launcher import INTERRUPTED, Launch, World, joined, launch, watch_parent
+from mlotool.runner.loading import inherit
 from mlotool.runner.plan import Watch
-from mlotool.runner.process_settings import announcements, count_devices, find_device, quiet_lightning, torch_settings
-from mlotool.runner.resuming import EarlierRun, choose_checkpoint, find_run, go_on, inherit, say
-from mlotool.runner.seat import AbstractSeat, OwnProcess
-from mlotool.runner.session import Session
+from mlotool.runner.process_settings import count_devices, find_device, own_settings
+from mlotool.runner.resuming import EarlierRun, choose_checkpoint, find_run, go_on, say
+from mlotool.runner.session import AbstractSeat, OwnProcess, Session
 
 
 @dataclass(frozen=True)
@@ -126,13 +125,9 @@ def run(
             check(config, targets=True)
         if (num_ranks := count_devices(runner)) > 1:
             return _launched(request, num_ranks)
-    with (
-        torch_settings(**{key: runner[key] for key in ("num_threads", "deterministic", "tf32")}),
-        quiet_lightning(),
-        terminable(),
-    ):
+    with own_settings(runner, is_first=world is None or world.rank == 0):
         device = find_device(runner, 0 if world is None else world.local_rank)
-        with joined(world, device) as ranks, announcements() if ranks.is_first else nullcontext():
+        with joined(world, device) as ranks:
             return run_here(request, device, ranks, OwnProcess(ranks))
 
 
@@ -174,7 +169,7 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
         if ranks.is_first and request.when_created is not None:
             request.when_created(str(folder.path))
         try:
-            outcome = session.run(folder, checkpoint)
+            summary = session.run(folder, checkpoint)
         except (RunError, Interrupted) as error:
             error.run_dir = folder.path
             raise
@@ -183,7 +178,8 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
                 # The run is done, or has an error of its own that matters more.
                 with suppress(WriteError, RunFileError):
                     finish_provenance(folder.path)
-        return ranks.first(RunResult(dict(outcome.metrics), folder.path, folder.kept(), outcome.objective))
+        objective = summary["objective"]["value"]
+        return ranks.first(RunResult(dict(summary["metrics"]), folder.path, folder.kept(), objective))
 
 
 def _begin(
@@ -223,12 +219,10 @@ def _finished(folder: RunFolder, config: Any, ranks: Ranks) -> RunResult:
             f"{folder.path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, "
             "or leave resume out for a new run."
         )
-    metrics, objective = (summary.get(key) for key in ("metrics", "objective"))
-    numbers = metrics if isinstance(metrics, dict) else {}
-    values = {key: float(value) if isinstance(value, int | float) else math.nan for key, value in numbers.items()}
-    value = objective.get("value") if isinstance(objective, dict) else None
-    is_known = isinstance(value, int | float)
-    return RunResult(values, folder.path, folder.kept(), value if is_known else None, had_finished=True)
+    parts = {key: part if isinstance(part := summary.get(key), dict) else {} for key in ("metrics", "objective")}
+    values = {key: float(value) if is_number(value) else math.nan for key, value in parts["metrics"].items()}
+    value = parts["objective"].get("value")
+    return RunResult(values, folder.path, folder.kept(), value if is_number(value) else None, had_finished=True)
 
 
 def serve(folder: Path) -> int:
@@ -247,17 +241,13 @@ def serve(folder: Path) -> int:
             # Rank 0 says it.
             warnings.simplefilter("ignore")
         try:
-            output_dir, origin, packages, resume = launch.requested()
+            request = launch.requested()
             # The parent may have found them in the folder of a script, or in a directory that it has left.
-            sys.path += [folder for folder in packages.values() if folder is not None and folder not in sys.path]
-            trust_all(packages)
-            result = run(
-                load_run_config(folder, is_own=True),
-                output_dir=output_dir,
-                origin=origin,
-                resume=resume,
-                when_created=launch.run_dir.write_text,
-            )
+            sys.path += [home for home in request.trusted.values() if home is not None and home not in sys.path]
+            trust_all(request.trusted)
+            config, told = load_run_config(folder, is_own=True), launch.run_dir.write_text
+            origin, output_dir, resume = request.origin, request.output_dir, request.resume
+            result = run(config, output_dir=output_dir, origin=origin, resume=resume, when_created=told)
         except KeyboardInterrupt as interrupted:
             return getattr(interrupted, "exit_code", INTERRUPTED[0])
         except BaseException as error:

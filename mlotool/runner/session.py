@@ -1,132 +1,124 @@
-"""One run of a built program, from the first tick to summary.json."""
+"""One run of a built program, from top to bottom. A round is an epoch of Lightning's Trainer, a chunk of ticks a batch.
+
+Session.run               metrics.csv, loggers, a checkpoint's state; summary.json, however the run ends
+  _fit                    Lightning's loop
+    train_dataloader        the chunks of the next round
+    training_step           a chunk: ticks until a flush, the flush; the evaluations that are due at its end
+      take_ticks              (of the seat) ticks, one after the other
+    on_train_epoch_end      the round's objective: schedulers, early stopping, checkpoints
+    on_train_end            what came after the last flush
+  _finish                 `end` splits and analyses, with the best checkpoint
+"""
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
-from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.config.user_data import split_of
-from mlotool.core.errors import (
-    CheckpointError,
-    ConfigError,
-    Interrupted,
-    MlotoolError,
-    NonFiniteLossError,
-    NonFiniteParametersError,
-    PrunedError,
-    WriteError,
-)
+from mlotool.core import errors
 from mlotool.core.files import write_text
 from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import user_code
 from mlotool.distributed.collectives import Ranks
-from mlotool.program import Schedule
-from mlotool.runner.checkpoint import (
-    BEST,
-    STATE_KEY,
-    AtomicCheckpointIO,
-    BestCheckpoint,
-    LastCheckpoint,
-    fitting,
-    load_program,
-    read_checkpoint,
-    read_whole_checkpoint,
-    restore_callbacks,
-)
-from mlotool.runner.distributed import distribute, merge_shards
-from mlotool.runner.evaluation import rehearse_analyses, run_analyses
+from mlotool.problem.shards import gathered
+from mlotool.program import Problem, Schedule, StepResult
+from mlotool.runner import checkpoint as checkpoints
+from mlotool.runner import distributed, evaluation, random_state
 from mlotool.runner.folder import RunFolder
-from mlotool.runner.loading import make_evaluator
-from mlotool.runner.logging import MetricLog, RunLogger, open_loggers
-from mlotool.runner.plan import Objective, Watch, make_plan
-from mlotool.runner.process_settings import place, untracked_past
-from mlotool.runner.program_module import ProgramModule, check_scheduler
-from mlotool.runner.progress import ProgressDisplay, advance_clock
-from mlotool.runner.records import num_parameters, trained_paths, write_paths
+from mlotool.runner.logging import MetricLog, ProgressDisplay, open_loggers
+from mlotool.runner.plan import ChunkLoader, Objective, Watch, make_plan
+from mlotool.runner.process_settings import Interrupt, place
+from mlotool.runner.records import num_parameters, trained_paths, warn_of_untrained, write_paths
 from mlotool.runner.rehearsal import rehearse
-from mlotool.runner.seat import AbstractSeat
+from mlotool.runner.values import Window, check_parameters, explain, hyperparameters, learned_values
+
+INHERITED = "inherited/"
+"""Begins the keys of what a run that inherits weights has before its first tick."""
+
+TRAINER_SETTINGS = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+"""What a Trainer gets where `runner.trainer` says nothing else."""
+
+OPEN_TRAINER_SETTINGS = (*TRAINER_SETTINGS, "profiler", "detect_anomaly")
+"""What `runner.trainer` may set; the Trainer's other arguments are keys of the config's own."""
+
+Keep = Callable[[Mapping[str, StepResult]], None]
 
 
-@dataclass
-class Outcome:
-    """How a run ends; filled in while it goes on.
+class AbstractSeat(ABC):
+    """The place of a run in its process: who takes its ticks.
 
-    Args:
-        goal: the run's objective.
-        num_parameters: of each problem's module.
-        status: "finished", "pruned", "failed" or "interrupted".
-        error: the error's text.
-        metrics: the last value of every key.
-        best: tick and metrics of the best checkpoint.
-        num_ticks: ticks done.
-        training_s: wall-clock seconds of training, with its evaluations and checkpoints.
+    Attributes:
+        interrupt: set from outside to stop after the tick at hand.
+        shared: what runs of the process share that are built from equal configs; None where there is one run.
+        is_alone: whether the run has the process for itself.
     """
 
-    goal: Objective
-    num_parameters: Mapping[str, int]
-    status: str = "failed"
-    error: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    best: dict[str, Any] | None = None
-    num_ticks: int = 0
-    training_s: float = 0.0
+    interrupt: Interrupt
+    shared: Any = None
+    is_alone: bool = False
 
-    @property
-    def objective(self) -> float | None:
-        """The objective's value at the best checkpoint, else its last one."""
-        if self.goal.key is None:
-            return None
-        best = {} if self.best is None else self.best["metrics"]
-        return best.get(self.goal.key, self.metrics.get(self.goal.key))
+    @abstractmethod
+    def clock(self) -> float:
+        """Return the seconds that this run has taken, with its share of what is done for all."""
 
-    def note_best(self, state: Mapping[str, Any]) -> int:
-        """Note what the best checkpoint says, once it has been read; return its tick."""
-        self.best = {"tick": state["tick"], "metrics": state["metrics"]}
-        return state["tick"]
+    @abstractmethod
+    def join(self, schedule: Schedule) -> None:
+        """Say how far the run is, once its state is put back; one with no tick left takes its place all the same."""
 
-    def summary(self) -> dict[str, Any]:
-        """Return the contents of summary.json."""
-        return {
-            "status": self.status,
-            "objective": {"key": self.goal.key, "value": self.objective, "mode": self.goal.mode},
-            "metrics": self.metrics,
-            "best": self.best,
-            "error": self.error,
-            "num_ticks": self.num_ticks,
-            "training_s": self.training_s,
-            "num_parameters": self.num_parameters,
-        }
+    @abstractmethod
+    def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
+        """Take ticks of the run.
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Note how what is inside ends: the run."""
-        try:
-            yield
-        except PrunedError:
-            self.status = "pruned"
-            return
-        except KeyboardInterrupt:
-            self.status = "interrupted"
-            raise
-        except BaseException as exception:
-            text = str(exception)
-            self.error = text if isinstance(exception, MlotoolError) else f"{type(exception).__name__}: {text}"
-            raise
-        self.status = "finished"
+        Args:
+            schedule: the run's.
+            count: how many; fewer where the run is interrupted or its checkpoint is due.
+            keep: takes the results of each tick.
+            due_at: by `time.monotonic`, when the run's checkpoint is due.
+        """
 
 
-class Session:
-    """One run of a built program.
+class OwnProcess(AbstractSeat):
+    """The place of a run that has its process for itself.
+
+    Args:
+        ranks: those of the run, which all stop after the same tick.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.is_alone = True
+        self.interrupt = Interrupt(ranks)
+
+    def clock(self) -> float:
+        """Return the seconds of the clock on the wall."""
+        return time.perf_counter()
+
+    def join(self, schedule: Schedule) -> None:
+        """There is nobody to join."""
+
+    def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
+        """Take them one after the other. The hot path: nothing is read from the device, logged or written here."""
+        for _ in range(count):
+            keep(schedule.tick())
+            if self.interrupt.seen() or time.monotonic() >= due_at:
+                return
+
+
+class Session(LightningModule):
+    """One run of a built program: what Lightning's Trainer trains, by the program's own schedule.
 
     Args:
         config: the config it was built from.
@@ -136,30 +128,64 @@ class Session:
         ranks: those of the run, of which this is one.
         watch: sees the objective at each evaluation, and may end the run as pruned.
 
+    Attributes:
+        program: the problems and their graph; `problem_<name>` is the module of a problem.
+        schedule: steps them; counts the ticks.
+        metric_log: takes the numbers.
+        is_cut: whether the round was ended by an interrupt before its last evaluation.
+
     Raises:
         ConfigError: the config cannot run; nothing has been written.
     """
 
+    metric_log: MetricLog
+
     def __init__(
         self, config: Any, built: Any, device: torch.device, seat: AbstractSeat, ranks: Ranks, watch: Watch | None
     ) -> None:
-        self._config, self._built, self._device = config, built, device
-        self._seat, self._ranks, self._watch = seat, ranks, watch
-        place(built.program, device)
-        self._schedule = Schedule(built.program, with_norms=True)
-        self._evaluator = make_evaluator(config, built, device)
-        self._objective, self._num_parameters = Objective.from_config(config), num_parameters(built.program)
-        self._plan = make_plan(config, self._objective)
-        self._trainer_settings = trainer_settings(config.runner.get("trainer") or {})
+        super().__init__()
+        self.automatic_optimization = False
+        program = self.program = built.program
+        self._config, self._built, self._run_device = config, built, device
+        self._seat, self.ranks, self.interrupt, self._watch = seat, ranks, seat.interrupt, watch
+        place(program, device)
+        self.schedule = Schedule(program, with_norms=True)
+        self.evaluator = evaluation.make_evaluator(config, built, device)
+        self.objective = Objective.from_config(config)
+        self.plan = make_plan(config, self.objective)
+        self._trainer_settings = _trainer_settings(config.runner.get("trainer") or {})
         self._splits: dict[str, Any] = {} if config.evaluate is None else dict(config.evaluate.splits)
-        for key, split in [
-            *(("evaluate.splits", split) for split in self._splits),
-            *((f"analyses.{name}.split", analysis.split) for name, analysis in built.analyses.items()),
-        ]:
+        named = {f"analyses.{name}.split": analysis.split for name, analysis in built.analyses.items()}
+        for key, split in [*(("evaluate.splits", split) for split in self._splits), *named.items()]:
             split_of(key, built.data, split)
-        for problem in built.program.problems.values():
-            check_scheduler(problem, self._objective)
-        distribute(built.program, ranks, config.seed)
+        for problem in program.problems.values():
+            _check_scheduler(problem, self.objective)
+        distributed.distribute(program, ranks, config.seed)
+        for name, problem in program.problems.items():
+            # Callbacks and summaries find the modules here.
+            setattr(self, f"problem_{name}", problem.module)
+        self.window = Window(reduce=ranks.mean, explain=partial(explain, program.problems))
+        is_shown = config.runner.progress_bar and ranks.is_first and seat.is_alone
+        self._display = ProgressDisplay(program.problems, self.plan.max_ticks, enabled=is_shown)
+        self.is_pruned = self.is_cut = False
+        self._last_checkpoint: checkpoints.LastCheckpoint | None = None
+        self._seconds_before, self._began = 0.0, seat.clock()
+        self._random_states: list[dict[str, Any]] | None = None
+        self._has_warned_of_nan = False
+        # The initial parameters are the user's own.
+        self._checked_tick = 0
+        # Whether the evaluations of this tick are still to come.
+        self._is_pending = self.plan.begins_with_evaluation
+        self._summary: dict[str, Any] = {
+            "status": "failed",
+            "objective": {"key": self.objective.key, "value": None, "mode": self.objective.mode},
+            "metrics": {},
+            "best": None,
+            "error": None,
+            "num_ticks": 0,
+            "training_s": 0.0,
+            "num_parameters": num_parameters(program),
+        }
 
     def rehearse(self) -> None:
         """Try every loss, metric and analysis on a few samples; to be called before the first tick of a run.
@@ -167,146 +193,113 @@ class Session:
         Raises:
             ConfigError: one cannot work.
         """
-        analyse = partial(rehearse_analyses, self._built, self._device)
-        rehearse(self._built.program, self._evaluator, self._splits, self._objective, analyse)
+        analyse = partial(evaluation.rehearse_analyses, self._built, self._run_device)
+        rehearse(self.program, self.evaluator, self._splits, self.objective, analyse)
 
-    def run(self, folder: RunFolder, resume_from: Path | None = None) -> Outcome:
-        """Train, evaluate and analyse; write summary.json however it ends.
+    def run(self, folder: RunFolder, resume_from: Path | None = None) -> dict[str, Any]:
+        """Train, evaluate and analyse; write summary.json however it ends, and return what it says.
 
         Args:
             folder: takes the files.
             resume_from: a checkpoint of the same folder to go on from.
         """
-        outcome, is_first = Outcome(self._objective, self._num_parameters), self._ranks.is_first
-        checkpoint = None if resume_from is None else read_whole_checkpoint(resume_from)
-        state = {} if checkpoint is None else checkpoint[STATE_KEY]
-        log = MetricLog(
-            folder.metrics if is_first else Path(os.devnull), state.get("metrics_position") if is_first else None
-        )
+        summary, is_first = self._summary, self.ranks.is_first
+        checkpoint = None if resume_from is None else checkpoints.read_whole_checkpoint(resume_from)
+        state = {} if checkpoint is None else checkpoint[checkpoints.STATE_KEY]
+        path, position = (folder.metrics, state.get("metrics_position")) if is_first else (Path(os.devnull), None)
+        self.metric_log = MetricLog(path, position, lambda: self.schedule.num_ticks)
         # The loggers are finished last: W&B may wait for its service, and summary.json must not.
         with ExitStack() as loggers:
             try:
-                with outcome.following(), user_code(prefix=lambda: f"After tick {self._schedule.num_ticks}: "):
+                with user_code(prefix=lambda: f"After tick {self.schedule.num_ticks}: "):
                     if is_first:
-                        log.loggers += loggers.enter_context(self._open_loggers(folder, state.get("tick")))
-                    module, trainer, has_ended = self._prepared(folder, log, checkpoint, resume_from)
-                    if not has_ended:
-                        self._fit(module, trainer, folder, outcome)
+                        problems, others = self.program.problems, self._built.loggers
+                        opened = open_loggers(self._config, folder, problems, state.get("tick"), others)
+                        self.metric_log.loggers += loggers.enter_context(opened)
+                    trainer, has_ended = self._prepared(folder, checkpoint, resume_from)
+                    if has_ended:
+                        self.flush()
+                        distributed.merge_shards(self.program, self.ranks)
+                        summary["training_s"] = self._seconds_before
                     else:
-                        outcome.training_s = module.training_s
-                        module.flush()
-                        merge_shards(self._built.program, self._ranks)
-                    self._write_timelines(folder)
-                    paths = trained_paths(self._built.program, self._ranks)
-                    if is_first:
-                        self._finish(folder, log, outcome, paths)
+                        self._fit(trainer, folder)
+                    self._finish(folder)
+                summary["status"] = "finished"
+            except errors.PrunedError:
+                summary["status"] = "pruned"
+            except KeyboardInterrupt:
+                summary["status"] = "interrupted"
+                raise
+            except BaseException as exception:
+                text = str(exception)
+                is_told = isinstance(exception, errors.MlotoolError)
+                summary["error"] = text if is_told else f"{type(exception).__name__}: {text}"
+                raise
             finally:
                 # Where the disk is full, the summary cannot be written either: the first error is what is told.
-                for end in (log.close, partial(self._summarize, folder, log, outcome)):
-                    with suppress(WriteError, CheckpointError) if outcome.status == "failed" else nullcontext():
+                for end in (self.metric_log.close, partial(self._summarize, folder)):
+                    is_lost = summary["status"] == "failed"
+                    with suppress(errors.WriteError, errors.CheckpointError) if is_lost else nullcontext():
                         end()
-        return outcome
+        return summary
 
-    def _summarize(self, folder: RunFolder, log: MetricLog, outcome: Outcome) -> None:
-        if self._ranks.is_first:
-            outcome.metrics, outcome.num_ticks = log.last, self._schedule.num_ticks
-            if outcome.best is None and folder.checkpoint("best").is_file():
-                outcome.note_best(read_checkpoint(folder.checkpoint("best")))
-            folder.write_summary(outcome.summary())
+    def _summarize(self, folder: RunFolder) -> None:
+        if not self.ranks.is_first:
+            return
+        summary, key, last = self._summary, self.objective.key, self.metric_log.last
+        summary |= {"metrics": last, "num_ticks": self.schedule.num_ticks}
+        if summary["best"] is None and folder.checkpoint("best").is_file():
+            self._note_best(checkpoints.read_checkpoint(folder.checkpoint("best")))
+        best = {} if summary["best"] is None else summary["best"]["metrics"]
+        summary["objective"]["value"] = None if key is None else best.get(key, last.get(key))
+        folder.write_summary(summary)
 
-    def _open_loggers(self, folder: RunFolder, resumed_at: int | None) -> Any:
-        return open_loggers(
-            self._config,
-            folder,
-            self._built.program.problems,
-            resumed_at,
-            others=self._built.loggers,
-            with_packages=self._seat.is_first,
-        )
+    def _note_best(self, state: Mapping[str, Any]) -> int:
+        self._summary["best"] = {"tick": state["tick"], "metrics": state["metrics"]}
+        tick: int = state["tick"]
+        return tick
 
     def _prepared(
-        self, folder: RunFolder, log: MetricLog, checkpoint: dict[str, Any] | None, resume_from: Path | None
-    ) -> tuple[ProgramModule, Trainer, bool]:
-        """Return what is trained and its trainer, as a checkpoint has left them; and whether training had ended.
+        self, folder: RunFolder, checkpoint: dict[str, Any] | None, resume_from: Path | None
+    ) -> tuple[Trainer, bool]:
+        """Return the trainer, as a checkpoint has left it, and whether training had ended.
 
         Not by Lightning's `ckpt_path`, whose loops count epochs and batches: what a round has left to do follows from
         the tick alone, in the middle of a round too.
         """
-        program, ranks, seat = self._built.program, self._ranks, self._seat
-        is_shown = self._config.runner.progress_bar and ranks.is_first and seat.is_alone
-        callbacks = self._callbacks(folder, is_resumed=checkpoint is not None)
-        module = ProgramModule(
-            program,
-            self._schedule,
-            self._plan,
-            log,
-            self._objective,
-            seat,
-            ranks,
-            evaluator=self._evaluator,
-            display=ProgressDisplay(program.problems, self._plan.max_ticks, enabled=is_shown),
-            watch=self._watch,
-            last_checkpoint=next((each for each in callbacks if isinstance(each, LastCheckpoint)), None),
-        )
-        trainer = self._trainer(folder, callbacks, RunLogger(log, lambda: self._schedule.num_ticks, folder.path))
+        callbacks = self._make_callbacks(folder, is_resumed=checkpoint is not None)
+        self._last_checkpoint = next((one for one in callbacks if isinstance(one, checkpoints.LastCheckpoint)), None)
+        trainer = self._make_trainer(folder, callbacks)
         if checkpoint is None or resume_from is None:
-            return module, trainer, False
-        with fitting(resume_from):
-            module.on_load_checkpoint(checkpoint)
-            has_stopped = restore_callbacks(callbacks, checkpoint)
-        advance_clock(trainer, self._schedule.num_ticks)
-        seat.join(self._schedule)
-        return module, trainer, has_stopped or module.is_done
+            return trainer, False
+        with checkpoints.fitting(resume_from):
+            self.on_load_checkpoint(checkpoint)
+            has_stopped = checkpoints.restore_callbacks(callbacks, checkpoint)
+        advance_clock(trainer, self.schedule.num_ticks)
+        self._seat.join(self.schedule)
+        is_done = self.schedule.num_ticks >= self.plan.max_ticks and not self._is_pending
+        return trainer, has_stopped or is_done
 
-    def _fit(self, module: ProgramModule, trainer: Trainer, folder: RunFolder, outcome: Outcome) -> None:
-        """Train until the last tick, an early stop or a signal; the last raises Interrupted, a KeyboardInterrupt."""
-        seat, interrupt, began = self._seat, self._seat.interrupt, self._seat.clock()
-        try:
-            with ExitStack() as alone:
-                # Runs that share a process end in any order: it listens for them.
-                if seat.is_alone:
-                    alone.enter_context(interrupt.listening())
-                    alone.enter_context(untracked_past())
-                trainer.fit(module)
-        except SystemExit as exit_:
-            # Lightning's answer to a Ctrl-C outside of a tick.
-            if not isinstance(exit_.__context__, KeyboardInterrupt):
-                raise
-            interrupt.insist()
-        except (NonFiniteLossError, NonFiniteParametersError) as error:
-            # Found by all ranks; the others do not know how far rank 0 is with writing.
-            if self._ranks.is_first:
-                error.add(folder.what_is_kept())
-            raise
-        finally:
-            outcome.training_s = module.training_s + seat.clock() - began
-            module.display.stop()
-        # A cluster may have told one rank alone: all end with the code of its signal.
-        [code] = self._ranks.largest([interrupt.exit_code])
-        if code:
-            raise Interrupted(int(code))
-        if module.is_pruned:
-            raise PrunedError(f"pruned after tick {self._schedule.num_ticks}")
-
-    def _trainer(self, folder: RunFolder, callbacks: list[Callback], logger: Logger) -> Trainer:
-        """Return Lightning's Trainer, which runs the loop: a chunk of ticks is its batch, a round its epoch.
+    def _make_trainer(self, folder: RunFolder, callbacks: list[Callback]) -> Trainer:
+        """Return Lightning's Trainer, which runs the loop.
 
         What it cannot do is ours: several problems a tick, evaluations between ticks of a round, a resume within it,
         ranks inside of hypergradients.
         """
+        is_gpu = self._run_device.type == "cuda"
         return Trainer(
-            accelerator="gpu" if self._device.type == "cuda" else "cpu",
+            accelerator="gpu" if is_gpu else "cpu",
             # Ranks are ours: each has a trainer of one device, which knows of no other.
-            devices=[self._device.index] if self._device.type == "cuda" else 1,
+            devices=[self._run_device.index] if is_gpu else 1,
             # A cluster's own variables would start more processes than one.
-            plugins=[LightningEnvironment(), AtomicCheckpointIO(self._ranks.is_first)],
+            plugins=[LightningEnvironment(), checkpoints.AtomicCheckpointIO(self.ranks.is_first)],
             # Autocast is opened around each loss; the rest, solvers first, stays in full precision.
             precision="32-true",
             max_epochs=-1,
-            # Evaluator evaluates; `ProgramModule` tells callbacks of it.
+            # The evaluator evaluates, and `_evaluate` tells callbacks of it.
             limit_val_batches=0,
             num_sanity_val_steps=0,
-            logger=logger,
+            logger=self.metric_log,
             callbacks=callbacks,
             enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
             use_distributed_sampler=False,
@@ -314,21 +307,16 @@ class Session:
             **self._trainer_settings,
         )
 
-    def _callbacks(self, folder: RunFolder, *, is_resumed: bool) -> list[Callback]:
-        runner, monitor, mode = self._config.runner, self._objective.monitor, self._objective.mode
+    def _make_callbacks(self, folder: RunFolder, *, is_resumed: bool) -> list[Callback]:
+        runner, monitor, mode = self._config.runner, self.objective.monitor, self.objective.mode
         callbacks: list[Callback] = [*self._built.callbacks]
         if runner.checkpoint:
             if monitor is not None and mode is not None:
-                callbacks.append(BestCheckpoint(folder.checkpoints / BEST, monitor, mode))
+                callbacks.append(checkpoints.BestCheckpoint(folder.checkpoint("best"), monitor, mode))
             # The last one comes after the best one, whose state it holds.
+            times = runner.checkpoint_seconds, runner.keep_checkpoints
             callbacks.append(
-                LastCheckpoint(
-                    folder.checkpoints,
-                    runner.checkpoint_seconds,
-                    runner.keep_checkpoints,
-                    is_resumed=is_resumed,
-                    ranks=self._ranks,
-                )
+                checkpoints.LastCheckpoint(folder.checkpoint("last"), *times, is_resumed=is_resumed, ranks=self.ranks)
             )
         if runner.early_stopping_patience is not None and monitor is not None and mode is not None:
             # NaN is not better, and ends nothing.
@@ -336,47 +324,283 @@ class Session:
             callbacks.append(EarlyStopping(monitor, mode=mode, patience=runner.early_stopping_patience, **stopping))
         return callbacks
 
-    def _write_timelines(self, folder: RunFolder) -> None:
-        """Write what layer-parallel steps have recorded of their times, as artifacts/parallel_<problem>.json."""
-        for name, problem in self._built.program.problems.items():
-            timeline = None if problem.parallel is None else problem.parallel.timeline()
-            if timeline is not None and self._ranks.is_first:
-                write_text(folder.artifacts / f"parallel_{name}.json", json.dumps(timeline))
+    def _fit(self, trainer: Trainer, folder: RunFolder) -> None:
+        """Train until the last tick, an early stop or a signal; the last raises Interrupted, a KeyboardInterrupt."""
+        self._began = self._seat.clock()
+        try:
+            # Runs that share a process end in any order: it listens for them.
+            with self.interrupt.listening() if self._seat.is_alone else nullcontext():
+                trainer.fit(self)
+        except SystemExit as exit_:
+            # Lightning's answer to a Ctrl-C outside of a tick.
+            if not isinstance(exit_.__context__, KeyboardInterrupt):
+                raise
+            self.interrupt.insist()
+        except (errors.NonFiniteLossError, errors.NonFiniteParametersError) as error:
+            # Found by all ranks; the others do not know how far rank 0 is with writing.
+            if self.ranks.is_first:
+                error.add(folder.what_is_kept())
+            raise
+        finally:
+            self._summary["training_s"] = self._training_seconds()
+            self._display.stop()
+        # A cluster may have told one rank alone: all end with the code of its signal.
+        [code] = self.ranks.largest([self.interrupt.exit_code])
+        if code:
+            raise errors.Interrupted(int(code))
+        if self.is_pruned:
+            raise errors.PrunedError(f"pruned after tick {self.schedule.num_ticks}")
 
-    def _finish(self, folder: RunFolder, log: MetricLog, outcome: Outcome, paths: Mapping[str, torch.Tensor]) -> None:
-        """Evaluate the `end` splits and run the analyses, with the best checkpoint where there is one."""
-        program, tick = self._built.program, self._schedule.num_ticks
-        if folder.checkpoint("best").is_file():
-            tick = outcome.note_best(load_program(program, folder.checkpoint("best")))
-        for problem in program.problems.values():
-            problem.module.to(self._device)  # Lightning leaves the modules on the CPU.
+    def _training_seconds(self) -> float:
+        return self._seconds_before + self._seat.clock() - self._began
+
+    def configure_optimizers(self) -> Any:
+        """Return the problems' optimizers and schedulers: not for Lightning to step, but to save and to watch."""
+        chosen: list[dict[str, Any]] = []
+        for name, problem in self.program.problems.items():
+            chosen.append({"optimizer": problem.optimizer})
+            if problem.scheduler is not None:
+                chosen[-1]["lr_scheduler"] = {"scheduler": problem.scheduler, "name": f"{name}/lr"}
+        return chosen
+
+    def on_train_start(self) -> None:
+        """Begin at the (resumed) schedule's tick; random states come last, as all before may have drawn."""
+        self.interrupt.listen()
+        self._display.start(self.schedule.num_ticks)
+        if self._random_states is not None:
+            random_state.restore_random_states(self._random_states, self.program, self.ranks)
+            self._random_states = None
+
+    def train_dataloader(self) -> ChunkLoader:
+        """Return the chunks of the next round."""
+        return ChunkLoader(self.plan, self.schedule, is_pending=self._is_pending)
+
+    def training_step(self, chunk: tuple[int, int], batch_idx: int) -> None:
+        """Run the ticks of a chunk, flush and evaluate where the plan says so."""
+        try:
+            self._run_chunk(chunk[1])
+        except KeyboardInterrupt:
+            # In the middle of a tick: its state is none to go on from, and the last checkpoint stays as it is.
+            self.is_cut = True
+            self.interrupt.insist()
+            self._set_clock()
+        if self.interrupt.requested:
+            self.trainer.should_stop = True
+
+    def _run_chunk(self, end: int) -> None:
+        # Several ranks look at the clock where they flush, together.
+        last = self._last_checkpoint if self.ranks.size == 1 else None
+        while self.schedule.num_ticks < end:
+            count = self.plan.flush_end(self.schedule.num_ticks, end) - self.schedule.num_ticks
+            due_at = math.inf if last is None else last.due_at
+            self._seat.take_ticks(self.schedule, count, self.window.append, due_at)
+            self._set_clock()
+            if self.plan.is_flush(self.schedule.num_ticks):
+                self.flush()
+            if self.schedule.num_ticks < end and self._write_if_due():
+                return
+        self._is_pending = True
+        if self.interrupt.requested and self._write_if_due():
+            return
+        for split in self.plan.inherited_splits if end == 0 else ():
+            self._evaluate(split, INHERITED)
+        for split in self.plan.due_splits(end):
+            self._evaluate(split)
+        self._is_pending = False
+        if self.plan.round_end(end - 1) != end:
+            self._write_if_due()
+
+    def flush(self) -> None:
+        """Log what has been collected since the last flush."""
+        values = self.window.flush()
+        if not values:
+            return
+        for problem in self.program.problems.values():
+            values |= hyperparameters(problem, self.program)
+        values |= self.program.statistics()
+        # A metric of the user's own of the same name stays.
+        values |= {key: value for key, value in learned_values(self.program).items() if key not in values}
+        self.metric_log.log(self.schedule.num_ticks, values)
+        self._display.update(self.schedule.num_ticks, self.metric_log.last)
+
+    def _evaluate(self, split: str, prefix: str = "") -> None:
+        # A NaN must not reach the schedulers and the best checkpoint.
+        self._check_finite()
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            callback.on_validation_start(self.trainer, self)
+        # Here and at a round's end, not with a checkpoint: whether one is written must not change a bit.
+        distributed.agree_on_buffers(self.program, self.ranks)
+        evaluator = self.evaluator
+        assert evaluator is not None
+        model = evaluator.model()
+        metrics = self.ranks.of_first(lambda: evaluator.evaluate(split, model))
+        values = {f"{prefix}{key}": value for key, value in metrics.items()}
+        self.metric_log.log(self.schedule.num_ticks, values)
+        self._display.note(self.schedule.num_ticks, values)
+        # What `self.log` leads to; its own bookkeeping costs half a millisecond.
+        self.trainer.callback_metrics.update({key: torch.tensor(value) for key, value in values.items()})
+        for callback in callbacks:
+            callback.on_validation_end(self.trainer, self)
+
+    def on_train_epoch_end(self) -> None:
+        """End a round: hand the objective to the callbacks, which save and stop after this."""
+        # Every checkpoint is written after this, that of the last tick and of Ctrl-C as well.
+        self._check_finite()
+        if self.is_cut:
+            self.flush()
+            return
+        distributed.agree_on_buffers(self.program, self.ranks)
+        monitor, tick = self.objective.monitor, self.schedule.num_ticks
+        if monitor is not None:
+            self.objective.check_logged(self.metric_log.last)
+        value = None if monitor is None else self.metric_log.last[monitor]
+        for problem in self.program.problems.values():
+            if problem.scheduler is not None and problem.settings.scheduler_interval == "evaluation":
+                is_plateau = isinstance(problem.scheduler, ReduceLROnPlateau)
+                problem.optimizer_step.step_scheduler(*([value] if is_plateau else []))
+        if monitor is not None and value is not None:
+            self.trainer.callback_metrics[monitor] = torch.tensor(value)
+            if math.isnan(value) and not self._has_warned_of_nan:
+                self._has_warned_of_nan = True
+                warnings.warn(
+                    f"objective: '{monitor}' is nan at tick {tick}; expected a number, without which no checkpoint is "
+                    "the best one. Look at what the metric divides by, or choose another objective.",
+                    stacklevel=2,
+                )
+            wants_end = self.ranks.of_first(lambda: self._watch is not None and self._watch(tick, value))
+            self.is_pruned = wants_end and tick < self.plan.max_ticks
+        if self.is_pruned or tick >= self.plan.max_ticks:
+            self.trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        """Log what came after the last flush (early stopping), and leave the last picture."""
+        self.flush()
+        if self.schedule.num_ticks >= self.plan.max_ticks:
+            warn_of_untrained(self.program, self.ranks)
+        distributed.merge_shards(self.program, self.ranks)
+        self._display.update(self.schedule.num_ticks, self.metric_log.last, is_last=True)
+        self._display.stop()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add everything that a bit-identical resume needs, in plain containers."""
+        self._check_finite()
+        schedule = self.schedule.state_dict()
+        checkpoint[checkpoints.STATE_KEY] = {
+            "program": self.program.state_dict(),
+            "schedule": schedule,
+            # A checkpoint at the start of a resumed run comes before the states are put back.
+            "random_states": self._random_states
+            or random_state.random_states(self.program, self.ranks, schedule["snapshots"]),
+            "tick": self.schedule.num_ticks,
+            "is_pending": self._is_pending,
+            "window": self.window.state_dict(),
+            "metrics": dict(self.metric_log.last),
+            "metrics_position": self.metric_log.position() if self.ranks.is_first else 0,
+            "training_s": self._training_seconds(),
+        }
+        self._gather_shards(checkpoint)
+        checkpoints.check_writable(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take it back."""
+        state = checkpoint[checkpoints.STATE_KEY]
+        states = self._random_states = state["random_states"]
+        self.program.load_state_dict(random_state.with_own_steps(state["program"], states, self.ranks))
+        self.schedule.load_state_dict(random_state.with_own_snapshots(state["schedule"], states, self.ranks))
+        self.window.load_state_dict(state["window"], state["tick"])
+        self.window.stepped.update(name for name, problem in self.program.problems.items() if problem.num_steps > 0)
+        self.metric_log.last.update(state["metrics"])
+        self._seconds_before, self._is_pending = state["training_s"], state["is_pending"]
+        # What cannot be put back says so here, and not in the first tick.
+        random_state.restore_random_states(states, self.program, self.ranks)
+
+    def _gather_shards(self, checkpoint: dict[str, Any]) -> None:
+        """Put whole tensors in the place of shards, in our part of a checkpoint and in Lightning's."""
+        state, is_first = checkpoint[checkpoints.STATE_KEY], self.ranks.is_first
+        for number, (name, problem) in enumerate(self.program.problems.items()):
+            if problem.shards is None:
+                continue
+            whole = state["program"][name] = gathered(state["program"][name], is_kept=is_first)
+            snapshots = state["schedule"]["snapshots"]
+            if name in snapshots:
+                snapshots[name] = gathered(snapshots[name], is_kept=is_first)
+            checkpoint["state_dict"] |= {f"problem_{name}.{key}": value for key, value in whole["module"].items()}
+            if "optimizer_states" in checkpoint:
+                checkpoint["optimizer_states"][number] = whole["optimizer"]
+
+    def _write_if_due(self) -> bool:
+        """Write the last checkpoint if it is time, or the run has been told to stop; return whether it has."""
+        last, self.is_cut = self._last_checkpoint, self.interrupt.requested
+        if last is not None and (last.is_due() or self.is_cut):
+            last.write(self.trainer)
+        return self.is_cut
+
+    def _set_clock(self) -> None:
+        advance_clock(self.trainer, self.schedule.num_ticks - self.trainer.global_step)
+
+    def _check_finite(self) -> None:
+        if self._checked_tick == self.schedule.num_ticks:
+            return
+        self.program.sync()
+        # The losses first: they know the tick.
+        self.window.check()
+        check_parameters(self.program, self.schedule.num_ticks)
+        distributed.check_agreement(self.program, self.ranks, self.schedule.num_ticks)
+        self._checked_tick = self.schedule.num_ticks
+
+    def _finish(self, folder: RunFolder) -> None:
+        """Evaluate the `end` splits and run the analyses, with the best checkpoint where there is one; on rank 0."""
+        program, problems = self.program, self.program.problems
+        timelines = {
+            name: problem.parallel.timeline() for name, problem in problems.items() if problem.parallel is not None
+        }
+        paths = trained_paths(program, self.ranks)
+        if not self.ranks.is_first:
+            return
+        for name, timeline in timelines.items():
+            if timeline is not None:
+                write_text(folder.artifacts / f"parallel_{name}.json", json.dumps(timeline))
+        tick, best = self.schedule.num_ticks, folder.checkpoint("best")
+        if best.is_file():
+            tick = self._note_best(checkpoints.load_program(program, best))
+        for problem in problems.values():
+            problem.module.to(self._run_device)  # Lightning leaves the modules on the CPU.
         for split, every in self._splits.items():
             if not isinstance(every, int):
-                assert self._evaluator is not None
-                log.log(tick, self._evaluator.evaluate(split))
+                assert self.evaluator is not None
+                self.metric_log.log(tick, self.evaluator.evaluate(split))
         write_paths(folder.path, program, paths)
-        run_analyses(self._built, folder.artifacts, self._device, partial(log.log, tick))
+        evaluation.run_analyses(self._built, folder.artifacts, self._run_device, partial(self.metric_log.log, tick))
 
 
-TRAINER_SETTINGS = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
-"""What a Trainer gets where `runner.trainer` says nothing else."""
+def advance_clock(trainer: Trainer, num_ticks: int) -> None:
+    """Make `trainer.global_step` count ticks.
 
-OPEN_TRAINER_SETTINGS = (*TRAINER_SETTINGS, "profiler", "detect_anomaly")
-"""What `runner.trainer` may set; the Trainer's other arguments are keys of the config's own."""
-
-
-def trainer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of Lightning's Trainer that a user may set.
-
-    Args:
-        settings: `runner.trainer`.
-
-    Raises:
-        ConfigError: it has another argument.
+    With raw optimizers Lightning counts nothing, and ModelCheckpoint, which compares steps, would never save. The
+    counter is private API; a test holds the contract.
     """
+    trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_by(num_ticks)
+
+
+def _check_scheduler(problem: Problem, objective: Objective) -> None:
+    """Raise ConfigError if a scheduler waits for an objective that it is never given."""
+    interval = problem.settings.scheduler_interval
+    is_given = interval == "evaluation" and objective.monitor is not None
+    if isinstance(problem.scheduler, ReduceLROnPlateau) and not is_given:
+        raise errors.ConfigError(
+            f"problems.{problem.name}.scheduler: found ReduceLROnPlateau with scheduler_interval={interval} and "
+            f"objective={objective.key}; expected an objective that is evaluated during training. Set "
+            f"problems.{problem.name}.scheduler_interval=evaluation, and give evaluate.splits a number of ticks for "
+            "the objective's split."
+        )
+
+
+def _trainer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of Lightning's Trainer, with those of `runner.trainer`."""
     for key in settings:
         if key not in OPEN_TRAINER_SETTINGS:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"runner.trainer.{key}: found an argument of the Trainer that other keys decide; expected one of "
                 f"{', '.join(OPEN_TRAINER_SETTINGS)}.{did_you_mean(key, OPEN_TRAINER_SETTINGS)} Write "
                 "runner.max_ticks, runner.devices, runner.precision, runner.callbacks, logger or "

@@ -23,25 +23,16 @@ from mlotool.config.user_data import SharedData
 from mlotool.core.errors import Interrupted, WriteError
 from mlotool.core.files import write_text, writing
 from mlotool.core.messages import escape
-from mlotool.core.process import terminable
 from mlotool.core.run_files import read_json
 from mlotool.distributed.collectives import Ranks
 from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
 from mlotool.fusion.stacked_schedule import Layout
 from mlotool.program import Schedule
-from mlotool.runner.process_settings import (
-    Interrupt,
-    announcements,
-    count_devices,
-    find_device,
-    quiet_lightning,
-    torch_settings,
-    untracked_past,
-)
+from mlotool.runner.process_settings import Interrupt, count_devices, find_device, own_settings
 from mlotool.runner.random_state import global_state, random_state, restore_global_state, restore_random_state
 from mlotool.runner.run_config import RunRequest, RunResult, run, run_here
-from mlotool.runner.seat import AbstractSeat, Keep
+from mlotool.runner.session import AbstractSeat, Keep
 
 RESERVE = 0.25
 """Share of the memory that stays free: for what evaluations and checkpoints take, and for other processes."""
@@ -67,19 +58,17 @@ class MemoryRoom:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._largest = 0
-        self._free = self._look()
+        self._free, _ = self._look()
 
     def takes_one_more(self) -> bool:
         """Say, after a run has begun, whether one more is expected to fit; it is where nothing is known."""
-        before, self._free = self._free, self._look()
-        if before is None or self._free is None:
-            return True
-        free, total = self._free
-        self._largest = max(self._largest, before[0] - free)
-        return free - 2 * self._largest >= RESERVE * total
+        before = self._free
+        self._free, total = self._look()
+        self._largest = max(self._largest, before - self._free)
+        return self._free - 2 * self._largest >= RESERVE * total
 
-    def _look(self) -> tuple[int, int] | None:
-        """Return the bytes that are free, and all."""
+    def _look(self) -> tuple[int, int]:
+        """Return the bytes that are free, and all; zeros where they are not known."""
         if self._device.type == "cuda":
             gc.collect()
             free, total = torch.cuda.mem_get_info(self._device)
@@ -88,8 +77,8 @@ class MemoryRoom:
         try:
             lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
             free, total = (int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
-        except (OSError, KeyError, ValueError, IndexError):
-            return None
+        except (OSError, KeyError, ValueError):
+            return 0, 0
         for limit, use in _GROUPS:
             # "max" is none.
             with suppress(OSError, ValueError):
@@ -102,50 +91,11 @@ class MemoryRoom:
 _VERDICTS, _LAYOUT = TypeAdapter(dict[str, Verdict]), TypeAdapter(Layout)
 
 
-def _read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[StackRecord]]:
-    """Return which runs began together, and what was found out about stacks of them, by numbers of runs.
+class FusionRecord:
+    """Keeps the record of a group of runs in a file.
 
     A file that is not as it was written is as good as none, with a warning: nothing in it could make a gradient wrong,
     but runs that share a program in another way than before have other last bits.
-
-    Args:
-        path: of the file.
-        jobs: by number of the run, that of its job.
-    """
-
-    def numbers(members: Sequence[int]) -> list[int]:
-        if not members or len(set(members)) < len(members) or not set(members) <= set(jobs):
-            raise ValueError(f"jobs {str(members)[:80]}")
-        return [jobs.index(job) for job in members]
-
-    def layout(lanes: Mapping[str, Any]) -> Layout:
-        return _LAYOUT.validate_json(json.dumps(lanes), strict=True)
-
-    try:
-        content = read_json(path.parent, path.name) or {"stacks": []}
-        stacks = [
-            StackRecord(
-                tuple(numbers(stack["jobs"])),
-                _VERDICTS.validate_json(json.dumps(stack["rounds"]), strict=True),
-                str(stack["apart"]["reason"]),
-                int(stack["apart"]["since_tick"]),
-                {tuple(numbers(lanes["jobs"])): layout(lanes) for lanes in stack["layouts"]},
-            )
-            for stack in content["stacks"]
-        ]
-        return [numbers(wave) for wave in content.get("waves", [])], stacks
-    # Of what is not as it was written it may be any error.
-    except Exception as error:
-        warnings.warn(
-            f"{path}: found {escape(' '.join(str(error).split())[:200])}; expected what an earlier process of these "
-            "jobs wrote. What runs as one program is found out anew, so that last bits may be others than without it.",
-            stacklevel=3,
-        )
-        return [], []
-
-
-class FusionRecord:
-    """Keeps the record of a group of runs in a file.
 
     Args:
         path: of the file; None keeps none.
@@ -156,9 +106,22 @@ class FusionRecord:
         self._path, self._jobs = path, list(jobs)
         self._stacks: dict[tuple[int, ...], StackRecord] = {}
         self._waves: list[list[int]] = []
-        if path is not None and path.is_file():
-            self._waves, stacks = _read_record(path, self._jobs)
-            self._stacks = {stack.members: stack for stack in stacks}
+        if path is None or not path.is_file():
+            return
+        try:
+            content = read_json(path.parent, path.name) or {}
+            waves = [[*self._numbers(wave)] for wave in content.get("waves", [])]
+            stacks = [self._read(stack) for stack in content["stacks"]]
+        # Of what is not as it was written it may be any error.
+        except Exception as error:
+            warnings.warn(
+                f"{path}: found {escape(' '.join(str(error).split())[:200])}; expected what an earlier process of "
+                "these jobs wrote. What runs as one program is found out anew, so that last bits may be others than "
+                "without it.",
+                stacklevel=2,
+            )
+        else:
+            self._waves, self._stacks = waves, {stack.members: stack for stack in stacks}
 
     def stacks(self) -> list[StackRecord]:
         """Return what was found out before, by numbers of runs."""
@@ -174,10 +137,6 @@ class FusionRecord:
         if [*members] not in self._waves:
             self._waves.append([*members])
         self.take([])
-
-    def note(self, members: Sequence[int], reason: str) -> None:
-        """Write down why some runs are taken one by one."""
-        self.take([StackRecord(tuple(members), reason=reason)])
 
     def take(self, records: Sequence[StackRecord]) -> None:
         """Write down what has been found out."""
@@ -201,6 +160,17 @@ class FusionRecord:
     def _jobs_of(self, members: Sequence[int]) -> list[int]:
         return [self._jobs[member] for member in members]
 
+    def _numbers(self, jobs: Sequence[int]) -> tuple[int, ...]:
+        if not jobs or len(set(jobs)) < len(jobs) or not set(jobs) <= set(self._jobs):
+            raise ValueError(f"jobs {str(jobs)[:80]}")
+        return tuple(self._jobs.index(job) for job in jobs)
+
+    def _read(self, stack: Mapping[str, Any]) -> StackRecord:
+        apart = stack["apart"]
+        layouts = {self._numbers(rows["jobs"]): _LAYOUT.validate_python(rows) for rows in stack["layouts"]}
+        verdicts = _VERDICTS.validate_python(stack["rounds"])
+        return StackRecord(self._numbers(stack["jobs"]), verdicts, apart["reason"], int(apart["since_tick"]), layouts)
+
     def _plain(self, stack: StackRecord) -> dict[str, Any]:
         verdicts = stack.verdicts.values()
         reasons = dict.fromkeys(filter(None, [stack.reason, *(verdict.reason for verdict in verdicts)]))
@@ -214,7 +184,7 @@ class FusionRecord:
             "reason": "; ".join(reasons),
             # For a process that goes on with these runs.
             "apart": {"reason": stack.reason, "since_tick": stack.since_tick},
-            "layouts": [{"jobs": self._jobs_of(lanes), **asdict(layout)} for lanes, layout in stack.layouts.items()],
+            "layouts": [{"jobs": self._jobs_of(rows), **asdict(layout)} for rows, layout in stack.layouts.items()],
             "rounds": {name: asdict(verdict) for name, verdict in stack.verdicts.items()},
         }
 
@@ -240,7 +210,6 @@ class Seat(AbstractSeat):
         company: all runs.
         number: of this one.
         run: what it does.
-        is_first: whether it is the first one to begin.
 
     Attributes:
         coroutine: runs it.
@@ -256,8 +225,8 @@ class Seat(AbstractSeat):
     keep: Keep
     random: dict[str, Any]
 
-    def __init__(self, company: "Company", number: int, run: Callable[[AbstractSeat], Any], *, is_first: bool) -> None:
-        self.interrupt, self.shared, self.is_first = company.interrupt, company.shared, is_first
+    def __init__(self, company: "Company", number: int, run: Callable[[AbstractSeat], Any]) -> None:
+        self.interrupt, self.shared = company.interrupt, company.shared
         self.number, self._company = number, company
         self.coroutine = greenlet(partial(run, self))
         self.has_begun = self.is_over = False
@@ -304,18 +273,14 @@ class Company:
     ticks: FusedTicks
 
     def __init__(
-        self,
-        runs: Mapping[int, Callable[[AbstractSeat], Any]],
-        shared: Any,
-        when_ended: Callable[[int, Any], None],
+        self, runs: Mapping[int, Callable[[AbstractSeat], Any]], shared: Any, when_ended: Callable[[int, Any], None]
     ) -> None:
         self.interrupt, self.shared = Interrupt(), shared
         self._when_ended = when_ended
-        first = min(runs, default=0)
-        self._seats = {number: Seat(self, number, run, is_first=number == first) for number, run in runs.items()}
+        self._seats = {number: Seat(self, number, run) for number, run in runs.items()}
         # Those that wait for their ticks.
         self._waiting: dict[int, Seat] = {}
-        self._conductor: greenlet | None = None
+        self._conductor = greenlet.getcurrent()
         self._interrupted: KeyboardInterrupt | None = None
 
     def begin(self, has_room: Callable[[], bool]) -> list[int]:
@@ -324,7 +289,6 @@ class Company:
         Args:
             has_room: asked after each run, whether the next one fits as well.
         """
-        self._conductor = greenlet.getcurrent()
         left = list(self._seats)
         while left and not self.interrupt.requested:
             number = left.pop(0)
@@ -348,15 +312,19 @@ class Company:
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once all have ended.
         """
         while self._waiting:
+            waiting = list(self._waiting.values())
             try:
-                self._advance()
+                # After a signal while they began some may not be there, without whom a tick would have other last bits.
+                if not self.interrupt.requested:
+                    self._take_ticks(waiting)
             except BaseException as error:
                 # Each run ends in its own way, with its checkpoint and summary.
-                for seat in self._waiting.values():
+                for seat in waiting:
                     seat.error, seat.is_over = error, True
-            for seat in [seat for seat in self._waiting.values() if seat.is_over]:
-                del self._waiting[seat.number]
-                self._resume(seat)
+            for seat in waiting:
+                if seat.is_over or self.interrupt.requested:
+                    del self._waiting[seat.number]
+                    self._resume(seat)
         if self._interrupted is not None:
             raise self._interrupted
         if self.interrupt.requested:
@@ -365,18 +333,17 @@ class Company:
     @contextmanager
     def world(self, number: int) -> Iterator[Callable[[], bool]]:
         """Let numpy's and Python's global random numbers be those of a run that waits; yield whether it has drawn."""
-        outside, own = global_state(), self._seats[number].random
-        restore_global_state(own)
-        begin = numpy.random.get_state(), random.getstate()
+        outside, inside = global_state(), self._seats[number].random
+        restore_global_state(inside)
+        begin = _global_position()
         try:
-            yield lambda: not _are_equal(begin, (numpy.random.get_state(), random.getstate()))
+            yield lambda: _global_position() != begin
         finally:
-            own.update(global_state())
+            inside.update(global_state())
             restore_global_state(outside)
 
     def wait(self, seat: Seat) -> None:
         """Hand over to the other runs until a run's ticks are taken; for the run itself."""
-        assert self._conductor is not None
         self.ticks.join(seat.number, seat.schedule)
         self._waiting[seat.number] = seat
         self._conductor.switch()
@@ -401,17 +368,8 @@ class Company:
             if not isinstance(result, KeyboardInterrupt):
                 self._when_ended(seat.number, result)
 
-    def _advance(self) -> None:
-        """Take ticks of the runs that are furthest behind, until one of them has what it wants."""
-        waiting = self._waiting.values()
-        # Where a signal came while they began some may not be there, without whom a tick would have other last bits.
-        if not self.interrupt.requested:
-            self._take_ticks(list(waiting))
-        if self.interrupt.requested:
-            for seat in waiting:
-                seat.is_over = True
-
     def _take_ticks(self, waiting: Sequence[Seat]) -> None:
+        """Take ticks of the runs that are furthest behind, until one of them has what it wants."""
         lowest = min(seat.schedule.num_ticks for seat in waiting)
         behind = {seat.number: seat for seat in waiting if seat.schedule.num_ticks == lowest}
         ahead = [seat.schedule.num_ticks - lowest for seat in waiting if seat.number not in behind]
@@ -439,21 +397,14 @@ class Company:
             seat.is_over = seat.count == 0 or now >= seat.due_at
 
 
-def _are_equal(first: Any, second: Any) -> bool:
-    (one, python), (other, other_python) = first, second
-    return one[2] == other[2] and bool((one[1] == other[1]).all()) and python == other_python
-
-
-__all__ = ["RunRequest", "run_together"]
-
-WhenEnded = Callable[[int, RunResult | BaseException], None]
+def _global_position() -> tuple[bytes, int, Any]:
+    """Return where numpy's and Python's global generators are."""
+    state: Any = numpy.random.get_state()
+    return state[1].tobytes(), state[2], random.getstate()
 
 
 def run_together(
-    requests: Sequence[RunRequest],
-    *,
-    record: Path | None,
-    when_ended: WhenEnded,
+    requests: Sequence[RunRequest], *, record: Path | None, when_ended: Callable[[int, RunResult | BaseException], None]
 ) -> None:
     """Run several configs in this process; one that fails does not end the others.
 
@@ -475,27 +426,33 @@ def run_together(
         settings = tuple(runner[key] for key in ("num_threads", "deterministic", "tf32", "accelerator"))
         members = apart if count_devices(runner) > 1 else companies.setdefault(settings, {})
         members[number] = request
-    book = FusionRecord(record, [_job(request) for request in requests])
-    for number in apart:
-        book.note([number], "runner.devices is above 1: each has processes of its own")
+    # A job's folder has its number in the sweep.
+    names = ["" if request.output_dir is None else request.output_dir.name for request in requests]
+    book = FusionRecord(record, [int(name) if name.isdigit() else -1 for name in names])
+    reason = "runner.devices is above 1: each has processes of its own"
+    if apart:
+        book.take([StackRecord((number,), reason=reason) for number in apart])
     for members in companies.values():
         _run_company(members, book, when_ended)
     for number, request in apart.items():
         if request.ended_at is None:
-            _run_apart(number, request, when_ended)
+            result: RunResult | BaseException
+            try:
+                result = run(request.config, output_dir=request.output_dir, origin=request.origin, watch=request.watch)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                result = error
+            when_ended(number, result)
 
 
-def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_ended: WhenEnded) -> None:
+def _run_company(
+    requests: Mapping[int, RunRequest], book: FusionRecord, when_ended: Callable[[int, RunResult | BaseException], None]
+) -> None:
     """Run those that ask for the same settings of the process, as many at a time as there is memory for."""
     runner = next(iter(requests.values())).config.runner
     keep_freed_memory()
-    with (
-        torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic, tf32=runner.tf32),
-        quiet_lightning(),
-        terminable(),
-        announcements(),
-        untracked_past(),
-    ):
+    with own_settings(runner):
         device, shared = find_device(runner), SharedData()
         waiting = list(requests)
         while waiting:
@@ -518,20 +475,3 @@ def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_en
 def _run(request: RunRequest, device: torch.device, seat: AbstractSeat) -> RunResult:
     resume = request.resume or request.config.get("resume")
     return run_here(replace(request, resume=resume), device, Ranks(), seat)
-
-
-def _run_apart(number: int, request: RunRequest, when_ended: WhenEnded) -> None:
-    result: RunResult | BaseException
-    try:
-        result = run(request.config, output_dir=request.output_dir, origin=request.origin, watch=request.watch)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        result = error
-    when_ended(number, result)
-
-
-def _job(request: RunRequest) -> int:
-    """Return the number of a run's job in its sweep, by which its folder is named."""
-    name = "" if request.output_dir is None else request.output_dir.name
-    return int(name) if name.isdigit() else -1

@@ -1,16 +1,18 @@
-"""The numbers of a run's ticks: losses and metrics over a window, learned values, hyperparameters."""
+"""The numbers of a run's ticks: losses and metrics over a window, learned values, and whether all are still numbers."""
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import NonFiniteLossError
+from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
+from mlotool.core.user_code import named
 from mlotool.problem.rank_mean import Reduce, identity_reduce
 from mlotool.program import Problem, Program, StepResult
+from mlotool.spaces.shared.shared_space import SharedSpace
 
 Steps = Mapping[str, StepResult]
 
@@ -58,8 +60,7 @@ class Window:
     def check(self) -> None:
         """Raise NonFiniteLossError, with the first bad tick, if a loss since the last check is NaN or infinite."""
         steps_taken = [step for steps in self._ticks for step in steps.values()]
-        tensors = [tensor for step in steps_taken for tensor in (step.loss, *step.metrics.values())]
-        numbers = iter(_numbers(tensors, self._reduce))
+        numbers = iter(self._numbers([part for step in steps_taken for part in (step.loss, *step.metrics.values())]))
         for tick, steps in enumerate(self._ticks, start=self._num_ticks_before + 1):
             for problem, step in steps.items():
                 loss = next(numbers)
@@ -90,24 +91,21 @@ class Window:
         self._num_ticks_before = num_ticks
         self._collected = {key: [float(number) for number in numbers] for key, numbers in state.items()}
 
-
-def _numbers(values: list[Tensor], reduce: Reduce) -> list[float]:
-    """Return the means over ranks of what tensors of one element hold, by one transfer from the device."""
-    if not values:
-        return []
-    # A metric may be on the CPU beside a loss on another device.
-    device = values[0].device
-    stacked = torch.stack([value.reshape(()).to(device) for value in values]).double()
-    return reduce([stacked])[0].tolist()
+    def _numbers(self, values: list[Tensor]) -> list[float]:
+        """Return the means over ranks of what tensors of one element hold, by one transfer from the device."""
+        if not values:
+            return []
+        # A metric may be on the CPU beside a loss on another device.
+        device = values[0].device
+        stacked = torch.stack([value.reshape(()).to(device) for value in values]).double()
+        return self._reduce([stacked])[0].tolist()
 
 
 def hyperparameters(problem: Problem, program: Program) -> dict[str, float]:
     """Return the step count and the hyperparameters: the learning rate, and what other problems give."""
     values = {f"{problem.name}/step": float(problem.num_steps)}
-    if problem.optimizer is not None:
-        # Not every optimizer has one.
-        rate = problem.optimizer.param_groups[0].get("lr")
-        values |= {} if rate is None else {f"{problem.name}/lr": float(rate)}
+    if (rate := learning_rate(problem)) is not None:
+        values[f"{problem.name}/lr"] = rate
     with torch.no_grad():
         groups = program.hyperparameters(problem.name)
     for key in problem.settings.optimizer_roles:
@@ -116,8 +114,14 @@ def hyperparameters(problem: Problem, program: Program) -> dict[str, float]:
     return values
 
 
-class LearnedValues:
-    """Reads the values of the small upper problems of a program: for each flush, not for each tick.
+def learning_rate(problem: Problem) -> float | None:
+    """Return the learning rate of a problem's first parameters; None where its optimizer has none."""
+    rate = None if problem.optimizer is None else problem.optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)
+
+
+def learned_values(program: Program) -> dict[str, float]:
+    """Return the values of the small upper problems of a program by key; for each flush, not for each tick.
 
     A module that can be called without arguments gives what the losses see, `<problem>/learned_value`, or
     `learned_value_<number>` of several; of others the parameters are read, `<problem>/learned_<name>`. Nothing in
@@ -126,28 +130,16 @@ class LearnedValues:
     Args:
         program: the problems; those count that shape others and have at most `MAX_VALUES` trainable numbers.
     """
-
-    def __init__(self, program: Program) -> None:
-        self._problems = [
-            problem
-            for name, problem in program.problems.items()
-            if name in program.graph.upper_to_lower and _is_small(problem)
-        ]
-
-    def read(self) -> dict[str, float]:
-        """Return the values by key."""
-        values: dict[str, float] = {}
-        for problem in self._problems:
-            for name, tensor in (_called(problem) or problem.constants()).items():
+    values: dict[str, float] = {}
+    for name, problem in program.problems.items():
+        is_upper = name in program.graph.upper_to_lower
+        is_plain = problem.settings.tasks is None and problem.shards is None and problem.parallel is None
+        if is_upper and is_plain and _are_few(list(problem.theta.values())):
+            for key, tensor in (_called(problem) or problem.constants()).items():
                 numbers = tensor.detach().double().flatten().tolist()
-                keys = [name] if len(numbers) == 1 else [f"{name}_{index}" for index in range(len(numbers))]
-                values |= {f"{problem.name}/learned_{key}": each for key, each in zip(keys, numbers, strict=True)}
-        return values
-
-
-def _is_small(problem: Problem) -> bool:
-    is_whole = problem.settings.tasks is None and problem.shards is None and problem.parallel is None
-    return is_whole and _are_few(list(problem.theta.values()))
+                keys = [key] if len(numbers) == 1 else [f"{key}_{index}" for index in range(len(numbers))]
+                values |= {f"{name}/learned_{key}": number for key, number in zip(keys, numbers, strict=True)}
+    return values
 
 
 def _are_few(values: list[Any]) -> bool:
@@ -159,16 +151,119 @@ def _are_few(values: list[Any]) -> bool:
 
 def _called(problem: Problem) -> Mapping[str, Tensor]:
     """Return what the module gives when it is called; nothing where it takes arguments, or gives no few numbers."""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(problem.module.forward).parameters.values()
-    if any(parameter.default is parameter.empty and parameter.kind not in kinds for parameter in parameters):
-        return {}
-    devices = [device for device in problem.devices if device.type == "cuda"]
     try:
+        # A call that would take arguments gets none: it is not tried.
+        inspect.signature(problem.module.forward).bind()
+        devices = [device for device in problem.devices if device.type == "cuda"]
         with torch.no_grad(), torch.random.fork_rng(devices):
             output = problem.pure(None, False)()
     # Of a user's forward it may be any error: it is not how the losses use the module.
     except Exception:
         return {}
-    named = output if isinstance(output, Mapping) else {"value": output}
-    return named if _are_few(list(named.values())) else {}
+    values = output if isinstance(output, Mapping) else {"value": output}
+    return values if _are_few(list(values.values())) else {}
+
+
+def explain(problems: Mapping[str, Problem], name: str, stepped: Container[str]) -> str:
+    """Return, in whole sentences, what may have made the loss of a problem not finite, and what to do.
+
+    A loss is NaN because of its batch, or of parameters that were bad before it was computed: its own, or those of
+    problems whose modules it calls, which another problem's step may have spoiled. So the problem where it shows is
+    rarely the one whose learning rate is too large.
+
+    Args:
+        problems: of the program, by name.
+        name: of the problem whose loss was the first that is not finite.
+        stepped: the problems that had stepped before.
+    """
+    sources = [problems[source] for source in related(name, problems)]
+    suspects = [source for source in sources if source.name in stepped]
+    sentences = [*map(unsound_path, sources), _advice(suspects) if suspects else None]
+    sentences.append(
+        f"{'Else look' if suspects else 'Nothing that it depends on had been changed before: look'} for NaN in the "
+        f"data of '{name}' and for log, sqrt or a division at zero in its loss."
+    )
+    if problems[name].settings.precision == "fp16":
+        sentences.append(f"Numbers of fp16 end at 65,504: problems.{name}.precision=bf16 has the range of fp32.")
+    return " ".join(filter(None, sentences))
+
+
+def unsound_path(problem: Problem) -> str | None:
+    """Return on which path of a shared space a result was first not finite; None where nothing is known of one."""
+    module = problem.module
+    if not isinstance(module, SharedSpace) or module.unsound is None:
+        return None
+    return f"In the shared space of '{problem.name}': {module.unsound}"
+
+
+def related(name: str, problems: Mapping[str, Problem]) -> list[str]:
+    """Return the problem and all whose parameters its own depend on, the nearest first."""
+    names = [name]
+    # It grows meanwhile.
+    for reached in names:
+        node = problems[reached].node
+        uses = dict.fromkeys([*node.roles.values(), *node.other_uses.values()])
+        names += [other for other in uses if other in problems and other not in names]
+    return names
+
+
+def _advice(suspects: Iterable[Problem]) -> str:
+    rates = []
+    for problem in suspects:
+        giver, rate = problem.settings.optimizer_roles.get("lr"), learning_rate(problem)
+        if giver is not None:
+            rates.append(f"the learning rate that '{giver}' gives '{problem.name}'")
+        else:
+            rates.append(f"problems.{problem.name}.optimizer.lr" + ("" if rate is None else f" ({rate:g} now)"))
+    which = "" if len(rates) == 1 else "the one that is too large of "
+    return f"Lower {which}{' and '.join(rates)}, or set that problem's gradient_clip_norm=1.0."
+
+
+def check_parameters(program: Program, tick: int) -> None:
+    """Raise NonFiniteParametersError where theta of a problem has a NaN or an infinity.
+
+    A loss does not show it: it is computed before the step, and the gradient of a finite loss may be NaN.
+
+    Args:
+        program: the problems.
+        tick: the last one done, for the message.
+
+    Cost: a pass over the parameters and a transfer from the device a problem; for a round, not for a tick.
+    """
+    bad = []
+    for name, problem in program.problems.items():
+        is_finite = _are_finite(problem.constants().values())
+        if problem.shards is not None:
+            # Each rank sees its own part: all find what one of them has found.
+            [share] = program.rank_mean.mean([torch.tensor(float(is_finite))])
+            is_finite = share.item() == 1.0
+        if not is_finite:
+            bad.append(name)
+    if bad:
+        # What a gradient passes through, or is made with, may be at fault as well.
+        suspects = [program.problems[name] for name in dict.fromkeys([*bad, *related(bad[0], program.problems)])]
+        sentences = [unsound_path(program.problems[bad[0]]), _advice(suspects)]
+        raise NonFiniteParametersError(bad[0], tick, bad[1:], " ".join(filter(None, sentences)))
+
+
+def check_start(name: str, problem: Problem) -> None:
+    """Refuse a module, not one in shards, whose parameters have a NaN or an infinity before anything was trained.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    for path, tensor in problem.constants().items():
+        if not _are_finite([tensor]):
+            raise ConfigError(
+                f"problems.{name}.module: found {tensor[~tensor.isfinite()][0].item()} in the parameter '{path}' of "
+                f"{named(problem.module)} before the first step; expected finite numbers. Correct what __init__ puts "
+                "there, or the file that it comes from."
+            )
+
+
+def _are_finite(tensors: Iterable[Any]) -> bool:
+    # Of a sharded tensor this rank's part; an empty tensor has no largest magnitude.
+    parts = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    filled = [part for part in parts if part.numel()]
+    # The largest magnitude: a sum of squares overflows where every number is finite.
+    return not filled or bool(torch.stack(torch._foreach_norm(filled, math.inf)).isfinite().all())

@@ -1,11 +1,13 @@
-"""Autocast, loss scales and TF32 on the device."""
+"""Autocast, loss scales, TF32 and compiled modules on the device."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._triton import has_triton
 
 from mlotool import Identity, Implicit, Neumann, Unrolled
 from mlotool.program import Program, Schedule
@@ -101,3 +103,20 @@ def test_full_precision_is_the_same_bit_by_bit(name: str, device: torch.device) 
     with torch_settings(num_threads=None, deterministic=True, tf32=False):
         first, second = (parameters(follow(single(device, "fp32", name), 4)) for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+# The compiler of C++ or Triton code takes long.
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_module_takes_the_same_steps(
+    backend: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "inductor" and device.type == "cuda" and not has_triton():
+        pytest.skip("torch.compile needs Triton for this GPU")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    ends = []
+    for compiled in (False, True):
+        model, weigher = Mlp().float(), Mlp(num_inputs=1, seed=1).float()
+        made = reweighting(lambda: Implicit(Identity(0.1), "finite_difference"), model, weigher, compile=compiled)
+        ends.append(parameters(follow(placed(made, device, torch.float32), 3)))
+    assert relative_error(ends[1], ends[0]) < 1e-5

@@ -22,6 +22,7 @@ from mlotool import (
     Stream,
     Unrolled,
 )
+from mlotool.models import PositiveVector
 from tests.runner.tiny import Built, Data, make_built
 
 
@@ -32,42 +33,33 @@ def tiny(algorithm: Callable[[], Any] | None = None, **settings: Any) -> Callabl
     return build
 
 
+class Episodes:
+    """Twelve tasks of four samples each."""
+
+    def __init__(self, split: str) -> None:
+        self._split = Data().split(split)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __getitems__(self, indices: Any) -> Any:
+        rows = torch.tensor([[(int(index) + step) % 16 for step in range(4)] for index in indices])
+        return {"input": self._split.input[rows], "target": self._split.target[rows]}
+
+
 def with_tasks() -> Built:
-    data = Data()
     torch.manual_seed(0)
 
-    def adapt(batch: Any, *, model: Any, shared: Any) -> Any:
-        return functional.cross_entropy(model(batch["input"]), batch["target"]) + 0.1 * shared().square().sum()
-
-    class Vector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.vector = nn.Parameter(torch.ones(2))
-
-        def forward(self) -> torch.Tensor:
-            return self.vector
-
-    def outer(batch: Any, *, model: Any, shared: Any) -> Any:
-        return functional.cross_entropy(model(batch["input"]), batch["target"]) + shared().square().sum()
-
-    class Episodes:
-        def __init__(self, split: str) -> None:
-            self._split = data.split(split)
-
-        def __len__(self) -> int:
-            return 12
-
-        def __getitems__(self, indices: Any) -> Any:
-            rows = torch.tensor([[(int(index) + step) % 16 for step in range(4)] for index in indices])
-            return {"input": self._split.input[rows], "target": self._split.target[rows]}
-
-        def __getitem__(self, index: int) -> Any:
-            raise NotImplementedError
+    def loss(batch: Any, *, model: Any, shared: Any, weight: float = 0.1) -> Any:
+        return functional.cross_entropy(model(batch["input"]), batch["target"]) + weight * shared().square().sum()
 
     lower = Problem(
         "learner",
         nn.Linear(4, 3),
-        adapt,
+        loss,
         roles={"model": "learner", "shared": "shared"},
         stream=Stream(Episodes("train"), 3, seed=1),
         optimizer=partial(torch.optim.SGD, lr=0.1),
@@ -78,14 +70,14 @@ def with_tasks() -> Built:
     )
     upper = Problem(
         "shared",
-        Vector(),
-        outer,
+        PositiveVector(2),
+        partial(loss, weight=1.0),
         roles={"model": "learner", "shared": "shared"},
         stream=Stream(Episodes("meta"), 3, seed=2),
         optimizer=partial(torch.optim.Adam, lr=0.05),
     )
     graph = Graph(upper_to_lower={"shared": ["learner"]}, lower_to_upper={"learner": ["shared"]})
-    return Built(Program([upper, lower], graph), data)
+    return Built(Program([upper, lower], graph), Data())
 
 
 def plateau(optimizer: Any) -> Any:

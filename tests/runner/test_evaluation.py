@@ -1,35 +1,50 @@
-"""Metrics against their definitions."""
+"""Metrics against their definitions, metrics of users, and running statistics that are taken anew."""
 
 import math
 import random
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
+from mlotool.cli.main import main
+from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
+from mlotool.core.run_files import read_json
+from mlotool.core.user_code import WrongResultError
 from mlotool.data import InMemoryTensors
-from mlotool.runner.evaluation import METRIC_NAMES, Batches, Evaluator, build_metric
+from mlotool.runner import evaluation
+from mlotool.runner.evaluation import Batches, Evaluator, FunctionMetric, Recalibration, build_metric
 from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, Data
 
 
 class Items:
-    """A data set without `__getitems__`."""
+    """A data set without `__getitems__`, whose samples may draw from all global generators."""
 
-    def __init__(self, inner: object) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, *, is_noisy: bool = False) -> None:
+        self._inner, self._is_noisy = inner, is_noisy
 
     def __len__(self) -> int:
         return len(self._inner)
 
-    def __getitem__(self, index: int) -> object:
-        return self._inner[index]
+    def __getitem__(self, index: int) -> Any:
+        sample = self._inner[index]
+        noise = torch.randn(()) + numpy.random.randn() + random.gauss(0, 1) if self._is_noisy else 0.0
+        return {**sample, "input": sample["input"] + noise}
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(NUM_FEATURES, NUM_CLASSES)
 
 
 def test_metrics_are_those_of_the_whole_split() -> None:
-    data, module = Data(), nn.Linear(NUM_FEATURES, NUM_CLASSES)
+    data, module = Data(), linear()
     split = data.split("test")
     values = Evaluator(module, data, ["accuracy", "cross_entropy", "recall"], batch_size=7).evaluate("test")
     with torch.no_grad():
@@ -42,7 +57,7 @@ def test_metrics_are_those_of_the_whole_split() -> None:
 
 
 def test_evaluation_is_in_eval_mode_and_leaves_the_mode_and_random_numbers_alone() -> None:
-    module = nn.Sequential(nn.BatchNorm1d(NUM_FEATURES), nn.Dropout(0.5), nn.Linear(NUM_FEATURES, NUM_CLASSES))
+    module = nn.Sequential(nn.BatchNorm1d(NUM_FEATURES), nn.Dropout(0.5), linear())
     module[0].eval()
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     evaluator, state = Evaluator(module, Data(), ["cross_entropy"], batch_size=8), torch.get_rng_state()
@@ -52,34 +67,24 @@ def test_evaluation_is_in_eval_mode_and_leaves_the_mode_and_random_numbers_alone
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
 
 
-def test_a_data_set_of_single_items_gives_the_same_batches() -> None:
+def test_samples_of_an_evaluation_draw_the_same_in_batches_of_each_size() -> None:
+    def inputs(dataset: Any, size: int) -> Tensor:
+        return torch.cat([batch["input"] for batch in Batches(dataset, size)])
+
     split = Data().split("val")
-    for one, other in zip(Batches(split, 6), Batches(Items(split), 6), strict=True):
-        assert all(torch.equal(one[key], other[key]) for key in ("input", "target"))
-
-
-class Noisy(Items):
-    """Draws from all global generators."""
-
-    def __getitem__(self, index: int) -> object:
-        sample = super().__getitem__(index)
-        return {**sample, "input": sample["input"] + torch.randn(()) + numpy.random.randn() + random.gauss(0, 1)}
-
-
-@pytest.mark.parametrize("batch_size", [4, 7])
-def test_samples_of_an_evaluation_draw_the_same_each_time(batch_size: int) -> None:
     before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    found = [
-        torch.cat([batch["input"] for batch in Batches(Noisy(Data().split("val")), size)]) for size in (6, batch_size)
-    ]
-    assert torch.equal(*found)
-    assert not torch.equal(found[0], torch.cat([batch["input"] for batch in Batches(Data().split("val"), 6)]))
+    found = [inputs(Items(split, is_noisy=True), size) for size in (6, 4, 7)]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert torch.equal(inputs(Items(split), 6), inputs(split, 6)) and not torch.equal(found[0], inputs(split, 6))
     assert (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
-@pytest.mark.parametrize("name", METRIC_NAMES)
-def test_every_metric_can_be_built(name: str) -> None:
-    assert build_metric(name, 3) is not None
+def test_every_metric_can_be_built() -> None:
+    assert all(build_metric(name, 3) is not None for name in evaluation.METRIC_NAMES)
+    with pytest.raises(ConfigError, match="needs classes"):
+        build_metric("accuracy", None)
+    with pytest.raises(ConfigError, match=r"data\.num_classes: found .*; expected a whole number of at least 2"):
+        build_metric("f1", 1)
 
 
 def test_metrics_of_a_language_model_are_means_over_its_tokens() -> None:
@@ -96,33 +101,172 @@ def test_metrics_of_a_language_model_are_means_over_its_tokens() -> None:
     assert values["val/bits_per_token"] == pytest.approx(-sum(found) / 30 / math.log(2))
 
 
-def test_a_classification_metric_needs_classes() -> None:
-    with pytest.raises(ConfigError, match="needs classes"):
-        build_metric("accuracy", None)
-
-
 def test_logits_that_are_nan_count_as_no_class() -> None:
-    module = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+    module = linear()
     evaluator = Evaluator(module, Data(), ["accuracy", "f1"], batch_size=7)
-    before = evaluator.evaluate("test")
-    with torch.no_grad():
-        module.bias[0] = math.nan
-    assert [math.isnan(value) for value in evaluator.evaluate("test").values()] == [True, True]
-    with torch.no_grad():
-        module.bias[0] = 0.0
-    assert set(before) == set(evaluator.evaluate("test"))
-    assert not any(map(math.isnan, evaluator.evaluate("test").values()))
-
-
-@pytest.mark.parametrize("num_classes", [1, "3"])
-def test_a_number_of_classes_that_is_none_is_told(num_classes: object) -> None:
-    with pytest.raises(ConfigError, match=r"data\.num_classes: found .*; expected a whole number of at least 2"):
-        build_metric("f1", num_classes)  # type: ignore[arg-type]
+    for value, is_nan in ((math.nan, True), (0.0, False)):
+        with torch.no_grad():
+            module.bias[0] = value
+        assert [math.isnan(found) for found in evaluator.evaluate("test").values()] == [is_nan, is_nan]
 
 
 def test_targets_have_to_fit_the_number_of_classes() -> None:
     data = Data()
     data.num_classes = 2  # type: ignore[misc]
-    evaluator = Evaluator(nn.Linear(NUM_FEATURES, NUM_CLASSES), data, ["accuracy"], batch_size=16)
+    evaluator = Evaluator(linear(), data, ["accuracy"], batch_size=16)
     with pytest.raises(ConfigError, match=r"found 2, while the split 'val' has targets from 0 to 2"):
         evaluator.rehearse("val")
+
+
+class Numbers:
+    """Five samples, of which a batch of two leaves one over."""
+
+    splits = ("val",)
+    num_classes = 2
+
+    def split(self, name: str) -> list[dict[str, Any]]:
+        return [{"input": torch.tensor([float(number)]), "target": number % 2} for number in range(5)]
+
+
+def _mean(module: BoundModule, batch: Any) -> dict[str, Any]:
+    assert not torch.is_grad_enabled()
+    return {"mean": module(batch["input"]).mean(), "each": module(batch["input"])[:, 0], "always": 3}
+
+
+def test_means_of_a_function_count_samples_not_batches() -> None:
+    model = nn.Linear(1, 1)
+    evaluator = Evaluator(model, Numbers(), [], 2, functions={"evaluate.metrics[0]": _mean})
+    expected = model(torch.arange(5.0)[:, None]).mean().item()
+    values = evaluator.evaluate("val")
+    assert values == {"val/mean": pytest.approx(expected), "val/each": pytest.approx(expected), "val/always": 3.0}
+    assert evaluator.rehearse("val") == ["val/mean", "val/each", "val/always"]
+    assert evaluator.evaluate("val") == values
+
+
+def test_a_value_that_is_not_finite_is_not_left_out() -> None:
+    metric = FunctionMetric("key", lambda module, batch: {"x": torch.tensor([1.0, float("nan")])})
+    metric.update(BoundModule(nn.Identity()), None, 2)
+    assert math.isnan(metric.compute(taken=())["x"])
+
+    class Spoiled(nn.Module):
+        """NaN for the first samples alone."""
+
+        def forward(self, values: Tensor) -> Tensor:
+            return torch.where(values < 2, float("nan"), values).repeat(1, 2)
+
+    assert math.isnan(Evaluator(Spoiled(), Numbers(), ["cross_entropy"], 2).evaluate("val")["val/cross_entropy"])
+
+
+@pytest.mark.parametrize("result", [None, {}, {"x": torch.zeros(3)}, {"x": "y"}, {"a/b": torch.zeros(())}])
+def test_what_is_no_metric(result: Any) -> None:
+    metric = FunctionMetric("key", lambda module, batch: result)
+    with pytest.raises(WrongResultError, match="expected"):
+        metric.update(BoundModule(nn.Identity()), None, 2)
+
+
+SHARED = [
+    *(f"~problems.classifier.module.{key}" for key in ("image_shape", "hidden", "num_classes")),
+    "problems.classifier.module={_target_: mlotool.spaces.Space, shared: true, inputs: '${data.image_shape}', base: "
+    "{_target_: mlotool.models.ResNet, depth: 8, width: 2, image_shape: '${data.image_shape}', num_classes: 10}, "
+    "mutators: [{_target_: mlotool.spaces.Operator, name: activation, at: 'stages.0.0:relu', candidates: "
+    "{relu: null, tanh: {_target_: torch.nn.Tanh}}}], paths: {_target_: mlotool.spaces.UniformPaths}}",
+]
+BATCHES = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+
+
+def _network() -> nn.Sequential:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    for _ in range(2):
+        module(torch.randn(8, 4) + 3)
+    return module
+
+
+def _given() -> Iterator[dict[str, Tensor]]:
+    return ({"input": batch} for batch in BATCHES)
+
+
+def assert_unchanged(module: nn.Sequential, before: Any) -> None:
+    assert (module.training, module[2].momentum) == (True, 0.1)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_statistics_are_means_over_the_batches_and_put_back() -> None:
+    module = _network()
+    before = deepcopy(module.state_dict())
+    hidden = [module[0](batch) for batch in BATCHES]
+    with Recalibration(_given, 0).applied(module, lambda batch: module(batch["input"])):
+        torch.testing.assert_close(module[2].running_mean, torch.stack([part.mean(0) for part in hidden]).mean(0))
+        torch.testing.assert_close(module[2].running_var, torch.stack([part.var(0) for part in hidden]).mean(0))
+    assert_unchanged(module, before)
+
+    def fail(batch: Any) -> None:
+        module(batch["input"])
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"), Recalibration(_given, 0).applied(module, fail):
+        pass
+    assert_unchanged(module, before)
+
+
+def test_a_backward_pass_of_an_earlier_call_is_not_disturbed() -> None:
+    """BatchNorm's keeps the layer's running statistics; a step that is recorded may be differentiated later."""
+    module, expected = _network(), _network()
+    loss, same = (net(BATCHES[0]).square().sum() for net in (module.eval(), expected.eval()))
+    with Recalibration(_given, 0).applied(module, lambda batch: module(batch["input"])):
+        pass
+    loss.backward()
+    same.backward()
+    assert torch.equal(module[0].weight.grad, expected[0].weight.grad)
+
+
+def test_an_evaluation_takes_statistics_and_draws_no_random_numbers_of_its_surroundings() -> None:
+    module, data = _network(), Data()
+    noisy = Recalibration(lambda: iter([{"input": torch.randn(8, 4)} for _ in range(3)]), 7)
+    state = torch.get_rng_state()
+    first, other, again = (
+        Evaluator(module, data, ["cross_entropy"], 8, recalibration=how).evaluate("val") for how in (noisy, None, noisy)
+    )
+    assert first == again != other
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_run_trains_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["+recipe=explore_mnasnet", "runner.max_ticks=4", "evaluate.splits={val: 2}", "debug.limit_samples=60"]
+    quiet = ["runner.report=false", "runner.progress_bar=false", "logger.mode=disabled"]
+    for name, more in {"with": ["evaluate.recalibrate=2"], "without": []}.items():
+        assert main(["run", *words, *quiet, *more, f"hydra.run.dir={name}"]) == 0
+    checkpoints = [torch.load(Path(name) / "checkpoints" / "last.ckpt") for name in ("with", "without")]
+    first, other = (state["mlotool"]["program"]["classifier"]["module"] for state in checkpoints)
+    assert all(torch.equal(value, other[name]) for name, value in first.items())
+    metrics = [(read_json(Path(name), "summary.json") or {})["metrics"]["val/accuracy"] for name in ("with", "without")]
+    assert metrics[0] != metrics[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the problem 'classifier' has no layer with running statistics"),
+        (
+            [*SHARED, "++problems.classifier.module.statistics=path"],
+            "found 2, while the problem 'classifier' has running statistics for each path",
+        ),
+    ],
+)
+def test_what_cannot_be_taken_anew_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "+recipe=plain", *words, "evaluate.recalibrate=2", "hydra.run.dir=refused"]) == 2
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "refused" / "config.yaml").exists()
+
+
+@pytest.mark.filterwarnings("default:evaluate. found no path")
+def test_metrics_of_drawn_paths_are_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "+recipe=plain", *SHARED, "debug=fast"]) == 0
+    assert capfd.readouterr().err.count("evaluate: found no path for the shared space of 'classifier'") == 1

@@ -59,7 +59,6 @@ def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) 
         kills, within_writing, num_chains = kills + found[0], within_writing + found[1], num_chains + 1
         assert_same(folder, tmp_path / "whole")
         assert not list(folder.rglob("*.tmp"))
-    print(f"{kills} kills in {num_chains} chains, {within_writing} within the writing of a checkpoint")
     # So that it is training that was killed, not its start.
     if num_kills >= 50:
         assert num_chains > 3

@@ -61,4 +61,3 @@ def test_killed_groups_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int
         found = json.loads((folder / "2" / "summary.json").read_text())
         assert found["error"].replace(str(folder), "") == ends[2]["error"].replace(str(whole), "")
         assert (folder / "2" / "metrics.csv").read_bytes() == (whole / "2" / "metrics.csv").read_bytes()
-    print(f"{kills} kills in {num_chains} chains")

@@ -1,4 +1,4 @@
-"""What a run changes in its process is put back."""
+"""What a run changes in its process is put back; its chunks, rounds and flushes; the folders that it takes."""
 
 import logging
 import os
@@ -6,37 +6,32 @@ import signal
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from pytorch_lightning import LightningModule, Trainer
 
 from mlotool.core.errors import ConfigError
-from mlotool.runner.folder import RunFolder, plain
-from mlotool.runner.process_settings import (
-    Interrupt,
-    announcements,
-    quiet_lightning,
-    torch_settings,
-)
+from mlotool.runner.folder import RunFolder, is_stamp
+from mlotool.runner.plan import ChunkLoader, Objective, TickPlan, make_plan
+from mlotool.runner.process_settings import Interrupt, announcements, own_settings
+from mlotool.runner.session import advance_clock
+from tests.runner.tiny import make_config
 
 
-def test_torch_settings_are_put_back() -> None:
-    threads = torch.get_num_threads()
-    with torch_settings(num_threads=threads + 1, deterministic=True, tf32=True):
+def test_settings_are_put_back_and_only_irrelevant_warnings_are_silenced() -> None:
+    threads, level = torch.get_num_threads(), logging.getLogger("lightning_fabric").level
+    with own_settings({"num_threads": threads + 1, "deterministic": True, "tf32": True}):
         assert torch.get_num_threads() == threads + 1
         assert torch.are_deterministic_algorithms_enabled()
-    assert torch.get_num_threads() == threads
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_only_irrelevant_warnings_are_silenced() -> None:
-    level = logging.getLogger("pytorch_lightning").level
-    with quiet_lightning():
         warnings.warn("GPU available but not used. You can set it by", stacklevel=1)
         with pytest.raises(UserWarning, match="something else"):
             warnings.warn("something else", stacklevel=1)
-    assert logging.getLogger("pytorch_lightning").level == level
+    assert (torch.get_num_threads(), logging.getLogger("lightning_fabric").level) == (threads, level)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_what_is_announced_is_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +42,6 @@ def test_what_is_announced_is_on_stderr(capsys: pytest.CaptureFixture[str], monk
         logger.info("kept \x1b[2J")
     logger.info("not said")
     assert capsys.readouterr().err == "mlotool: kept \\x1b[2J\n"
-    assert logger.level == logging.NOTSET
 
 
 def test_the_second_ctrl_c_stops_at_once() -> None:
@@ -62,29 +56,64 @@ def test_the_second_ctrl_c_stops_at_once() -> None:
     assert interrupt.exit_code == 130
 
 
-def test_a_config_becomes_plain_with_its_interpolations_resolved() -> None:
-    config = OmegaConf.create({"a": {"b": [1, "${c}"]}, "c": 2.5, "d": None})
-    found = plain(config)
-    assert found == {"a": {"b": [1, 2.5]}, "c": 2.5, "d": None}
-    assert (type(found), type(found["a"]), type(found["a"]["b"])) == (dict, dict, list)
+def test_the_clock_counts_ticks_in_the_trainers_global_step() -> None:
+    # The contract with Lightning's private progress counter.
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    module = LightningModule()
+    module.automatic_optimization = False
+    trainer.strategy.connect(module)
+    for count in (50, 7):
+        advance_clock(trainer, count)
+    assert trainer.global_step == 57
 
 
 def test_two_runs_of_the_same_second_share_no_folder(tmp_path: Path) -> None:
-    path = tmp_path / "2026-01-31_12-00-00"
+    path, config = tmp_path / "2026-01-31_12-00-00", OmegaConf.create({"name": "mwn"})
     path.mkdir()  # as Hydra does
-    config = OmegaConf.create({"name": "mwn"})
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: RunFolder.create(config, path).path, range(8)))
     assert set(folders) == {path, *(path.with_name(f"{path.name}_{count}") for count in range(1, 8))}
-
-
-def test_a_job_of_two_sweeps_of_the_same_second_is_kept_apart(tmp_path: Path) -> None:
-    config, job = OmegaConf.create({"name": "mwn"}), tmp_path / "2026-01-31_12-00-00" / "0"
+    job = tmp_path / "2026-01-31_12-00-01" / "0"
     assert [RunFolder.create(config, job).path for _ in range(2)] == [job, job.with_name("0_1")]
-
-
-def test_a_folder_with_a_name_of_the_users_is_refused_when_it_is_taken(tmp_path: Path) -> None:
-    config = OmegaConf.create({"name": "mwn"})
+    names = ["2026-11-21_19-02-50", "2026-11-21_19-02-50_3", "2026-11-21_19-02-50_x", "2026-11-21", "0"]
+    assert [is_stamp(name) for name in names] == [True, True, False, False, False]
     RunFolder.create(config, tmp_path / "mine")
     with pytest.raises(ConfigError, match="mine holds a run already"):
         RunFolder.create(config, tmp_path / "mine")
+
+
+def test_chunks_end_at_evaluations_and_at_the_last_tick() -> None:
+    plan = TickPlan(250, 50, 50, {"val": 120, "train": 90}, 120)
+    schedule: Any = SimpleNamespace(num_ticks=0)
+    loader, rounds = ChunkLoader(plan, schedule), []
+    while schedule.num_ticks < plan.max_ticks:
+        rounds.append(list(loader))
+        schedule.num_ticks = rounds[-1][-1][1]
+    assert rounds == [
+        [(0, 50), (50, 90), (90, 120)],
+        [(120, 170), (170, 180), (180, 230), (230, 240)],
+        [(240, 250)],
+    ]
+    assert [plan.due_splits(tick) for tick in (90, 100, 120, 250)] == [["train"], [], ["val"], ["val", "train"]]
+
+
+def test_flushes_do_not_depend_on_chunks() -> None:
+    plan = TickPlan(100, 50, 30, {}, 1000)
+    assert [plan.flush_end(tick, 50) for tick in (0, 30)] == [30, 50]
+    assert [tick for tick in range(1, 101) if plan.is_flush(tick)] == [30, 60, 90, 100]
+
+
+@pytest.mark.parametrize(
+    ("changes", "round_ticks", "monitor"),
+    [
+        ({}, 10, "val/accuracy"),
+        ({"objective": "test/accuracy"}, 40, None),
+        ({"objective": "classifier/loss", "runner.log_every": 100}, 100, "classifier/loss"),
+        ({"objective": None}, 40, None),
+    ],
+)
+def test_rounds_end_where_the_objective_is_known(changes: dict[str, Any], round_ticks: int, monitor: str) -> None:
+    config = make_config(**changes)
+    objective = Objective.from_config(config)
+    assert objective.monitor == monitor
+    assert make_plan(config, objective).round_ticks == round_ticks

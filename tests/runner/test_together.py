@@ -5,20 +5,24 @@ import itertools
 import json
 import pkgutil
 import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+import torch
 
 from mlotool import config as configuration
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
-from mlotool.fusion.fused_ticks import FusedTicks
+from mlotool.fusion.comparison import Verdict
+from mlotool.fusion.fused_ticks import FusedTicks, StackRecord
+from mlotool.fusion.stacked_schedule import Layout
 from mlotool.losses import cross_entropy
-from mlotool.runner import RunResult, run_config
-from mlotool.runner.together import RunRequest, run_together
+from mlotool.runner import RunResult, run_config, together
+from mlotool.runner.together import FusionRecord, RunRequest, run_together
 
 WORDS = ["runner.max_ticks=4", "runner.report=false", "data.seed=0"]
 
@@ -28,41 +32,18 @@ def request(folder: Path, *words: str, **settings: object) -> RunRequest:
     return RunRequest(config, folder, **settings)  # type: ignore[arg-type]
 
 
-def test_each_leaves_a_folder_and_is_told_of(tmp_path: Path) -> None:
+def test_each_leaves_a_folder_and_is_told_of_but_for_those_that_had_ended(tmp_path: Path) -> None:
     ended: dict[int, RunResult | BaseException] = {}
-    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(2)]
+    words = [("seed=0",), ("problems.classifier.optimizer.lr=1e30",), ("seed=1",)]
+    requests = [request(tmp_path / str(number), *changes) for number, changes in enumerate(words)]
+    requests.append(request(tmp_path / "3", ended_at=4))
     run_together(requests, record=None, when_ended=ended.__setitem__)
-    assert sorted(ended) == [0, 1]
-    for number, result in ended.items():
-        assert isinstance(result, RunResult)
-        assert result.output_dir == tmp_path / str(number)
+    assert sorted(ended) == [0, 1, 2] and not (tmp_path / "3").exists()
+    assert isinstance(ended[1], RunError)
+    for number in (0, 2):
+        result = ended[number]
+        assert isinstance(result, RunResult) and result.output_dir == tmp_path / str(number)
         assert (tmp_path / str(number) / "summary.json").is_file()
-
-
-def test_one_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
-    ended: dict[int, RunResult | BaseException] = {}
-    bad = "problems.classifier.optimizer.lr=1e30"
-    requests = [request(tmp_path / "0", bad), request(tmp_path / "1")]
-    run_together(requests, record=None, when_ended=ended.__setitem__)
-    assert isinstance(ended[0], RunError) and isinstance(ended[1], RunResult)
-
-
-def test_one_that_had_ended_is_not_run_again(tmp_path: Path) -> None:
-    ended: dict[int, RunResult | BaseException] = {}
-    requests = [request(tmp_path / "0", ended_at=4), request(tmp_path / "1")]
-    run_together(requests, record=None, when_ended=ended.__setitem__)
-    assert sorted(ended) == [1] and not (tmp_path / "0").exists()
-
-
-def test_an_interrupt_ends_all(tmp_path: Path) -> None:
-    def interrupting(tick: int, value: float) -> bool:
-        raise KeyboardInterrupt
-
-    requests = [request(tmp_path / "0", watch=interrupting), request(tmp_path / "1")]
-    with pytest.raises(KeyboardInterrupt):
-        run_together(requests, record=None, when_ended=lambda number, result: None)
-    for name in ("0", "1"):
-        assert json.loads((tmp_path / name / "summary.json").read_text())["status"] == "interrupted"
 
 
 def signalling(direct: Any, counts: Any, at: int, times: int) -> Any:
@@ -77,18 +58,6 @@ def signalling(direct: Any, counts: Any, at: int, times: int) -> Any:
         return found
 
     return function
-
-
-PLACES = [
-    ("mlotool.runner.run_config.build", 0),
-    ("mlotool.runner.run_config.build", 1),
-    ("mlotool.runner.folder.RunFolder.create", 1),
-    ("mlotool.runner.folder.RunFolder.write_inputs", 1),
-    ("mlotool.runner.session.open_loggers", 1),
-    ("mlotool.runner.session.Session._trainer", 1),
-]
-QUICK = [(*PLACES[1], False, 1), (*PLACES[1], True, 1), (*PLACES[3], False, 2)]
-SLOW = [(*place, False, 1) for place in (PLACES[0], PLACES[2], PLACES[4], PLACES[5])]
 
 
 def train(folder: Path) -> None:
@@ -112,7 +81,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("place", "at", "is_resumed", "times"), [*QUICK, *[pytest.param(*each, marks=pytest.mark.slow) for each in SLOW]]
+    ("place", "at", "is_resumed", "times"),
+    [
+        ("mlotool.runner.run_config.build", 1, False, 1),
+        ("mlotool.runner.run_config.build", 1, True, 1),
+        ("mlotool.runner.folder.RunFolder.write_inputs", 1, False, 2),
+        pytest.param("mlotool.runner.session.Session._make_trainer", 1, False, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupt_while_runs_begin(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, place: str, at: int, is_resumed: bool, times: int
@@ -195,3 +170,100 @@ def test_numpys_random_numbers_are_each_runs_own(tmp_path: Path, monkeypatch: py
         run_together([replace(each, output_dir=tmp_path / f"alone{number}")], record=None, when_ended=lambda *_: None)
         together, alone = ((tmp_path / name / "metrics.csv").read_text() for name in (str(number), f"alone{number}"))
         assert together == alone
+
+
+JOBS = [3, 4, 7, 8]
+FIRST = Verdict(is_fused=True, fused_s=0.5, alone_s=1.0, since_tick=1)
+CHANGED = FIRST.changed(40, at_once=2).changed(90, is_fused=False, reason="a counter")
+LAYOUT = Layout({"a": True, "b": False}, ("problems.a.loss.t",), {"a:0f": (True, False)})
+RECORDS = [
+    StackRecord((0, 1), {"a": CHANGED, "b+c": FIRST}, "", 0, {(0, 1): LAYOUT}),
+    StackRecord((2, 3), {"a": FIRST}, "a shape has changed", 60, {(2, 3): Layout(), (3, 2): LAYOUT}),
+]
+
+
+def written(path: Path) -> dict[str, Any]:
+    book = FusionRecord(path, JOBS)
+    book.begin([0, 1])
+    book.begin([2, 3])
+    book.take(RECORDS)
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def read(path: Path) -> tuple[list[StackRecord], list[int], list[str]]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        book = FusionRecord(path, JOBS)
+    return book.stacks(), book.began_together([1, 2, 3]), [str(each.message) for each in told]
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "fusion" / "3.json"
+    content = written(path)
+    assert read(path) == (RECORDS, [1], [])
+    assert [each["jobs"] for each in content["stacks"]] == [[3, 4], [7, 8]]
+    assert [each["until_tick"] for each in content["stacks"]] == [90, 60]
+    assert [each["is_fused"] for each in content["stacks"]] == [True, False]
+    assert content["stacks"][0]["reason"] == "a counter"
+    content["new"] = content["stacks"][0]["new"] = content["stacks"][0]["rounds"]["a"]["new"] = 1
+    path.write_text(json.dumps(content))
+    assert read(path) == (RECORDS, [1], [])
+
+
+OTHERS = '{"stacks": [{"jobs": [7, 9], "rounds": {}, "layouts": [], "apart": {"reason": "", "since_tick": 0}}]}'
+
+
+@pytest.mark.parametrize("content", [OTHERS, '{"stacks": [{"jobs"', '{"stacks": [{"jobs": 3}]}', "[" * 100_000])
+def test_what_is_no_record_of_these_jobs_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "3.json"
+    path.write_text(content)
+    stacks, began, [text] = read(path)
+    assert (stacks, began) == ([], []) and "found out anew" in text
+
+
+KB = 1024
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        # A quarter stays free, and each run takes its memory twice: once to begin, and once to train.
+        ([1000, 900, 450, 449], [True, False, False]),
+        ([1000, 750], [True]),
+        # The largest one counts, whatever came after it.
+        ([1000, 800, 790, 660, 640], [True, True, True, False]),
+        # Others may have let go of some meanwhile.
+        ([500, 600, 700], [True, True]),
+        # Nothing is known.
+        (["none", "none"], [True]),
+    ],
+)
+def test_one_more_fits_after_the_largest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: list[Any], said: list[bool]
+) -> None:
+    path = tmp_path / "meminfo"
+
+    def has(amount: Any) -> None:
+        path.write_text(f"MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: {amount} kB\nHugePages: 0\n")
+
+    monkeypatch.setattr(together, "_MEMINFO", path)
+    monkeypatch.setattr(together, "_GROUPS", ())
+    has(free[0])
+    room, found = together.MemoryRoom(torch.device("cpu")), []
+    for amount in free[1:]:
+        has(amount)
+        found.append(room.takes_one_more())
+    assert found == said
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo, limit, use = (tmp_path / name for name in ("meminfo", "limit", "use"))
+    monkeypatch.setattr(together, "_MEMINFO", meminfo)
+    monkeypatch.setattr(together, "_GROUPS", ((limit, use),))
+    meminfo.write_text("MemTotal: 1000 kB\nMemAvailable: 1000 kB\n")
+    limit.write_text(f"{400 * KB}\n")
+    use.write_text(f"{100 * KB}\n")
+    room = together.MemoryRoom(torch.device("cpu"))
+    use.write_text(f"{180 * KB}\n")
+    assert not room.takes_one_more()

@@ -18,9 +18,9 @@ from mlotool.problem import shards
 from mlotool.problem.shards import gathered
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.distributed import check_agreement, merge_shards
-from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.launcher import World, joined
 from mlotool.runner.run_config import run
+from mlotool.runner.values import check_parameters
 from tests.hypergradient.every_algorithm import Batch, Rows, clean_and_decayed, sample_losses, weighted
 from tests.over_ranks import over
 from tests.program.small import momentum
@@ -235,24 +235,11 @@ def unfinite(ranks: Ranks) -> str:
 
 def config(max_ticks: int) -> Any:
     """Return a whole run of a few seconds, with evaluations between and at the end."""
-    return compose(
-        "plain",
-        [
-            *("problems.classifier.shard=true", "runner.devices=2", "runner.accelerator=cpu", "logger=csv"),
-            *(
-                "problems.classifier.module.hidden=[9]",
-                "problems.classifier.optimizer.lr=0.1",
-                "debug.limit_samples=50",
-            ),
-            *(
-                "runner.report=false",
-                "runner.progress_bar=false",
-                "runner.log_every=1",
-                f"runner.max_ticks={max_ticks}",
-            ),
-            *("problems.classifier.stream.batch_size=15", "evaluate.splits={val: 2, test: end}"),
-        ],
-    )
+    problem = {"shard": "true", "module.hidden": "[9]", "optimizer.lr": 0.1, "stream.batch_size": 15}
+    runner = {"devices": 2, "accelerator": "cpu", "report": "false", "progress_bar": "false", "log_every": 1}
+    words = [f"problems.classifier.{key}={value}" for key, value in problem.items()]
+    words += [f"runner.{key}={value}" for key, value in {**runner, "max_ticks": max_ticks}.items()]
+    return compose("plain", [*words, "logger=csv", "debug.limit_samples=50", "evaluate.splits={val: 2, test: end}"])
 
 
 def runs(folder: Path) -> list[Mapping[str, float]]:
@@ -266,10 +253,7 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        found: dict[str, Any] = {
-            "shares": shares(),
-            "shares of some": shares(["[!z]*"]),
-        }
+        found: dict[str, Any] = {"shares": shares(), "shares of some": shares(["[!z]*"])}
         found["one group"] = compute(ranks)
         shards.MIN_BLOCK = 1
         found["groups"] = compute(ranks, IN_GROUPS)

@@ -14,7 +14,7 @@ from mlotool.runner.checkpoint import read_checkpoint
 from tests.layerparallel.auxiliary.test_processes import unequal
 from tests.runner.test_launcher import FAULTY, RECIPE
 from tests.runner.test_launcher import QUIET as QUIET_RUN
-from tests.runner.test_launcher import run as launch
+from tests.runner.test_launcher import run_forked as launch
 
 QUIET = ["logger.wandb=false", "runner.progress_bar=false", "runner.report=false", "debug.limit_samples=60"]
 STAGES = "+problems.classifier.parallel={_target_: mlotool.layerparallel.Auxiliary, stages: 2, record: 2, beta: 50.0"

@@ -1,18 +1,18 @@
-"""W&B, offline, and TensorBoard."""
+"""W&B, offline, TensorBoard, and the screen."""
 
 import json
 import os
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mlotool.core.errors import ConfigError, WriteError
 from mlotool.core.run_files import check_tree
-from mlotool.core.user_code import UserCodeError
-from mlotool.runner import RunResult
-from tests.runner.test_run_config import LossThat
+from mlotool.runner import RunResult, logging
 
 Run = Callable[..., RunResult]
 SHORT = {"debug.limit_ticks": 5, "runner.checkpoint": False}
@@ -44,9 +44,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeRun, dict[str, Any]
         settings.update(given)
         return run
 
-    import wandb
-
-    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr("wandb.init", init)
     return run, settings
 
 
@@ -86,46 +84,27 @@ def test_a_resumed_run_is_the_same_run_of_wandb(
     assert (fake_wandb[1]["id"], fake_wandb[1].get("resume")) == ("abcd", resume)
 
 
-def test_wandb_is_finished_when_a_run_fails(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
-    def fail(loss: Any) -> Any:
-        raise KeyError
-
-    # Not in the first tick: the rehearsal would find it before W&B is started.
-    with pytest.raises(UserCodeError, match=r"After tick \d: problems\.classifier\.loss.*KeyError"):
-        tiny_run({**SHORT, "logger.wandb": True}, loss=LossThat(3, fail))
-    assert fake_wandb[0].exit_code == 1
-
-
 class FailingRun(FakeRun):
     """Fails when it is told values, and when it is finished."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
     def log(self, values: dict[str, float]) -> None:
         super().log(values)
-        raise self.error
+        raise OSError(28, "No space left on device")
 
     def finish(self, exit_code: int) -> None:
         super().finish(exit_code)
-        raise self.error
+        raise RuntimeError("the service is gone")
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("the service is gone")])
-def test_a_logger_that_fails_costs_no_training(
-    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    import wandb
-
-    run = FailingRun(error)
-    monkeypatch.setattr(wandb, "init", lambda **given: run)
+def test_a_logger_that_fails_costs_no_training(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FailingRun()
+    monkeypatch.setattr("wandb.init", lambda **settings: run)
     with pytest.warns(UserWarning) as told:
         result = tiny_run({**SHORT, "logger.wandb": True})
-    texts = [str(each.message) for each in told]
+    texts = [str(warning.message) for warning in told]
     assert [text.partition(" (")[0] for text in texts] == [
         "WandbLogger no longer takes values",
-        "W&B could not finish its files",
+        "A logger could not finish its files",
     ]
     assert all("The run does without it: its values stand in metrics.csv." in text for text in texts)
     assert len(run.logged) == 1
@@ -140,27 +119,15 @@ def test_a_logger_that_fails_costs_no_training(
     ],
 )
 def test_a_logger_that_does_not_start_is_one_error_before_the_first_tick(
-    tiny_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    kind: type[Exception],
-    text: str,
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], text: str
 ) -> None:
-    import wandb
-
-    def init(**given: Any) -> Any:
+    def init(**settings: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr("wandb.init", init)
     with pytest.raises(kind, match=text):
         tiny_run({**SHORT, "logger.wandb": True})
     assert json.loads((tmp_path / "run/summary.json").read_text())["num_ticks"] == 0
-
-
-def test_a_disabled_logger_starts_nothing(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
-    tiny_run({**SHORT, "logger.wandb": True, "logger.mode": "disabled"})
-    assert fake_wandb[0].exit_code is None
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -174,3 +141,22 @@ def test_tensorboard_hides_what_a_resumed_run_logs_again(tiny_run: Run) -> None:
 
     events = EventAccumulator(str(first / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("classifier/loss")] == [5, 10, 15, 20, 25, 30]
+
+
+def shown(**console: Any) -> str:
+    output = StringIO()
+    display = logging.ProgressDisplay(["lower", "upper"], 100, console=Console(file=output, width=100, **console))
+    display.start(0)
+    values = {"lower/loss": 0.25, "lower/step": 50.0, "upper/loss": 1.5, "upper/step": 10.0, "val/accuracy": 0.5}
+    display.update(50, values, is_last=True)
+    display.note(50, {"val/accuracy": 0.5})
+    display.stop()
+    return output.getvalue()
+
+
+def test_a_terminal_shows_each_problem_and_a_log_file_a_line_an_evaluation() -> None:
+    text = shown(force_terminal=True)
+    for part in ("lower", "loss 0.25", "50 steps", "10 steps", "50/100", "ticks/s", "val/accuracy"):
+        assert part in text
+    assert "tick 50/100" not in text
+    assert shown().startswith("tick 50/100  val/accuracy 0.5")
