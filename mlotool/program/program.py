@@ -1,5 +1,6 @@
 """Problems and their graph as one differentiable object."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +10,12 @@ from torch import Tensor
 
 from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.gradient import values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import did_you_mean
 from mlotool.core.plain_state import ADVICE, check_mapping, check_plain
-from mlotool.core.private import tree_leaves
 from mlotool.core.random_stream import RandomStream
+from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call
 from mlotool.problem.arguments import check_owners, check_saving, check_shared
 from mlotool.problem.interface import AbstractDirector
@@ -30,7 +32,21 @@ from mlotool.program.loss_plan import NOW, Moment, Values
 from mlotool.program.rehearsal import Rehearsals
 from mlotool.program.solution_plan import Engine, SolutionPlan, learned_hyperparameters, start_of
 from mlotool.program.step_recorder import StepRecorder
-from mlotool.program.unused import UnusedWatch
+
+NUM_LOOKS = 3
+"""Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too."""
+
+_IGNORES_UPPER = (
+    "graph.upper_to_lower: '{upper}' shapes '{lower}', but at {count} steps of '{upper}' the loss of '{lower}' did not "
+    "depend on the parameters of '{upper}'; expected that it does. Use the role that '{upper}' plays in "
+    "problems.{lower}.loss, without detach or torch.no_grad, or remove the edge."
+)
+_ZERO = (
+    "problems.{upper}.loss: the hypergradient of '{upper}' was exactly 0 at {count} steps; expected another number. "
+    "Evaluate the role of '{read}' in the loss, without detach or torch.no_grad; look for saturated or dead units, for "
+    "factors that are zero at the start, and whether '{upper}' stands in a term of its own in the loss of what it "
+    "shapes."
+)
 
 
 def check_saved(problems: Iterable[Problem]) -> None:
@@ -133,8 +149,9 @@ class Program:
             for name, estimate in self._zeroth_order.items()
         }
         self._rehearsals = Rehearsals(engine, graph, self._solved)
-        read = {name: self.solutions_read_by(name) for name in self.problems if self._zeroth_order[name] is None}
-        self._unused = UnusedWatch(self.problems, graph.upper_to_lower, read)
+        differentiated = [name for name, estimate in self._zeroth_order.items() if estimate is None]
+        # Problems whose gradient passes through solutions, with the steps at which it seemed to be zero for no reason.
+        self._looked_at: dict[str, set[int]] = {name: set() for name in differentiated if self._steps[name]}
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -289,12 +306,30 @@ class Program:
 
     def is_watched(self, names: Iterable[str]) -> bool:
         """Return whether the gradient of one of the problems is still to be looked at, step by step."""
-        return bool(self._unused.waiting) and not self._unused.waiting.isdisjoint(names)
+        return not self._looked_at.keys().isdisjoint(names)
 
     def look_at(self, name: str, gradient: Sequence[Tensor | None]) -> None:
-        """Look whether one of a problem's first gradients is zero because nothing depends on it, and warn."""
-        if name in self._unused.waiting:
-            self._unused.look(name, gradient, self._held_loss)
+        """Warn where a problem's first gradients are zero, or a loss that it shapes does not depend on it.
+
+        Autograd tells: a tensor that a loss does not use, or under `no_grad` alone, has no gradient, where one that has
+        no effect at the moment has the gradient zero. The first gradient that is sound ends the looks.
+        """
+        steps = self._looked_at.get(name)
+        if steps is None:
+            return
+        values = [values_of(tensor) for tensor in gradient if tensor is not None and tensor.numel()]
+        is_zero = not values or not bool(torch.stack(torch._foreach_norm(values, float("inf"))).any())
+        with RandomState(self.problems[name].devices).replayed():
+            unused = [x for x in self.graph.upper_to_lower.get(name, ()) if not self._depends_on(x, name)]
+        # The batches of one step (accumulate_batches) are one look.
+        steps.add(self.problems[name].num_steps)
+        if not (is_zero or unused) or len(steps) == NUM_LOOKS:
+            del self._looked_at[name]
+        if unused and len(steps) == NUM_LOOKS:
+            warnings.warn(_IGNORES_UPPER.format(upper=name, lower=unused[0], count=NUM_LOOKS), stacklevel=2)
+        elif is_zero and len(steps) == NUM_LOOKS:
+            read = "', '".join(self.solutions_read_by(name))
+            warnings.warn(_ZERO.format(upper=name, read=read, count=NUM_LOOKS), stacklevel=2)
 
     def training_gradient(
         self, name: str, batch: Any, batch_number: int | None, moment: Moment = NOW
@@ -378,18 +413,25 @@ class Program:
         check_mapping(key, saved)
         if algorithm is None:
             return None
-        if type(algorithm).__module__.startswith("mlotool."):
-            shapes = {tensor.shape for problem in self.problems.values() for tensor in problem.own}
-            for tensor in [each for each in tree_leaves(saved) if isinstance(each, Tensor) and each.dim()]:
-                is_right = tensor.dtype is torch.uint8 or tensor.shape in shapes
-                require(is_right, key, tensor, "tensors in the shapes of parameters", ADVICE)
         return algorithm.load_state(saved)
 
-    def _held_loss(self, name: str, given: Mapping[str, Sequence[Tensor]]) -> Tensor:
-        values = self.engine.nothing()
-        for other, tensors in given.items():
-            values[self.engine.numbers[other]] = tensors
-        return self.engine.losses[self._number(name)](values, self._batch(name, None)).loss
+    def _depends_on(self, lower: str, upper: str) -> bool:
+        """Return whether a problem's loss depends on the parameters of one that is said to shape it."""
+        problem, algorithm = self.problems[lower], self.problems[lower].hypergradient
+        # It may shape the steps or the start in place of the loss.
+        is_elsewhere = upper in problem.node.other_uses.values() or problem.parallel is not None
+        if algorithm is None or algorithm.is_constant or is_elsewhere or problem.shards is not None:
+            return True
+        values, numbers = self.engine.nothing(), self.engine.numbers
+        # A loss that takes gradients itself, as a penalty on them does, needs its own parameters to have some.
+        for name in (lower, upper):
+            values[numbers[name]] = [x.requires_grad_() for x in self.problems[name].current()]
+        with torch.enable_grad():
+            loss = self.engine.losses[numbers[lower]](values, self._batch(lower, None)).loss
+        shaping = values[numbers[upper]]
+        assert shaping is not None
+        slopes = torch.autograd.grad(loss, shaping, allow_unused=True) if loss.requires_grad else ()
+        return any(slope is not None for slope in slopes)
 
     def _batch(self, name: str, batch: Any) -> Any:
         stream = self.problems[name].stream

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -24,9 +24,8 @@ from mlotool.problem.optimizers.registry import RULES, has_step_hooks
 from mlotool.program.agreement import Kind
 from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS
-from mlotool.program.guard import Guard, has_own_scheduler, why_foreign, why_unseen
+from mlotool.program.guard import Guard, PythonState, is_known, why_foreign, why_unseen
 from mlotool.program.prepared_step import StepResult
-from mlotool.program.python_places import PythonState
 from mlotool.program.solution_plan import Engine
 from mlotool.program.traced_function import (
     Batches,
@@ -93,7 +92,7 @@ class Tracer:
         self._traces: dict[Any, list[Trace]] = {}
         self._num_traces = 0
         self._bind()
-        self._guard = Guard([engine.problems], with_modes=False)
+        self._guard = Guard([engine.problems])
 
     def __call__(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult]:
         """Take the steps; parameters, buffers and optimizers move, but for schedulers and counts of steps.
@@ -134,9 +133,9 @@ class Tracer:
         """Return what a trace takes, and the traces for arguments of that kind."""
         self.look()
         tensors: list[Tensor] = []
-        # What a trace holds for: kinds of tensors, other values in the batches, modes of modules, optimizers' settings.
+        # What a trace holds for: kinds of tensors, other values in the batches, optimizers' settings.
         kinds = self._kinds(batches, tensors)
-        key = kinds, tuple([module.training for module in self._modules]), *[each.refresh() for each in self._stepping]
+        key = kinds, *[each.refresh() for each in self._stepping]
         return self._arguments() + tensors, self._traces.setdefault(key, [])
 
     def look(self) -> None:
@@ -195,7 +194,6 @@ class Tracer:
 
     def _bind(self) -> None:
         """Look up modules, parameters and the state of the optimizers."""
-        self._modules: list[nn.Module] = [module for problem in self._engine.problems for module in problem.submodules]
         self._buffered = [problem for problem in self._engine.problems if problem.slots.has_buffers]
         for step in self.steps:
             step.problem.optimizer_step.align_state()
@@ -231,7 +229,7 @@ class Tracer:
         if reason := next(filter(None, foreign), None) or why_unseen(self._engine.problems):
             raise UntraceableError(reason)
         for each in self.steps:
-            if has_own_scheduler(each.problem):
+            if not is_known(each.problem.scheduler):
                 raise UntraceableError("its scheduler is code of yours", each.problem.name)
         devices = tuple({device for each in self._engine.problems for device in each.devices})
         before, state = RandomState(devices), PythonState(self._engine.problems)

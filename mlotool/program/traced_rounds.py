@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -131,56 +130,63 @@ class TracedRounds:
         batches = [*drawn.values()]
         # First: where `places` binds what is there now, a change since the last step would not be seen.
         self._tracer.look()
-        before = _State(self._tracer.places())
+        places = self._tracer.places()
+        before = _copies(places)
         results = dict(zip(drawn, self._tracer(batches), strict=True))
-        after = _State(before.places, results)
-        before.restore()
+        traced = _copies(places)
+        _put(places, before)
         # The plans' steps count, and whoever watches sees them; then all is as the trace has it.
         planned = self._parts.planned(self._rounds, drawn)
-        expected = _State(self._tracer.places(), planned)
-        problem, difference = self._difference(expected, after, before, batches)
+        ends = _by_kind(self._tracer.places(), planned)
+        problem, difference = self._difference(ends, _by_kind(places, results, traced), places, before, batches)
         was_compared, self._last_look = self._last_look == self._num_steps - 1, self._num_steps
         if difference and not was_compared:
             raise RunError(f"problems.{problem}: {difference}")
         if difference:
             # Nothing is lost: all steps until now were compared, and this one is the plan's.
-            expected.restore()
             self._parts.give_up(self._rounds, UntraceableError(difference, problem))
             return planned
-        _State(expected.places, results, after.tensors).restore()
+        _put(self._tracer.places(), traced)
         self._tracer.renew_guard()
         return results
 
     def _difference(
-        self, expected: "_State", found: "_State", before: "_State", batches: Sequence[Sequence[Batches]]
+        self,
+        planned: Values,
+        traced: Values,
+        places: Sequence[Place],
+        before: Sequence[Tensor],
+        batches: Sequence[Sequence[Batches]],
     ) -> tuple[str, str]:
         """Return the problem whose planned and traced steps are further apart than rounding takes them, and a text."""
-        unit, ends = self._tracer.unit(), expected.by_kind()
-        apart = distances(ends, found.by_kind(), before.by_kind(), unit)
+        unit, start = self._tracer.unit(), _by_kind(places, {}, before)
+        apart, kinds = distances(planned, traced, start, unit), [kind for (_, kind), _ in places]
 
         def limit(kind: Kind) -> float:
             return max(unit**SAME, ROUNDING * self._rounding.get(kind, 0.0))
 
-        if all(each <= limit(kind) for kind, each in apart.items()):
-            return "", ""
-
         def take(parameters: Sequence[Tensor]) -> Values | None:
-            start = before.at(parameters)
-            start.restore()
+            others = iter(parameters)
+            _put(
+                self._tracer.places(),
+                [next(others) if x == "parameters" else y for x, y in zip(kinds, before, strict=True)],
+            )
             kept = [memory.value for memory in self._program.engine.memories]
             results = self._tracer.again(batches)
             for memory, value in zip(self._program.engine.memories, kept, strict=True):
                 memory.value = value
             if results is None:
                 return None
-            end = _State(before.places, dict(zip(expected.results, results, strict=True)))
-            # Without what the parameters were moved by.
-            own = [x - (y - z) for x, y, z in zip(end.parameters, start.parameters, before.parameters, strict=True)]
-            return end.at(own).by_kind()
+            names = [problem.name for problem in self._problems]
+            return _by_kind(self._tracer.places(), dict(zip(names, results, strict=True)))
 
-        # Of the trace, which is a function of tensors: a plan's step is one of modules, optimizers and schedulers.
-        for kind, each in sensitivity(take, before.parameters, before.by_kind(), unit).items():
-            self._rounding[kind] = max(each, self._rounding.get(kind, 0.0))
+        if not all(each <= limit(kind) for kind, each in apart.items()):
+            end = _copies(self._tracer.places())
+            # Of the trace, which is a function of tensors: a plan's step is one of modules, optimizers and schedulers.
+            parameters = [tensor for kind, tensor in zip(kinds, before, strict=True) if kind == "parameters"]
+            for kind, each in sensitivity(take, parameters, start, unit).items():
+                self._rounding[kind] = max(each, self._rounding.get(kind, 0.0))
+            _put(self._tracer.places(), end)
         for kind, each in apart.items():
             if not each <= limit(kind):
                 numbers = {"difference": each, "rounding": limit(kind), "count": self._num_steps}
@@ -188,50 +194,23 @@ class TracedRounds:
         return "", ""
 
 
-class _State:
-    """Copies of all that steps move, in the memory of the CPU (that of a GPU may be full), and the losses of steps.
+def _copies(places: Sequence[Place]) -> list[Tensor]:
+    """Return copies of all that steps move, in the memory of the CPU (that of a GPU may be full)."""
+    return [tensor.to("cpu", copy=True) for _, tensor in places]
 
-    Args:
-        places: where it is.
-        results: by problem those of the steps that have led there; none at the beginning.
-        tensors: others than those that are there now.
 
-    Attributes:
-        places: the same.
-        results: the same.
-        tensors: one a place.
-    """
+def _put(places: Sequence[Place], tensors: Sequence[Tensor]) -> None:
+    torch._foreach_copy_([tensor for _, tensor in places], [*tensors])
 
-    def __init__(
-        self,
-        places: Sequence[Place],
-        results: Mapping[str, StepResult] = MappingProxyType({}),
-        tensors: Sequence[Tensor] | None = None,
-    ) -> None:
-        self.places, self.results = places, results
-        self.tensors = [each.to("cpu", copy=True) for _, each in places] if tensors is None else [*tensors]
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """Those of the parameters."""
-        return [x for ((_, kind), _), x in zip(self.places, self.tensors, strict=True) if kind == "parameters"]
-
-    def at(self, parameters: Sequence[Tensor]) -> "_State":
-        """Return the same with other parameters."""
-        others, pairs = iter(parameters), zip(self.places, self.tensors, strict=True)
-        tensors = [next(others) if kind == "parameters" else x for ((_, kind), _), x in pairs]
-        return _State(self.places, self.results, tensors)
-
-    def restore(self) -> None:
-        """Put the copies back."""
-        torch._foreach_copy_([tensor for _, tensor in self.places], self.tensors)
-
-    def by_kind(self) -> dict[Kind, list[Tensor]]:
-        """Return the tensors by problem and kind, and the losses."""
-        kinds: dict[Kind, list[Tensor]] = {(name, "loss"): [x.loss.detach().cpu()] for name, x in self.results.items()}
-        for (kind, _), tensor in zip(self.places, self.tensors, strict=True):
-            kinds.setdefault(kind, []).append(tensor)
-        return kinds
+def _by_kind(
+    places: Sequence[Place], results: Mapping[str, StepResult], tensors: Sequence[Tensor] | None = None
+) -> dict[Kind, list[Tensor]]:
+    """Return what is in the places, or others in their order, by problem and kind, and the losses of steps."""
+    kinds: dict[Kind, list[Tensor]] = {(name, "loss"): [x.loss.detach().cpu()] for name, x in results.items()}
+    for (kind, _), tensor in zip(places, _copies(places) if tensors is None else tensors, strict=True):
+        kinds.setdefault(kind, []).append(tensor)
+    return kinds
 
 
 class Looks:
