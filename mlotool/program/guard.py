@@ -66,13 +66,15 @@ def why_foreign(problem: Problem) -> str | None:
         return hook
     if optimizer is not None and has_step_hooks(optimizer):
         return f"the optimizer of problems.{name} has hooks"
-    for what in ("loss", "optimizer", "scheduler", "hypergradient"):
-        if not all(map(is_known, _held(getattr(problem, what)))):
-            return f"the {what} of problems.{name} is code of yours, or holds some"
-    for path, module in problem.module.named_modules():
-        if not all(map(is_known, _held(module))):
-            return f"the module of problems.{name} ({path or type(module).__name__}) is code of yours, or holds some"
-    return None
+    kinds = ("loss", "optimizer", "scheduler", "hypergradient")
+    parts: list[tuple[str, Any]] = [(f"the {kind} of problems.{name}", getattr(problem, kind)) for kind in kinds]
+    foreign = (where for where, part in [*parts, *_modules_of(problem)] if not all(map(is_known, _held(part))))
+    return next((f"{where} is code of yours, or holds some" for where in foreign), None)
+
+
+def _modules_of(problem: Problem) -> list[tuple[str, nn.Module]]:
+    name, modules = problem.name, problem.module.named_modules()
+    return [(f"the module of problems.{name} ({path or type(module).__name__})", module) for path, module in modules]
 
 
 def may_change_between_ticks(problem: Problem) -> bool:
@@ -127,12 +129,10 @@ def _hook_in(problems: Sequence[Problem]) -> str | None:
     """Return where hooks of a user's see steps or evaluations, on modules of problems or of what losses hold."""
     if any(_OF_ALL_MODULES):
         return "all modules of torch have a hook"
-    for problem in problems:
-        for path, module in problem.module.named_modules():
-            if _is_hooked(module):
-                return f"the module of problems.{problem.name} ({path or type(module).__name__}) has a hook"
-    held = (part for _, part in reached(problems)[0] if isinstance(part, nn.Module) and _is_hooked(part))
-    return next((f"a module that a loss holds ({type(module).__name__}) has a hook" for module in held), None)
+    modules = [part for problem in problems for part in _modules_of(problem)]
+    held = [part for _, part in reached(problems)[0] if isinstance(part, nn.Module)]
+    modules += [(f"a module that a loss holds ({type(part).__name__})", part) for part in held]
+    return next((f"{where} has a hook" for where, module in modules if _is_hooked(module)), None)
 
 
 def _is_hooked(module: nn.Module) -> bool:

@@ -28,13 +28,6 @@ from mlotool.program.graph import Graph
 from mlotool.program.guard import PythonState
 from mlotool.program.solution_plan import Engine
 
-_PAST_ITS_PLACE = (
-    "a loss that reads a parameter or a buffer past its place in the module",
-    "that a module reads self.<name> in each call, since a hypergradient puts other tensors there",
-    "Keep none of them in a list, a closure, a hook or another object; write mlotool.remat(block, x) for "
-    "torch.utils.checkpoint.checkpoint(block, x).",
-)
-
 
 class Rehearsals:
     """Evaluates losses before the first step.
@@ -114,12 +107,11 @@ class _Rehearsal:
         self._is_repeated = is_read and algorithm is not None and not algorithm.is_constant
         self._is_moved, self._shaping = False, frozenset[int]()
         if self._is_repeated and algorithm is not None:
+            is_estimate = isinstance(algorithm, AbstractZerothOrder)
             # At other parameters than those in its module at that time.
-            self._is_moved = (
-                algorithm.sees_steps or algorithm.needs_full_precision or isinstance(algorithm, AbstractZerothOrder)
-            )
+            self._is_moved = is_estimate or algorithm.sees_steps or algorithm.needs_full_precision
             # No pullback of an estimate takes the loss's gradient with respect to their parameters.
-            self._shaping = frozenset() if isinstance(algorithm, AbstractZerothOrder) else frozenset(shaping)
+            self._shaping = frozenset(() if is_estimate else shaping)
         self._solved = {plan.number for plan in engine.solutions[number]}
         numbers = dict.fromkeys([number, *(engine.numbers[role.problem] for role in self._problem.roles.values())])
         self._players = {player: engine.problems[player] for player in numbers}
@@ -181,9 +173,12 @@ class _Rehearsal:
             self._check_repeated(loss)
         parameter = _foreign_parameter(loss)
         if parameter is not None:
-            owners = ((problem.name, key, x) for problem in self._engine.problems for key, x in problem.theta.items())
-            places = (f"the parameter '{key}' of the module of '{name}'" for name, key, x in owners if x is parameter)
-            place = next(places, f"a parameter of shape {tuple(parameter.shape)} which no problem trains, by")
+            owners = {
+                id(x): (problem.name, key) for problem in self._engine.problems for key, x in problem.theta.items()
+            }
+            name, key = owners.get(id(parameter), ("", ""))
+            place = f"the parameter '{key}' of the module of '{name}'"
+            place = place if name else f"a parameter of shape {tuple(parameter.shape)} which no problem trains, by"
             raise WrongResultError(
                 f"a loss that depends on {place} itself",
                 "that a loss takes modules by its roles alone, and that a module reads self.<name> in each call, since "
@@ -224,20 +219,12 @@ class _Rehearsal:
                 f"a loss that depends on the parameters of '{self._problem.name}' through its roles",
                 "Call those modules themselves, no copies of them.",
             )
-        if self._problem.settings.precision == "fp16" or not bool(loss.isfinite().all()):
-            return
-        if not all(bool(slope.isfinite().all()) for slope in gradient):
+        is_scaled = self._problem.settings.precision == "fp16"
+        if not is_scaled and bool(loss.isfinite().all()) and not all(bool(x.isfinite().all()) for x in gradient):
             raise WrongResultError(
                 "a loss whose gradient is not finite before the first step",
                 "finite numbers",
                 "Look for sqrt, norm, log or a division at zero: add a small number inside, as in (x + 1e-12).sqrt().",
-            )
-        if not any(bool(slope.any()) for slope in gradient):
-            warnings.warn(
-                f"problems.{self._problem.name}.loss: the gradient of {named(self._problem.loss)} is exactly 0 at its "
-                "first batch; expected that it moves the parameters. Look for a factor of 0, a clamp or relu that cuts "
-                "all of it, and weights that all begin at 0.",
-                stacklevel=2,
             )
 
     def _check_places(self) -> None:
@@ -253,7 +240,12 @@ class _Rehearsal:
             _fill(own, before)
         # A loss that is never the same has no places to be blamed.
         if not _agree(first, second) and _agree(first, self._evaluated()):
-            raise WrongResultError(*_PAST_ITS_PLACE)
+            raise WrongResultError(
+                "a loss that reads a parameter or a buffer past its place in the module",
+                "that a module reads self.<name> in each call, since a hypergradient puts other tensors there",
+                "Keep none of them in a list, a closure, a hook or another object; write mlotool.remat(block, x) for "
+                "torch.utils.checkpoint.checkpoint(block, x).",
+            )
 
     def _evaluated(self) -> list[Tensor]:
         """Return loss and gradient with copies in the places, as parameters and buffers were at first."""
@@ -302,10 +294,9 @@ def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 @torch.no_grad()
 def _fill(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for tensor, value in zip(tensors, values, strict=True):
-        # The values come back: who has noted versions of these tensors (a graph, a shared part) may go on.
-        with _unsafe_preserve_version_counter(tensor):
-            tensor.copy_(value)
+    # The values come back: who has noted versions of these tensors (a graph, a shared part) may go on.
+    with _unsafe_preserve_version_counter(tuple(tensors)):
+        torch._foreach_copy_([*tensors], [*values])
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -51,10 +51,9 @@ def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor
     for key, tensor in problem.theta.items():
         shape = tensor.shape if problem.settings.tasks is None else tensor.shape[1:]
         if key not in tensors or tensors[key].shape != shape:
-            there = f"of shape {tuple(tensors[key].shape)}" if key in tensors else "not there"
             raise ConfigError(
-                f"problems.{problem.name}.reset_to: found '{source.name}', in whose module the parameter '{key}' is "
-                f"{there}; expected one of shape {tuple(shape)}. Give both problems the same module."
+                f"problems.{problem.name}.reset_to: found '{source.name}', whose module has no parameter '{key}' of "
+                f"shape {tuple(shape)}. Give both problems the same module."
             )
     if problem.settings.tasks is None:
         return tuple(tensors[key] for key in problem.theta)
@@ -70,18 +69,10 @@ def learned_hyperparameters(
     learned: dict[str, Sequence[Any]] = {}
     for key, name in problem.settings.optimizer_roles.items():
         number = engine.numbers[name]
-        try:
-            value = engine.problems[number].pure(values[number], None)()
-        except TypeError as error:
-            raise ConfigError(
-                f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "
-                f"({error}); expected one that gives numbers, such as mlotool.models.PositiveVector. Correct it."
-            ) from error
+        value = engine.problems[number].pure(values[number], None)()
         learned[key] = _spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
-    return tuple(
-        {**settings, **{key: numbers[index] for key, numbers in learned.items()}}
-        for index, settings in enumerate(hyperparameters)
-    )
+    of_parameters = [dict(zip(learned, numbers, strict=True)) for numbers in zip(*learned.values(), strict=True)]
+    return tuple({**settings, **own} for settings, own in zip(hyperparameters, of_parameters, strict=True))
 
 
 class Engine:
@@ -168,8 +159,7 @@ def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
         return list(value)
     raise ConfigError(
         f"{key}: its problem's module gives {kind_of(value)}; expected one value, {len(theta)} values (one a "
-        f"parameter), or a mapping with the keys {', '.join(theta)}. Correct the module's size, or what its forward "
-        "returns."
+        f"parameter), or a mapping with the keys {', '.join(theta)}. Correct what its forward returns."
     )
 
 
@@ -209,17 +199,16 @@ class SolutionPlan:
             memory=engine.memories[self.number],
             random=engine.random,
         )
-        steps, horizon = lower.settings.unroll_steps, self.algorithm.horizon
-        self._num_recorded = steps if horizon is None else min(steps, horizon)
+        steps = lower.settings.unroll_steps
+        self._num_recorded = min(steps, self.algorithm.horizon or steps)
         players = [engine.problems[engine.numbers[role.problem]].module for role in lower.roles.values()]
         self._modules = tuple(dict.fromkeys([lower.module, *players]))
         # By input: its number, whether it is a constant, and where its tensors stand among those of all inputs.
         self.inputs: list[tuple[int, bool, slice]] = []
         begin = 0
-        for other in step.inputs:
-            number = engine.numbers[other]
+        for number, is_constant in [(engine.numbers[other], other in step.constants) for other in step.inputs]:
             end = begin + len(engine.problems[number].own)
-            self.inputs.append((number, other in step.constants, slice(begin, end)))
+            self.inputs.append((number, is_constant, slice(begin, end)))
             begin = end
 
     def is_simulated(self, moment: Moment) -> bool:
@@ -228,14 +217,12 @@ class SolutionPlan:
 
     def flat_inputs(self, values: Values) -> list[Tensor]:
         """Return the tensors that the solution takes, of all inputs."""
-        found: list[Tensor] = []
+        flat: list[Tensor] = []
         for number, is_constant, _ in self.inputs:
             tensors = values[number]
-            if tensors is None:
-                found += self._engine.problems[number].current()
-            else:
-                found += [tensor.detach() for tensor in tensors] if is_constant else tensors
-        return found
+            tensors = self._engine.problems[number].current() if tensors is None else tensors
+            flat += [tensor.detach() for tensor in tensors] if is_constant else tensors
+        return flat
 
     def add(self, values: Values, moment: Moment, direct: Callable[[Values], Tensor] | None = None) -> None:
         """Put the solution into `values`, as tensors whose backward is the pullback.
@@ -254,16 +241,12 @@ class SolutionPlan:
         pullback = self.algorithm.pullback(view, inputs)
         if pullback is None:
             values[self.number] = self._theta(moment)
-        else:
-            node = Node(self._engine.rank_mean, self._engine.random, pullback, view.devices)
-            values[self.number] = solution(node, inputs, partial(self._push, view, pullback))
-
-    def _push(self, view: LowerView, pullback: Pullback, inputs: Vector, directions: Vector) -> list[Tensor]:
+            return
+        node = Node(self._engine.rank_mean, self._engine.random, pullback, view.devices)
         # The pullback's own has its random numbers.
         own = getattr(pullback, "push", None)
-        if own is None:
-            return self.algorithm.push(view, inputs, directions)
-        return list(own(pullback.outputs, inputs, directions))
+        push = partial(self.algorithm.push, view) if own is None else partial(own, pullback.outputs)
+        values[self.number] = solution(node, inputs, push)
 
     def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
         """Put into `values` what theta*_l would have been for the values of its inputs."""
@@ -310,9 +293,9 @@ class SolutionPlan:
         lower, snapshot = self.problem, moment.lower_snapshots.get(self.problem.name)
         batch = moment.batches.get(lower.name)
         stream = lower.stream if snapshot is None else snapshot.stream
-        if batch is None and stream is not None:
-            batch = stream.peek() if self.algorithm.batch == "fresh" else stream.last()
-        return batch
+        if batch is not None or stream is None:
+            return batch
+        return stream.peek() if self.algorithm.batch == "fresh" else stream.last()
 
     def _theta(self, moment: Moment) -> tuple[Tensor, ...]:
         snapshot = moment.lower_snapshots.get(self.problem.name)
@@ -375,17 +358,15 @@ class SolutionPlan:
         return Eliminated(push_from, own_loss)
 
     def _step_pullback(self, theta: Vector, gradient: Vector, cotangent: Vector) -> list[Tensor]:
-        lower = self.problem
+        lower, engine = self.problem, self._engine
         find_rule(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
         lower.sync()
         assert lower.optimizer is not None
         # As it is, and no copy: it is only read.
         state = [lower.optimizer.state.get(parameter, {}) for parameter in lower.own]
-        given = learned_hyperparameters(
-            lower, self._engine, lower.optimizer_step.hyperparameters(), self._engine.nothing()
-        )
-        found = lower.optimizer_step.pull_back(theta, gradient, state, given, [*cotangent])
-        return [found.factor * each for each in found.gradient if each is not None]
+        given = learned_hyperparameters(lower, engine, lower.optimizer_step.hyperparameters(), engine.nothing())
+        pulled = lower.optimizer_step.pull_back(theta, gradient, state, given, [*cotangent])
+        return [pulled.factor * slope for slope in pulled.gradient if slope is not None]
 
     def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> Unroll:
         lower, engine = self.problem, self._engine
@@ -483,10 +464,8 @@ def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ..
         return ((batch,),) * problem.settings.unroll_steps
     count = problem.settings.accumulate_batches
     if not given or len(given) % count:
-        raise ConfigError(
-            f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected a "
-            f"multiple of {count}. Give the batches of the steps one after the other."
-        )
+        text = f"found a list of {len(given)} for '{problem.name}'; expected a multiple of accumulate_batches={count}."
+        raise ConfigError(f"batches: {text} Give the batches of the steps one after the other.")
     return tuple(tuple(given[start : start + count]) for start in range(0, len(given), count))
 
 
@@ -499,9 +478,8 @@ def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mappin
     for lower in below:
         if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
             raise ConfigError(
-                f"batches: found several steps of '{problem.name}' to simulate, each of which reads the solution of "
-                f"'{lower.name}'; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled. "
-                "Take the steps by Schedule.tick()."
+                f"batches: found several steps of '{problem.name}' to simulate, which read the solution of "
+                f"'{lower.name}'; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled."
             )
 
 

@@ -18,8 +18,7 @@ from mlotool.program.loss_plan import NOW
 from mlotool.program.prepared_step import StepResult
 from mlotool.program.program import Program
 from mlotool.program.solution_plan import Engine, SolutionPlan, all_plans
-from mlotool.program.trace import Place, Tracer
-from mlotool.program.traced_function import Batches, Traced, UntraceableError
+from mlotool.program.trace import Batches, Place, Traced, Tracer, UntraceableError
 
 
 def why_untraceable(number: int, engine: Engine, *, is_fused: bool = False) -> str | None:
@@ -42,15 +41,12 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
     own, is_kept = problem.hypergradient, problem.trajectory.is_kept
-    if own is not None and (
-        isinstance(own, AbstractDirector) or (is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
-    ):
+    is_seen = own is not None and is_kept and (own.keeps_graphs or not own.trajectory.is_whole)
+    if is_seen or isinstance(own, AbstractDirector):
         yield Case(problem.name, ProblemSettings(), algorithm=own)
-    for role in problem.roles.values():
-        player = engine.problems[engine.numbers[role.problem]]
-        held = ProblemSettings(
-            compile=player.compiled is not None, shard=player.shards is not None, remat=player.settings.remat
-        )
+    for player in [engine.problems[engine.numbers[role.problem]] for role in problem.roles.values()]:
+        is_compiled, is_sharded = player.compiled is not None, player.shards is not None
+        held = ProblemSettings(compile=is_compiled, shard=is_sharded, remat=player.settings.remat)
         yield Case(player.name, held, module=player.module)
     for plan in all_plans(engine.solutions[number]):
         yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)
@@ -189,8 +185,9 @@ class TracedRounds:
             _put(self._tracer.places(), end)
         for kind, each in apart.items():
             if not each <= limit(kind):
-                numbers = {"difference": each, "rounding": limit(kind), "count": self._num_steps}
-                return kind[0], _DIFFERENT.format(kind=kind[1], **numbers)
+                return kind[0], _DIFFERENT.format(
+                    count=self._num_steps, difference=each, kind=kind[1], rounding=limit(kind)
+                )
         return "", ""
 
 
@@ -298,54 +295,43 @@ class TickParts:
         self._traced: dict[Rounds, TracedRounds] = {}
         self._reasons: dict[str, str] = {}
         self._is_split = False
-        if program.trace is not None:
-            for name, number in self._engine.numbers.items():
-                reason = why_untraceable(number, self._engine)
-                if reason is None:
-                    self._engine.traced_from[number] = program.trace_from
-                else:
-                    self._reasons[name] = reason
-                    # Where tracing begins late nobody has asked for it.
-                    if program.trace_from == 0:
-                        _warn(name, reason)
+        for name, number in self._engine.numbers.items() if program.trace is not None else ():
+            reason = why_untraceable(number, self._engine)
+            if reason is None:
+                self._engine.traced_from[number] = program.trace_from
+                continue
+            self._reasons[name] = reason
+            # Where tracing begins late nobody has asked for it.
+            if program.trace_from == 0:
+                _warn(name, reason)
 
     def __call__(self, rounds: Rounds) -> list[Part]:
         """Return the parts of a tick."""
         problems = [] if self.program.trace is None else self._engine.problems
         key = rounds, tuple([problem.num_steps >= self._begin for problem in problems])
-        parts = self._known.get(key)
-        if parts is None:
-            parts = self._known[key] = self._divided(*key)
-        return parts
+        if key not in self._known:
+            self._known[key] = self._divided(*key)
+        return self._known[key]
 
     def _divided(self, rounds: Rounds, has_begun: Sequence[bool]) -> list[Part]:
-        parts: list[Part] = []
-        together: list[tuple[str, ...]] = []
-
-        def close() -> None:
-            if together:
-                rounds = tuple(together)
-                if rounds not in self._traced:
-                    self._traced[rounds] = TracedRounds(rounds, self)
-                parts.append(Part(rounds, self._traced[rounds]))
-                together.clear()
-
-        problems, numbers = self.program.problems, self._engine.numbers
+        # Rounds that follow each other, and whether they are traced.
+        groups: list[tuple[list[tuple[str, ...]], bool]] = []
+        problems, numbers, is_closed = self.program.problems, self._engine.numbers, True
         for names in rounds:
-            # What is recorded of a step is what there is before it.
-            if self._is_split or any(problems[name].trajectory.is_kept for name in names):
-                close()
             is_traced = self.program.trace is not None and not any(name in self._reasons for name in names)
-            if is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace():
-                together.append(names)
-            else:
-                close()
-                parts.append(Part((names,)))
+            is_traced = is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace()
+            # What is recorded of a step is what there is before it.
+            begins = is_closed or self._is_split or any(problems[name].trajectory.is_kept for name in names)
+            if begins or not (is_traced and groups[-1][1]):
+                groups.append(([], is_traced))
+            groups[-1][0].append(names)
             # The problems below go back to where they were before anything else steps.
-            if any(problems[lower].settings.roll_back for name in names for lower in self.program.graph.lowers(name)):
-                close()
-        close()
-        return parts
+            lowers = [lower for name in names for lower in self.program.graph.lowers(name)]
+            is_closed = any(problems[lower].settings.roll_back for lower in lowers)
+        for rounds in [tuple(together) for together, is_traced in groups if is_traced]:
+            if rounds not in self._traced:
+                self._traced[rounds] = TracedRounds(rounds, self)
+        return [Part(tuple(names), self._traced[tuple(names)] if is_traced else None) for names, is_traced in groups]
 
     def _may_trace(self) -> bool:
         """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""
