@@ -44,7 +44,7 @@ def chain(
     return Schedule(Program([make(number) for number in range(length)], Graph(shapes, reads), trace=trace))
 
 
-@pytest.mark.parametrize("length", [2, 3, 6])
+@pytest.mark.parametrize("length", [2, 5])
 @pytest.mark.parametrize("curvature", ["total", "partial"])
 def test_a_tick_of_a_chain_evaluates_each_loss_once_a_gradient(length: int, curvature: str) -> None:
     """By the plans, `n (n + 1) / 2`: the gradient of a problem passes through all below it, and evaluates the loss of
