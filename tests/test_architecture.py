@@ -81,7 +81,7 @@ def test_the_way_from_cg_to_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_way_from_unroll_steps_to_where_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, counted = files_to(monkeypatch, ProblemSettings, "of"), files_to(monkeypatch, TickOrder, "_is_due")
+    made, counted = files_to(monkeypatch, ProblemSettings, "of"), files_to(monkeypatch, TickOrder, "_rounds")
     ticks("problems.classifier.unroll_steps=5")
     way = {*made, "problem/settings.py", *after(counted, "program/tick_order.py"), "program/tick_order.py"}
     assert len(way) <= 5, way

@@ -15,9 +15,8 @@ from mlotool.fusion.round_members import RoundMembers, numbers
 from mlotool.fusion.stack import NotFusedError, OwnValue
 from mlotool.fusion.stacked_gradients import Drawings, FlatResult, RoundFunction, StackedGradients
 from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
-from mlotool.program.guard import why_unseen
-from mlotool.program.python_places import PythonState
-from mlotool.program.traced_function import UntraceableError, copied, kinds_of
+from mlotool.program.guard import PythonState, why_unseen
+from mlotool.program.trace import UntraceableError, copied, kinds_of
 from mlotool.program.traced_rounds import Drawn
 
 REPEATS = 3

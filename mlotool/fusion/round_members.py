@@ -9,7 +9,7 @@ from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.program import Schedule
 from mlotool.program.prepared_step import PreparedStep, StepResult
-from mlotool.program.traced_function import TakenSteps
+from mlotool.program.trace import TakenSteps
 from mlotool.program.traced_rounds import Drawn
 
 Outcome = dict[str, StepResult] | Exception | None

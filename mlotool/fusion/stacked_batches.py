@@ -24,7 +24,7 @@ from mlotool.problem.stream import Place, SameBatch, Stream
 from mlotool.problem.trajectory import StepRecord
 from mlotool.program import Program
 from mlotool.program.solution_plan import all_plans
-from mlotool.program.traced_function import TakenStep, TakenSteps, Traced
+from mlotool.program.trace import TakenStep, TakenSteps, Traced
 
 MAX_BYTES = 2**30
 """Of the tensors of different data sets that are joined, which are then in memory twice."""

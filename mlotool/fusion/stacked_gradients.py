@@ -27,14 +27,13 @@ from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, with_values
 from mlotool.fusion.stacked_batches import StackedBatch
 from mlotool.problem.interface import Memory
 from mlotool.program import Schedule
-from mlotool.program.backends import BACKENDS, Run
+from mlotool.program.backends import BACKENDS, Run, simplified
 from mlotool.program.decompositions import FOREACH, HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
-from mlotool.program.flat_graph import simplified
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.prepared_step import StepResult, norm_of, result_of
 from mlotool.program.solution_plan import Engine
-from mlotool.program.trace import MOST_TRACES, reason_of, refuse_shapes_by_values, rounding_unit
-from mlotool.program.traced_function import (
+from mlotool.program.trace import (
+    MOST_TRACES,
     Batches,
     MemberGradients,
     Traced,
@@ -42,6 +41,9 @@ from mlotool.program.traced_function import (
     copied,
     kinds_of,
     put_together,
+    reason_of,
+    refuse_shapes_by_values,
+    rounding_unit,
 )
 
 _LOGGER = logging.getLogger(__name__)

@@ -324,7 +324,7 @@ class StackedSchedule:
         self._change, self._looked_at = "", -1
         problems = [[] if program is None else program.engine.problems for program in programs]
         self._may_change = any(map(may_change_between_ticks, chain(*problems)))
-        self._guard = Guard(problems, with_modes=True)
+        self._guard = Guard(problems)
 
     @property
     def layout(self) -> Layout:

@@ -13,36 +13,21 @@ if TYPE_CHECKING:
     from mlotool.program.program import Program
     from mlotool.program.schedule import Schedule
 
-_HOME_OF = {
-    "AbstractHypergradient": "problem.interface",
-    "Graph": "program.graph",
-    "LowerProblem": "problem.interface",
-    "LowerView": "problem.interface",
-    "Problem": "problem.problem",
-    "ProblemNode": "problem.node",
-    "Program": "program.program",
-    "SameBatch": "problem.stream",
-    "Schedule": "program.schedule",
-    "StepResult": "program.prepared_step",
-    "Stream": "problem.stream",
+__all__ = ["AbstractHypergradient", "Graph", "LowerProblem", "LowerView", "Problem", "ProblemNode", "Program"]
+__all__ += ["SameBatch", "Schedule", "StepResult", "Stream"]
+
+_HOMES = {
+    "problem.interface": ("AbstractHypergradient", "LowerProblem", "LowerView"),
+    "problem.stream": ("SameBatch", "Stream"),
+    "problem.node": ("ProblemNode",),
+    "problem.problem": ("Problem",),
+    "program.prepared_step": ("StepResult",),
 }
-__all__ = [
-    "AbstractHypergradient",
-    "Graph",
-    "LowerProblem",
-    "LowerView",
-    "Problem",
-    "ProblemNode",
-    "Program",
-    "SameBatch",
-    "Schedule",
-    "StepResult",
-    "Stream",
-]
 
 
 def __getattr__(name: str) -> Any:
     # Lazy (PEP 562): a graph is checked and drawn where torch must not be imported.
-    if name in _HOME_OF:
-        return getattr(import_module(f"mlotool.{_HOME_OF[name]}"), name)
+    if name in __all__:
+        home = next((home for home, names in _HOMES.items() if name in names), f"program.{name.lower()}")
+        return getattr(import_module(f"mlotool.{home}"), name)
     raise AttributeError(f"module 'mlotool.program' has no attribute '{name}'")

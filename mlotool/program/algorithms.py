@@ -52,22 +52,14 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
         # An estimate moves the parameters above a solution as well.
         estimate = find_zeroth_order(name, problems, steps)
         check(Case(name, ProblemSettings(), algorithm=estimate, module=problem.module))
-        _find_needed(nodes, problems, steps, needed, is_differentiated=False)
+        _find_needed(nodes, problems, steps, needed, False)
     for name, is_differentiated in needed.items():
         problem, algorithm = problems[name], algorithm_of(problems[name])
         is_nested = _is_nested(problem, steps)
-        case = Case(
-            name,
-            # Whether it is divided concerns those that play a role in its loss; see below.
-            replace(problem.settings, shard=False),
-            problem.parallel,
-            problem.optimizer,
-            algorithm=algorithm,
-            is_nested=is_nested,
-            is_differentiated=is_differentiated,
-            module=problem.module,
-        )
-        check(case)
+        # Whether it is divided concerns those that play a role in its loss; see below.
+        settings = replace(problem.settings, shard=False)
+        case = Case(name, settings, problem.parallel, problem.optimizer, algorithm=algorithm, module=problem.module)
+        check(replace(case, is_nested=is_nested, is_differentiated=is_differentiated))
         if getattr(algorithm, "product", None) == "forward":
             refuse_scripted([problems[role.problem].module for role in problem.roles.values()], name)
         _check_steps(problem, algorithm)
@@ -80,23 +72,18 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
 
 
 def _find_needed(
-    nodes: Sequence[SolutionNode],
-    problems: Mapping[str, Problem],
-    steps: Steps,
-    needed: dict[str, bool],
-    is_differentiated: bool,
+    nodes: Sequence[SolutionNode], problems: Mapping[str, Problem], steps: Steps, needed: dict[str, bool], above: bool
 ) -> None:
-    """Find the problems whose pullbacks are needed, and whether their derivatives are."""
+    """Find the problems whose pullbacks are needed, and whether their derivatives are, as `above`."""
     for node in nodes:
-        needed[node.problem] = needed.get(node.problem, False) or is_differentiated
+        needed[node.problem] = needed.get(node.problem, False) or above
         algorithm = algorithm_of(problems[node.problem])
         # Those that it shapes and reads are differentiated with its loss; those that it reads alone, only above it.
         shaped = {each.problem for each in steps[node.problem]}
         for inner in node.inner:
             # A difference of pullbacks differentiates none, unless there is another total gradient inside.
             is_moved = algorithm.moves_solutions and not _is_nested(problems[inner.problem], steps)
-            is_below = inner.problem in shaped and not is_moved
-            _find_needed([inner], problems, steps, needed, is_differentiated or is_below)
+            _find_needed([inner], problems, steps, needed, above or (inner.problem in shaped and not is_moved))
 
 
 def _is_nested(problem: Problem, steps: Steps) -> bool:
@@ -165,8 +152,7 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
         for node in _all_nodes(steps[name]):
             algorithm = algorithm_of(problems[node.problem])
             played = {role.problem for role in problems[node.problem].roles.values()}
-            inside = sorted(sharded & {name, node.problem, *node.inputs, *played})
-            for other in inside:
+            for other in sorted(sharded & {name, node.problem, *node.inputs, *played}):
                 settings = problems[other].settings
                 check(Case(other, settings, algorithm=algorithm, solution=node.problem, reader=name))
 

@@ -1,19 +1,160 @@
-"""How a flat program of tensor operations is run."""
+"""How a flat program of tensor operations is run, and what is done to its graph before.
 
-from collections.abc import Callable, Mapping, Sequence
+Equal operations become one where that costs little memory (`with_shared_values`), what changes nothing is left out, and
+the outputs are written into the arguments that they replace, by the kernels of optimizers where these can
+(`add_writes`). The operations are pure.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 
-from mlotool.program.decompositions import FUSIBLE, NARROW_SOFTMAX
-from mlotool.program.flat_graph import add_writes, simplified, with_direct_calls
+from mlotool.core.private import tree_flatten
+from mlotool.problem.optimizers.registry import RULES
+from mlotool.program.decompositions import FUSIBLE
 
-Program = Callable[..., Sequence[Tensor]]
+_ATEN = torch.ops.aten
+_IDENTITIES = {_ATEN.alias.default, _ATEN.detach.default}
+_RESHAPES = {_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.expand.default}
+_METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone": Tensor.clone}
+_STEPS = {_ATEN._foreach_add.Scalar, *(kernel.pure for rule in RULES.values() for kernel in rule.kernels)}
+"""What optimizers step by: functions of lists of tensors, which have a form in place."""
+
+LARGE = 1 << 20
+"""Bytes up to which a value is always kept for its next use."""
+
+Run = Callable[..., Sequence[Tensor]]
+"""`(parameters, optimizers' state, rates, buffers, tensors of the batches) -> outputs`."""
+
 Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], None], Sequence[Tensor]]]
 """Records a function; returns what replays it, and its outputs, which a replay fills anew."""
+
+Finish = Callable[[GraphModule, Sequence[Tensor], int], Run]
+"""Makes what runs a graph, for such arguments, of which the first so many stay where they are from run to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A way to run.
+
+    Args:
+        finish: makes what runs a graph.
+        has_fused_steps: whether optimizers step by torch's fused kernels, as without a trace; else by plain operations,
+            which a compiler fuses with what is around them.
+        decompositions: for `make_fx`, by operation what it consists of.
+    """
+
+    finish: Finish
+    has_fused_steps: bool
+    decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+
+    def made(
+        self, flat: GraphModule, arguments: Sequence[Tensor], num_moved: int, *, in_place: bool
+    ) -> tuple[Run, tuple[int, ...]]:
+        """Return what runs a graph, and the positions of the arguments that change, where that is left to the caller.
+
+        Args:
+            flat: its first outputs are what its first arguments are to become.
+            arguments: examples.
+            num_moved: how many of them these are; all but the batches.
+            in_place: whether it writes them itself.
+        """
+        graph = simplified(flat)
+        writes = add_writes(graph, num_moved, in_place=in_place)
+        return self.finish(graph, arguments, num_moved), writes
+
+
+def simplified(module: GraphModule) -> GraphModule:
+    """Return a module of the same function with equal operations shared and identities left out.
+
+    Args:
+        module: of aten operations without autograd, none of them in place.
+    """
+    graph = module.graph
+    _remove_identities(graph)
+    shared = with_shared_values(graph)
+    _remove_identities(shared)
+    return GraphModule(module, shared)
+
+
+def with_shared_values(graph: Graph) -> Graph:
+    """Return a graph of the same function in which equal operations on equal values are one.
+
+    A value that has several uses takes memory until the last one. Products of one vector after the other share what
+    does not depend on the vector: so an elementwise operation with a large result that nothing waits for is left to be
+    taken again. Operations that draw random numbers or write stay as they are.
+
+    Args:
+        graph: of operations, each with an example of its result noted.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> twice = make_fx(lambda x: x.exp() + x.exp())(torch.ones(3))
+        >>> [node.name for node in with_shared_values(twice.graph).nodes]
+        ['x_1', 'exp', 'add', 'output']
+    """
+    # At which position the memory of each node is read last, through views too.
+    last = {_owner(source): at for at, node in enumerate(graph.nodes) for source in node.all_input_nodes}
+    shared, numbers, number_of = Graph(), dict[Node, int](), dict[Hashable, int]()
+    # By number: the node in the new graph, those that it reads, and until when nodes of the old graph read it.
+    current: dict[int, tuple[Node, list[Node], int]] = {}
+    for position, node in enumerate(graph.nodes):
+        inputs = [current[numbers[source]][0] for source in node.all_input_nodes]
+        number = numbers[node] = number_of.setdefault(_key(node, numbers), len(number_of))
+        until = last.get(_owner(node), position)
+        copy, read, wanted = current.get(number, (None, [], 0))
+        is_large = isinstance(value := node.meta.get("val"), Tensor) and value.numel() * value.dtype.itemsize > LARGE
+        is_dead = is_large and wanted < position and torch.Tag.pointwise in getattr(node.target, "tags", ())
+        if copy is None or is_dead or (_is_view(node) and read != inputs):
+            copy, wanted = shared.node_copy(node, lambda source: current[numbers[source]][0]), until
+        current[number] = copy, inputs, max(wanted, until)
+    shared.eliminate_dead_code()
+    return shared
+
+
+def add_writes(module: GraphModule, num_moved: int, *, in_place: bool) -> tuple[int, ...]:
+    """Turn outputs into writes.
+
+    Args:
+        module: its first outputs are what the first arguments are to become, one each.
+        num_moved: how many.
+        in_place: write them; else those that change are outputs, before the last one.
+
+    Returns:
+        The positions of the arguments that change, where they are outputs; else none.
+    """
+    graph = module.graph
+    places = [node for node in graph.nodes if node.op == "placeholder"][:num_moved]
+    output = graph.output_node()
+    if in_place:
+        _step_in_place(graph, places, output)
+    outputs: list[Any] = [*output.args[0]]  # type: ignore[misc]
+    values, others = outputs[:num_moved], outputs[num_moved:]
+    changed = [position for position, value in enumerate(values) if value is not places[position]]
+    if in_place and changed:
+        with graph.inserting_before(output):
+            pair = [places[position] for position in changed], [values[position] for position in changed]
+            graph.call_function(_ATEN._foreach_copy_.default, pair)
+    if in_place:
+        output.args = (tuple(others),)
+    else:
+        output.args = ((*others[:-1], *[values[position] for position in changed], others[-1]),)
+    module.recompile()
+    return () if in_place else tuple(changed)
+
+
+def with_direct_calls(module: GraphModule) -> GraphModule:
+    """Return the same module, its operations called by the shortest way; nothing of torch's can read it any more."""
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            node.target = _direct(node.target)
+    return GraphModule(module, module.graph)
 
 
 class GraphedRun:
@@ -28,7 +169,7 @@ class GraphedRun:
         capture: records; `captured` for CUDA.
     """
 
-    def __init__(self, run: Program, num_fixed: int, capture: Capture) -> None:
+    def __init__(self, run: Run, num_fixed: int, capture: Capture) -> None:
         self._run = run
         self._num_fixed = num_fixed
         self._capture = capture
@@ -72,51 +213,12 @@ def captured(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], Non
     return graph.replay, outputs
 
 
-Run = Callable[..., Sequence[Tensor]]
-"""`(parameters, optimizers' state, rates, buffers, tensors of the batches) -> outputs`."""
-
-Finish = Callable[[GraphModule, Sequence[Tensor], int], Run]
-"""Makes what runs a graph, for such arguments, of which the first so many stay where they are from run to run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A way to run.
-
-    Args:
-        finish: makes what runs a graph.
-        has_fused_steps: whether optimizers step by torch's fused kernels, as without a trace; else by plain operations,
-            which a compiler fuses with what is around them.
-        decompositions: for `make_fx`, by operation what it consists of.
-    """
-
-    finish: Finish
-    has_fused_steps: bool
-    decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
-
-    def made(
-        self, flat: GraphModule, arguments: Sequence[Tensor], num_moved: int, *, in_place: bool
-    ) -> tuple[Run, tuple[int, ...]]:
-        """Return what runs a graph, and the positions of the arguments that change, where that is left to the caller.
-
-        Args:
-            flat: its first outputs are what its first arguments are to become.
-            arguments: examples.
-            num_moved: how many of them these are; all but the batches.
-            in_place: whether it writes them itself.
-        """
-        graph = simplified(flat)
-        writes = add_writes(graph, num_moved, in_place=in_place)
-        return self.finish(graph, arguments, num_moved), writes
-
-
 def _eager(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int) -> Run:
     run: Run = with_direct_calls(graph).forward
     return run
 
 
 def _inductor(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int) -> Run:
-    import torch
     import torch._inductor
 
     for node in graph.graph.nodes:
@@ -139,8 +241,111 @@ def _cuda_graph(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int)
 
 
 BACKENDS = {
-    "eager": Backend(_eager, has_fused_steps=True, decompositions=NARROW_SOFTMAX),
+    "eager": Backend(_eager, has_fused_steps=True),
     "inductor": Backend(_inductor, has_fused_steps=False, decompositions=FUSIBLE),
     "cuda_graph": Backend(_cuda_graph, has_fused_steps=True),
 }
 """Operation by operation; as kernels that PyTorch's compiler has fused; or as a CUDA graph, one launch for all."""
+
+
+def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
+    """Let the kernels of optimizers write where they can."""
+    numbers = {place: number for number, place in enumerate(places)}
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    for node in [node for node in graph.nodes if node.target in _STEPS]:
+        values: Any = output.args[0]
+        form = getattr(getattr(_ATEN, f"{node.target._schema.name.removeprefix('aten::')}_"), node.target._overloadname)
+        written = [number for number, each in enumerate(form._schema.arguments) if each.is_write]
+        parts = {user.args[1]: user for user in node.users}
+        # By argument that is written, what takes the list of its results.
+        lists = {written[0]: node} if len(written) == 1 else {each: parts.get(n) for n, each in enumerate(written)}
+        pairs = [
+            (place, next((user for user in results.users if user.args[1] == index), None))
+            for argument, results in lists.items()
+            if results is not None
+            for index, place in enumerate(node.args[argument])
+        ]
+        if all(
+            place in numbers and values[numbers[place]] is value and not _is_read_after(place, node, order)
+            for place, value in pairs
+        ):
+            node.target = form
+            for place, value in pairs:
+                assert value is not None
+                value.replace_all_uses_with(place)
+    for node in reversed([*graph.nodes]):
+        if node.target is getitem and not node.users:
+            graph.erase_node(node)
+
+
+def _is_read_after(place: Node, node: Node, order: Mapping[Node, int]) -> bool:
+    """Return whether something reads a place, or a view of it, after a node."""
+    return any(
+        (user.op != "output" and order[user] > order[node]) or (_is_view(user) and _is_read_after(user, node, order))
+        for user in place.users
+    )
+
+
+def _remove_identities(graph: Graph) -> None:
+    for node in graph.nodes:
+        source = node.args[0] if node.op == "call_function" and node.args else None
+        if isinstance(source, Node) and (
+            node.target in _IDENTITIES
+            or (node.target in _RESHAPES and _is_alike(node, source))
+            or (node.target is _ATEN.mul.Tensor and node.args[1] == 1 and _is_alike(node, source))
+        ):
+            node.replace_all_uses_with(source)
+    graph.eliminate_dead_code()
+
+
+def _is_alike(first: Node, second: Node) -> bool:
+    """Return whether the results of two operations have the same shape, strides, type and device, as noted."""
+    values = [node.meta.get("val") for node in (first, second)]
+    strided = [x for x in values if isinstance(x, Tensor) and x.layout is torch.strided]
+    forms = [(x.shape, x.stride(), x.dtype, x.device) for x in strided]
+    return len(forms) == 2 and forms[0] == forms[1]
+
+
+def _direct(target: Any) -> Any:
+    """Return the Python binding of an aten operation: it parses its arguments in half the time."""
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return target
+    name = target._schema.name.removeprefix("aten::")
+    if name in _METHODS:
+        return _METHODS[name]
+    if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):
+        return getattr(Tensor, name)
+    return getattr(torch._C._VariableFunctions, name, None) or getattr(torch._C._nn, name, None) or target
+
+
+def _key(node: Node, numbers: Mapping[Node, int]) -> Hashable:
+    """Return what is equal for equal operations on equal values, of which taking one twice is taking it once."""
+    target, is_operation = node.target, node.op in ("call_function", "get_attr")
+    if isinstance(target, OpOverload):
+        is_operation &= torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+    if not is_operation:
+        return node
+    leaves, structure = tree_flatten((node.args, node.kwargs))
+    # As text, a zero differs from a negative one and NaN is itself; the type tells 1 from True.
+    values = [(Node, numbers[leaf]) if isinstance(leaf, Node) else (type(leaf), repr(leaf)) for leaf in leaves]
+    return target, structure, *values
+
+
+def _owner(node: Node) -> Node:
+    """Return the node whose memory a node is in."""
+    while _is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_view(node: Node) -> bool:
+    """Return whether a node's result lies in the memory of its first argument."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+        return False
+    if node.target is getitem:
+        return _is_view(node.args[0])
+    if node.target is _ATEN._unsafe_view.default:
+        return True
+    return isinstance(node.target, OpOverload) and any(
+        result.alias_info is not None for result in node.target._schema.returns
+    )

@@ -2,7 +2,7 @@
 
 Batch normalisations whose schema says that they write into the running statistics: `native_batch_norm` and cuDNN's
 write in silence, and two equal calls would be taken for one. Operations in the form in which a compiler can fuse them
-with their neighbours, or `torch.vmap` knows them. Softmax over fewer classes than a CPU's registers hold.
+with their neighbours, or `torch.vmap` knows them.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,9 @@ _ATEN = torch.ops.aten
 
 
 def _native(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> tuple[Tensor, ...]:
-    has_statistics = mean is not None and variance is not None
-    kernel = _ATEN._native_batch_norm_legit
-    outputs: tuple[Tensor, ...] = (
-        kernel.default(x, weight, bias, mean, variance, *settings)
-        if has_statistics
-        else kernel.no_stats(x, weight, bias, *settings)
-    )
+    # Without statistics it is another overload.
+    statistics = () if mean is None or variance is None else (mean, variance)
+    outputs: tuple[Tensor, ...] = _ATEN._native_batch_norm_legit(x, weight, bias, *statistics, *settings)
     return outputs
 
 
@@ -104,37 +100,5 @@ FUSIBLE: dict[Any, Callable[..., Any]] = {
     _ATEN.mm.default: _product,
     _ATEN.addmm.default: _sum_and_product,
     _ATEN._foreach_norm.Scalar: _norms,
-}
-"""A table for `make_fx`."""
-
-
-_VECTOR_BYTES = 64
-_FEWEST = 4096
-"""For fewer numbers the copies take what is saved."""
-
-
-def _narrow(operation: Any) -> Callable[..., Any]:
-    """Return a softmax, or its derivative, along the first dimension where the last one has few classes.
-
-    A CPU computes as many rows at once as its registers hold numbers, where torch takes fewer classes than that one
-    number at a time: 3,200 rows of ten classes take an eighth of the time, copies included.
-    """
-
-    def narrow(x: Tensor, *others: Any) -> Any:
-        *tensors, dim, dtype = others
-        is_converted = dtype != x.dtype if isinstance(dtype, torch.dtype) else dtype
-        is_plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.numel() >= _FEWEST
-        is_last = x.dim() > 1 and dim % x.dim() == x.dim() - 1
-        if is_converted or not (is_plain and is_last and x.shape[-1] * x.element_size() < _VECTOR_BYTES):
-            return NotImplemented
-        first = [tensor.movedim(-1, 0).contiguous() for tensor in (x, *tensors)]
-        return operation(*first, 0, dtype).movedim(0, -1).contiguous()
-
-    return narrow
-
-
-NARROW_SOFTMAX: dict[Any, Callable[..., Any]] = {
-    getattr(_ATEN, name).default: _narrow(getattr(_ATEN, name).default)
-    for name in ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
 }
 """A table for `make_fx`."""

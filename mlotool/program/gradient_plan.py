@@ -4,12 +4,12 @@
 
 Solutions enter the loss as leaves. Once autograd has given their cotangents, the pullbacks are called in reverse order,
 each once: what one of them finds for another solution is added to that one's cotangent. What a training step follows is
-the mean of this over ranks (`Differentiated`), or what takes its place: `Estimated`, `LayerParallel`, `Sharded`.
+the mean of this over ranks, or what takes its place (`training_gradient_of`).
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +21,8 @@ from mlotool.core.tracing import is_tracing
 from mlotool.problem.arguments import without_gradient
 from mlotool.problem.batches import Share
 from mlotool.problem.interface import AbstractZerothOrder, Particle, Pullback, Vector
-from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.shards import runs_in_part
-from mlotool.program.loss_plan import NOW, Moment, Values
+from mlotool.program.loss_plan import Moment, Values
 from mlotool.program.solution_plan import Engine, SolutionPlan
 
 Gradient = list[Tensor | None]
@@ -65,7 +64,7 @@ class GradientPlan:
 
     def __init__(self, number: int, engine: Engine) -> None:
         self.problem = engine.problems[number]
-        self._number = number
+        self.number = number
         self._engine = engine
         self._loss = engine.losses[number]
         self._steps: list[_SolutionOfPlan] = []
@@ -97,9 +96,9 @@ class GradientPlan:
 
     def _with_solutions(self, batch: Any, moment: Moment) -> tuple[Values, list[_Evaluated]]:
         values = moment.values(len(self._engine.problems))
-        constants = values[self._number]
+        constants = values[self.number]
         # The parameters themselves, or others in their place.
-        values[self._number] = (
+        values[self.number] = (
             self.problem.own if constants is None else [tensor.detach().requires_grad_() for tensor in constants]
         )
 
@@ -120,7 +119,7 @@ class GradientPlan:
         return values, evaluated
 
     def _swept(self, loss: Tensor, values: Values, solutions: Sequence[_Evaluated]) -> Gradient:
-        problem, theta, scale = self.problem, values[self._number], self.problem.loss_scale
+        problem, theta, scale = self.problem, values[self.number], self.problem.loss_scale
         assert theta is not None
         if not loss.requires_grad:
             raise without_gradient(problem.name)
@@ -140,7 +139,7 @@ class GradientPlan:
                 raise without_gradient(problem.name)
             return slopes
         begin = len(theta)
-        cotangents: dict[int, Gradient] = {self._number: slopes[:begin]}
+        cotangents: dict[int, Gradient] = {self.number: slopes[:begin]}
         for solution in solutions:
             end = begin + len(solution.leaves)
             cotangents[solution.step.solution.number] = slopes[begin:end]
@@ -149,7 +148,7 @@ class GradientPlan:
         with Recording(False):
             for solution in reversed(solutions):
                 self._pull_back(solution, cotangents)
-        return cotangents[self._number]
+        return cotangents[self.number]
 
     def _pull_back(self, solution: _Evaluated, cotangents: dict[int, Gradient]) -> None:
         """Add what a pullback finds to the other cotangents; nothing reads the solution's own after it."""
@@ -168,126 +167,96 @@ class GradientPlan:
             begin += count
 
 
-class AbstractGradient(ABC):
-    """What a problem's own training step follows: its loss, and the mean over ranks of its total gradient."""
+TrainingGradient = Callable[[Any, Moment, bool], tuple[LossOutput | None, Gradient]]
+"""`(batch, moment, whether the problem's own buffers move) -> (loss, mean over ranks of the total gradient)`.
 
-    @abstractmethod
-    def __call__(self, batch: Any, moment: Moment = NOW, *, live: bool = True) -> tuple[LossOutput | None, Gradient]:
-        """Return the loss, of a training step in any case, and the gradient. Arguments as for `GradientPlan`."""
+What a problem's own training step follows; a training step has a loss in any case. Arguments as for `GradientPlan`."""
 
 
-class Differentiated(AbstractGradient):
-    """By autograd and pullbacks."""
-
-    def __init__(self, number: int, engine: Engine) -> None:
-        self.plan = GradientPlan(number, engine)
-        self._problem, self._ranks = engine.problems[number], engine.rank_mean
-        self._runs_in_part = runs_in_part(self._problem.module)
-
-    def __call__(self, batch: Any, moment: Moment = NOW, *, live: bool = True) -> tuple[LossOutput, Gradient]:
-        """Return loss and gradient."""
-        output, gradient = self.plan(batch, moment, live=live)
-        if self._runs_in_part:
-            return output, self._ranks.gradient_of_users(gradient, self._problem.own, Share.opened(batch)[1])
-        return output, self._ranks.gradient(gradient, self._problem.own)
-
-
-class Estimated(AbstractGradient):
-    """From values of the loss, which are means over ranks."""
-
-    def __init__(self, number: int, engine: Engine, algorithm: AbstractZerothOrder) -> None:
-        self._number, self._engine, self._algorithm = number, engine, algorithm
-        self._loss, self._problem = engine.losses[number], engine.problems[number]
-        # All problems below have the same settings; what they keep together is the first one's.
-        self._memory = engine.memories[engine.solutions[number][0].number]
-        # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
-        is_separable = all(plan.problem.settings.tasks is not None for plan in engine.solutions[number])
-        self._num_tasks = self._problem.settings.tasks if is_separable else None
-
-    def __call__(self, batch: Any, moment: Moment = NOW, *, live: bool = True) -> tuple[LossOutput | None, Gradient]:
-        """Return loss and estimate."""
-        engine, number = self._engine, self._number
-        output = self._loss(engine.own(number), batch, live=True) if live else None
-
-        def loss(theta: Vector, particle: Particle | None) -> Tensor:
-            values = engine.nothing()
-            values[number] = theta
-            with torch.no_grad(), full_precision():
-                for plan in engine.solutions[number]:
-                    plan.roll_out(values, moment, particle)
-                value = self._loss(values, batch).loss if self._num_tasks is None else self._loss.by_task(values, batch)
-            # Here and not of the result: the algorithm may rank the values.
-            return engine.rank_mean.mean([value])[0]
-
-        devices = tuple({device for problem in engine.problems for device in problem.devices})
-        theta, name = self._problem.current(), self._problem.name
-        estimate = self._algorithm.gradient(
-            loss, theta, self._memory, devices=devices, num_tasks=self._num_tasks, reader=name
-        )
-        return output, [*estimate]
-
-
-class LayerParallel(AbstractGradient):
-    """By layer-parallel steps; where nothing is to move, as one serial pass."""
-
-    def __init__(self, number: int, engine: Engine, parallel: AbstractParallel) -> None:
-        self._serial = Differentiated(number, engine)
-        self._number, self._engine, self._parallel = number, engine, parallel
-
-    def __call__(self, batch: Any, moment: Moment = NOW, *, live: bool = True) -> tuple[LossOutput, Gradient]:
-        """Return the loss, and what the problem steps along."""
-        if not live:
-            return self._serial(batch, moment, live=False)
-        engine, parallel, number = self._engine, self._parallel, self._number
-        own, loss, values = engine.problems[number].own, engine.losses[number], engine.own(number)
-
-        def direct(given: Values) -> Tensor:
-            return loss(given, batch).loss
-
-        parallel.begin(*Share.opened(batch))
-        for plan in engine.solutions[number]:
-            plan.add(values, moment, direct)
-        output = parallel.evaluate(lambda: loss(values, batch, live=True))
-        direction = parallel.gradient(output.loss, own)
-        return output, [*direction] if parallel.is_divided else engine.rank_mean.gradient(direction, own)
-
-
-class Sharded(AbstractGradient):
-    """Of this rank's part of the parameters, while they are divided; gradients pass through no solution."""
-
-    def __init__(self, number: int, engine: Engine) -> None:
-        # Where the parameters are whole: on one rank, and after the training.
-        self._whole = Differentiated(number, engine)
-        self._number, self._engine, self._problem = number, engine, engine.problems[number]
-
-    def __call__(self, batch: Any, moment: Moment = NOW, *, live: bool = True) -> tuple[LossOutput, Gradient]:
-        """Return loss and gradient."""
-        shards = self._problem.shards
-        if shards is None:
-            return self._whole(batch, moment, live=live)
-        output = self._engine.losses[self._number](self._engine.own(self._number), batch, live=live)
-        return output, shards.gradient(output.loss, self._problem.theta, Share.opened(batch)[1])
-
-
-def training_gradient_of(number: int, engine: Engine, zeroth_order: AbstractZerothOrder | None) -> AbstractGradient:
-    """Return how the total gradient of a problem is taken.
+def training_gradient_of(
+    plan: GradientPlan, engine: Engine, zeroth_order: AbstractZerothOrder | None
+) -> TrainingGradient:
+    """Return how the total gradient of a problem is taken: a partial function, which a copy of a program copies too.
 
     Args:
-        number: of the problem.
+        plan: of the gradient by autograd and pullbacks.
         engine: of the program.
         zeroth_order: what estimates it; None where it is differentiated.
     """
-    problem = engine.problems[number]
     if zeroth_order is not None:
-        return Estimated(number, engine, zeroth_order)
-    if problem.parallel is not None:
-        return LayerParallel(number, engine, problem.parallel)
-    return Sharded(number, engine) if problem.settings.shard else Differentiated(number, engine)
+        return partial(_estimated, plan.number, engine, zeroth_order)
+    differentiated = partial(_differentiated, plan, engine, runs_in_part(plan.problem.module))
+    if plan.problem.parallel is not None:
+        return partial(_layer_parallel, differentiated, plan.number, engine)
+    return partial(_sharded, differentiated, plan.number, engine) if plan.problem.settings.shard else differentiated
 
 
-def averaged(
-    found: Iterable[tuple[LossOutput, Sequence[Tensor | None]]],
-) -> tuple[LossOutput, list[Tensor | None]]:
+def _differentiated(
+    plan: GradientPlan, engine: Engine, is_part: bool, batch: Any, moment: Moment, live: bool
+) -> tuple[LossOutput, Gradient]:
+    """Take it by autograd and pullbacks."""
+    output, gradient = plan(batch, moment, live=live)
+    if is_part:
+        return output, engine.rank_mean.gradient_of_users(gradient, plan.problem.own, Share.opened(batch)[1])
+    return output, engine.rank_mean.gradient(gradient, plan.problem.own)
+
+
+def _estimated(
+    number: int, engine: Engine, algorithm: AbstractZerothOrder, batch: Any, moment: Moment, live: bool
+) -> tuple[LossOutput | None, Gradient]:
+    """Estimate it from values of the loss, which are means over ranks."""
+    loss, problem, solutions = engine.losses[number], engine.problems[number], engine.solutions[number]
+    output = loss(engine.own(number), batch, live=True) if live else None
+    # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
+    is_separable = all(plan.problem.settings.tasks is not None for plan in solutions)
+    num_tasks = problem.settings.tasks if is_separable else None
+
+    def value(theta: Vector, particle: Particle | None) -> Tensor:
+        values = engine.nothing()
+        values[number] = theta
+        with torch.no_grad(), full_precision():
+            for plan in solutions:
+                plan.roll_out(values, moment, particle)
+            value = loss(values, batch).loss if num_tasks is None else loss.by_task(values, batch)
+        # Here and not of the result: the algorithm may rank the values.
+        return engine.rank_mean.mean([value])[0]
+
+    devices = tuple({device for problem in engine.problems for device in problem.devices})
+    # All problems below have the same settings; what they keep together is the first one's.
+    theta, memory, name = problem.current(), engine.memories[solutions[0].number], problem.name
+    return output, [*algorithm.gradient(value, theta, memory, devices=devices, num_tasks=num_tasks, reader=name)]
+
+
+def _layer_parallel(
+    serial: TrainingGradient, number: int, engine: Engine, batch: Any, moment: Moment, live: bool
+) -> tuple[LossOutput | None, Gradient]:
+    """Take it by layer-parallel steps; where nothing is to move, as one serial pass."""
+    if not live:
+        return serial(batch, moment, False)
+    loss, own, values = engine.losses[number], engine.problems[number].own, engine.own(number)
+    parallel = engine.problems[number].parallel
+    assert parallel is not None
+    parallel.begin(*Share.opened(batch))
+    for solution in engine.solutions[number]:
+        solution.add(values, moment, lambda given: loss(given, batch).loss)
+    output = parallel.evaluate(lambda: loss(values, batch, live=True))
+    direction = parallel.gradient(output.loss, own)
+    return output, [*direction] if parallel.is_divided else engine.rank_mean.gradient(direction, own)
+
+
+def _sharded(
+    whole: TrainingGradient, number: int, engine: Engine, batch: Any, moment: Moment, live: bool
+) -> tuple[LossOutput | None, Gradient]:
+    """Take this rank's part of it, while parameters are divided; gradients pass through no solution."""
+    problem = engine.problems[number]
+    # Where the parameters are whole: on one rank, and after the training.
+    if problem.shards is None:
+        return whole(batch, moment, live)
+    output = engine.losses[number](engine.own(number), batch, live=live)
+    return output, problem.shards.gradient(output.loss, problem.theta, Share.opened(batch)[1])
+
+
+def averaged(found: Iterable[tuple[LossOutput, Sequence[Tensor | None]]]) -> tuple[LossOutput, list[Tensor | None]]:
     """Return the mean loss and gradient over batches, which are taken one at a time.
 
     Args:

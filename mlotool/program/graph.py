@@ -11,6 +11,8 @@ from mlotool.problem.settings import ProblemNode
 
 Edges = Mapping[str, Iterable[str]]
 
+_KEYS = ("upper_to_lower", "lower_to_upper")
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -30,12 +32,11 @@ class Graph:
     lower_to_upper: Edges = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for key in ("upper_to_lower", "lower_to_upper"):
-            edges = getattr(self, key)
-            edges = {} if edges is None else edges
+        for key in _KEYS:
+            edges = {} if getattr(self, key) is None else getattr(self, key)
             if not isinstance(edges, Mapping) or not all(isinstance(start, str) for start in edges):
-                found, advice = shown(edges), f"Write {key}: {{a: [b]}}."
-                raise ConfigError(f"graph.{key}: found {found}; expected lists of problems by problem. {advice}")
+                text = f"found {shown(edges)}; expected lists of problems by problem. Write {key}: {{a: [b]}}."
+                raise ConfigError(f"graph.{key}: {text}")
             lists = {start: _names(f"graph.{key}.{start}", ends) for start, ends in edges.items()}
             object.__setattr__(self, key, lists)
 
@@ -55,19 +56,12 @@ class Graph:
         """Return those of `names` that read no other problem's solution."""
         return tuple(name for name in names if not self.lowers(name))
 
-    def level(self, name: str) -> int:
-        """Return the longest chain of solutions below `name`; 0 for a leaf."""
-        return max((self.level(lower) + 1 for lower in self.lowers(name)), default=0)
-
     def below(self, name: str) -> set[str]:
         """Return every problem whose solution reaches `name` along lower_to_upper edges."""
-        reached: set[str] = set()
-        waiting = [*self.lowers(name)]
-        while waiting:
-            lower = waiting.pop()
-            if lower not in reached:
-                reached.add(lower)
-                waiting += self.lowers(lower)
+        reached, waiting = set[str](), {*self.lowers(name)}
+        while waiting := waiting - reached:
+            reached |= waiting
+            waiting = {lower for other in waiting for lower in self.lowers(other)}
         return reached
 
     def mermaid(self) -> str:
@@ -92,19 +86,16 @@ class Graph:
             raise ConfigError("\n".join(faults))
 
     def _edges(self) -> Iterator[tuple[str, str, str]]:
-        for key in ("upper_to_lower", "lower_to_upper"):
+        for key in _KEYS:
             for start, ends in getattr(self, key).items():
                 yield from ((key, start, end) for end in ends)
 
     def _name_faults(self, problems: Iterable[str]) -> Iterator[str]:
         known = list(problems)
-        named = [(f"graph.{key}", name) for key, start, end in self._edges() for name in (start, end)]
-        named += [
-            (f"graph.{key}", start) for key in ("upper_to_lower", "lower_to_upper") for start in getattr(self, key)
-        ]
-        for key, name in dict.fromkeys(named):
+        lists = [(key, start, ends) for key in _KEYS for start, ends in getattr(self, key).items()]
+        for key, name in dict.fromkeys((key, name) for key, start, ends in lists for name in (start, *ends)):
             if name not in known:
-                yield _unknown(key, name, known)
+                yield _unknown(f"graph.{key}", name, known)
         for key, start, end in self._edges():
             if start == end:
                 yield (
@@ -130,14 +121,12 @@ class Graph:
                 yield (
                     f"graph.upper_to_lower.{upper}: the edge from '{upper}' to '{lower}' stands in "
                     f"graph.lower_to_upper.{upper} as well; expected the two edges of a pair in opposite directions. "
-                    f"Write graph.lower_to_upper.{lower}: [{upper}] if '{upper}' is the upper one, or "
-                    f"graph.upper_to_lower.{lower}: [{upper}] if '{lower}' is."
+                    f"Write graph.lower_to_upper.{lower}: [{upper}], or graph.upper_to_lower.{lower}: [{upper}]."
                 )
             else:
                 yield (
                     f"graph.upper_to_lower.{upper}: '{upper}' shapes '{lower}', but no solution comes back from "
-                    f"'{lower}' to '{upper}'; expected a path of lower_to_upper edges. "
-                    f"Write graph.lower_to_upper.{lower}: [{upper}]."
+                    f"'{lower}' to '{upper}'; expected one. Write graph.lower_to_upper.{lower}: [{upper}]."
                 )
 
     def _role_faults(self, problems: Mapping[str, ProblemNode]) -> Iterator[str]:
@@ -157,10 +146,8 @@ class Graph:
                         f"or graph.upper_to_lower.{other}: [{name}] if '{other}' shapes '{name}'."
                     )
                 elif not is_role and other not in self.uppers(name):
-                    yield (
-                        f"{key}: '{other}' shapes '{name}' here, but no edge says so; expected one. "
-                        f"Write graph.upper_to_lower.{other}: [{name}]."
-                    )
+                    text = f"'{other}' shapes '{name}' here, but no edge says so; expected one. Write"
+                    yield f"{key}: {text} graph.upper_to_lower.{other}: [{name}]."
 
     def _unused_faults(self, problems: Mapping[str, ProblemNode]) -> Iterator[str]:
         for key, start, end in self._edges():

@@ -86,14 +86,9 @@ class LossPlan:
 
     def call_of(self, batch: Any) -> Call:
         """Return in words what the loss is called with, for messages."""
-        modules = {role: other.module for role, _, other, _ in self._roles}
-        return Call(
-            f"problems.{self.problem.name}.loss",
-            self.problem.loss,
-            {"batch": batch, **modules},
-            "the loss of such a batch",
-            "Correct the loss, the module or the data.",
-        )
+        given = {"batch": batch, **{role: other.module for role, _, other, _ in self._roles}}
+        expected, advice = "the loss of such a batch", "Correct the loss, the module or the data."
+        return Call(f"problems.{self.problem.name}.loss", self.problem.loss, given, expected, advice)
 
     def _evaluate(
         self, call: Callable[[Values, Any, bool], LossOutput], values: Values, shared: Any, live: bool

@@ -1,7 +1,9 @@
 """Problems and their graph as one differentiable object."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,11 +11,13 @@ from torch import Tensor
 
 from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.forward_mode import explained, twice_differentiable, twice_differentiable_mode
+from mlotool.core.gradient import dense, values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import did_you_mean
 from mlotool.core.plain_state import ADVICE, check_mapping, check_plain
-from mlotool.core.private import tree_leaves
 from mlotool.core.random_stream import RandomStream
+from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call
 from mlotool.problem.arguments import check_owners, check_saving, check_shared
 from mlotool.problem.interface import AbstractDirector
@@ -21,16 +25,38 @@ from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.saved_form import check_whole
-from mlotool.problem.trajectory import Trajectory
+from mlotool.problem.trajectory import (
+    Buffers,
+    LowerSnapshot,
+    MovingBuffers,
+    StepGraph,
+    StepRecord,
+    TakenGradient,
+    Trajectory,
+)
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_order, find_zeroth_order
 from mlotool.program.backends import BACKENDS
-from mlotool.program.gradient_plan import Differentiated, GradientPlan, training_gradient_of
+from mlotool.program.gradient_plan import GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
 from mlotool.program.loss_plan import NOW, Moment, Values
 from mlotool.program.rehearsal import Rehearsals
+from mlotool.program.solution_order import SolutionOrder
 from mlotool.program.solution_plan import Engine, SolutionPlan, learned_hyperparameters, start_of
-from mlotool.program.step_recorder import StepRecorder
-from mlotool.program.unused import UnusedWatch
+
+NUM_LOOKS = 3
+"""Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too."""
+
+_IGNORES_UPPER = (
+    "graph.upper_to_lower: '{upper}' shapes '{lower}', but at {count} steps of '{upper}' the loss of '{lower}' did not "
+    "depend on the parameters of '{upper}'; expected that it does. Use the role that '{upper}' plays in "
+    "problems.{lower}.loss, without detach or torch.no_grad, or remove the edge."
+)
+_ZERO = (
+    "problems.{upper}.loss: the hypergradient of '{upper}' was exactly 0 at {count} steps; expected another number. "
+    "Evaluate the role of '{read}' in the loss, without detach or torch.no_grad; look for saturated or dead units, for "
+    "factors that are zero at the start, and whether '{upper}' stands in a term of its own in the loss of what it "
+    "shapes."
+)
 
 
 def check_saved(problems: Iterable[Problem]) -> None:
@@ -53,11 +79,9 @@ def _told() -> Iterator[None]:
     except MlotoolError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise ConfigError(
-            f"state: found one that does not fit ({type(error).__name__}: {reason}); expected that of the same "
-            f"program. {ADVICE}"
-        ) from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
+        text = f"state: found one that does not fit ({reason}); expected that of the same program. {ADVICE}"
+        raise ConfigError(text) from error
 
 
 class Program:
@@ -128,13 +152,12 @@ class Program:
         self.engine = engine = Engine(list(self.problems.values()), reduce, self._steps, self.random)
         self.recorder = StepRecorder(self.problems, self._order, engine)
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
-        self._gradients = {
-            name: training_gradient_of(engine.numbers[name], engine, estimate)
-            for name, estimate in self._zeroth_order.items()
-        }
+        self._plans = plans = {name: GradientPlan(number, engine) for name, number in engine.numbers.items()}
+        self._gradients = {name: training_gradient_of(plans[name], engine, self._zeroth_order[name]) for name in plans}
         self._rehearsals = Rehearsals(engine, graph, self._solved)
-        read = {name: self.solutions_read_by(name) for name in self.problems if self._zeroth_order[name] is None}
-        self._unused = UnusedWatch(self.problems, graph.upper_to_lower, read)
+        differentiated = [name for name, estimate in self._zeroth_order.items() if estimate is None]
+        # Problems whose gradient passes through solutions, with the steps at which it seemed to be zero for no reason.
+        self._looked_at: dict[str, set[int]] = {name: set() for name in differentiated if self._steps[name]}
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -166,8 +189,8 @@ class Program:
         """
         engine, number, batch = self.engine, self._number(name), self._batch(name, batches.get(name))
         with torch.no_grad(), self.random:
-            losses, solutions = engine.losses[number], engine.solutions[number]
-            return engine.loss_with(losses, solutions, engine.nothing(), batch, Moment(batches))
+            solutions, values = engine.solutions[number], engine.nothing()
+            return engine.loss_with(engine.losses[number], solutions, values, batch, Moment(batches))
 
     def direct_loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` as a function of its own parameters alone, all solutions held fixed.
@@ -215,15 +238,13 @@ class Program:
         Returns:
             A tensor of each parameter's shape by parameter name; zeros where the loss does not depend on it.
         """
-        problem = self.problems[self._problem(name)]
-        require(
-            isinstance(batches, Mapping | None), "batches", batches, "batches by problem", "Write {'<name>': batch}."
-        )
+        problem, is_mapping = self.problems[self._problem(name)], isinstance(batches, Mapping | None)
+        require(is_mapping, "batches", batches, "batches by problem", "Write {'<name>': batch}.")
         given = dict(batches or {})
         for other in given:
             self._problem(other)
         with self.random:
-            _, gradient = self._gradients[name](self._batch(name, given.get(name)), Moment(given), live=False)
+            _, gradient = self._gradients[name](self._batch(name, given.get(name)), Moment(given), False)
         return {
             key: torch.zeros_like(tensor) if value is None else problem.as_parameter(value, tensor)
             for (key, tensor), value in zip(problem.theta.items(), gradient, strict=True)
@@ -283,18 +304,34 @@ class Program:
 
     def plan_of(self, name: str) -> GradientPlan:
         """Return the plan of a gradient that is differentiated."""
-        gradient = self._gradients[name]
-        assert isinstance(gradient, Differentiated)
-        return gradient.plan
+        return self._plans[name]
 
     def is_watched(self, names: Iterable[str]) -> bool:
         """Return whether the gradient of one of the problems is still to be looked at, step by step."""
-        return bool(self._unused.waiting) and not self._unused.waiting.isdisjoint(names)
+        return not self._looked_at.keys().isdisjoint(names)
 
     def look_at(self, name: str, gradient: Sequence[Tensor | None]) -> None:
-        """Look whether one of a problem's first gradients is zero because nothing depends on it, and warn."""
-        if name in self._unused.waiting:
-            self._unused.look(name, gradient, self._held_loss)
+        """Warn where a problem's first gradients are zero, or a loss that it shapes does not depend on it.
+
+        Autograd tells: a tensor that a loss does not use, or under `no_grad` alone, has no gradient, where one that has
+        no effect at the moment has the gradient zero. The first gradient that is sound ends the looks.
+        """
+        steps = self._looked_at.get(name)
+        if steps is None:
+            return
+        values = [values_of(tensor) for tensor in gradient if tensor is not None and tensor.numel()]
+        is_zero = not values or not bool(torch.stack(torch._foreach_norm(values, float("inf"))).any())
+        with RandomState(self.problems[name].devices).replayed():
+            unused = [x for x in self.graph.upper_to_lower.get(name, ()) if not self._depends_on(x, name)]
+        # The batches of one step (accumulate_batches) are one look.
+        steps.add(self.problems[name].num_steps)
+        is_sound = not (is_zero or unused)
+        if is_sound or len(steps) == NUM_LOOKS:
+            del self._looked_at[name]
+            if not is_sound:
+                found = {"upper": name, "count": NUM_LOOKS, "read": "', '".join(self.solutions_read_by(name))}
+                text = _IGNORES_UPPER.format(lower=unused[0], **found) if unused else _ZERO.format(**found)
+                warnings.warn(text, stacklevel=2)
 
     def training_gradient(
         self, name: str, batch: Any, batch_number: int | None, moment: Moment = NOW
@@ -307,7 +344,7 @@ class Program:
             batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
             moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
-        output, gradient = self._gradients[name](batch, moment)
+        output, gradient = self._gradients[name](batch, moment, True)
         assert output is not None
         self.look_at(name, gradient)
         algorithm = self.problems[name].hypergradient
@@ -328,11 +365,9 @@ class Program:
         """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
         numbers: dict[str, float] = {}
         for name, problem in self.problems.items():
-            values: dict[str, float] = {}
-            if problem.hypergradient is not None:
-                values |= problem.hypergradient.statistics(self.algorithm_state(name))
-            if problem.parallel is not None:
-                values |= problem.parallel.statistics()
+            algorithm, parallel = problem.hypergradient, problem.parallel
+            values = {} if algorithm is None else algorithm.statistics(self.algorithm_state(name))
+            values = values if parallel is None else {**values, **parallel.statistics()}
             numbers |= {f"{name}/{key}": value for key, value in values.items()}
         return numbers
 
@@ -359,37 +394,38 @@ class Program:
         problems = self.problems
         require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
         if set(state) != set(problems):
-            raise ConfigError(
-                f"A saved program has the problems {sorted(map(str, state))}; expected {sorted(problems)}. "
-                "Load it with the recipe it was saved by."
-            )
+            found, advice = sorted(map(str, state)), "Load it with the recipe it was saved by."
+            raise ConfigError(f"A saved program has the problems {found}; expected {sorted(problems)}. {advice}")
         for name, problem in problems.items():
             check_whole(f"state.{name}", state[name], problem, problems)
         streams = {name: problem.stream for name, problem in problems.items()}
         with _told():
-            kept = {name: self._kept(name, state[name].get("hypergradient")) for name in problems}
+            kept = {}
+            for name, problem in problems.items():
+                saved, algorithm = state[name].get("hypergradient"), problem.hypergradient
+                check_mapping(f"state.{name}.hypergradient", saved)
+                kept[name] = None if algorithm is None else algorithm.load_state(saved)
             for name, problem in problems.items():
                 problem.load_state_dict(state[name], streams)
                 self.engine.memories[self.engine.numbers[name]].value = kept[name]
 
-    def _kept(self, name: str, saved: Any) -> Any:
-        """Return what a problem's algorithm kept, of its saved state; nothing is changed."""
-        algorithm, key = self.problems[name].hypergradient, f"state.{name}.hypergradient"
-        check_mapping(key, saved)
-        if algorithm is None:
-            return None
-        if type(algorithm).__module__.startswith("mlotool."):
-            shapes = {tensor.shape for problem in self.problems.values() for tensor in problem.own}
-            for tensor in [each for each in tree_leaves(saved) if isinstance(each, Tensor) and each.dim()]:
-                is_right = tensor.dtype is torch.uint8 or tensor.shape in shapes
-                require(is_right, key, tensor, "tensors in the shapes of parameters", ADVICE)
-        return algorithm.load_state(saved)
-
-    def _held_loss(self, name: str, given: Mapping[str, Sequence[Tensor]]) -> Tensor:
-        values = self.engine.nothing()
-        for other, tensors in given.items():
-            values[self.engine.numbers[other]] = tensors
-        return self.engine.losses[self._number(name)](values, self._batch(name, None)).loss
+    def _depends_on(self, lower: str, upper: str) -> bool:
+        """Return whether a problem's loss depends on the parameters of one that is said to shape it."""
+        problem, algorithm = self.problems[lower], self.problems[lower].hypergradient
+        # It may shape the steps or the start in place of the loss.
+        is_elsewhere = upper in problem.node.other_uses.values() or problem.parallel is not None
+        if algorithm is None or algorithm.is_constant or is_elsewhere or problem.shards is not None:
+            return True
+        values, numbers = self.engine.nothing(), self.engine.numbers
+        # A loss that takes gradients itself, as a penalty on them does, needs its own parameters to have some.
+        for name in (lower, upper):
+            values[numbers[name]] = [x.requires_grad_() for x in self.problems[name].current()]
+        with torch.enable_grad():
+            loss = self.engine.losses[numbers[lower]](values, self._batch(lower, None)).loss
+        shaping = values[numbers[upper]]
+        assert shaping is not None
+        slopes = torch.autograd.grad(loss, shaping, allow_unused=True) if loss.requires_grad else ()
+        return any(slope is not None for slope in slopes)
 
     def _batch(self, name: str, batch: Any) -> Any:
         stream = self.problems[name].stream
@@ -400,10 +436,8 @@ class Program:
 
     def _problem(self, name: str) -> str:
         if not isinstance(name, str) or name not in self.problems:
-            raise ConfigError(
-                f"Unknown problem {shown(name)}; expected one of {', '.join(self.problems)}."
-                f"{did_you_mean(name, self.problems)} Correct the name."
-            )
+            advice = f"{did_you_mean(name, self.problems)} Correct the name."
+            raise ConfigError(f"Unknown problem {shown(name)}; expected one of {', '.join(self.problems)}.{advice}")
         return name
 
 
@@ -422,12 +456,10 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
     require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")
     require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
     if trace == "cuda_graph" and not torch.cuda.is_available():
-        raise ConfigError(
-            "trace: found 'cuda_graph', and torch finds no CUDA device; expected one. Write runner.trace=inductor."
-        )
-    by_name = {problem.name: problem for problem in listed}
+        text = "trace: found 'cuda_graph', and torch finds no CUDA device; expected one. Write runner.trace=inductor."
+        raise ConfigError(text)
+    by_name, names = {problem.name: problem for problem in listed}, [problem.name for problem in listed]
     if len(by_name) < len(listed):
-        names = [problem.name for problem in listed]
         raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
     graph.validate({name: problem.node for name, problem in by_name.items()})
     check_owners({name: problem.module for name, problem in by_name.items()})
@@ -435,3 +467,122 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
         problem.look_at_module()
     check_shared("parallel", {problem.name: problem.parallel for problem in listed})
     return by_name
+
+
+class StepRecorder:
+    """Keeps what the steps of a program's problems were taken from, in their trajectories.
+
+    Args:
+        problems: by name.
+        order: which solutions depend on which parameters.
+        engine: of the program.
+    """
+
+    def __init__(self, problems: Mapping[str, Problem], order: SolutionOrder, engine: Engine) -> None:
+        self._problems, self._order, self._engine = problems, order, engine
+        self._buffers: dict[str, MovingBuffers] = {}
+        # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
+        self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
+
+    def state(self, name: str) -> tuple[RandomState, Buffers]:
+        """Return what the next evaluation in a recorded step depends on besides parameters and batch."""
+        problem = self._problems[name]
+        if name not in self._buffers or self._buffers[name].module is not problem.module:
+            self._buffers[name] = MovingBuffers(problem.module)
+        return RandomState(problem.devices), self._buffers[name].now()
+
+    def record(
+        self,
+        name: str,
+        batches: Sequence[Any],
+        states: Sequence[tuple[RandomState, Buffers]],
+        graph: StepGraph | None = None,
+        gradient: Sequence[Tensor | None] | None = None,
+    ) -> None:
+        """Keep the step that a problem is about to take, as far as its hypergradient needs it.
+
+        Args:
+            name: the problem.
+            batches: of the step.
+            states: what `state` returned before the evaluation on each of them.
+            graph: of its gradient, where that is kept.
+            gradient: over batches and ranks, where it is known already; kept where the hypergradient wants it.
+        """
+        problem = self._problems[name]
+        algorithm = problem.hypergradient
+        assert algorithm is not None
+        store = algorithm.trajectory
+        traits = self._engine.traits[self._engine.numbers[name]]
+        prefers_forward = problem.has_blocks and not self.makes_solutions(name) and not traits.lacks_tangents
+        is_kept = store.keeps(problem.trajectory.num_taken, problem.settings.unroll_steps)
+        step = StepRecord(
+            tuple(tensor.clone() for tensor in problem.current()) if is_kept else (),
+            problem.optimizer_state() if is_kept else (),
+            tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
+            tuple((batch, random) for batch, (random, _) in zip(batches, states, strict=True)),
+            self._lower_snapshots(name),
+            graph,
+            tuple(gradient) if gradient is not None and algorithm.saves_gradients(prefers_forward) else None,
+            tuple(buffers for _, buffers in states) if any(buffers for _, buffers in states) else (),
+            # A gradient through solutions is an approximation, which is another one where it is differentiated.
+            None
+            if self.makes_solutions(name)
+            else TakenGradient.of(gradient, problem.trajectory.num_unrolls, problem.trajectory.largest_norm),
+        )
+        problem.trajectory.append(step.on(torch.device("cpu"), pinned=True) if store.offload else step)
+
+    def _lower_snapshots(self, name: str) -> dict[str, LowerSnapshot]:
+        """Return the problems that a step of `name` reads, each with what its pullback needs if it has one there."""
+        held, solved = self._read[name]
+        snapshots = {}
+        for other in (*held, *solved):
+            problem = self._problems[other]
+            snapshots[other] = LowerSnapshot(tuple(tensor.clone() for tensor in problem.current()))
+            if other in solved:
+                stream = None if problem.stream is None else problem.stream.copy()
+                steps, has_all = tuple(problem.trajectory), problem.trajectory.has_all
+                if problem.hypergradient is not None and not problem.hypergradient.keeps_graphs:
+                    # A budget is for the graphs of one unroll, and this step would hold those of an earlier one.
+                    steps = tuple(replace(step, graph=None) for step in steps)
+                snapshots[other] = LowerSnapshot(snapshots[other].theta, stream, steps, has_all)
+        return snapshots
+
+    def makes_solutions(self, name: str) -> bool:
+        """Return whether solutions are eliminated inside the steps of `name`."""
+        return bool(self._read[name][1])
+
+    def leaves(self, name: str) -> dict[int, list[Tensor]]:
+        """Return copies of the parameters of `name` and of what shapes it, by number, at which gradients are taken."""
+        return {
+            self._engine.numbers[other]: [x.clone().requires_grad_() for x in self._problems[other].current()]
+            for other in (name, *self._order.inputs(name))
+        }
+
+    def kept_gradient(
+        self, name: str, batch: Any, leaves: Mapping[int, Sequence[Tensor]]
+    ) -> tuple[LossOutput, tuple[Tensor | None, ...]]:
+        """Return the loss of a training step and its gradient with a graph, at the tensors of `leaves`.
+
+        Where operators of the loss fail in double backward, it is evaluated with equal ones.
+
+        Args:
+            name: the problem, which shapes none that it reads.
+            batch: its batch.
+            leaves: what `leaves` returned.
+
+        Raises:
+            ConfigError: the loss cannot be differentiated twice.
+        """
+        number, values = self._engine.numbers[name], self._engine.nothing()
+        for other, tensors in leaves.items():
+            values[other] = tensors
+        values[number] = theta = self._engine.rank_mean.shared(leaves[number])
+        loss, traits, devices = self._engine.losses[number], self._engine.traits[number], self._problems[name].devices
+        if not (traits.is_twice_differentiable or traits.replaces_operators):
+            # The search may evaluate twice: not live, since buffers move once a step.
+            with RandomState(devices).replayed():
+                twice_differentiable(name, traits, devices, lambda: loss(values, batch).loss)
+        with twice_differentiable_mode(name) if traits.replaces_operators else nullcontext():
+            output = loss(values, batch, live=True)
+        with explained(name, "reverse"):
+            return output, dense(torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True))

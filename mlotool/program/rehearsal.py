@@ -2,13 +2,12 @@
 
 A hypergradient evaluates a loss many times, and a module with other tensors in the places of its parameters and
 buffers. What reads the module's own by a list, a closure, a hook or an object that keeps them does not see those, and
-nothing would say so. So a loss is evaluated twice, which must give the same: with other tensors in the places, and at
-the module itself, whose own tensors are given the same values.
+nothing would say so. So a loss is evaluated twice with other tensors in the places, which must give the same: the
+second time the module's own tensors have other values.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +25,8 @@ from mlotool.problem.interface import AbstractZerothOrder
 from mlotool.problem.problem import Problem
 from mlotool.program.agreement import EVALUATIONS
 from mlotool.program.graph import Graph
-from mlotool.program.loss_plan import Values
-from mlotool.program.python_places import PythonState
+from mlotool.program.guard import PythonState
 from mlotool.program.solution_plan import Engine
-
-_PAST_ITS_PLACE = (
-    "a loss that reads a parameter or a buffer past its place in the module",
-    "that a module reads self.<name> in each call, since a hypergradient puts other tensors there",
-    "Keep none of them in a list, a closure, a hook or another object; write mlotool.remat(block, x) for "
-    "torch.utils.checkpoint.checkpoint(block, x).",
-)
 
 
 class Rehearsals:
@@ -111,22 +102,26 @@ class _Rehearsal:
 
     def __init__(self, engine: Engine, number: int, batch: object, shaping: Set[int], *, is_read: bool) -> None:
         self._engine, self._batch, self._plan = engine, batch, engine.losses[number]
-        self._problem = problem = engine.problems[number]
-        algorithm = problem.hypergradient
+        self._problem = engine.problems[number]
+        algorithm = self._problem.hypergradient
         self._is_repeated = is_read and algorithm is not None and not algorithm.is_constant
         self._is_moved, self._shaping = False, frozenset[int]()
         if self._is_repeated and algorithm is not None:
+            is_estimate = isinstance(algorithm, AbstractZerothOrder)
             # At other parameters than those in its module at that time.
-            self._is_moved = (
-                algorithm.sees_steps or algorithm.needs_full_precision or isinstance(algorithm, AbstractZerothOrder)
-            )
+            self._is_moved = is_estimate or algorithm.sees_steps or algorithm.needs_full_precision
             # No pullback of an estimate takes the loss's gradient with respect to their parameters.
-            self._shaping = frozenset() if isinstance(algorithm, AbstractZerothOrder) else frozenset(shaping)
+            self._shaping = frozenset(() if is_estimate else shaping)
         self._solved = {plan.number for plan in engine.solutions[number]}
-        numbers = dict.fromkeys([number, *(engine.numbers[role.problem] for role in problem.roles.values())])
+        numbers = dict.fromkeys([number, *(engine.numbers[role.problem] for role in self._problem.roles.values())])
         self._players = {player: engine.problems[player] for player in numbers}
         self._leaves = {number, *self._solved, *self._shaping}
-        self._values = self._copies({})
+        self._values = engine.nothing()
+        for player, problem in self._players.items():
+            copies = [tensor.clone() for tensor in problem.current()]
+            self._values[player] = [copy.requires_grad_(player in self._leaves) for copy in copies]
+        buffers = [problem.slots.buffers() for problem in self._players.values()]
+        self._buffers = [[x if x is None else x.detach().clone() for x in tensors] for tensors in buffers]
         self._random = RandomState(tuple(device for other in engine.problems for device in other.devices))
         self._python = PythonState([*self._players.values()])
 
@@ -178,14 +173,23 @@ class _Rehearsal:
             self._check_repeated(loss)
         parameter = _foreign_parameter(loss)
         if parameter is not None:
-            raise WrongResultError(*self._told_foreign(parameter))
+            owners = {
+                id(x): (problem.name, key) for problem in self._engine.problems for key, x in problem.theta.items()
+            }
+            name, key = owners.get(id(parameter), ("", ""))
+            place = f"the parameter '{key}' of the module of '{name}'"
+            place = place if name else f"a parameter of shape {tuple(parameter.shape)} which no problem trains, by"
+            raise WrongResultError(
+                f"a loss that depends on {place} itself",
+                "that a loss takes modules by its roles alone, and that a module reads self.<name> in each call, since "
+                "mlotool puts other tensors there",
+                "Give the loss a role that its problem plays; make layers in a module's __init__, keep no parameter in "
+                "a list, a closure, a hook or another object, and call requires_grad_(False) on what is to stay.",
+            )
         # Without its loss scale a loss in fp16 overflows or vanishes.
         is_whole = self._problem.settings.precision != "fp16" and all(map(_is_whole, self._players.values()))
-        if is_whole and (self._is_repeated or self._solved):
-            there, here = self._with_others(), self._at_modules()
-            # A loss that is never the same has no places to be blamed.
-            if not _agree(there, here) and _agree(here, self._at_modules()):
-                raise WrongResultError(*_PAST_ITS_PLACE)
+        if is_whole and self._is_moved:
+            self._check_places()
         if loss.requires_grad:
             self._check_gradient(loss)
 
@@ -215,99 +219,50 @@ class _Rehearsal:
                 f"a loss that depends on the parameters of '{self._problem.name}' through its roles",
                 "Call those modules themselves, no copies of them.",
             )
-        if self._problem.settings.precision == "fp16" or not bool(loss.isfinite().all()):
-            return
-        if not all(bool(slope.isfinite().all()) for slope in gradient):
+        is_scaled = self._problem.settings.precision == "fp16"
+        if not is_scaled and bool(loss.isfinite().all()) and not all(bool(x.isfinite().all()) for x in gradient):
             raise WrongResultError(
                 "a loss whose gradient is not finite before the first step",
                 "finite numbers",
                 "Look for sqrt, norm, log or a division at zero: add a small number inside, as in (x + 1e-12).sqrt().",
             )
-        if not any(bool(slope.any()) for slope in gradient):
-            warnings.warn(
-                f"problems.{self._problem.name}.loss: the gradient of {named(self._problem.loss)} is exactly 0 at its "
-                "first batch; expected that it moves the parameters. Look for a factor of 0, a clamp or relu that cuts "
-                "all of it, and weights that all begin at 0.",
-                stacklevel=2,
-            )
 
-    def _told_foreign(self, parameter: nn.Parameter) -> tuple[str, str, str]:
-        """Return what was found, what was expected and what to do."""
-        for problem in self._engine.problems:
-            for key, tensor in problem.theta.items():
-                if tensor is parameter:
-                    return (
-                        f"a loss that depends on the parameter '{key}' of the module of '{problem.name}' itself",
-                        "that a loss takes modules by its roles alone, and that a module reads self.<name> in each "
-                        "call, since mlotool puts other tensors there",
-                        f"Give the loss a role that '{problem.name}' plays, and keep no parameter in a list, a "
-                        "closure, a hook or another object.",
-                    )
-        return (
-            f"a loss that depends on a parameter of shape {tuple(parameter.shape)} which no problem trains",
-            "parameters of the problems' modules alone",
-            "Make layers in a module's __init__, none in its forward; call requires_grad_(False) on what is to stay.",
-        )
-
-    def _own_tensors(self) -> list[Tensor]:
+    def _check_places(self) -> None:
+        """Refuse a loss that the modules' own tensors move, in whose places there are others."""
         tensors = [x for problem in self._players.values() for x in (*problem.own, *problem.slots.buffers())]
         # What is sparse cannot be given other values in place.
-        return list({id(x): x for x in tensors if x is not None and x.layout is torch.strided}.values())
-
-    def _other_values(self) -> dict[int, Tensor]:
-        """Return other values of parameters and buffers, by `id`; where evaluations move none, copies."""
-        own = [x for x in self._own_tensors() if x.is_floating_point()]
-        return {id(x): (1.1 * x.detach() + 0.01 if self._is_moved else x.detach().clone()) for x in own}
-
-    def _copies(self, values: Mapping[int, Tensor]) -> Values:
-        """Return copies of all players' parameters, those of leaves with a gradient; with other values if given."""
-        copies = self._engine.nothing()
-        for player, problem in self._players.items():
-            copies[player] = [
-                values.get(id(own), x).clone().requires_grad_(player in self._leaves)
-                for own, x in zip(problem.own, problem.current(), strict=True)
-            ]
-        return copies
-
-    def _with_others(self) -> list[Tensor]:
-        """Return loss and gradient with other tensors in the places."""
-        values = self._other_values()
-        with self._buffers_put_back():
-            for problem in self._players.values():
-                others = [x if x is None else values.get(id(x), x).clone() for x in problem.slots.buffers()]
-                problem.slots.put_buffers(others)
-            return self._evaluated(self._copies(values), is_live=False)
-
-    def _at_modules(self) -> list[Tensor]:
-        """Return loss and gradient at the modules themselves, whose tensors are put back afterwards."""
-        there, values, own = self._engine.nothing(), self._other_values(), self._own_tensors()
-        for player, problem in self._players.items():
-            there[player] = problem.own if player in self._leaves else problem.current()
-        before = [x.detach().clone() for x in own]
+        own = list({id(x): x for x in tensors if x is not None and x.layout is torch.strided}.values())
+        first, before = self._evaluated(), [x.detach().clone() for x in own]
         try:
-            _fill(own, [values.get(id(x), x.detach()) for x in own])
-            with self._buffers_put_back():
-                return self._evaluated(there, is_live=True)
+            _fill(own, [1.1 * x + 0.01 if x.is_floating_point() else x for x in before])
+            second = self._evaluated()
         finally:
             _fill(own, before)
+        # A loss that is never the same has no places to be blamed.
+        if not _agree(first, second) and _agree(first, self._evaluated()):
+            raise WrongResultError(
+                "a loss that reads a parameter or a buffer past its place in the module",
+                "that a module reads self.<name> in each call, since a hypergradient puts other tensors there",
+                "Keep none of them in a list, a closure, a hook or another object; write mlotool.remat(block, x) for "
+                "torch.utils.checkpoint.checkpoint(block, x).",
+            )
 
-    @contextmanager
-    def _buffers_put_back(self) -> Iterator[None]:
+    def _evaluated(self) -> list[Tensor]:
+        """Return loss and gradient with copies in the places, as parameters and buffers were at first."""
+        self._python.restore()
+        leaves = [x for player in self._players for x in self._values[player] or () if x.requires_grad]
         kept = [(problem.slots, problem.slots.buffers()) for problem in self._players.values()]
         try:
-            yield
+            for (slots, _), buffers in zip(kept, self._buffers, strict=True):
+                slots.put_buffers([x if x is None else x.clone() for x in buffers])
+            with self._random.replayed(), torch.enable_grad():
+                loss = self._plan(self._values, self._batch).loss
+                if not loss.requires_grad or any(x._backward_hooks for x in leaves):
+                    return [loss.detach()]
+                return [loss.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
         finally:
             for slots, buffers in kept:
                 slots.put_buffers(buffers)
-
-    def _evaluated(self, values: Values, *, is_live: bool) -> list[Tensor]:
-        self._python.restore()
-        leaves = [x for player in self._players for x in values[player] or () if x.requires_grad]
-        with self._random.replayed(), torch.enable_grad():
-            loss = self._plan(values, self._batch, live=is_live).loss
-            if not loss.requires_grad or any(x._backward_hooks for x in leaves):
-                return [loss.detach()]
-            return [loss.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
 
 
 def _foreign_parameter(tensor: Tensor) -> nn.Parameter | None:
@@ -339,10 +294,9 @@ def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 @torch.no_grad()
 def _fill(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for tensor, value in zip(tensors, values, strict=True):
-        # The values come back: who has noted versions of these tensors (a graph, a shared part) may go on.
-        with _unsafe_preserve_version_counter(tensor):
-            tensor.copy_(value)
+    # The values come back: who has noted versions of these tensors (a graph, a shared part) may go on.
+    with _unsafe_preserve_version_counter(tuple(tensors)):
+        torch._foreach_copy_([*tensors], [*values])
 
 
 def _has_hooks(module: nn.Module) -> bool:

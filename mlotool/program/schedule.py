@@ -21,7 +21,7 @@ from mlotool.program.loss_plan import NOW, Moment
 from mlotool.program.prepared_step import PreparedStep, StepResult
 from mlotool.program.program import Program
 from mlotool.program.tick_order import Order, TickOrder, ticks_per_step
-from mlotool.program.traced_function import Traced
+from mlotool.program.trace import Traced
 from mlotool.program.traced_rounds import Drawn, Rounds, TickParts
 
 _Draw = tuple[Any, int | None, Moment]
@@ -61,13 +61,9 @@ class Schedule:
         self._with_norms = with_norms
         graph = program.graph
         self._lowers = {name: graph.lowers(name) for name in program.problems if graph.lowers(name)}
-        # Those that a problem reads, and those that it shapes.
-        self._below = {
-            name: (*self._lowers.get(name, ()), *graph.upper_to_lower.get(name, ())) for name in program.problems
-        }
-        self._order = TickOrder({name: problem.settings for name, problem in program.problems.items()}, graph)
+        self._settings = {name: problem.settings for name, problem in program.problems.items()}
+        self._order = TickOrder(self._settings, graph)
         self._waited = self._order.start
-        self._warming_up = [problem for problem in program.problems.values() if problem.settings.warmup_steps]
         # Those of whose steps something is set up.
         self._beginners = {
             name: each
@@ -114,7 +110,8 @@ class Schedule:
 
     def order(self) -> Order:
         """Return who steps in the next tick, round after round."""
-        warming_up = [each.name for each in self._warming_up if each.num_steps < each.settings.warmup_steps]
+        problems = self.program.problems.values()
+        warming_up = [problem.name for problem in problems if problem.num_steps < problem.settings.warmup_steps]
         return self._order(self._waited, frozenset(warming_up))
 
     def begin_round(self, names: Sequence[str]) -> None:
@@ -123,8 +120,15 @@ class Schedule:
         Args:
             names: of the problems that step together.
         """
-        if self._beginners:
-            self._begin(names)
+        for problem in [self._beginners[name] for name in names if name in self._beginners]:
+            if self._looks_ahead(problem) and problem.name not in self._snapshots:
+                self._snapshots[problem.name] = problem.snapshot()
+            # The first step that counts begins an unroll; those of the warm-up belong to none.
+            is_counted = problem.num_steps > problem.settings.warmup_steps
+            if not is_counted or problem.name in self._at_start:
+                problem.trajectory.clear()
+            if problem.settings.reset_to is not None and problem.name in self._at_start:
+                problem.reset(self.program.start(problem.name))
         self._at_start.difference_update(names)
 
     def step_round(self, names: Sequence[str], drawn: Drawn | None = None) -> dict[str, StepResult]:
@@ -159,7 +163,7 @@ class Schedule:
         for name in names:
             # What shapes the problems below has moved, or they were read: they begin new unrolls. One further above may
             # still have to differentiate their steps, which are forgotten at the next one.
-            self._at_start.update(self._below[name])
+            self._at_start.update(self._lowers.get(name, ()), self.program.graph.upper_to_lower.get(name, ()))
         return self._roll_back(names) if self._snapshots else {}
 
     def end_tick(self, order: Order) -> None:
@@ -169,8 +173,7 @@ class Schedule:
 
     def cycle_length(self) -> int:
         """Return the ticks after which, warm-up aside, every problem has stepped at least once."""
-        settings = {name: problem.settings for name, problem in self.program.problems.items()}
-        return max(ticks_per_step(settings, self.program.graph).values())
+        return max(ticks_per_step(self._settings, self.program.graph).values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and look-ahead snapshots, in plain containers."""
@@ -194,31 +197,16 @@ class Schedule:
         for name, snapshot in state["snapshots"].items():
             check_learned(f"state.snapshots.{name}", snapshot, problems[name])
         waited = {(upper, lower): steps for upper, lower, steps in state["waited"]}
-        is_whole = waited.keys() == {*self._order.edges}
-        require(is_whole, "state.waited", state["waited"], "the steps that each problem has waited for", ADVICE)
+        wanted = "the steps that each problem has waited for"
+        require(waited.keys() == {*self._order.edges}, "state.waited", state["waited"], wanted, ADVICE)
         self.num_ticks = state["num_ticks"]
         self._waited = tuple(waited[edge] for edge in self._order.edges)
         self._snapshots = dict(state["snapshots"])
         self._at_start = set(state["at_start"])
 
-    def _begin(self, names: Sequence[str]) -> None:
-        """Set up what a round of steps begins."""
-        for problem in [self._beginners[name] for name in names if name in self._beginners]:
-            if self._looks_ahead(problem) and problem.name not in self._snapshots:
-                self._snapshots[problem.name] = problem.snapshot()
-            # The first step that counts begins an unroll; those of the warm-up belong to none.
-            is_counted = problem.num_steps > problem.settings.warmup_steps
-            if not is_counted or problem.name in self._at_start:
-                problem.trajectory.clear()
-            if problem.settings.reset_to is not None and problem.name in self._at_start:
-                problem.reset(self.program.start(problem.name))
-
     def _planned(self, rounds: Rounds, drawn: Drawn) -> dict[str, StepResult]:
         """Take rounds by their plans, on batches that were drawn; the steps are recorded already."""
-        results: dict[str, StepResult] = {}
-        for names in rounds:
-            results.update(self.step_round(names, drawn))
-        return results
+        return {name: result for names in rounds for name, result in self.step_round(names, drawn).items()}
 
     def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> PreparedStep:
         """Return a step that is yet to be taken, and record it where its hypergradient wants to see it."""
@@ -291,8 +279,7 @@ class Schedule:
         pairs = [recorder.kept_gradient(name, batch, leaves) for batch, *_ in noted()]
         theta, *inputs = leaves.values()
         mean = mean_gradient([slopes for _, slopes in pairs], theta, self.program.rank_mean)
-        graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], mean)
-        recorder.record(name, drawn, states, graph)
+        recorder.record(name, drawn, states, StepGraph(theta, [x for tensors in inputs for x in tensors], mean))
         output = pairs[0][0] if len(pairs) == 1 else LossOutput.mean([each for each, _ in pairs])
         return output, [None if slope is None else slope.detach() for slope in mean]
 

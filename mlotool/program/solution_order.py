@@ -46,18 +46,13 @@ class SolutionOrder:
         self._stepwise = frozenset(stepwise)
         self._influenced: dict[str, frozenset[str]] = {}
         self._inputs: dict[str, tuple[str, ...]] = {}
-        self._steps: dict[str, tuple[SolutionNode, ...]] = {}
 
     def influenced(self, name: str) -> frozenset[str]:
         """Return the problems below `name` whose solutions depend on its parameters."""
         if name not in self._influenced:
-            below = self._graph.below(name)
-            found: set[str] = set()
-            grew = True
-            while grew:
-                new = {lower for lower in below - found if self._reached(lower, name, found)}
+            below, found = self._graph.below(name), set[str]()
+            while new := {lower for lower in below - found if self._reached(lower, name, found)}:
                 found |= new
-                grew = bool(new)
             self._influenced[name] = frozenset(found)
         return self._influenced[name]
 
@@ -82,9 +77,7 @@ class SolutionOrder:
 
     def steps_of(self, name: str) -> tuple[SolutionNode, ...]:
         """Return the solution nodes that the loss of `name` needs, each after its inputs."""
-        if name not in self._steps:
-            self._steps[name] = self._order(self._graph.lowers(name), self.influenced(name), name)
-        return self._steps[name]
+        return self._order(self._graph.lowers(name), self.influenced(name), name)
 
     def steps_to(self, name: str) -> tuple[SolutionNode, ...]:
         """Return the solution nodes that the solution of `name` needs, itself last."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import full_precision
 from mlotool.core.messages import kind_of
 from mlotool.core.random_stream import RandomStream
-from mlotool.core.replay import LossTraits
-from mlotool.core.tangents import any_has_tangent
+from mlotool.core.replay import LossTraits, RandomState
+from mlotool.core.tangents import any_has_tangent, apart, joined
 from mlotool.problem.batches import Share
 from mlotool.problem.interface import (
     AbstractHypergradient,
@@ -40,7 +40,6 @@ from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
 from mlotool.program.algorithms import algorithm_of
 from mlotool.program.loss_plan import NOW, LossPlan, Moment, Tensors, Values
-from mlotool.program.solution_node import Node, solution
 from mlotool.program.solution_order import SolutionNode
 
 
@@ -52,10 +51,9 @@ def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor
     for key, tensor in problem.theta.items():
         shape = tensor.shape if problem.settings.tasks is None else tensor.shape[1:]
         if key not in tensors or tensors[key].shape != shape:
-            there = f"of shape {tuple(tensors[key].shape)}" if key in tensors else "not there"
             raise ConfigError(
-                f"problems.{problem.name}.reset_to: found '{source.name}', in whose module the parameter '{key}' is "
-                f"{there}; expected one of shape {tuple(shape)}. Give both problems the same module."
+                f"problems.{problem.name}.reset_to: found '{source.name}', whose module has no parameter '{key}' of "
+                f"shape {tuple(shape)}. Give both problems the same module."
             )
     if problem.settings.tasks is None:
         return tuple(tensors[key] for key in problem.theta)
@@ -71,18 +69,10 @@ def learned_hyperparameters(
     learned: dict[str, Sequence[Any]] = {}
     for key, name in problem.settings.optimizer_roles.items():
         number = engine.numbers[name]
-        try:
-            value = engine.problems[number].pure(values[number], None)()
-        except TypeError as error:
-            raise ConfigError(
-                f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "
-                f"({error}); expected one that gives numbers, such as mlotool.models.PositiveVector. Correct it."
-            ) from error
+        value = engine.problems[number].pure(values[number], None)()
         learned[key] = _spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
-    return tuple(
-        {**settings, **{key: numbers[index] for key, numbers in learned.items()}}
-        for index, settings in enumerate(hyperparameters)
-    )
+    of_parameters = [dict(zip(learned, numbers, strict=True)) for numbers in zip(*learned.values(), strict=True)]
+    return tuple({**settings, **own} for settings, own in zip(hyperparameters, of_parameters, strict=True))
 
 
 class Engine:
@@ -169,8 +159,7 @@ def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
         return list(value)
     raise ConfigError(
         f"{key}: its problem's module gives {kind_of(value)}; expected one value, {len(theta)} values (one a "
-        f"parameter), or a mapping with the keys {', '.join(theta)}. Correct the module's size, or what its forward "
-        "returns."
+        f"parameter), or a mapping with the keys {', '.join(theta)}. Correct what its forward returns."
     )
 
 
@@ -210,17 +199,16 @@ class SolutionPlan:
             memory=engine.memories[self.number],
             random=engine.random,
         )
-        steps, horizon = lower.settings.unroll_steps, self.algorithm.horizon
-        self._num_recorded = steps if horizon is None else min(steps, horizon)
+        steps = lower.settings.unroll_steps
+        self._num_recorded = min(steps, self.algorithm.horizon or steps)
         players = [engine.problems[engine.numbers[role.problem]].module for role in lower.roles.values()]
         self._modules = tuple(dict.fromkeys([lower.module, *players]))
         # By input: its number, whether it is a constant, and where its tensors stand among those of all inputs.
         self.inputs: list[tuple[int, bool, slice]] = []
         begin = 0
-        for other in step.inputs:
-            number = engine.numbers[other]
+        for number, is_constant in [(engine.numbers[other], other in step.constants) for other in step.inputs]:
             end = begin + len(engine.problems[number].own)
-            self.inputs.append((number, other in step.constants, slice(begin, end)))
+            self.inputs.append((number, is_constant, slice(begin, end)))
             begin = end
 
     def is_simulated(self, moment: Moment) -> bool:
@@ -229,14 +217,12 @@ class SolutionPlan:
 
     def flat_inputs(self, values: Values) -> list[Tensor]:
         """Return the tensors that the solution takes, of all inputs."""
-        found: list[Tensor] = []
+        flat: list[Tensor] = []
         for number, is_constant, _ in self.inputs:
             tensors = values[number]
-            if tensors is None:
-                found += self._engine.problems[number].current()
-            else:
-                found += [tensor.detach() for tensor in tensors] if is_constant else tensors
-        return found
+            tensors = self._engine.problems[number].current() if tensors is None else tensors
+            flat += [tensor.detach() for tensor in tensors] if is_constant else tensors
+        return flat
 
     def add(self, values: Values, moment: Moment, direct: Callable[[Values], Tensor] | None = None) -> None:
         """Put the solution into `values`, as tensors whose backward is the pullback.
@@ -255,16 +241,12 @@ class SolutionPlan:
         pullback = self.algorithm.pullback(view, inputs)
         if pullback is None:
             values[self.number] = self._theta(moment)
-        else:
-            node = Node(self._engine.rank_mean, self._engine.random, pullback, view.devices)
-            values[self.number] = solution(node, inputs, partial(self._push, view, pullback))
-
-    def _push(self, view: LowerView, pullback: Pullback, inputs: Vector, directions: Vector) -> list[Tensor]:
+            return
+        node = Node(self._engine.rank_mean, self._engine.random, pullback, view.devices)
         # The pullback's own has its random numbers.
         own = getattr(pullback, "push", None)
-        if own is None:
-            return self.algorithm.push(view, inputs, directions)
-        return list(own(pullback.outputs, inputs, directions))
+        push = partial(self.algorithm.push, view) if own is None else partial(own, pullback.outputs)
+        values[self.number] = solution(node, inputs, push)
 
     def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
         """Put into `values` what theta*_l would have been for the values of its inputs."""
@@ -311,9 +293,9 @@ class SolutionPlan:
         lower, snapshot = self.problem, moment.lower_snapshots.get(self.problem.name)
         batch = moment.batches.get(lower.name)
         stream = lower.stream if snapshot is None else snapshot.stream
-        if batch is None and stream is not None:
-            batch = stream.peek() if self.algorithm.batch == "fresh" else stream.last()
-        return batch
+        if batch is not None or stream is None:
+            return batch
+        return stream.peek() if self.algorithm.batch == "fresh" else stream.last()
 
     def _theta(self, moment: Moment) -> tuple[Tensor, ...]:
         snapshot = moment.lower_snapshots.get(self.problem.name)
@@ -376,17 +358,15 @@ class SolutionPlan:
         return Eliminated(push_from, own_loss)
 
     def _step_pullback(self, theta: Vector, gradient: Vector, cotangent: Vector) -> list[Tensor]:
-        lower = self.problem
+        lower, engine = self.problem, self._engine
         find_rule(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
         lower.sync()
         assert lower.optimizer is not None
         # As it is, and no copy: it is only read.
         state = [lower.optimizer.state.get(parameter, {}) for parameter in lower.own]
-        given = learned_hyperparameters(
-            lower, self._engine, lower.optimizer_step.hyperparameters(), self._engine.nothing()
-        )
-        found = lower.optimizer_step.pull_back(theta, gradient, state, given, [*cotangent])
-        return [found.factor * each for each in found.gradient if each is not None]
+        given = learned_hyperparameters(lower, engine, lower.optimizer_step.hyperparameters(), engine.nothing())
+        pulled = lower.optimizer_step.pull_back(theta, gradient, state, given, [*cotangent])
+        return [pulled.factor * slope for slope in pulled.gradient if slope is not None]
 
     def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> Unroll:
         lower, engine = self.problem, self._engine
@@ -484,10 +464,8 @@ def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ..
         return ((batch,),) * problem.settings.unroll_steps
     count = problem.settings.accumulate_batches
     if not given or len(given) % count:
-        raise ConfigError(
-            f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected a "
-            f"multiple of {count}. Give the batches of the steps one after the other."
-        )
+        text = f"found a list of {len(given)} for '{problem.name}'; expected a multiple of accumulate_batches={count}."
+        raise ConfigError(f"batches: {text} Give the batches of the steps one after the other.")
     return tuple(tuple(given[start : start + count]) for start in range(0, len(given), count))
 
 
@@ -500,7 +478,106 @@ def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mappin
     for lower in below:
         if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
             raise ConfigError(
-                f"batches: found several steps of '{problem.name}' to simulate, each of which reads the solution of "
-                f"'{lower.name}'; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled. "
-                "Take the steps by Schedule.tick()."
+                f"batches: found several steps of '{problem.name}' to simulate, which read the solution of "
+                f"'{lower.name}'; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled."
             )
+
+
+class Node(NamedTuple):
+    """What a solution node needs beside its inputs.
+
+    It is for those who differentiate a pullback, in reverse or forward mode, and for `Program.solution`. The node saves
+    its OUTPUTS: differentiating the pullback with respect to theta leads back into the node. On several ranks the
+    pullback gets the mean cotangent: where its factors are means of their own, their product would not be the mean of
+    the ranks' products.
+
+    Args:
+        ranks: the mean over ranks.
+        random: what random numbers are drawn from in the backward pass.
+        pullback: of the solution.
+        devices: the CUDA devices that the problem runs on.
+        tangents: of the inputs, then of the solution, where forward mode is taken over the pullback; else empty.
+    """
+
+    ranks: RankMean
+    random: RandomStream
+    pullback: Pullback
+    devices: tuple[torch.device, ...] = ()
+    tangents: Sequence[Tensor | None] = ()
+
+
+def solution(
+    node: Node, inputs: Sequence[Tensor], push: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
+) -> Sequence[Tensor]:
+    """Return theta*_l of the inputs, with tangents where these have some.
+
+    Args:
+        node: of the solution.
+        inputs: what it depends on.
+        push: `(inputs, their tangents) -> tangents of theta*_l`.
+    """
+    if not any_has_tangent(inputs):
+        outputs: tuple[Tensor, ...] = Solution.apply(node, *inputs)
+        return outputs
+    values, tangents = apart(inputs)
+    whole = [torch.zeros_like(x) if each is None else each for x, each in zip(values, tangents, strict=True)]
+    still = [each.detach() for each in values]
+    # What is drawn after the solution is what it would be without tangents.
+    with node.random, RandomState(node.devices).replayed(), torch.no_grad():
+        moves = push(still, [each.detach() for each in whole])
+    return joined(Solution.apply(node._replace(tangents=[*tangents, *moves]), *values), moves)
+
+
+class Solution(torch.autograd.Function):
+    """theta*_l of the inputs x."""
+
+    @staticmethod
+    def forward(ctx: Any, node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Hand on the current parameters; the pullback will draw the random numbers of the program."""
+        outputs = tuple(tensor.view_as(tensor) for tensor in node.pullback.outputs)
+        ctx.node = node
+        ctx.num_inputs = len(inputs)
+        ctx.save_for_backward(*inputs, *outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Pull a cotangent of theta*_l back to the inputs."""
+        node, count = ctx.node, ctx.num_inputs
+        inputs, theta = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        wanted = ctx.needs_input_grad[1:]
+        with node.random:
+            if node.tangents:
+                found = _moving_pullback(node, theta, inputs, wanted, cotangent)
+            elif torch.is_grad_enabled():
+                found = node.pullback.differentiable(theta, inputs, wanted, node.ranks.mean(cotangent))
+            else:
+                found = node.pullback.first_order(theta, inputs, wanted, [*node.ranks.mean(cotangent)])
+        values = iter(found)
+        return (None, *(next(values) if flag else None for flag in wanted))
+
+
+def _moving_pullback(
+    node: Node, theta: Sequence[Tensor], inputs: Sequence[Tensor], wanted: Sequence[bool], cotangent: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the cotangents of the wanted inputs, and as their tangents how they move.
+
+    A pullback calls autograd, so its own derivative is taken by autograd as well: `J^T p` is linear in p, and its
+    derivative transposed is J.
+    """
+    values, of_cotangent = apart(cotangent)
+    whole = [torch.zeros_like(x) if each is None else each for x, each in zip(values, of_cotangent, strict=True)]
+    given = [*inputs, *theta, *node.ranks.mean(values)]
+    tangents = [*node.tangents, *node.ranks.mean(whole)]
+    with torch.enable_grad():
+        points = [each.detach().requires_grad_() for each in given]
+        last = len(inputs) + len(theta)
+        found = node.pullback.differentiable(points[len(inputs) : last], points[: len(inputs)], wanted, points[last:])
+        probe = [torch.zeros_like(each, requires_grad=True) for each in found]
+        moving = [(x, each.detach()) for x, each in zip(points, tangents, strict=True) if each is not None]
+        pulled = torch.autograd.grad(found, [x for x, _ in moving], probe, create_graph=True, materialize_grads=True)
+        pairs = [(y, each) for y, (_, each) in zip(pulled, moving, strict=True) if y.requires_grad]
+        moves = torch.autograd.grad(
+            [y for y, _ in pairs], probe, [each for _, each in pairs], allow_unused=True, materialize_grads=True
+        )
+    return joined([each.detach() for each in found], moves)

@@ -69,7 +69,6 @@ class TickOrder:
         self._leaves = tuple(graph.leaves(settings))
         self._lowers = {name: tuple(graph.lowers(name)) for name in settings if graph.lowers(name)}
         self.edges = tuple((upper, lower) for upper, lowers in self._lowers.items() for lower in lowers)
-        self._read_by = {name: [edge for edge in self.edges if edge[1] == name] for name in settings}
         self.start = (0,) * len(self.edges)
         self._known: dict[tuple[tuple[int, ...], frozenset[str]], Order] = {}
 
@@ -96,11 +95,9 @@ class TickOrder:
             for name in due:
                 for lower in self._lowers.get(name, ()):
                     waited[name, lower] = 0
-                if name not in warming_up:
-                    for edge in self._read_by[name]:
+                for edge in self.edges if name not in warming_up else ():
+                    if edge[1] == name:
                         # No more than counts: so there are few kinds of ticks.
                         waited[edge] = min(waited[edge] + 1, self._settings[name].unroll_steps)
-            due = tuple(name for name in self._lowers if name not in stepped and self._is_due(name, waited))
-
-    def _is_due(self, name: str, waited: Mapping[tuple[str, str], int]) -> bool:
-        return all(waited[name, lower] >= self._settings[lower].unroll_steps for lower in self._lowers[name])
+            late = {upper for (upper, lower), count in waited.items() if count < self._settings[lower].unroll_steps}
+            due = tuple(name for name in self._lowers if name not in stepped | late)

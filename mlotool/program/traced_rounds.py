@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from mlotool.program.loss_plan import NOW
 from mlotool.program.prepared_step import StepResult
 from mlotool.program.program import Program
 from mlotool.program.solution_plan import Engine, SolutionPlan, all_plans
-from mlotool.program.trace import Place, Tracer
-from mlotool.program.traced_function import Batches, Traced, UntraceableError
+from mlotool.program.trace import Batches, Place, Traced, Tracer, UntraceableError
 
 
 def why_untraceable(number: int, engine: Engine, *, is_fused: bool = False) -> str | None:
@@ -43,15 +41,12 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
     own, is_kept = problem.hypergradient, problem.trajectory.is_kept
-    if own is not None and (
-        isinstance(own, AbstractDirector) or (is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
-    ):
+    is_seen = own is not None and is_kept and (own.keeps_graphs or not own.trajectory.is_whole)
+    if is_seen or isinstance(own, AbstractDirector):
         yield Case(problem.name, ProblemSettings(), algorithm=own)
-    for role in problem.roles.values():
-        player = engine.problems[engine.numbers[role.problem]]
-        held = ProblemSettings(
-            compile=player.compiled is not None, shard=player.shards is not None, remat=player.settings.remat
-        )
+    for player in [engine.problems[engine.numbers[role.problem]] for role in problem.roles.values()]:
+        is_compiled, is_sharded = player.compiled is not None, player.shards is not None
+        held = ProblemSettings(compile=is_compiled, shard=is_sharded, remat=player.settings.remat)
         yield Case(player.name, held, module=player.module)
     for plan in all_plans(engine.solutions[number]):
         yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)
@@ -131,107 +126,88 @@ class TracedRounds:
         batches = [*drawn.values()]
         # First: where `places` binds what is there now, a change since the last step would not be seen.
         self._tracer.look()
-        before = _State(self._tracer.places())
+        places = self._tracer.places()
+        before = _copies(places)
         results = dict(zip(drawn, self._tracer(batches), strict=True))
-        after = _State(before.places, results)
-        before.restore()
+        traced = _copies(places)
+        _put(places, before)
         # The plans' steps count, and whoever watches sees them; then all is as the trace has it.
         planned = self._parts.planned(self._rounds, drawn)
-        expected = _State(self._tracer.places(), planned)
-        problem, difference = self._difference(expected, after, before, batches)
+        ends = _by_kind(self._tracer.places(), planned)
+        problem, difference = self._difference(ends, _by_kind(places, results, traced), places, before, batches)
         was_compared, self._last_look = self._last_look == self._num_steps - 1, self._num_steps
         if difference and not was_compared:
             raise RunError(f"problems.{problem}: {difference}")
         if difference:
             # Nothing is lost: all steps until now were compared, and this one is the plan's.
-            expected.restore()
             self._parts.give_up(self._rounds, UntraceableError(difference, problem))
             return planned
-        _State(expected.places, results, after.tensors).restore()
+        _put(self._tracer.places(), traced)
         self._tracer.renew_guard()
         return results
 
     def _difference(
-        self, expected: "_State", found: "_State", before: "_State", batches: Sequence[Sequence[Batches]]
+        self,
+        planned: Values,
+        traced: Values,
+        places: Sequence[Place],
+        before: Sequence[Tensor],
+        batches: Sequence[Sequence[Batches]],
     ) -> tuple[str, str]:
         """Return the problem whose planned and traced steps are further apart than rounding takes them, and a text."""
-        unit, ends = self._tracer.unit(), expected.by_kind()
-        apart = distances(ends, found.by_kind(), before.by_kind(), unit)
+        unit, start = self._tracer.unit(), _by_kind(places, {}, before)
+        apart, kinds = distances(planned, traced, start, unit), [kind for (_, kind), _ in places]
 
         def limit(kind: Kind) -> float:
             return max(unit**SAME, ROUNDING * self._rounding.get(kind, 0.0))
 
-        if all(each <= limit(kind) for kind, each in apart.items()):
-            return "", ""
-
         def take(parameters: Sequence[Tensor]) -> Values | None:
-            start = before.at(parameters)
-            start.restore()
+            others = iter(parameters)
+            _put(
+                self._tracer.places(),
+                [next(others) if x == "parameters" else y for x, y in zip(kinds, before, strict=True)],
+            )
             kept = [memory.value for memory in self._program.engine.memories]
             results = self._tracer.again(batches)
             for memory, value in zip(self._program.engine.memories, kept, strict=True):
                 memory.value = value
             if results is None:
                 return None
-            end = _State(before.places, dict(zip(expected.results, results, strict=True)))
-            # Without what the parameters were moved by.
-            own = [x - (y - z) for x, y, z in zip(end.parameters, start.parameters, before.parameters, strict=True)]
-            return end.at(own).by_kind()
+            names = [problem.name for problem in self._problems]
+            return _by_kind(self._tracer.places(), dict(zip(names, results, strict=True)))
 
-        # Of the trace, which is a function of tensors: a plan's step is one of modules, optimizers and schedulers.
-        for kind, each in sensitivity(take, before.parameters, before.by_kind(), unit).items():
-            self._rounding[kind] = max(each, self._rounding.get(kind, 0.0))
+        if not all(each <= limit(kind) for kind, each in apart.items()):
+            end = _copies(self._tracer.places())
+            # Of the trace, which is a function of tensors: a plan's step is one of modules, optimizers and schedulers.
+            parameters = [tensor for kind, tensor in zip(kinds, before, strict=True) if kind == "parameters"]
+            for kind, each in sensitivity(take, parameters, start, unit).items():
+                self._rounding[kind] = max(each, self._rounding.get(kind, 0.0))
+            _put(self._tracer.places(), end)
         for kind, each in apart.items():
             if not each <= limit(kind):
-                numbers = {"difference": each, "rounding": limit(kind), "count": self._num_steps}
-                return kind[0], _DIFFERENT.format(kind=kind[1], **numbers)
+                return kind[0], _DIFFERENT.format(
+                    count=self._num_steps, difference=each, kind=kind[1], rounding=limit(kind)
+                )
         return "", ""
 
 
-class _State:
-    """Copies of all that steps move, in the memory of the CPU (that of a GPU may be full), and the losses of steps.
+def _copies(places: Sequence[Place]) -> list[Tensor]:
+    """Return copies of all that steps move, in the memory of the CPU (that of a GPU may be full)."""
+    return [tensor.to("cpu", copy=True) for _, tensor in places]
 
-    Args:
-        places: where it is.
-        results: by problem those of the steps that have led there; none at the beginning.
-        tensors: others than those that are there now.
 
-    Attributes:
-        places: the same.
-        results: the same.
-        tensors: one a place.
-    """
+def _put(places: Sequence[Place], tensors: Sequence[Tensor]) -> None:
+    torch._foreach_copy_([tensor for _, tensor in places], [*tensors])
 
-    def __init__(
-        self,
-        places: Sequence[Place],
-        results: Mapping[str, StepResult] = MappingProxyType({}),
-        tensors: Sequence[Tensor] | None = None,
-    ) -> None:
-        self.places, self.results = places, results
-        self.tensors = [each.to("cpu", copy=True) for _, each in places] if tensors is None else [*tensors]
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """Those of the parameters."""
-        return [x for ((_, kind), _), x in zip(self.places, self.tensors, strict=True) if kind == "parameters"]
-
-    def at(self, parameters: Sequence[Tensor]) -> "_State":
-        """Return the same with other parameters."""
-        others, pairs = iter(parameters), zip(self.places, self.tensors, strict=True)
-        tensors = [next(others) if kind == "parameters" else x for ((_, kind), _), x in pairs]
-        return _State(self.places, self.results, tensors)
-
-    def restore(self) -> None:
-        """Put the copies back."""
-        torch._foreach_copy_([tensor for _, tensor in self.places], self.tensors)
-
-    def by_kind(self) -> dict[Kind, list[Tensor]]:
-        """Return the tensors by problem and kind, and the losses."""
-        kinds: dict[Kind, list[Tensor]] = {(name, "loss"): [x.loss.detach().cpu()] for name, x in self.results.items()}
-        for (kind, _), tensor in zip(self.places, self.tensors, strict=True):
-            kinds.setdefault(kind, []).append(tensor)
-        return kinds
+def _by_kind(
+    places: Sequence[Place], results: Mapping[str, StepResult], tensors: Sequence[Tensor] | None = None
+) -> dict[Kind, list[Tensor]]:
+    """Return what is in the places, or others in their order, by problem and kind, and the losses of steps."""
+    kinds: dict[Kind, list[Tensor]] = {(name, "loss"): [x.loss.detach().cpu()] for name, x in results.items()}
+    for (kind, _), tensor in zip(places, _copies(places) if tensors is None else tensors, strict=True):
+        kinds.setdefault(kind, []).append(tensor)
+    return kinds
 
 
 class Looks:
@@ -319,54 +295,43 @@ class TickParts:
         self._traced: dict[Rounds, TracedRounds] = {}
         self._reasons: dict[str, str] = {}
         self._is_split = False
-        if program.trace is not None:
-            for name, number in self._engine.numbers.items():
-                reason = why_untraceable(number, self._engine)
-                if reason is None:
-                    self._engine.traced_from[number] = program.trace_from
-                else:
-                    self._reasons[name] = reason
-                    # Where tracing begins late nobody has asked for it.
-                    if program.trace_from == 0:
-                        _warn(name, reason)
+        for name, number in self._engine.numbers.items() if program.trace is not None else ():
+            reason = why_untraceable(number, self._engine)
+            if reason is None:
+                self._engine.traced_from[number] = program.trace_from
+                continue
+            self._reasons[name] = reason
+            # Where tracing begins late nobody has asked for it.
+            if program.trace_from == 0:
+                _warn(name, reason)
 
     def __call__(self, rounds: Rounds) -> list[Part]:
         """Return the parts of a tick."""
         problems = [] if self.program.trace is None else self._engine.problems
         key = rounds, tuple([problem.num_steps >= self._begin for problem in problems])
-        parts = self._known.get(key)
-        if parts is None:
-            parts = self._known[key] = self._divided(*key)
-        return parts
+        if key not in self._known:
+            self._known[key] = self._divided(*key)
+        return self._known[key]
 
     def _divided(self, rounds: Rounds, has_begun: Sequence[bool]) -> list[Part]:
-        parts: list[Part] = []
-        together: list[tuple[str, ...]] = []
-
-        def close() -> None:
-            if together:
-                rounds = tuple(together)
-                if rounds not in self._traced:
-                    self._traced[rounds] = TracedRounds(rounds, self)
-                parts.append(Part(rounds, self._traced[rounds]))
-                together.clear()
-
-        problems, numbers = self.program.problems, self._engine.numbers
+        # Rounds that follow each other, and whether they are traced.
+        groups: list[tuple[list[tuple[str, ...]], bool]] = []
+        problems, numbers, is_closed = self.program.problems, self._engine.numbers, True
         for names in rounds:
-            # What is recorded of a step is what there is before it.
-            if self._is_split or any(problems[name].trajectory.is_kept for name in names):
-                close()
             is_traced = self.program.trace is not None and not any(name in self._reasons for name in names)
-            if is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace():
-                together.append(names)
-            else:
-                close()
-                parts.append(Part((names,)))
+            is_traced = is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace()
+            # What is recorded of a step is what there is before it.
+            begins = is_closed or self._is_split or any(problems[name].trajectory.is_kept for name in names)
+            if begins or not (is_traced and groups[-1][1]):
+                groups.append(([], is_traced))
+            groups[-1][0].append(names)
             # The problems below go back to where they were before anything else steps.
-            if any(problems[lower].settings.roll_back for name in names for lower in self.program.graph.lowers(name)):
-                close()
-        close()
-        return parts
+            lowers = [lower for name in names for lower in self.program.graph.lowers(name)]
+            is_closed = any(problems[lower].settings.roll_back for lower in lowers)
+        for rounds in [tuple(together) for together, is_traced in groups if is_traced]:
+            if rounds not in self._traced:
+                self._traced[rounds] = TracedRounds(rounds, self)
+        return [Part(tuple(names), self._traced[tuple(names)] if is_traced else None) for names, is_traced in groups]
 
     def _may_trace(self) -> bool:
         """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""

@@ -101,7 +101,7 @@ def test_what_a_scheduler_does_counts_in_the_next_round_of_its_tick() -> None:
 
 def test_a_comparison_does_not_hide_what_had_changed_when_a_member_left() -> None:
     programs = [plain(number, norms) for number in range(3)]
-    guard = Guard([each.engine.problems for each in programs], with_modes=True)
+    guard = Guard([each.engine.problems for each in programs])
     programs[1].problems["classifier"].module[1].eval()  # type: ignore[index]
     guard.drop(0)
     guard.settle()

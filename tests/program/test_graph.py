@@ -34,26 +34,30 @@ def test_a_good_graph_passes() -> None:
         }
     )
     Graph().validate({"alone": ProblemNode({"model": "alone"})})
+    node = ProblemNode({"model": "classifier"}, other_uses={"reset_to": "reweight"})
+    Graph(UP, DOWN).validate({**NODES, "classifier": node})
 
 
-def test_uppers_lowers_and_readers() -> None:
+def test_questions() -> None:
     assert (ADAPTATION.uppers("pretrain"), ADAPTATION.uppers("finetune")) == (("reweight",), ())
     assert (ADAPTATION.lowers("reweight"), ADAPTATION.lowers("pretrain")) == (("finetune",), ())
     assert (ADAPTATION.readers("pretrain"), ADAPTATION.readers("reweight")) == (("finetune",), ())
-    assert ADAPTATION.below("reweight") == {"pretrain", "finetune"}
-    assert ADAPTATION.below("pretrain") == set()
-
-
-def test_leaves_keep_the_order_of_the_problems() -> None:
-    graph = Graph({}, {"b": ["top"], "a": ["top"]})
-    assert graph.leaves(["b", "top", "alone", "a"]) == ("b", "alone", "a")
-
-
-def test_the_level_is_the_longest_chain_below() -> None:
+    assert (ADAPTATION.below("reweight"), ADAPTATION.below("pretrain")) == ({"pretrain", "finetune"}, set())
     graph = Graph({"top": ["base"]}, {"base": ["left", "top"], "left": ["top"], "other": ["top"]})
-    assert [graph.level(name) for name in ("base", "left", "other", "top")] == [0, 1, 0, 2]
-    assert [ADAPTATION.level(name) for name in ("pretrain", "finetune", "reweight")] == [0, 1, 2]
-    assert Graph().level("alone") == 0
+    assert graph.leaves(["other", "top", "alone", "base"]) == ("other", "alone", "base")
+
+
+@pytest.mark.parametrize(
+    ("edges", "match"),
+    [
+        ([("a", "b")], r": found \[\('a', 'b'\)\]; expected lists of problems by problem. Write .*: {a: \[b\]}"),
+        ({"a": "b"}, r".a: found 'b'; expected a list of problems' names. Write .*.a: \[b\]"),
+    ],
+)
+def test_edges_of_another_type(edges: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=f"^graph.upper_to_lower{match}"):
+        Graph(edges)
+    assert Graph(None, {"a": None}) == Graph({}, {"a": []})  # type: ignore[arg-type, dict-item]
 
 
 def test_mermaid() -> None:
@@ -65,27 +69,6 @@ def test_mermaid() -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["upper_to_lower", "lower_to_upper"])
-@pytest.mark.parametrize(
-    ("edges", "match"),
-    [
-        ([("a", "b")], r": found \[\('a', 'b'\)\]; expected lists of problems by problem. Write .*: {a: \[b\]}"),
-        ({"a": 3}, r".a: found 3; expected a list of problems' names. Write .*.a: \[<name>\]"),
-        ({"a": [["b"]]}, r".a: found \[\['b'\]\]; expected a list of problems"),
-        ({"a": "b"}, r".a: found 'b'; expected a list of problems' names. Write .*.a: \[b\]"),
-    ],
-)
-def test_edges_of_another_type(key: str, edges: Any, match: str) -> None:
-    with pytest.raises(ConfigError, match=f"^graph.{key}{match}"):
-        Graph(**{key: edges})
-
-
-def test_edges_that_are_null_or_written_twice() -> None:
-    assert Graph(None, {}).leaves(["a"]) == ("a",)  # type: ignore[arg-type]
-    assert Graph({"a": None}).upper_to_lower == {"a": ()}  # type: ignore[dict-item]
-    assert Graph({"reweight": ["classifier"] * 2}, {"classifier": ["reweight"] * 2}) == Graph(UP, DOWN)
-
-
 OTHER = ProblemNode({"model": "other", "teacher": "classifier"})
 SELF = ProblemNode({"model": "classifier"})
 EXTRA = ProblemNode({"model": "classifier", "extra": "clasifier"})
@@ -95,7 +78,6 @@ FAULTS: dict[str, tuple[Graph, dict[str, ProblemNode], list[str]]] = {
         NODES,
         ["graph.upper_to_lower: unknown problem 'clasifier'; expected one of reweight, classifier. Did you mean"],
     ),
-    "an unknown start": (Graph(UP, {"clasifier": ["reweight"]}), NODES, ["graph.lower_to_upper: unknown problem"]),
     "an edge to itself": (
         Graph({**UP, "classifier": ["classifier"]}, DOWN),
         NODES,
@@ -137,11 +119,6 @@ def test_faults(name: str) -> None:
         assert not any("comes back" in each for each in faults(Graph({"top": ["low"]}, graph.lower_to_upper), nodes))
     for text, message in zip(expected, faults(graph, nodes)[: len(expected)], strict=True):
         assert message.startswith(text)
-
-
-def test_an_edge_may_be_used_outside_the_loss() -> None:
-    node = ProblemNode({"model": "classifier"}, other_uses={"reset_to": "reweight"})
-    Graph(UP, DOWN).validate({**NODES, "classifier": node})
 
 
 def test_a_cycle_of_solutions() -> None:

@@ -96,36 +96,3 @@ def test_what_is_kept_changes_what_comes(name: str) -> None:
     made.load_state_dict(before)
     made.engine.memories[0].value = KEEPING[name]().initial_state()
     assert not torch.equal(made.gradient("u")["x"], kept[0])
-
-
-def test_checkpoints_of_before_have_starts_by_problem_and_reader() -> None:
-    made, other = (program(KEEPING["warm"]()) for _ in range(2))
-    ticked(made)
-    start = made.algorithm_state("w0").starts["u"]
-    before = {
-        "starts": {"w0 for u": [tensor.clone() for tensor in start]},
-        "num_pullbacks": NUM_TICKS,
-        "last": ["fixed number of terms", 3, 0.5],
-        "quality": [0.25, 0.75],
-    }
-    state = made.state_dict()
-    other.load_state_dict({**state, "w0": {**state["w0"], "hypergradient": before}})
-    assert other.algorithm_state("w0").num_pullbacks == NUM_TICKS
-    assert other.statistics() == {"w0/solver_residual": 0.25, "w0/solver_products": 3.0, "w0/solver_cosine": 0.75}
-    assert torch.equal(made.gradient("u")["x"], other.gradient("u")["x"])
-
-
-def test_checkpoints_of_before_have_what_other_algorithms_keep_as_today() -> None:
-    """The keys as they were when the settings themselves kept it."""
-    kept = {}
-    for name, make in KEEPING.items():
-        made = program(make())
-        ticked(made)
-        kept[name] = made.state_dict()["w0"]["hypergradient"]
-    assert kept["nystrom"] == {"last": kept["nystrom"]["last"], "solver": {"num_solves": NUM_TICKS}}
-    assert list(kept["penalty"]) == list(kept["barrier"]) == ["readers", "last_multiplier"]
-    assert list(kept["penalty"]["readers"]["u"]) == ["point", "multiplier"]
-    assert kept["penalty"]["readers"]["u"]["multiplier"] == 20.0 + 0.5 * NUM_TICKS
-    assert list(kept["saba"]) == ["readers", "gradients", "is_used"]
-    assert list(kept["saba"]["readers"]["u"]) == ["solution", "hessian", "cross"]
-    assert list(kept["evolution"]) == ["generator", "last", "histories", "ends"]

@@ -4,13 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
-from mlotool.hypergradient import Exact, Implicit, Unrolled
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.program import Schedule
 from tests.program.small import assert_identical, numbers, pair, parameters
@@ -91,9 +88,3 @@ def test_a_rank_without_the_last_stage_leaves_the_loss():
     assert results["w"].loss == 7.0
     for old, new in zip(before, program.problems["w"].theta.values(), strict=True):
         torch.testing.assert_close(new.detach(), old - 0.1)
-
-
-def test_steps_that_are_taken_again_are_refused():
-    with pytest.raises(ConfigError, match=r"problems\.w\.hypergradient: found parallel with simulated steps"):
-        pair({"parallel": Doubled()}, hypergradient=Unrolled)
-    pair({"parallel": Doubled()}, hypergradient=lambda: Implicit(Exact()))

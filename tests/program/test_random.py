@@ -18,7 +18,6 @@ from tests.hypergradient.every_algorithm import Batch, program, sample_losses
 from tests.program.small import Mlp, assert_identical, parameters
 
 ALGORITHMS: dict[str, Callable[[], AbstractHypergradient]] = {
-    "nystrom": lambda: Implicit(Nystrom(rank=4, rho=10.0)),
     "nystrom by differences": lambda: Implicit(Nystrom(rank=4, rho=10.0), "finite_difference"),
     "evolution": lambda: EvolutionStrategies(num_pairs=2, sigma=0.01),
     "unrolled": Unrolled,

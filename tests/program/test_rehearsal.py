@@ -1,6 +1,5 @@
 """The evaluation of a loss before the first tick: what reads tensors past their places in a module is refused."""
 
-import weakref
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -14,13 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from mlotool import (
     ConjugateGradient,
-    EvolutionStrategies,
     Exact,
-    FirstOrder,
     Graph,
     Identity,
     Implicit,
-    Penalty,
     Problem,
     Program,
     Schedule,
@@ -66,28 +62,6 @@ def pair(module: nn.Module, loss: Any, hypergradient: Any) -> Program:
 
 def of_net(again: Any, hypergradient: Any) -> Program:
     return pair(Again(again), lambda batch, *, w, x: (x(w(batch)) ** 2).mean(), hypergradient)
-
-
-def of_smoothed(hypergradient: Any) -> Program:
-    """A loss that torch takes as long as what shapes it has no gradient."""
-
-    def smoothed(batch: Tensor, *, w: Any, x: Any) -> Tensor:
-        target = torch.zeros(len(batch), dtype=torch.long)
-        return F.cross_entropy(w(batch), target, label_smoothing=x(torch.ones(1)).sigmoid().squeeze())
-
-    return pair(nn.Linear(2, 3), smoothed, hypergradient)
-
-
-@pytest.mark.filterwarnings("ignore:.*Converting a tensor with requires_grad=True to a scalar")
-@pytest.mark.parametrize("hypergradient", [*ELSEWHERE, Penalty(multiplier=1.0)])
-def test_a_loss_that_takes_no_gradient_of_what_shapes_it_is_refused(hypergradient: Any) -> None:
-    with pytest.raises(TypeError, match="label_smoothing"):
-        of_smoothed(hypergradient).rehearse("w", BATCH)
-
-
-@pytest.mark.parametrize("hypergradient", [FirstOrder(), EvolutionStrategies()])
-def test_it_does_where_no_gradient_of_it_is_taken(hypergradient: Any) -> None:
-    assert of_smoothed(hypergradient).rehearse("w", BATCH).loss.isfinite()
 
 
 @pytest.mark.parametrize("hypergradient", ELSEWHERE)
@@ -188,17 +162,13 @@ def of(make: Callable[[Layer], Any], read: Callable[[Any], Tensor], place: int =
 PARAMETERS: dict[str, Any] = {
     "list": of(lambda layer: [layer.weight], lambda kept: kept[0]),
     "closure": of(lambda layer: layer.bias, lambda kept: kept, 1),
-    "partial": of(lambda layer: partial(lambda weight: weight, layer.weight), lambda kept: kept()),
     "copy": of(lambda layer: layer.weight.T.contiguous().T, lambda kept: kept),
-    "view": of(lambda layer: layer.weight.T, lambda kept: kept.T),
-    "weak reference": of(lambda layer: weakref.ref(layer.weight), lambda kept: kept()),
     "object": of(lambda layer: SimpleNamespace(weight=layer.weight), lambda kept: kept.weight),
     "hook": by_hook,
 }
 VALUES: dict[str, Any] = {
     "detached": of(lambda layer: layer.weight.detach(), lambda kept: kept),
     "numpy": of(lambda layer: layer.weight.detach().numpy(), torch.from_numpy),
-    "buffer": of(lambda layer: layer.scale, lambda kept: kept, 2),
     "part of a buffer": of(lambda layer: layer.scale[:1], lambda kept: kept, 2),
     "buffer in an object": of(lambda layer: SimpleNamespace(x=[layer.scale]), lambda kept: kept.x[0], 2),
 }
@@ -210,8 +180,10 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [*[(name, "cg") for name in PARAMETERS], ("list", "difference"), ("copy", "forward"), ("hook", "unrolled")],
+)
 def test_a_parameter_that_is_read_past_its_place_is_refused(name: str, algorithm: str) -> None:
     text = r"problems\.low\.loss: .*depends on the parameter 'body\.0\.\w+' of the module of 'low' itself"
     with pytest.raises(MlotoolError, match=text):
@@ -268,25 +240,6 @@ def test_nothing_is_left_of_the_look(algorithm: str) -> None:
 
     for a, b in zip(state(is_rehearsed=False), state(is_rehearsed=True), strict=True):
         assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
-
-
-def test_a_checkpoint_inside_a_library_module_is_found_from_python() -> None:
-    class Checkpointed(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpointed(super().forward, x)  # type: ignore[arg-type]
-
-    Checkpointed.__module__ = "transformers.models"
-    net = nn.Sequential(Checkpointed(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 3)).double()
-    with pytest.raises(MlotoolError, match=r"past its place in the module.*mlotool\.remat"):
-        Schedule(program(net, Unrolled())).tick()
-
-
-def test_a_frozen_parameter_was_there_before() -> None:
-    layer = torch.nn.Linear(2, 1)
-    layer.bias.requires_grad_(False)
-    problem = Problem("w", layer, lambda batch, *, w: w(batch).square().mean(), roles={"w": "w"})
-    assert Program([problem], Graph()).rehearse("w", torch.ones(3, 2)).loss.requires_grad
-    assert not layer.bias.requires_grad
 
 
 def test_a_loss_that_freezes_what_it_is_given_is_refused() -> None:

@@ -23,7 +23,6 @@ from mlotool.hypergradient import (
     Penalty,
     Unrolled,
 )
-from tests.live_storage import LiveStorage
 from tests.program.small import adam, assert_resumes, momentum, sgd
 
 WIDTH = 4
@@ -32,20 +31,17 @@ WIDTH = 4
 class Block(nn.Module):
     """A residual block that counts how often it is evaluated."""
 
-    def __init__(self, norm: str | None = "layer", dropout: float = 0.0, hide: Any = None) -> None:
+    def __init__(self, norm: str | None = "layer", dropout: float = 0.0) -> None:
         super().__init__()
         self.norm = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, None: nn.Identity}[norm](WIDTH)
         self.attention = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sigmoid())
         self.up, self.down = nn.Linear(WIDTH, 6), nn.Linear(6, WIDTH)
         self.dropout = nn.Dropout(dropout)
-        self.hide = hide
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         y = self.norm(x)
-        if self.hide is not None:
-            x = x + 3 * self.hide(x).square() * self.up(x)[:, :WIDTH]
         return x + self.dropout(self.down(torch.tanh(self.up(y * self.attention(y)))))
 
 
@@ -194,14 +190,14 @@ def test_training_is_the_same(name: str) -> None:
         pytest.importorskip("curvlinops")
     given = {**ALGORITHMS, **BESIDE}[name]
     plain, ours = bilevel(None, **given), bilevel(["blocks.*"], **given)
-    num_ticks = 2 if name == "exact" else 5
+    num_ticks = 2 if name == "exact" else 3
     assert_close(trained(ours, num_ticks), trained(plain, num_ticks), TOLERANCES.get(name, 1e-12))
     # The noise of evolution strategies needs no derivative but that of the steps.
     assert num_calls(ours) > num_calls(plain)
 
 
 @pytest.mark.filterwarnings("ignore:.*solve at problem")
-@pytest.mark.parametrize("name", ["cg", "differences", "unrolled"])
+@pytest.mark.parametrize("name", ["cg", "unrolled"])
 def test_a_block_inside_a_block(name: str) -> None:
     given = {**ALGORITHMS[name], "net": {"dropout": 0.3}}
     plain, ours = bilevel(None, **given), bilevel(["blocks.*.attention", "blocks.*"], **given)
@@ -254,59 +250,3 @@ def test_hooks_of_a_block_run_once_and_change_what_it_returns() -> None:
     ours = torch.autograd.grad(model(x).sum(), list(net.parameters()))
     assert heard == [net.blocks[0]]
     assert_close(list(ours), list(torch.autograd.grad(net(x).sum(), list(net.parameters()))))
-
-
-@pytest.mark.filterwarnings("ignore:.*solve at problem")
-@pytest.mark.parametrize("name", ["cg", "unrolled again"])
-def test_a_deeper_net_holds_little_more(name: str) -> None:
-    class Deep(nn.Module):
-        def __init__(self, num_blocks: int) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-            self.blocks = nn.Sequential(*(Wide() for _ in range(num_blocks)))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.blocks(self.scale * x)[:, :2]
-
-    class Wide(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.eye(WIDTH))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(6):
-                x = torch.softmax(x @ self.weight, dim=1)
-            return x
-
-    def loss(batch: None, *, model: Any, weigher: Any) -> Tensor:
-        return (weigher(torch.ones(1, dtype=torch.float64)) * model(INPUT).square()).mean()
-
-    def above(batch: None, *, model: Any) -> Tensor:
-        return model(INPUT).square().mean()
-
-    def peak(num_blocks: int, remat: Any) -> int:
-        torch.manual_seed(0)
-        low = Problem(
-            "model",
-            Deep(num_blocks).double(),
-            loss,
-            roles={"model": "model", "weigher": "weigher"},
-            optimizer=sgd,
-            hypergradient=ALGORITHMS[name]["hypergradient"],
-            remat=remat,
-        )
-        high = Problem("weigher", Weigher().double(), above, roles={"model": "model"}, optimizer=sgd)
-        program = Program([low, high], Graph({"weigher": ["model"]}, {"model": ["weigher"]}))
-        schedule = Schedule(program)
-        schedule.tick()
-        with LiveStorage() as live:
-            schedule.tick()
-        return live.peak
-
-    per_block, plain = ((peak(12, remat) - peak(6, remat)) / 6 for remat in ("auto", None))
-    one_input = INPUT.numel() * INPUT.element_size()
-    assert per_block < 4 * one_input
-    assert plain > 12 * one_input
-
-
-INPUT = torch.linspace(-1, 1, 256 * WIDTH, dtype=torch.float64).reshape(256, WIDTH)

@@ -2,14 +2,13 @@
 
 import copy
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import LinearLR, OneCycleLR, SequentialLR, StepLR
 
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Implicit
 from mlotool.program import Program, Schedule
 from tests.program.small import adam, assert_identical, pair, parameters, web
@@ -24,20 +23,13 @@ def _one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:
     return OneCycleLR(optimizer, max_lr=0.2, total_steps=60)
 
 
-def _adaptation(settings: Mapping[str, Mapping[str, Any]]) -> Program:
-    return web({"top": ["low"]}, {"low": ["mid"], "mid": ["top"]}, settings=settings)
-
-
 def _plain() -> Program:
-    return pair({"unroll_steps": 3, "scheduler": _sequence}, {"scheduler": _one_cycle})
+    lower = {"unroll_steps": 2, "warmup_steps": 4, "accumulate_batches": 2, "gradient_clip_norm": 0.1}
+    return pair({**lower, "scheduler": _sequence}, {"scheduler": _one_cycle})
 
 
 def _looking_ahead() -> Program:
     return pair({"unroll_steps": 3, "roll_back": True, "optimizer": adam, "scheduler": _sequence})
-
-
-def _warming_up() -> Program:
-    return pair({"unroll_steps": 2, "warmup_steps": 4, "accumulate_batches": 2, "gradient_clip_norm": 0.1})
 
 
 def _by_fresh_batches() -> Program:
@@ -45,7 +37,8 @@ def _by_fresh_batches() -> Program:
 
 
 def _three_levels() -> Program:
-    return _adaptation({"low": {"unroll_steps": 2, "roll_back": True}, "mid": {"unroll_steps": 2, "optimizer": adam}})
+    settings = {"low": {"unroll_steps": 2, "roll_back": True}, "mid": {"unroll_steps": 2, "optimizer": adam}}
+    return web({"top": ["low"]}, {"low": ["mid"], "mid": ["top"]}, settings=settings)
 
 
 def _siblings() -> Program:
@@ -53,7 +46,7 @@ def _siblings() -> Program:
     return web({"u": ["a", "b"], "v": ["a"]}, {"a": ["u", "v"], "b": ["u"]}, settings=settings)
 
 
-MAKERS = [_plain, _looking_ahead, _warming_up, _by_fresh_batches, _three_levels, _siblings]
+MAKERS = [_plain, _looking_ahead, _by_fresh_batches, _three_levels, _siblings]
 NUM_TICKS = 12
 
 
@@ -112,12 +105,6 @@ def test_the_state_tells_runs_apart() -> None:
     assert own["stream"] == {"epoch": 1, "batches_consumed": 2}
     assert own["optimizer"]["state"]
     assert own["scheduler"]["last_epoch"] == 3
-
-
-def test_a_state_of_other_problems_is_an_error() -> None:
-    state = _plain().state_dict()
-    with pytest.raises(ConfigError, match=r"A saved program has the problems \['u', 'w'\]; expected \['low', 'mid'"):
-        _adaptation({}).load_state_dict(state)
 
 
 def test_a_schedules_state_does_not_change_afterwards() -> None:

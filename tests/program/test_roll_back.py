@@ -69,26 +69,14 @@ def test_against_a_loop_by_hand_in_plain_torch() -> None:
 def test_several_look_ahead_steps_end_in_one_real_step_on_the_last_batch() -> None:
     lower = {"roll_back": True, "unroll_steps": 3, "scheduler": _halving}
     schedule, twin = Schedule(pair(lower)), ByHand(pair(lower))
-    for _ in range(3):
+    for _ in range(2):
         assert [sorted(schedule.tick()) for _ in range(3)] == [["w"], ["w"], ["u", "w"]]
         with _ahead(twin, "w"):
             for _ in range(3):
                 twin.step("w")
             twin.step("u")
     assert_identical(parameters(schedule.program), parameters(twin.program))
-    assert schedule.program.problems["w"].num_steps == 3
-
-
-def test_the_result_is_that_of_the_real_step() -> None:
-    program = pair({"roll_back": True, "gradient_clip_norm": 100.0})
-    twin = ByHand(pair())
-    result, start = Schedule(program).tick()["w"], copy.deepcopy(twin.program.problems["w"].module.state_dict())
-    twin.step("w")
-    twin.step("u")
-    twin.program.problems["w"].module.load_state_dict(start)
-    gradient = twin.gradients("w", draw=False)["w"]["x"]
-    assert torch.equal(result.loss, twin.program.loss("w", twin.batches["w"]).loss)
-    assert torch.allclose(result.metrics["gradient_norm"], gradient.norm(), rtol=1e-12)
+    assert schedule.program.problems["w"].num_steps == 2
 
 
 def test_a_middle_problem_looks_ahead_too() -> None:

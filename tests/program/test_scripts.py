@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import Graph, LossOutput, Problem, Program, Schedule, Stream
+from mlotool import Graph, Problem, Program, Schedule, Stream
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import WrongResultError
-from mlotool.layerparallel import Auxiliary
 
 SAMPLES = [{"input": torch.randn(3), "target": torch.tensor(0), "index": each} for each in range(8)]
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -62,32 +61,13 @@ def kept() -> Callable[..., Tensor]:
     return found
 
 
-def names(batch: Any, *, model: Any, calls: list[int]) -> LossOutput:
-    calls.append(0)
-    return LossOutput(loss(batch, model=model), {f"m{len(calls)}": torch.ones(())})
-
-
-def shared(parallel: Auxiliary) -> Program:
-    modules = {name: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4)) for name in "ab"}
-    return Program([problem(name=name, module=each, parallel=parallel) for name, each in modules.items()], Graph())
-
-
-other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "metrics by batch": (
-        lambda: tick(loss=partial(names, calls=[]), accumulate_batches=2),
-        "problems.p: its gradient returned metrics with the names m2 for one batch of a step and m1 for another",
-    ),
     "a loss that is kept": (lambda: tick(loss=kept()), "problems.p.loss: the loss does not depend on any parameter"),
     "no gradients": (without_gradients, "problems.p.loss: its gradient is wanted where gradients are switched off"),
     "frozen": (lambda: changed(lambda each: each.requires_grad_(False)), "problems.p.module: its parameter '0.weight'"),
     "a parameter added": (
         lambda: changed(lambda each: each.register_parameter("extra", nn.Parameter(torch.ones(1)))),
         "problems.p.module: its parameter '0.extra' was replaced, added, removed or frozen after the problem was made",
-    ),
-    "a shared parallel": (
-        lambda: shared(Auxiliary(2)),
-        "problems.b.parallel: found 'that of problems.a'; expected one of its own",
     ),
     "state of a module": (
         lambda: loaded({"p": nn.Linear(3, 4).state_dict()}),

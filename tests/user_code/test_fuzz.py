@@ -1,17 +1,14 @@
 """Programs with code of a user's around them are trained as by plain torch, or say what does not count."""
 
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 from mlotool.config import building
-from mlotool.core.errors import ConfigError
 from mlotool.fusion import comparison
 from tests.user_code.actions import ACTIONS, MODES
-from tests.user_code.fuzz import Fuzzed, _judged, untimed
+from tests.user_code.fuzz import Fuzzed, untimed
 from tests.user_code.programs import by_hand
 
 NUM_PROGRAMS, NUM_QUICK, TICKS = 200, 12, 60
@@ -42,28 +39,6 @@ def test_programs_without_user_code_run(mode: str) -> None:
     for number in (22, 7):
         for result in Fuzzed(number, 30, (), mode).results():
             assert result.error is None and result.difference < 1e-12, str(result)
-
-
-@pytest.mark.parametrize(
-    ("message", "error", "is_right"),
-    [
-        ("", None, False),
-        ("The steps are taken by their plans.", None, False),
-        ("A hook is not called.", None, True),
-        ("", ConfigError("A hook is not supported. Take it away."), True),
-        ("", RuntimeError("shapes do not match"), False),
-    ],
-)
-def test_a_difference_needs_a_message(message: str, error: Exception | None, is_right: bool) -> None:
-    def run() -> Any:
-        if message:
-            warnings.warn(message, stacklevel=1)
-        if error is not None:
-            raise error
-        return [{"weight": torch.ones(2)}]
-
-    assert _judged("", run, [{"weight": torch.ones(2)}], []).is_right == (error is None or is_right)
-    assert _judged("", run, [{"weight": 1.01 * torch.ones(2)}], []).is_right == is_right
 
 
 @pytest.mark.parametrize("name", [name for name, each in ACTIONS.items() if each.suits("fused", is_bilevel=False)])
