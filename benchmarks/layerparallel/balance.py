@@ -8,8 +8,7 @@ from torch import Tensor
 from benchmarks.layerparallel.pipeline import KINDS
 from benchmarks.layerparallel.workload import AbstractWorkload
 from mlotool.layerparallel.partition import Chain
-from mlotool.layerparallel.partition.costs import operations, seconds
-from mlotool.layerparallel.partition.cut import imbalance
+from mlotool.layerparallel.partition.chain import imbalance, operations, seconds
 
 
 def balance(workload: AbstractWorkload, num_ranks: int) -> dict[str, Any]:
@@ -41,8 +40,8 @@ def exchanged(workload: AbstractWorkload, num_ranks: int) -> dict[str, Any]:
 
 def _costs(workload: AbstractWorkload, num_stages: int, ways: dict[str, Sequence[Sequence[int]]]) -> dict[str, Any]:
     model, cut = workload.make_cut(num_stages)
-    chain, inputs = Chain(model), (next(workload.batches())[0],)
-    counted, timed = (chain.costs_of(cut, inputs, measure) for measure in (operations, seconds))
+    chain = Chain(model, (next(workload.batches())[0],))
+    counted, timed = (chain.costs(cut, measure) for measure in (operations, seconds))
 
     def of_ranks(costs: Sequence[float]) -> dict[str, float]:
         sums = {way: [sum(costs[stage] for stage in own) for own in stages] for way, stages in ways.items()}

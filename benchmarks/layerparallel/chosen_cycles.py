@@ -105,7 +105,7 @@ def _chosen(
     assert isinstance(guard, Choice)
     if guard.plan is None:
         return {"bound": None}
-    method = guard.plan.method
+    method = guard.plan.forward
     return {
         "coarsening": method.coarsening,
         "cycles": method.cycles,

@@ -35,7 +35,7 @@ class PerceptronWorkload(AbstractWorkload):
 
     def make_stages(self, num_stages: int) -> list[nn.Module]:
         """Return the model in parts."""
-        return traced_stages(*self.make_cut(num_stages))
+        return traced_stages(*self.make_cut(num_stages), next(self.batches())[0])
 
     def make_cut(self, num_stages: int) -> tuple[nn.Module, Sequence[str]]:
         """Return the whole model, and the layers that begin its parts."""

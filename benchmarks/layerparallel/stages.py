@@ -41,11 +41,12 @@ class TracedStage(nn.Module):
         return self.part(state) if self.is_first else self.part(state, None)
 
 
-def traced_stages(model: nn.Module, cut: Sequence[str]) -> list[nn.Module]:
+def traced_stages(model: nn.Module, cut: Sequence[str], example: Tensor) -> list[nn.Module]:
     """Return the parts of a model between cuts.
 
     Args:
         model: of one input.
         cut: names of the layers that begin the parts but the first.
+        example: its input.
     """
-    return [TracedStage(each) for each in partition(model, len(cut) + 1, list(cut))]
+    return [TracedStage(each) for each in partition(model, len(cut) + 1, example, list(cut))]

@@ -132,7 +132,7 @@ def _traced(config: Any, name: str, module: "nn.Module") -> "tuple[NodeSummary, 
 def _size(config: Any, name: str, taken: "Mapping[str, Decision]") -> str:
     from mlotool.config.building import decided_module
     from mlotool.config.drawing import WithoutValues
-    from mlotool.spaces.size import space_size
+    from mlotool.spaces.summary import space_size
 
     without_values = WithoutValues()
 

@@ -1,32 +1,10 @@
 """Layer-parallel training: multigrid across layers, auxiliary variables; plain torch."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mlotool.layerparallel.auxiliary import Auxiliary
-    from mlotool.layerparallel.multigrid import (
-        BatchedStep,
-        BlockLayers,
-        Multigrid,
-        MultigridResidual,
-        StackedLayers,
-        critical_path,
-        mgrit,
-        mgrit_adjoint,
-    )
-
-__all__ = [
-    "Auxiliary",
-    "BatchedStep",
-    "BlockLayers",
-    "Multigrid",
-    "MultigridResidual",
-    "StackedLayers",
-    "critical_path",
-    "mgrit",
-    "mgrit_adjoint",
-]
+__all__ = ["Auxiliary", "BatchedStep", "BlockLayers", "Multigrid", "MultigridResidual", "StackedLayers"]
+__all__ += ["critical_path", "mgrit", "mgrit_adjoint"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """What processes tell each other that share a module: stages hand on tensors, parts of the layers their points."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -107,10 +107,6 @@ class Transport:
         """Wait until everything that was sent has left, and forget what a step that has failed has left behind."""
         self._messages.finish()
         self._letters.clear()
-
-    def agreed(self, compute: Callable[[], T]) -> T:
-        """Call a function in one process, and return its result in all of them."""
-        return self.stages.of_first(lambda: self.replicas.of_first(compute))
 
     def gathered(self, own: dict[str, T]) -> dict[str, T]:
         """Return the entries that all stages' processes have, as one mapping; every process has keys of its own."""

@@ -14,7 +14,6 @@ from torch import Size, Tensor, fx, nn
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.messages import shown
 from mlotool.core.user_code import is_refusal, named
-from mlotool.spaces.bases import check_keeps
 from mlotool.spaces.decisions import Decision, as_before
 from mlotool.spaces.shapes import VALUE
 
@@ -37,16 +36,16 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
         ConfigError: what is made is no module, or nothing can be made.
         InfeasibleModelError: the constructor refuses what its place gives it.
     """
-    if not callable(build):
+    if isinstance(build, nn.Module) or not callable(build):
         raise ConfigError(
-            f"node '{name}': found the candidate {shown(build)}; expected what makes a module, or null. Correct it."
+            f"node '{name}': found the candidate {shown(build)}; expected what makes a module, such as torch.nn.Tanh "
+            "or functools.partial(torch.nn.Conv2d, kernel_size=5), or null. Correct it."
         )
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
         # Of the CPU alone where modules are made there: `torch.manual_seed` takes a millisecond for other devices.
         is_on_cpu = torch.get_default_device().type in ("cpu", "meta")
         seeded = torch.default_generator.manual_seed if is_on_cpu else torch.manual_seed
-        seeded(int.from_bytes(digest[:8], "big") >> 1)
+        seeded(_digest(f"{seed}/{name}"))
         try:
             module = build(**accepted(build, settings))
         except (InfeasibleModelError, RefusedError) as error:
@@ -74,7 +73,11 @@ def seed_at(seed: int, place: str) -> int:
         >>> seed_at(3, ""), seed_at(3, "left") == seed_at(3, "right")
         (3, False)
     """
-    return int.from_bytes(hashlib.sha256(f"{seed}/{place}/".encode()).digest()[:8], "big") >> 1 if place else seed
+    return _digest(f"{seed}/{place}/") if place else seed
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def settings_of(module: nn.Module | None, before: Size | None, after: Size | None) -> dict[str, Any]:
@@ -211,6 +214,7 @@ class NewModules:
         # Of modules that the base has too: models made anew for the last copy, by name, and what they are copies of.
         self._last: tuple[str, dict[str, nn.Module]] = ("", {})
         self._origins: dict[str, str] = {}
+        self._names: dict[str, str] = {}
 
     @property
     def paths(self) -> set[str]:
@@ -237,22 +241,30 @@ class NewModules:
             the path where it is.
         """
         before = self._root.get_submodule(path) if self.has(path) else None
-        if before is not None:
+        if before is not None and path not in self._makers:
             self._check_untied(path)
-        self._makers[path] = (build, settings, dtype)
-        self._make(path, path, before)
+        new = self._path_for(path)
+        self._makers[new] = (build, settings, dtype)
+        self._make(new, path, before)
+        return new
+
+    def _path_for(self, path: str) -> str:
+        """Return where a new module is kept that stands in a path's place."""
         return path
 
-    def _make(self, path: str, seeded_by: str, before: nn.Module | None) -> None:
+    def name_in_space(self, path: str) -> str:
+        """Return the path that a new module has in a space that has decided for it."""
+        return self._names.get(path, path)
+
+    def _make(self, path: str, name: str, before: nn.Module | None) -> None:
         """Make the new module of a path with the random numbers of a name, and keep it."""
         build, settings, dtype = self._makers[path]
+        self._names[path] = name
         # A candidate that chooses in its own constructor has one answer for all of its places.
         _, made = self._chosen.setdefault(id(build), (build, {}))
         with as_before(made):
-            new = built(build, self._seed, seeded_by, settings)
+            new = built(build, self._seed, name, settings)
         new = new if dtype in (None, torch.get_default_dtype()) else new.to(dtype)
-        if before is not None:
-            check_keeps(path, [before], new)
         # What stands in the place of a module that the base keeps in evaluation is in evaluation as well.
         self._keep(path, new, is_training=self._modes[self._root if before is None else before])
 
@@ -270,8 +282,10 @@ class NewModules:
         new = f"{name}.{path}"
         self.hold(path, name)
         if path in self._makers:
-            self.put(new, *self._makers[path])
-            self._set_modes(self._root.get_submodule(new), like=self._root.get_submodule(path))
+            self._makers[new] = self._makers[path]
+            self._make(new, f"{name}.{self.name_in_space(path)}", None)
+            pairs = zip(self._root.get_submodule(new).modules(), self._root.get_submodule(path).modules(), strict=True)
+            self._modes |= {copied: self._modes[original] for copied, original in pairs}
             return
         self._keep(new, self._original(path, name))
 
@@ -316,10 +330,6 @@ class NewModules:
         if key not in models:
             models[key] = built(self._anew, self._seed, key, {})
         return models[key].get_submodule(origin)
-
-    def _set_modes(self, module: nn.Module, like: nn.Module) -> None:
-        for new, old in zip(module.modules(), like.modules(), strict=True):
-            self._modes[new] = self._modes[old]
 
     def _check_untied(self, path: str) -> None:
         """Refuse a module whose parameters another one has as well: a new one would have its own."""

@@ -10,7 +10,6 @@ from torch import Size, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import shown
-from mlotool.spaces.bases import check_keeps
 from mlotool.spaces.building import Build, NewModules, dtype_at, input_sizes, settings_of
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.places import Place, Places, as_target, node_of
@@ -245,8 +244,6 @@ class ModelGraph:
             return self._replace_module(place, last, build, settings)
         with self.beside(place):
             node = self._create(name, build, [place.input], settings, before=last)
-        layers = [self.root.get_submodule(str(node.target)) for node in place.nodes if node.op == "call_module"]
-        check_keeps(place.id, layers, self.root.get_submodule(str(node.target)))
         self.put(place, node)
         return node
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import Size, fx, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import did_you_mean, shown
 from mlotool.core.messages import kind_of as kind_of_result
-from mlotool.core.settings import target
+from mlotool.core.settings import setting_fault, target
 from mlotool.core.user_code import Call, WrongResultError, explained, note
 from mlotool.spaces.shapes import shape_of
 from mlotool.spaces.tracing import BLOCKS, CALLS, OWNER, forward_of, kind_of, matches, node_id
@@ -132,6 +133,15 @@ def _is_meant(where: Predicate, place: Place) -> bool:
     return answer
 
 
+class _Described(TypedDict, total=False):
+    """A `Target` in a recipe."""
+
+    path: str | None
+    type: str | None
+    where: Any
+    chain: Sequence[Any] | None
+
+
 def as_target(described: "str | Mapping[str, Any] | Target") -> Target:
     """Return a target as it is written in a recipe: a path, or a mapping with some of the arguments of `Target`.
 
@@ -142,25 +152,16 @@ def as_target(described: "str | Mapping[str, Any] | Target") -> Target:
         return described
     if isinstance(described, str):
         return Target(path=described)
-    keys = ("path", "type", "where", "chain")
-    if not isinstance(described, Mapping) or not described or not set(described) <= set(keys):
-        raise _wrong("at", described, f"a path such as 'stages.*', or some of {', '.join(keys)}", "{type: Conv2d}")
-    path, kind, where, chain = (described.get(key) for key in keys)
-    for key, value in (("path", path), ("type", kind)):
-        if value is not None and not isinstance(value, str):
-            raise _wrong(f"at.{key}", value, "a text", f"{{{key}: ..}}")
-    if where is not None and not callable(where):
-        raise _wrong("at.where", where, "a predicate, called with a place", "{where: {_target_: ..}}")
-    targets = chain if isinstance(chain, Sequence) and not isinstance(chain, str) else ()
-    is_nested = any(isinstance(target, Mapping) and "chain" in target for target in targets)
-    if chain is not None and (len(targets) < 2 or is_nested or (path, kind, where) != (None, None, None)):
-        expected = "at least two targets of one node each, without a chain in a chain or another key beside it"
-        raise _wrong("at.chain", chain, expected, "{chain: [{type: Conv2d}, {type: BatchNorm2d}]}")
-    return Target(path, kind, where, tuple(as_target(target) for target in targets))
-
-
-def _wrong(key: str, value: Any, expected: str, example: str) -> ConfigError:
-    return ConfigError(f"{key}: found {shown(value)}; expected {expected}. Write at: {example}.")
+    fault = setting_fault("at", described, str | _Described)
+    if fault is not None or not described:
+        raise ConfigError(fault or "at: found {}; expected some of path, type, where, chain. Write at: {type: Conv2d}.")
+    where, links = described.get("where"), described.get("chain")
+    require(where is None or callable(where), "at.where", where, "a predicate, called with a place")
+    chain = tuple(as_target(link) for link in links or ())
+    is_chain = len(chain) > 1 and len(described) == 1 and not any(link.chain for link in chain)
+    expected = "at least two targets of one node each, without a chain in a chain or another key beside it"
+    require(links is None or is_chain, "at.chain", links, expected, "Write chain: [{type: Conv2d}, {type: ReLU}].")
+    return Target(**{**described, "chain": chain})
 
 
 @target("predicate")

@@ -3,35 +3,29 @@
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, Required, TypedDict
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Size, Tensor, fx, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.core.messages import shown
 from mlotool.core.private import DataDependentOutputException, DynamicOutputShapeException, pytree
-from mlotool.spaces.tracing import AS_LEAF, Whole, kept_attributes, node_id
+from mlotool.core.settings import fits
+from mlotool.spaces.tracing import kept_attributes, node_id
 
 BATCH_SIZE = 2
 MAX_VALUES = 10**8
-NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 VALUE, CHANGED, STRETCHED, GIVEN = "value", "changed", "stretched", "given"
 """Keys of `node.meta`: a stand-in for its result; the nodes whose results its call changes in place; which operands it
 stretches, where the model has it so; what the stand-in was computed from."""
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
 _BROADCASTING = {
     *(operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul, operator.truediv),
     *(torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum),
     *("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_"),
 }
-
-
-def is_of_torch(module: nn.Module) -> bool:
-    """Say whether a module is a layer of torch's, which keeps nothing of a call."""
-    return type(module).__module__.startswith("torch.nn.")
 
 
 class Shapes:
@@ -76,7 +70,6 @@ class Shapes:
 
         Raises:
             InfeasibleModelError: an operation does not take what it is given, or stretches it.
-            ConfigError: the model returns a dataclass, in which nobody finds the tensors.
         """
         inputs = iter(self._inputs)
         for node in graph.nodes:
@@ -92,18 +85,15 @@ class Shapes:
         args = fx.node.map_arg(node.args, stand_ins.__getitem__)
         if node.op == "output":
             node.meta[VALUE] = args[0]
-            if is_base and not isinstance(root, Whole):
-                _check_opens(args[0])
-            return
-        if node.op != "get_attr" and self.is_computed(node, root):
-            # Mutators change a few nodes.
+        # Mutators change a few nodes.
+        if node.op == "output" or (node.op != "get_attr" and self.is_computed(node, root)):
             return
         device = next(root.parameters(), torch.empty(0)).device
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
                 values = {source: self._drawn(value, device) for source, value in stand_ins.items()}
                 result, changed = _called(node, root, values)
-            except NEED_VALUES as error:
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise ConfigError(
                     f"node '{node_id(node)}' takes steps that depend on values of tensors, while shapes alone are "
                     "computed; expected a model that is built with its values."
@@ -148,8 +138,6 @@ def _result(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> An
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
-        if is_of_torch(module) and not module._modules:
-            return module(*args, **kwargs)
         with kept_attributes(module):
             return module(*args, **kwargs)
     if node.op == "get_attr":
@@ -181,16 +169,6 @@ def shapes_of_result(graph: fx.Graph) -> str:
 
     [output] = (node for node in graph.nodes if node.op == "output")
     return str(pytree.tree_map_only(Tensor, with_type, output.meta.get(VALUE)))
-
-
-def _check_opens(result: Any) -> None:
-    for value in pytree.tree_leaves(result):
-        if is_dataclass(value):
-            kind = type(value).__name__
-            raise ConfigError(
-                f"base: its forward returns {kind}, a dataclass, of which a space cannot compare the tensors; expected "
-                f"tensors, and tuples, named tuples, lists and dicts of them. Return a dict, or {AS_LEAF}."
-            )
 
 
 def _unfit(node: fx.Node, values: Mapping[fx.Node, Any], error: Exception) -> InfeasibleModelError:
@@ -231,22 +209,24 @@ def _random_like(value: Tensor, device: torch.device) -> Tensor:
     return drawn.uniform_() if value.is_floating_point() else drawn.copy_(torch.randint(2, value.shape, device=device))
 
 
+class _Input(TypedDict, total=False):
+    """An input in a recipe."""
+
+    shape: Required[Sequence[Annotated[int, Ge(1), Lt(2**31)]]]
+    dtype: Literal["float32", "float64", "int64", "bool"]
+    batched: bool
+
+
 def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:
-    default = str(torch.get_default_dtype()).removeprefix("torch.")
-    settings = described if isinstance(described, Mapping) else {"shape": described}
-    shape, dtype, batched = settings.get("shape"), settings.get("dtype", default), settings.get("batched", True)
-    is_shape = isinstance(shape, Sequence) and all(type(size) is int and 0 < size < 2**31 for size in shape)
-    is_known = dtype in _DTYPES and type(batched) is bool and set(settings) <= {"shape", "dtype", "batched"}
-    if not (is_shape and is_known):
-        raise ConfigError(
-            f"inputs: found {shown(described)}; expected the shape of an input without the batch, such as [3, 32, 32], "
-            f"or {{shape: [64], dtype: int64}} with one of {', '.join(_DTYPES)}, and batched: false where the first "
-            "size is not the batch's. Write inputs: ${data.image_shape}."
-        )
-    assert shape is not None
-    if math.prod(shape) > MAX_VALUES:
-        raise ConfigError(
-            f"inputs: found {shown(described)}, of {math.prod(shape):.0e} values; expected at most {MAX_VALUES:.0e}, "
-            "as a space is compared with its base on random ones. Write the shape of one input, without the batch."
-        )
-    return ((BATCH_SIZE, *shape) if batched else tuple(shape)), _DTYPES[dtype]
+    settings: Any = described if isinstance(described, Mapping) else {"shape": described}
+    expected = (
+        "the shape of an input without the batch, such as [3, 32, 32], or {shape: [64], dtype: int64} with one of "
+        "float32, float64, int64, bool, and batched: false where the first size is not the batch's"
+    )
+    require(fits(settings, _Input), "inputs", described, expected, "Write inputs: ${data.image_shape}.")
+    shape = tuple(settings["shape"])
+    expected = f"at most {MAX_VALUES:.0e} values, as a space is compared with its base on random ones"
+    advice = "Write the shape of one input, without the batch."
+    require(math.prod(shape) <= MAX_VALUES, "inputs", described, expected, advice)
+    dtype = getattr(torch, settings["dtype"]) if "dtype" in settings else torch.get_default_dtype()
+    return ((BATCH_SIZE, *shape) if settings.get("batched", True) else shape), dtype

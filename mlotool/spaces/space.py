@@ -1,35 +1,33 @@
 """A space of models as one module: a base, what may be changed in it, and the decisions that were made."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import linecache
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from types import new_class
-from typing import Any, ClassVar
+from importlib import import_module
+from itertools import count
+from types import FunctionType, ModuleType, new_class
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
+from mlotool.core.private import pytree
 from mlotool.core.settings import target
-from mlotool.spaces.bases import (
-    LostMethodError,
-    check_base,
-    check_hooks,
-    check_leaves,
-    check_methods,
-    check_own_names,
-    refuse_hooks,
-)
+from mlotool.spaces import tracing
 from mlotool.spaces.building import seed_at
-from mlotool.spaces.compiled_graph import OwnResult, compiled, kept_buffers
 from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, deciding, decisions_of
 from mlotool.spaces.model_graph import Change, ModelGraph, remove_unread, unread
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import NodeSummary, summaries
-from mlotool.spaces.tracing import AS_LEAF, WHOLE, Whole, traced, whole
+from mlotool.spaces.tracing import AS_LEAF, WHOLE, Whole
 
+_numbers = count()
 _PLAIN = bool | int | float | str | tuple
 
 
@@ -112,7 +110,7 @@ class Space(nn.Module):
         self,
         base: nn.Module | Callable[[], nn.Module],
         mutators: Sequence[AbstractMutator] = (),
-        inputs: Sequence[Any] | None = None,
+        inputs: Sequence[Any] = (),
         leaves: Sequence[str] = (),
         decisions: Mapping[str, Value] | None = None,
         seed: int | None = None,
@@ -122,42 +120,36 @@ class Space(nn.Module):
         statistics: str = "shared",
     ) -> None:
         super().__init__()
-        _check_settings(mutators, inputs, leaves)
-        if not callable(base):
-            raise ConfigError(f"base: found {shown(base)}; expected what makes a module. Write base: {{_target_: ..}}.")
-        assert inputs is not None
         shapes = Shapes(inputs)
         with decisions_of(decisions) as asked:
             before = set(asked.made)
             root, anew = (base, None) if isinstance(base, nn.Module) else (base(), partial(_anew, base, asked))
-            check_base(root)
+            tracing.check_base(root)
             # A base that decides what it is made of may be without a part.
             if len(asked.made) == len(before):
-                check_leaves(root, leaves)
+                tracing.check_leaves(root, leaves)
             self._own_type = type(root)
             if WHOLE in leaves:
-                root, graph = whole(root, len(shapes))
+                root, graph = tracing.whole(root, len(shapes))
             else:
-                kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Space)]
-                own_names = {name for kind in kinds for name in kind.__annotations__ if not hasattr(kind, name)}
-                check_own_names(root, sorted(own_names))
-                graph = traced(root, leaves, len(shapes))
-                check_hooks(root, graph)
+                self._check_names(root)
+                graph = tracing.traced(root, leaves, len(shapes))
             self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
             unread_before, used = unread(graph), _used(graph)
             with kept_buffers(root):
                 modes = {module: module.training for module in root.modules()}
                 start = seed_at(torch.initial_seed() if seed is None else seed, place)
                 model = self._graph_kind(root, graph, shapes, start, anew)
-                own_result = OwnResult(root, shapes, modes)
+                is_compared = not (isinstance(root, Whole) or shapes.is_without_values)
+                own_result = OwnResult(root, shapes, modes) if is_compared else None
                 if mutators:
                     model.without_in_place()
-                own_result.check(graph)
+                if own_result is not None:
+                    own_result.check(graph)
                 for mutator in mutators:
                     with model.by(mutator.name):
                         mutator.mutate(model)
                 remove_unread(graph, unread_before)
-                refuse_hooks(root, graph)
                 self._decide(model, paths, statistics)
             own = {name: decision for name, decision in asked.made.items() if name not in before}
         model.modules.restore_modes()
@@ -168,7 +160,7 @@ class Space(nn.Module):
             if not any(other.startswith(f"{path}.") for other in still_used):
                 _remove(root, path)
         if model.is_rewired and not isinstance(root, Whole):
-            check_methods(type(root))
+            _check_methods(type(root))
         settings = vars(root.base if model.is_rewired and isinstance(root, Whole) else root)
         # Parameters, buffers, children and attributes keep their names and their order.
         self.__dict__.update(
@@ -186,6 +178,16 @@ class Space(nn.Module):
         )
         if not model.is_rewired:
             self.__class__ = _joint(type(self), type(root))
+
+    def _check_names(self, base: nn.Module) -> None:
+        """Refuse a base with an attribute that a space has for itself."""
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Space)]
+        names = {name for kind in kinds for name in kind.__annotations__ if not hasattr(kind, name)}
+        if taken := sorted(name for name in names if hasattr(base, name)):
+            raise ConfigError(
+                f"base: found {type(base).__name__} with an attribute '{taken[0]}', which a space has for itself; "
+                f"expected another name. Rename it, or {AS_LEAF}."
+            )
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         """Make decisions that mutators have left open; a single model has none."""
@@ -211,36 +213,16 @@ class Space(nn.Module):
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in self._arguments])
         return signature.bind(*args, **kwargs).args
 
-    def __getattr__(self, name: str) -> Any:
-        """Say of what the base's class offers beside its forward why a changed graph does not have it."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            own_type = self.__dict__.get("_own_type")
-            if name.startswith("__") or not hasattr(own_type, name) or not self.__dict__.get("_is_rewired"):
-                raise
-        raise self._lost(name)
-
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute as the base would; one that the graph may have as a fixed number is refused."""
         fixed = self.__dict__.get("_fixed", {})
         if name in fixed and value != fixed[name]:
-            raise LostMethodError(
+            raise ConfigError(
                 f"Space.{name}: found the new value {shown(value)} of what is {shown(fixed[name])} in the base, whose "
                 f"graph keeps what it has read; expected a buffer: self.register_buffer('{name}', ..). Make it one, "
                 f"or {AS_LEAF}."
             )
-        own_type = self.__dict__.get("_own_type")
-        if isinstance(getattr(own_type, name, None), property) and self.__dict__.get("_is_rewired"):
-            raise self._lost(name)
         super().__setattr__(name, value)
-
-    def _lost(self, name: str) -> LostMethodError:
-        return LostMethodError(
-            f"{self._own_type.__name__}.{name}: mutators have changed what is connected to what, which '{name}' knows "
-            "nothing of; expected mutators that put one module in the place of another, or a loss that calls the "
-            "model alone. Take one of the two."
-        )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Say how to make it again: the class that it has together with its base has no name."""
@@ -291,12 +273,139 @@ def _remove(root: nn.Module, path: str) -> None:
         kept.pop(name, None)
 
 
-def _check_settings(mutators: Any, inputs: Any, leaves: Any) -> None:
-    for key, value, kind, expected in (
-        ("mutators", mutators, AbstractMutator, "a list of mutators, such as mlotool.spaces.Operator"),
-        ("leaves", leaves, str, "a list of paths, such as ['blocks.*']"),
-        ("inputs", inputs, object, "the shape of what the model is called with, such as ${data.image_shape}"),
-    ):
-        is_list = isinstance(value, Sequence) and not isinstance(value, str)
-        if not is_list or not all(isinstance(entry, kind) for entry in value):
-            raise ConfigError(f"{key}: found {shown(value)}; expected {expected}. Correct it.")
+def _check_methods(kind: type[nn.Module]) -> None:
+    """Refuse a class with a `train`, a `state_dict` or the like of its own, which a changed graph would not have."""
+    for name, method in inspect.getmembers(nn.Module, lambda value: isinstance(value, FunctionType)):
+        is_public = name[0] != "_" or name in ("_apply", "__call__", "__setattr__")
+        if is_public and name not in ("forward", "extra_repr") and getattr(kind, name) is not method:
+            raise ConfigError(
+                f"base: found {kind.__name__}.{name}, which a space whose mutators change what is connected to what "
+                f"has from torch.nn.Module; expected a model that leaves it as it is. Put it into a module inside, or "
+                f"{AS_LEAF}."
+            )
+
+
+class CompiledGraph:
+    """A graph as a function of its module and its inputs; tracebacks show its lines.
+
+    Pickled it is its source, and by name what that refers to: functions of torch, or a mutator's. A lambda or a
+    function within another has no name.
+
+    Args:
+        source: in Python, of a function `forward`.
+        names: what the source refers to.
+        title: for tracebacks.
+    """
+
+    def __init__(self, source: str, names: Mapping[str, Any], title: str) -> None:
+        self._source, self._names, self._title = source, dict(names), title
+        file = f"<graph of {title} {next(_numbers)}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        # A search makes thousands of graphs in one process.
+        weakref.finalize(self, linecache.cache.pop, file, None).atexit = False
+        namespace = dict(names)
+        exec(compile(source, file, "exec"), namespace)
+        self._function = namespace["forward"]
+
+    def __call__(self, *args: Any) -> Any:
+        """Return what the graph computes."""
+        return self._function(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself, which has no state."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Say how to make it again: modules, which cannot be pickled, by their names."""
+        modules = {name: value.__name__ for name, value in self._names.items() if isinstance(value, ModuleType)}
+        others = {name: value for name, value in self._names.items() if name not in modules}
+        return _compiled_again, (self._source, modules, others, self._title)
+
+
+def _compiled_again(source: str, modules: Mapping[str, str], others: Mapping[str, Any], title: str) -> CompiledGraph:
+    return CompiledGraph(source, {name: import_module(each) for name, each in modules.items()} | dict(others), title)
+
+
+def compiled(graph: fx.Graph, title: str) -> CompiledGraph:
+    """Return a graph as a function.
+
+    Args:
+        graph: what is computed.
+        title: of the model, for tracebacks.
+    """
+    code = graph.python_code("self")
+    return CompiledGraph(code.src, code.globals, title)
+
+
+@contextmanager
+def kept_buffers(root: nn.Module) -> Iterator[None]:
+    """Put back the values of buffers, which a forward may change in evaluation too."""
+    kept = [(buffer, buffer.clone()) for buffer in root.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+
+class OwnResult:
+    """What a model's own forward returns on random inputs, training and not; a graph is compared with it.
+
+    What a forward asks of its input beside the input's values, as its type, and whether it trains, was answered once,
+    when the graph was made. Where that changes the result, it shows here.
+
+    Args:
+        root: the model.
+        shapes: of its inputs.
+        modes: whether each module trains, as the model stands.
+    """
+
+    def __init__(self, root: nn.Module, shapes: Shapes, modes: Mapping[nn.Module, bool]) -> None:
+        self._root, self._kind = root, type(root).__name__
+        modules = list(root.modules())
+        self._modes = [modes, dict.fromkeys(modules, False), {module: i % 2 == 1 for i, module in enumerate(modules)}]
+        self._device = next(root.parameters(), torch.zeros(())).device
+        with self._kept_random_states():
+            self._inputs = shapes.random(self._device)
+        self._results = self._of(root.forward)
+
+    def check(self, graph: fx.Graph) -> None:
+        """Compare a graph with the forward that it was made from.
+
+        Raises:
+            ConfigError: the results differ.
+        """
+        results = self._of(partial(compiled(graph, self._kind), self._root))
+        try:
+            torch.testing.assert_close(self._results, results, rtol=0, atol=0, equal_nan=True)
+        except AssertionError as error:
+            raise ConfigError(
+                f"leaves: the forward of {self._kind} computes something else than its graph "
+                f"({' '.join(str(error).split())[:200]}); expected steps that are the same whether it trains or not, "
+                "but for what functions take as the mode of one module (training=self.training), that ask for nothing "
+                "but shapes and values of tensors, keep nothing from call to call, and change nothing that is read "
+                f"under another name. Declare the module that does otherwise as a leaf, or {AS_LEAF}."
+            ) from error
+
+    def _of(self, forward: Callable[..., Any]) -> list[list[Tensor]]:
+        """Return the tensors that a forward returns in different modes, and leave modules as they are."""
+        results = []
+        for modes in self._modes:
+            with (
+                tracing.kept_attributes(self._root),
+                kept_buffers(self._root),
+                self._kept_random_states(),
+                torch.no_grad(),
+            ):
+                for module, is_training in modes.items():
+                    module.training = is_training
+                leaves = pytree.tree_leaves(forward(*(argument.clone() for argument in self._inputs)))
+                results.append([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        return results
+
+    def _kept_random_states(self) -> Any:
+        """Put back the random numbers of the devices that are used; none is seeded, as that would change others."""
+        kind = self._device.type
+        devices, device_type = ([], "cuda") if kind == "cpu" else ([self._device], kind)
+        return torch.random.fork_rng(devices, device_type=device_type)

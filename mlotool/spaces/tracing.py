@@ -2,22 +2,23 @@
 
 import copy
 import inspect
-import pickle
 import random
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from itertools import zip_longest
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import did_you_mean, shown
 from mlotool.core.private import unset_fake_temporarily
 
 ID, OWNER, CALLS, BLOCKS = "id", "owner", "calls", "blocks"
@@ -34,6 +35,7 @@ WHOLE = "."
 AS_LEAF = f"write leaves: ['{WHOLE}'], which makes one node of the whole model"
 """The advice that helps where a forward cannot be followed."""
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -132,6 +134,36 @@ def whole(base: nn.Module, num_inputs: int | None) -> tuple[Whole, fx.Graph]:
     return Whole(base), graph
 
 
+def check_base(base: nn.Module) -> None:
+    """Refuse what is no module, and modules whose parameters have no shape yet."""
+    if not isinstance(base, nn.Module):
+        raise ConfigError(
+            f"base: found {type(base).__name__}; expected a module, or a function that makes one. Correct it."
+        )
+    for path, module in base.named_modules():
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise ConfigError(
+                f"base: found the lazy module '{path}', whose parameters have no shape yet; expected shapes that are "
+                f"known. Write {type(module).__name__.removeprefix('Lazy')} with its sizes."
+            )
+
+
+def check_leaves(base: nn.Module, leaves: Sequence[str]) -> None:
+    """Refuse leaves that are none of a base's modules; a part that a base is without (None, an empty list) is one."""
+    paths = [path for path, _ in base.named_modules() if path]
+    for pattern in leaves:
+        names = list(takewhile(lambda name: not set(name) & set("*?["), pattern.split(".")))
+        present: Any = base if names or any(matches(path, pattern) for path in paths) else pattern
+        for name in names if pattern != WHOLE else ():
+            present = getattr(present, name, pattern)
+        if present is not None and not isinstance(present, nn.Module):
+            some = ", ".join(paths[:8]) + (", .." if len(paths) > 8 else "")
+            raise ConfigError(
+                f"leaves: found {shown(pattern)}, which is no module of {type(base).__name__}; expected paths such as "
+                f"{some or WHOLE}.{did_you_mean(pattern, paths)} Correct the path, or remove it."
+            )
+
+
 def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
     """Return the arguments of a model's forward that its graph takes.
 
@@ -143,10 +175,9 @@ def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
         ConfigError: it takes less, or wants more.
     """
     signature = inspect.signature(base.forward)
+    arguments = signature.parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    wanted = [
-        name for name, each in signature.parameters.items() if each.default is each.empty and each.kind not in variable
-    ]
+    wanted = [each.name for each in arguments if each.default is each.empty and each.kind not in variable]
     count = len(wanted) if num_inputs is None else num_inputs
     try:
         names = list(signature.bind(*[None] * count).arguments)
@@ -175,7 +206,8 @@ def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None
         num_inputs: how many arguments it is called with; None: those of its forward that have no default.
 
     Raises:
-        ConfigError: the forward cannot be followed; with the module, the line, and the leaf that would help.
+        ConfigError: the forward cannot be followed; with the module, the line, and the leaf that would help. Or a
+            module whose forward is followed has hooks, which would not be called.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -184,11 +216,11 @@ def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None
     """
     modes = {module: module.training for module in base.modules()}
     try:
-        graph, in_evaluation = (_traced(base.train(mode), leaves, num_inputs) for mode in (True, False))
+        graph = _traced(base.train(), leaves, num_inputs)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    _check_same_steps(base, graph, in_evaluation)
+    _check_hooks(base, graph)
     _put_modes(graph)
     counts: Counter[str] = Counter()
     for node in graph.nodes:
@@ -319,19 +351,17 @@ def _contents(value: Any) -> Any:
 
 def _random_states() -> tuple[Any, ...]:
     with unset_fake_temporarily():
-        return torch.get_rng_state().numpy().tobytes(), random.getstate(), pickle.dumps(np.random.get_state())
+        return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())
 
 
-def _check_same_steps(base: nn.Module, one: fx.Graph, other: fx.Graph) -> None:
-    for nodes in zip_longest(one.nodes, other.nodes):
-        lines = {f"{node.op} {node.target} {node.args} {node.kwargs}" if node else "" for node in nodes}
-        if len(lines) > 1:
-            first = nodes[0] or nodes[1]
-            path = forward_of(first)
+def _check_hooks(base: nn.Module, graph: fx.Graph) -> None:
+    """Refuse hooks of modules whose forward a graph has followed; those of the model itself a space takes over."""
+    called = tuple(f"{node.target}." for node in graph.nodes if node.op == "call_module")
+    for path, module in base.named_modules():
+        if path and not f"{path}.".startswith(called) and any(getattr(module, name) for name in _HOOKS):
             raise ConfigError(
-                f"leaves: {_named(base, path)} takes other steps in training than in evaluation (near "
-                f"'{_plain_id(first)}'); expected the same ones, but for what functions take as the mode of one module "
-                f"(training=self.training). {_leaf(path)}"
+                f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called; "
+                f"expected them on a layer or a leaf. Write leaves: ['{path}']."
             )
 
 

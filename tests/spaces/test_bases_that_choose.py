@@ -1,10 +1,8 @@
 """A base that makes decisions of its own, below mutators."""
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
 from mlotool.spaces import Operator, Repeat, Space, choose, deciding
 
 
@@ -69,11 +67,3 @@ def test_a_candidate_that_chooses_has_one_answer_for_its_places_and_copies() -> 
     assert sum(isinstance(each, nn.Tanh) for each in space.modules()) == 5
     assert not any(isinstance(each, nn.ReLU) for each in space.modules())
     assert Space(base, mutators, inputs=[4]).decisions["act"].value == "relu"
-
-
-def test_two_choices_of_one_name_in_one_candidate_are_refused() -> None:
-    def twice() -> nn.Module:
-        return nn.Linear(choose("size", [4]), choose("size", [4]))
-
-    with pytest.raises(ConfigError, match="found two decisions of this name"):
-        Space(lambda: nn.Sequential(nn.Linear(4, 4)), [Operator("own", "0", {"own": twice})], inputs=[4])

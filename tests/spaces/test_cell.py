@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.models import TwoBackNetwork, operation, pointwise
 from mlotool.spaces import Cell, Space
 
@@ -49,17 +48,6 @@ def test_first_candidates_read_what_the_place_reads() -> None:
     assert inputs["cell_0_0_a"] == inputs["cell_0_1_a"] == ("0",)
     assert inputs["cell_0_end"] == ("cell_0_0_a", "cell_0_1_a")
     assert inputs["2"] == ("cell_0_end",)
-
-
-def test_the_second_input_of_a_node_is_at_first_another_one() -> None:
-    space = of_images({}, at="blocks.0")
-    assert space.decisions["cell_0_0_input_a"].candidates == (0, 1)
-    assert space.decisions["cell_0_0_input_b"].candidates == (1, 0)
-    assert space.decisions["cell_0_1_input_b"].candidates == (1, 2, 0)
-    ids = {each.id: each for each in space.nodes}
-    assert ids["cell_0_0_a"].inputs == ("latest.0.2",)
-    assert ids["cell_0_0_b"].inputs == ("before.0.2",)
-    assert ids["cell_0_end"].inputs == ("cell_0_0", "cell_0_1")
 
 
 @pytest.mark.parametrize("join", ["sum", "mean", "concat"])
@@ -120,36 +108,3 @@ def test_models_start_alike_where_they_are_alike() -> None:
     shared = one.keys() & other.keys()
     assert one.keys() - shared == {key for key in one if key.startswith("cell_0_1_b.")} != set()
     assert all(torch.equal(one[key], other[key]) for key in shared)
-
-
-def test_an_operation_that_does_not_fit_names_its_node() -> None:
-    with pytest.raises(InfeasibleModelError, match=r"'cell_0_0'.*stretch.*\(b, 8, 8, 8\).*Correct|'cell_0_0'.*Correct"):
-        torch.manual_seed(0)
-        cell = Cell("cell", "blocks.1", {"none": None, **OPERATIONS}, num_nodes=1, end="sum")
-        decisions = {"cell_0_0_operation_b": "separable"}
-        Space(lambda: TwoBackNetwork([1, 8, 8], 10), [cell], inputs=[1, 8, 8], decisions=decisions)
-
-
-def test_what_cannot_be_a_cell_is_refused() -> None:
-    with pytest.raises(ConfigError, match="without project"):
-        Cell("cell", "1", OPERATIONS, num_nodes=2)
-    with pytest.raises(ConfigError, match=r"found 'summ'; expected one of sum, mean, concat\. Did you mean 'sum'"):
-        Cell("cell", "1", OPERATIONS, num_nodes=2, join="summ", end="sum")
-    with pytest.raises(ConfigError, match="num_nodes=0"):
-        Cell("cell", "1", OPERATIONS, num_nodes=0, end="sum")
-
-
-class _Uneven(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 4), nn.Bilinear(4, 4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.one(x)
-        return self.two(first, x)
-
-
-def test_tied_places_read_as_many_nodes() -> None:
-    cell = Cell("cell", "*", {"linear": nn.Linear}, num_nodes=1, end="sum", tied=True)
-    with pytest.raises(ConfigError, match="places that read 1, 2 nodes"):
-        Space(_Uneven, [cell], inputs=[4])

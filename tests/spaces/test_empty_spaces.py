@@ -115,10 +115,3 @@ def check_torchvision(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert_same(lambda: models.torchvision_model(name, 5), [3, size, size], ())
-
-
-@pytest.mark.parametrize("name", ["text_transformer", "perturbation"])
-def test_what_cannot_be_followed_names_the_leaf(name: str) -> None:
-    make, described, _ = OURS[name]
-    with pytest.raises(ValueError, match=r"leaves: .* expected .* leaves: \['(blocks\.0|\.)'\]"):
-        Space(make, inputs=described)

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of spaces, which use what the package offers."""
+"""The examples in the docstrings of spaces, which use what the package offers, and of layer-parallel training."""
 
 import doctest
 import importlib
@@ -7,10 +7,15 @@ import pkgutil
 import pytest
 import torch
 
+import mlotool.layerparallel
 import mlotool.losses.shared_weight
 import mlotool.spaces
 
-MODULES = [each.name for each in pkgutil.walk_packages(mlotool.spaces.__path__, "mlotool.spaces.")]
+MODULES = [
+    module.name
+    for package in (mlotool.spaces, mlotool.layerparallel)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+]
 OFFERED = {name: getattr(mlotool.spaces, name) for name in mlotool.spaces.__all__}
 
 

@@ -1,4 +1,4 @@
-"""New modules change nothing that others read, and have the type of the numbers at their place."""
+"""New modules: what they start from, their type, and that they change nothing that others read."""
 
 from functools import partial
 from typing import Any
@@ -7,8 +7,59 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import mlotool
+from mlotool.config.building import build_module
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces import Branch, Cell, Insert, Operator, Repeat, Space
+
+
+def space(**settings: Any) -> Space:
+    base = partial(nn.Sequential, nn.Linear(4, 4))
+    return Space(base, [Operator("layer", "0", {"other": nn.Linear})], inputs=[4], **settings)
+
+
+def weight(module: nn.Module, path: str = "0") -> Tensor:
+    return module.get_submodule(path).get_parameter("weight")
+
+
+def test_spaces_of_one_seed_and_other_places() -> None:
+    assert torch.equal(weight(space(seed=3)), weight(space(seed=3, place="")))
+    starts = [weight(space(seed=3, place=place)) for place in ("", "left", "right", "left.0")]
+    assert len({tuple(each.flatten().tolist()) for each in starts}) == 4
+    assert torch.equal(starts[1], weight(space(seed=3, place="left")))
+
+
+def described(name: str) -> dict[str, Any]:
+    return {
+        "_target_": "mlotool.spaces.Space",
+        "base": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", **SIZES}]},
+        "inputs": [4],
+        "mutators": [
+            {
+                "_target_": "mlotool.spaces.Operator",
+                "name": name,
+                "at": "0",
+                "candidates": {"other": {"_target_": "torch.nn.Linear"}},
+            }
+        ],
+    }
+
+
+SIZES = {"in_features": 4, "out_features": 4}
+
+
+def module_of(node: dict[str, Any]) -> nn.Module:
+    config = mlotool.compose("plain", ["logger=csv"])
+    config.problems.classifier.module = node
+    return build_module(config, "classifier")
+
+
+def test_two_spaces_in_a_module_of_a_recipe() -> None:
+    both = [described("left"), described("right")]
+    node = {"_target_": "torch.nn.Sequential", "_args_": both}
+    module = module_of(node)
+    assert not torch.equal(weight(module, "0.0"), weight(module, "1.0"))
+    assert torch.equal(weight(module, "1.0"), weight(module_of(node), "1.0"))
 
 
 def base() -> nn.Module:
@@ -48,13 +99,6 @@ def test_a_candidate_whose_own_code_changes_its_input_is_infeasible(mutator: Any
         Space(base, [mutator("new", "1", {"in_place": InPlace})], inputs=[4])
 
 
-def test_a_copy_of_a_layer_changes_nothing_either() -> None:
-    beside = Branch("beside", "depth_0_1.1", {"same": nn.Identity})
-    block = partial(nn.Sequential, nn.Linear(4, 4), nn.ReLU(inplace=True))
-    space = Space(block, [Repeat("depth", "1", [2]), beside], inputs=[4])
-    assert not space.get_submodule("depth_0_1.1").inplace
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_new_modules_have_the_type_of_their_place(dtype: torch.dtype) -> None:
     def typed() -> nn.Module:
@@ -69,35 +113,3 @@ def test_new_modules_have_the_type_of_their_place(dtype: torch.dtype) -> None:
     space = Space(typed, mutators, inputs=[{"shape": [5], "dtype": "int64"}])
     assert {each.dtype for each in space.parameters()} == {dtype}
     assert space(torch.zeros(2, 5, dtype=torch.int64)).dtype == dtype
-
-
-def images() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
-
-
-def test_a_candidate_that_refuses_its_place_makes_no_model() -> None:
-    grouped = Operator("g", {"type": "Conv2d"}, {"full": None, "grouped": partial(nn.Conv2d, groups=4)}, tied=True)
-    with pytest.raises(InfeasibleModelError) as caught:
-        Space(images, [grouped], inputs=[1, 8, 8], decisions={"g": "grouped"})
-    for words in ("mutator 'g': node '0'", "Conv2d, groups=4,", "in_channels must be divisible by groups"):
-        assert words in str(caught.value)
-
-
-def test_an_assertion_of_torch_refuses_a_place() -> None:
-    attention = partial(nn.TransformerEncoderLayer, nhead=3, dim_feedforward=8)
-    with pytest.raises(InfeasibleModelError, match="divisible by num_heads"):
-        Space(base, [Insert("attention", "1", {"new": attention})], inputs=[4])
-
-
-def test_what_says_itself_that_there_is_no_model_is_told_with_its_place() -> None:
-    def refuse(in_features: int) -> nn.Module:
-        raise InfeasibleModelError(f"found {in_features} features; expected less")
-
-    with pytest.raises(InfeasibleModelError, match=r"mutator 'one': node '1': found 4 features"):
-        Space(base, [Operator("one", "1", {"new": refuse})], inputs=[4])
-
-
-@pytest.mark.parametrize("candidate", [partial(nn.Linear, gruops=4), partial(nn.Linear, out_features="4")])
-def test_a_mistake_in_a_candidate_is_no_refusal(candidate: Any) -> None:
-    with pytest.raises(TypeError):
-        Space(base, [Operator("one", "1", {"new": candidate})], inputs=[4])

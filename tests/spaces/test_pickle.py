@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.spaces import AbstractMutator, Branch, Insert, ModelGraph, Operator, Repeat, Space
+from mlotool.spaces import AbstractMutator, Branch, Insert, ModelGraph, Repeat, Space
 
 
 class Net(nn.Module):
@@ -40,7 +40,6 @@ class Doubled(AbstractMutator):
 
 MUTATORS: dict[str, list[AbstractMutator]] = {
     "none": [],
-    "replaced": [Operator("layer", "first", {"other": nn.Linear})],
     "rewired": [
         Repeat("depth", "first", [3]),
         Branch("branch", "second", {"linear": nn.Linear}),

@@ -92,17 +92,14 @@ def test_200_draws_build_again_to_the_bit(recipe: str) -> None:
     assert digests_elsewhere({recipe: feasible}) == {recipe: [digest(recipe, each) for each in feasible]}
 
 
-EVERY = [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in EXPLORING]
-
-
-@pytest.mark.parametrize("recipe", EVERY)
+@pytest.mark.parametrize("recipe", QUICK)
 def test_the_first_candidates_are_what_a_run_trains(recipe: str) -> None:
     first = build_modules(_values(recipe), lambda name, candidates: candidates[0]).values
     assert first
     assert digest(recipe, {}) == digest(recipe, first)
 
 
-@pytest.mark.parametrize("recipe", EVERY)
+@pytest.mark.parametrize("recipe", QUICK)
 def test_models_without_values_make_the_same_decisions(recipe: str) -> None:
     generator = random.Random(recipe)
     decided: dict[str, Any] = {}
@@ -117,7 +114,7 @@ def test_models_without_values_make_the_same_decisions(recipe: str) -> None:
     assert torch.empty(0).device.type == "cpu"
 
 
-@pytest.mark.parametrize("recipe", EVERY)
+@pytest.mark.parametrize("recipe", QUICK)
 def test_a_study_asks_for_whatever_is_drawn(recipe: str) -> None:
     # Optuna takes no other candidates for a name than those that it had in earlier trials.
     optuna = pytest.importorskip("optuna")

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mlotool.core.errors import ConfigError, InfeasibleModelError
+from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.decisions import Decide, Decisions, choose, deciding
-from mlotool.spaces.size import SpaceSize, space_size
+from mlotool.spaces.summary import SpaceSize, space_size
 
 
 def size(ask: Callable[[], object], **limits: float) -> SpaceSize:
@@ -59,15 +59,6 @@ def test_many_that_depend_on_one() -> None:
     assert "all values of depth" in found.reason
 
 
-def test_candidates_that_depend_on_a_decision() -> None:
-    def ask() -> None:
-        kernels(8)
-        choose("input", range(choose("num_inputs", [2, 3])))
-
-    found = size(ask)
-    assert (found.number, found.bound) == (3**8 * (2 + 3), "")
-
-
 def test_many_of_which_some_are_none_are_a_bound() -> None:
     def ask() -> None:
         kernels(10)
@@ -91,17 +82,6 @@ def test_decisions_that_change_others_only_together() -> None:
     assert (found.number, found.bound) == (27 + sum(2 * (2 + number) * count for number, count in cells.items()), "")
 
 
-def test_decisions_that_change_others_only_in_pairs_are_a_bound() -> None:
-    def ask() -> None:
-        kernels(6)
-        first, second = choose("first", [0, 1]), choose("second", [0, 1])
-        if first and second:
-            choose("third", [1, 2, 3])
-
-    found = size(ask)
-    assert found.bound == "at least" and 3**6 * 4 <= found.number <= 3**6 * 6
-
-
 @pytest.mark.parametrize("limits", [{"most": 30}, {"seconds": 0.0}])
 def test_a_count_that_ends_early_is_a_lower_bound(limits: dict[str, float]) -> None:
     def ask() -> None:
@@ -113,12 +93,3 @@ def test_a_count_that_ends_early_is_a_lower_bound(limits: dict[str, float]) -> N
     assert found.bound == "at least"
     assert 0 < found.number < 4**20
     assert "the count ended after" in found.reason
-
-
-def test_a_mistake_is_no_model_that_does_not_fit() -> None:
-    def ask() -> None:
-        if choose("a", [1, 2]) == 2:
-            raise ConfigError("a mistake")
-
-    with pytest.raises(ConfigError, match="a mistake"):
-        size(ask)

@@ -17,14 +17,12 @@ from mlotool.core.settings import target
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
-from mlotool.layerparallel.auxiliary.step import Samples, StageStep
 from mlotool.layerparallel.auxiliary.team import TINY, Team
 from mlotool.layerparallel.auxiliary.timeline import Timeline, forecast
+from mlotool.layerparallel.auxiliary.variables import Samples, StageStep
 from mlotool.layerparallel.exchange import Transport
-from mlotool.layerparallel.partition.chain import MEASURED, Chain, bound
-from mlotool.layerparallel.partition.cut import balanced_cut, chain_for
+from mlotool.layerparallel.partition.chain import MEASURED, balanced_cut, bound, chain_for
 from mlotool.layerparallel.partition.stage import Inputs
-from mlotool.layerparallel.partition.trace import UntraceableError
 from mlotool.problem.parallel import AbstractParallel
 
 DIVERGED = 1e3
@@ -146,13 +144,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         self._is_moved = self._is_optimizer_moved = self._has_warned = False
 
     def attach(self, name: str, module: nn.Module) -> None:
-        """Trace the module, and find the layers before which it may be cut."""
+        """Take the module, which is cut at the first step."""
         self.key, self._module = f"problems.{name}.parallel", module
-        # What decides by values is cut at the first step.
-        with suppress(UntraceableError):
-            chain = Chain(module, self.key)
-            if not chain.may_be_finer:
-                chain.resolve(self.stages, self.cut)
 
     def seed(self, seed: int) -> None:
         """Take the seed of the program, the same in all processes; drawing one would change what the run draws."""
@@ -315,7 +308,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
         [first, *_] = self.transport.own(self.stages)
-        spans = Timeline.joined(list(self.transport.gathered({str(first): self._timeline.state()}).values()))
+        spans = Timeline.joined(list(self.transport.gathered({str(first): self._timeline.spans}).values()))
         if not spans:
             return None
         return {
@@ -361,7 +354,9 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             # A run that goes on has the stages of its checkpoint.
             cut = kept
         chain = chain_for(self._module, self.key, inputs, None if isinstance(cut, str) else cut, self.stages)
-        names = self.transport.agreed(lambda: balanced_cut(chain, self.stages, cut, inputs, self.key))
+        # Times differ: one process measures for all.
+        stages, replicas = self.transport.stages, self.transport.replicas
+        names = stages.of_first(lambda: replicas.of_first(lambda: balanced_cut(chain, self.stages, cut, self.key)))
         require(kept in (None, names), f"{self.key}.cut", names, f"the checkpoint's cuts {kept}")
         assert self._seed is not None, "A program has a seed for it."
         shared = self, self.transport, self._timeline, self._seed
@@ -382,8 +377,10 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
 
     def _check_finite(self) -> None:
         """Refuse stages that have parted so far that training goes nowhere; warn once where they part."""
-        violations = {} if self._team is None else self._team.last_violations()
-        for number, (violation, size) in violations.items():
+        for number, worker in () if self._team is None else self._team.workers.items():
+            if worker.violations is None:
+                continue
+            violation, size = worker.violations.tolist()
             if not violation <= max(DIVERGED * size, DIVERGED):
                 beta = self.betas[number - 1].at(self._num_steps - 1)
                 raise RunError(

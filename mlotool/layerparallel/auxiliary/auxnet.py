@@ -10,8 +10,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.partition.chain import Chain
-from mlotool.layerparallel.partition.cut import chain_for
+from mlotool.layerparallel.partition.chain import Chain, chain_for
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS
 
@@ -63,9 +62,9 @@ def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> l
         K - 1 modules with the inputs and the output of the stages, and their parameters.
 
     Example:
-        >>> from mlotool.layerparallel.partition.cut import partition
+        >>> from mlotool.layerparallel.partition.chain import partition
         >>> net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])
-        >>> parts = thinned_parts(partition(net, 2, cut=["4"]), (torch.zeros(1, 3),), num_blocks=1)
+        >>> parts = thinned_parts(partition(net, 2, torch.zeros(1, 3), ["4"]), (torch.zeros(1, 3),), num_blocks=1)
         >>> [len(list(part.parameters())) for part in parts]  # of one linear layer of four
         [2]
     """
@@ -104,8 +103,8 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
         torch.Size([5, 4])
     """
     chain = chain_for(auxnet, key, inputs, cut=None)
-    costs, offered = chain.costs(inputs), _shapes(chain, auxnet, inputs)
-    before = dict(zip(chain.names, accumulate(costs.values()), strict=False))
+    costs, offered = chain.costs(chain.names), _shapes(chain, auxnet, inputs)
+    before = dict(zip(chain.names, accumulate(costs), strict=False))
     cut: list[str] = []
     for number, shape in enumerate(shapes, start=1):
         begin = chain.names.index(cut[-1]) + 1 if cut else 0
@@ -118,7 +117,7 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
                 f"shape {list(shape)}, with {len(shapes) - number} more behind it); it has {places or 'none'}. Give a "
                 "smaller network of the same widths, or set auxnet to null for thinned copies of the stages."
             )
-        wanted = sum(costs.values()) * number / (len(shapes) + 1)
+        wanted = sum(costs) * number / (len(shapes) + 1)
         cut.append(min(fitting, key=lambda name: abs(before[name] - wanted)))
     return [fx.GraphModule(stage.module, stage.graph) for stage in chain.stages(cut)[:-1]]
 

@@ -89,8 +89,8 @@ class AuxiliarySettings:
 
     Example:
         >>> settings = AuxiliarySettings(stages=2, beta=4.0)
-        >>> settings.is_stored, settings.step_size(beta=4.0, weight=0.5), settings.rate(interface=1)
-        (True, 0.25, 1.0)
+        >>> settings.is_stored, settings.rate(interface=1)
+        (True, 1.0)
     """
 
     stages: Annotated[int, Ge(1), Le(10_000)]
@@ -140,35 +140,9 @@ class AuxiliarySettings:
         """Whether networks learn from what those behind them make of their variables."""
         return self.auxnet_gradient == "chain" and self.variables == "auxnet"
 
-    @property
-    def has_multipliers(self) -> bool:
-        """Whether the method is the augmented Lagrangian, which has multipliers."""
-        return self.method == "lagrangian"
-
     def rate(self, interface: int) -> float | None:
         """Return the rate of the auxiliary variables at an interface; None: it follows the curvature."""
         return 1.0 if self.lambda_lr is not None else self._rates[interface - 1]
-
-    def multiplier_rate(self, beta: float, step_size: float) -> float:
-        """Return the step of the multipliers: 2 beta, or what the paper prints, eta / (2 beta).
-
-        Args:
-            beta: the penalty coefficient.
-            step_size: eta, of the auxiliary variables.
-        """
-        return 2.0 * beta if self.multiplier_rule == "exact" else step_size / (2.0 * beta)
-
-    def step_size(self, beta: float, weight: float) -> float:
-        """Return the step size of auxiliary variables at the rate 1.
-
-        It is `lambda_lr` where that is set, and else `1 / (2 beta c)`, the step at which lambda is stationary for the
-        slope at hand (Sun et al. 2021, eq. 17).
-
-        Args:
-            beta: the penalty coefficient.
-            weight: c, of the penalty at the interface.
-        """
-        return 1.0 / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
 
     def _rate(self, rate: Any, interface: int) -> float | None:
         if rate is not None:

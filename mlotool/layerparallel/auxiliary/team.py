@@ -13,17 +13,12 @@ from torch.optim import Optimizer
 
 from mlotool.core.arguments import require
 from mlotool.core.bound_module import Slots
+from mlotool.layerparallel.auxiliary import variables as kinds
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
-from mlotool.layerparallel.auxiliary.step import StageStep, num_rows
 from mlotool.layerparallel.auxiliary.timeline import Timeline
-from mlotool.layerparallel.auxiliary.variables import (
-    AbstractVariables,
-    ChainVariables,
-    RecursiveVariables,
-    StoredVariables,
-)
+from mlotool.layerparallel.auxiliary.variables import StageStep, StoredVariables, num_rows
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 
@@ -64,9 +59,10 @@ class Worker:
         curvature: of the stage's loss in its variables, relative to the penalty's; 0 where no rate follows it.
 
     Example:
-        >>> from mlotool.layerparallel.partition.cut import partition
+        >>> from mlotool.layerparallel.partition.chain import partition
         >>> net, settings = torch.nn.Linear(2, 1), AuxiliarySettings(stages=1)
-        >>> worker = Worker(partition(net, 1)[0], StoredVariables(0, settings, Transport(), seed=0), Timeline(0))
+        >>> [stage], variables = partition(net, 1, torch.ones(4, 2)), StoredVariables(0, settings, Transport(), seed=0)
+        >>> worker = Worker(stage, variables, Timeline(0))
         >>> step = StageStep(settings, 0, (torch.ones(4, 2),), [], torch.float32, torch.device("cpu"))
         >>> worker.prepare(step)
         >>> loss = worker.forward(step).sum()
@@ -74,7 +70,7 @@ class Worker:
         [tensor([[4., 4.]])]
     """
 
-    def __init__(self, stage: Stage, variables: AbstractVariables, timeline: Timeline) -> None:
+    def __init__(self, stage: Stage, variables: kinds.AbstractVariables, timeline: Timeline) -> None:
         self.stage, self.variables, self.number = stage, variables, variables.number
         self.violations: Tensor | None = None
         self.curvature = 0.0
@@ -97,9 +93,14 @@ class Worker:
             state = self._transport.receive("serial", number - 1, number)
             self.variables.start(step, state)
         collects = step.collects_statistics
+        num_collected = step.number // (step.settings.recalibrate or 1)
         if self.variables.is_last and not collects:
             return
-        with torch.no_grad(), self._buffers(are_moved=collects), self.stage.averaging(step.num_collected):
+        with (
+            torch.no_grad(),
+            self._buffers(are_moved=collects),
+            self.stage.averaging(num_collected),
+        ):
             state = self.stage(state, step.inputs)
         if not self.variables.is_last:
             self._transport.send("serial", number, number + 1, state.to(step.dtype).contiguous())
@@ -263,9 +264,9 @@ class Team:
             stages uses parameters outside of the module's call.
 
     Example:
-        >>> from mlotool.layerparallel.partition.cut import partition
+        >>> from mlotool.layerparallel.partition.chain import partition
         >>> net, settings = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), AuxiliarySettings(stages=2)
-        >>> stages, inputs = partition(net, 2, ["2"]), (torch.zeros(1, 2),)
+        >>> stages, inputs = partition(net, 2, torch.zeros(1, 2), ["2"]), (torch.zeros(1, 2),)
         >>> team = Team("parallel", net, stages, ["2"], inputs, settings, Transport(), Timeline(0), seed=0)
         >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
         ([0, 1], [torch.Size([4])])
@@ -409,11 +410,6 @@ class Team:
             require(not names, f"{self.key}.processes", True, expected, advice)
         return slopes
 
-    def last_violations(self) -> dict[int, list[float]]:
-        """Return, by interface, the violation of the last step and the norm of the states, of this process's part."""
-        workers = self.workers.items()
-        return {number: worker.violations.tolist() for number, worker in workers if worker.violations is not None}
-
     def violations(self) -> dict[str, list[float]]:
         """Return, by interface, the norms of the last step's violations, absolute and relative."""
         replicas, norms = self.transport.replicas, {}
@@ -476,15 +472,17 @@ class Team:
             require(is_right, f"{self.key}.auxnet_blocks", num_blocks, expected, "Set auxnet_blocks=1, or give auxnet.")
         return parts
 
-    def _variables(self, number: int, parts: Sequence[nn.Module]) -> AbstractVariables:
+    def _variables(self, number: int, parts: Sequence[nn.Module]) -> kinds.AbstractVariables:
         how = number, self.settings, self.transport
         if self.settings.is_stored:
             return StoredVariables(*how, self.seed + number)
         if self.settings.variables == "auxnet":
             network = AuxNet(parts[number : number + 1], number == 0) if number < len(self.stages) - 1 else None
             # The noise at an interface is its own, whichever of its stages draws it.
-            return ChainVariables(*how, self.seed + number + 1, network)
-        return RecursiveVariables(*how, self.seed + number, AuxNet(parts[:number], is_first=True) if number else None)
+            return kinds.ChainVariables(*how, self.seed + number + 1, network)
+        return kinds.RecursiveVariables(
+            *how, self.seed + number, AuxNet(parts[:number], is_first=True) if number else None
+        )
 
 
 def _largest_curvature(gradient: Callable[[Tensor], Tensor], point: Tensor, slope: Tensor) -> Tensor:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from mlotool.layerparallel.partition.cut import imbalance
+from mlotool.layerparallel.partition.chain import imbalance
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
 
 
 class Timeline:
-    """What each stage did when: spans of time of the first batches, in seconds since the first batch began.
+    """What each stage did when: spans of time of the first batches, in seconds.
 
     Args:
         num_batches: how many batches are recorded; 0 records nothing and costs nothing.
@@ -33,28 +33,18 @@ class Timeline:
         self.spans: list[dict[str, Any]] = []
         self._num_batches = num_batches
         self._batch = -1
-        self._began = self._began_at = 0.0
         self._device = torch.device("cpu")
 
     def begin(self, batch: int, device: torch.device) -> None:
         """Begin a batch, counted from 0."""
         self._batch, self._device = batch, device
-        if batch == 0:
-            self._began, self._began_at = time.perf_counter(), time.time()
-
-    def state(self) -> tuple[float, list[dict[str, Any]]]:
-        """Return when the first batch began, in seconds since the epoch, and the spans since then."""
-        return self._began_at, self.spans
 
     @staticmethod
-    def joined(states: Sequence[tuple[float, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    def joined(processes: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Return the spans of several processes in order, in seconds since the first of them began."""
-        begun = [began for began, spans in states if spans]
-        moved = [
-            {**span, "begin": span["begin"] + began - min(begun), "end": span["end"] + began - min(begun)}
-            for began, spans in states
-            for span in spans
-        ]
+        spans = [span for process in processes for span in process]
+        first = min((span["begin"] for span in spans), default=0.0)
+        moved = [{**span, "begin": span["begin"] - first, "end": span["end"] - first} for span in spans]
         return sorted(moved, key=lambda span: (span["batch"], span["begin"]))
 
     @contextmanager
@@ -76,7 +66,8 @@ class Timeline:
         if self._device.type == "cuda":
             # Kernels are queued: without this a span would be the time to queue them.
             torch.cuda.synchronize(self._device)
-        return time.perf_counter() - self._began
+        # Since the epoch: several processes have one clock.
+        return time.time()
 
 
 def forecast(cut: Sequence[str], timeline: Mapping[str, Any] | None) -> list[str]:

@@ -8,16 +8,5 @@ from mlotool.layerparallel.multigrid.setting import Multigrid
 from mlotool.layerparallel.multigrid.solver import CriticalPath, critical_path
 from mlotool.layerparallel.multigrid.steps import BatchedStep
 
-__all__ = [
-    "BatchedStep",
-    "BlockLayers",
-    "CriticalPath",
-    "Guard",
-    "Multigrid",
-    "MultigridResidual",
-    "StackedLayers",
-    "WholeLayers",
-    "critical_path",
-    "mgrit",
-    "mgrit_adjoint",
-]
+__all__ = ["BatchedStep", "BlockLayers", "CriticalPath", "Guard", "Multigrid", "MultigridResidual", "StackedLayers"]
+__all__ += ["WholeLayers", "critical_path", "mgrit", "mgrit_adjoint"]

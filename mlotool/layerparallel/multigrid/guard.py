@@ -5,15 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mlotool.layerparallel.multigrid.solver import Method
 
-Methods = tuple[Method, Method]
-"""Of the forward and of the backward solve."""
 Norm = Callable[[Tensor], Tensor]
 """The Euclidean norm () over all ranks that share the layers, from that of one's own entries."""
 
@@ -74,39 +72,64 @@ class Solved:
         return torch.cat([slope.flatten().double() for slope in self.gradient if slope is not None])
 
 
-Measure = Callable[[Methods | None], Solved]
-"""Solves the batch at hand with other methods; None is a serial pass."""
+@dataclass(frozen=True)
+class Plan:
+    """One way to solve the layers.
+
+    Args:
+        forward: how the states are solved.
+        backward: how the adjoints are solved.
+        cost: layer evaluations of one of them that wait for each other.
+
+    Example:
+        >>> Plan(Method(cycles=2), Method(cycles=2), cost=14).cost
+        14
+    """
+
+    forward: Method
+    backward: Method
+    cost: int = 0
+
+
+Measure = Callable[[Plan | None], Solved]
+"""Solves the batch at hand by another plan; None is a serial pass."""
 
 
 class AbstractGuard(ABC):
-    """Compares every so many gradients with the serial one, and hands on those that it has compared as the serial ones.
+    """Compares every so many gradients with the serial one, hands on those that it has compared as the serial ones, and
+    goes from one plan to another by the bias.
+
+    Args:
+        plans: makes those that there are; asked before the first step, when devices and ranks are known.
+        every: training steps from one comparison to the next; 0 never compares.
+        threshold: largest relative bias.
 
     Attributes:
-        every: training steps from one comparison to the next; 0 never compares.
-        left: until the next one.
-        is_serial: whether layers run one after the other until something else is decided.
+        left: until the next comparison.
+        plan: the one at hand; None is a serial pass.
         bias: of the last comparison (`Solved.bias`); None before the first.
+        cosine: of the angle between the two gradients then, where the guard looks at it.
 
     Example:
-        >>> guard: AbstractGuard = Guard(every=1)
+        >>> guard: AbstractGuard = Guard(lambda: [Plan(Method(), Method())], every=1, threshold=0.1)
         >>> guard.begin(), guard.take_due()
         (False, True)
     """
 
-    every: int
-    left: int
-    is_serial: bool
-    bias: float | None = None
-    _is_due = False
+    returns: ClassVar[bool] = False
+    """Whether it comes back from a serial pass."""
+    counters: ClassVar[tuple[str, ...]] = ("bias", "cosine", "left")
+    """What it keeps beside its plan."""
 
-    @property
-    @abstractmethod
-    def is_active(self) -> bool:
-        """Whether steps are compared as things are."""
-
-    @abstractmethod
-    def methods(self, forward: Method, backward: Method) -> Methods | None:
-        """Return how the layers are solved, in place of these settings; None is one after the other."""
+    def __init__(self, plans: Callable[[], Sequence[Plan]], every: int, threshold: float) -> None:
+        self.every, self.threshold, self.left = every, threshold, every
+        self.bias: float | None = None
+        self.cosine: float | None = None
+        self._make_plans = plans
+        self._plans: Sequence[Plan] | None = None
+        # None: serial.
+        self._index: int | None = 0
+        self._is_due = False
 
     @abstractmethod
     def decide(self, solved: Solved, exact: Solved, measure: Measure, norm: Norm) -> None:
@@ -115,7 +138,7 @@ class AbstractGuard(ABC):
         Args:
             solved: by the methods of this step.
             exact: what serial passes have found.
-            measure: solves the batch again, with other methods.
+            measure: solves the batch again, by another plan.
             norm: over all ranks that share the layers.
         """
 
@@ -123,18 +146,29 @@ class AbstractGuard(ABC):
     def statistics(self) -> dict[str, float]:
         """Return the last comparison and what it led to."""
 
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters."""
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """What there is to go to."""
+        if self._plans is None:
+            self._plans = self._make_plans()
+            if not self._plans:
+                _warn("no cycles evaluate fewer layers one after the other than a serial pass does here")
+        return self._plans
 
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` has returned."""
+    @property
+    def plan(self) -> Plan | None:
+        """The plan at hand; None is a serial pass."""
+        return None if self._index is None else self.plans[self._index]
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether layers run one after the other until something else is decided."""
+        return self._index is None
 
     def begin(self) -> bool:
         """Count one more training step; return whether its forward is a plain pass through the layers."""
         self._is_due = False
-        if self.every and self.is_active:
+        if self.every and (bool(self.plans) if self.returns else not self.is_serial):
             self.left -= 1
             self._is_due = self.left <= 0
         return self.is_serial and not self._is_due
@@ -153,51 +187,41 @@ class AbstractGuard(ABC):
             self.left = 1
         return exact
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plan and the counters."""
+        plan = None if self.plan is None else _key(self.plan)
+        return {"plan": plan, **{name: vars(self)[name] for name in self.counters}}
 
-@dataclass
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` has returned; where there is no such plan any more, from the beginning."""
+        index = next((number for number, plan in enumerate(self.plans) if _key(plan) == state["plan"]), None)
+        if index is not None or state["plan"] is None:
+            vars(self).update({name: state[name] for name in self.counters}, _index=index)
+
+
 class Guard(AbstractGuard):
     """Adds cycles where the multigrid gradient is too far from the serial one, and goes serial where that is no help.
 
     Near a minimum the gradient is a small difference of large parts, and inexact cycles give it a bias that no step
-    size removes. After a bad gradient the next is compared too, so that cycles are added quickly.
+    size removes. After a bad gradient the next is compared too, so that cycles are added quickly. From a serial pass it
+    never comes back.
 
-    Args:
-        every: training steps from one comparison to the next; 0 never compares.
-        threshold: largest relative bias.
-        max_cycles: to add.
-
-    Attributes:
-        cosine: of the angle between the two gradients of the last comparison.
-        extra_cycles: added so far.
+    Args: as for `AbstractGuard`; each plan has a cycle more than the one before.
 
     Example:
-        >>> guard, exact = Guard(every=2, threshold=0.1), Solved([torch.tensor([1.0, 0.0])], torch.ones(1, 3))
+        >>> guard = Guard(lambda: [Plan(Method(), Method())], every=2, threshold=0.1)
         >>> guard.begin(), guard.take_due(), guard.begin(), guard.take_due()
         (False, False, False, True)
-        >>> inexact = Solved([torch.tensor([1.0, 0.02])], torch.ones(1, 3))
-        >>> _ = guard.compare(inexact, lambda methods: exact, lambda own: own)
+        >>> exact, inexact = (Solved([torch.tensor([1.0, y])], torch.ones(1, 3)) for y in (0.0, 0.02))
+        >>> _ = guard.compare(inexact, lambda plan: exact, lambda own: own)
         >>> round(guard.bias, 4), guard.extra_cycles
         (0.02, 0)
     """
 
-    every: int = 0
-    threshold: float = 0.1
-    max_cycles: int = 8
-
-    def __post_init__(self) -> None:
-        self.cosine: float | None = None
-        self.extra_cycles, self.is_serial = 0, False
-        self.left = self.every
-
     @property
-    def is_active(self) -> bool:
-        """Whether it has not gone serial, from which it never comes back."""
-        return not self.is_serial
-
-    def methods(self, forward: Method, backward: Method) -> Methods:
-        """Return the settings with the cycles that were added."""
-        extra = self.extra_cycles
-        return replace(forward, cycles=forward.cycles + extra), replace(backward, cycles=backward.cycles + extra)
+    def extra_cycles(self) -> int:
+        """How many cycles were added so far."""
+        return len(self.plans) - 1 if self._index is None else self._index
 
     def decide(self, solved: Solved, exact: Solved, measure: Measure, norm: Norm) -> None:
         """Add a cycle, or go serial, where the bias is too large."""
@@ -205,11 +229,10 @@ class Guard(AbstractGuard):
         # A NaN of multigrid is no small bias.
         if self.bias <= self.threshold:
             return
-        self.is_serial = self.extra_cycles >= self.max_cycles
+        self._index = self.extra_cycles + 1 if self.extra_cycles + 1 < len(self.plans) else None
         if self.is_serial:
             act = "the layers run serially from now on. Set more cycles, a smaller coarsening, or FCF relaxation."
         else:
-            self.extra_cycles += 1
             self.left = 1
             act = f"from now on there are {self.extra_cycles} more cycles than set. Set more if this is the rule."
         warnings.warn(
@@ -227,32 +250,67 @@ class Guard(AbstractGuard):
             return counters
         return {**counters, "gradient_bias": self.bias, "gradient_cosine": self.cosine}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters."""
-        return {key: getattr(self, key) for key in ("bias", "cosine", "extra_cycles", "is_serial", "left")}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` has returned."""
-        # What is missing is that of `cycles: auto`, which decides by itself.
-        self.bias, self.cosine, self.left = state["bias"], state.get("cosine"), state["left"]
-        self.extra_cycles, self.is_serial = state.get("extra_cycles", 0), state.get("is_serial", False)
+class Choice(AbstractGuard):
+    """Chooses the cheapest plan whose bias is within a bound, and a serial pass where there is none (`cycles: auto`).
 
+    The first training step runs serially, and all plans are tried at its gradient, the cheapest first. Every so many
+    steps later the plan at hand is compared again: where its bias has become too large, all are tried anew, and else
+    some of the cheaper ones, others each time.
 
-@dataclass(frozen=True)
-class Plan:
-    """One way to solve the layers.
+    Args: as for `AbstractGuard`; the plans are the cheapest first.
 
-    Args:
-        method: of the forward and of the backward solve.
-        cost: layer evaluations of one of them that wait for each other.
+    Attributes:
+        tried: number of the cheaper plan that is tried next.
+        is_new: whether nothing has been chosen yet.
 
     Example:
-        >>> Plan(Method(cycles=2), cost=14).cost
-        14
+        >>> choice = Choice(lambda: make_plans(64, Method(), 8, workers=8), every=100, threshold=0.1)
+        >>> choice.is_serial, len(choice.plans)
+        (True, 8)
     """
 
-    method: Method
-    cost: int
+    returns = True
+    counters = ("bias", "left", "tried", "is_new")
+
+    def __init__(self, plans: Callable[[], Sequence[Plan]], every: int, threshold: float) -> None:
+        super().__init__(plans, every, threshold)
+        self._index, self.left, self.tried, self.is_new = None, 1, 0, True
+
+    def decide(self, solved: Solved, exact: Solved, measure: Measure, norm: Norm) -> None:
+        """Choose a plan."""
+        before, self.bias = self._index, 0.0
+
+        def is_near(index: int) -> bool:
+            bias = (solved if index == before else measure(self.plans[index])).bias(exact, norm)
+            # A NaN of multigrid is no small bias.
+            is_small = bias <= self.threshold
+            if is_small:
+                self.bias = bias
+            return is_small
+
+        if self.is_new or (before is not None and not is_near(before)):
+            self._index = next(filter(is_near, range(len(self.plans))), None)
+        else:
+            num_cheaper = len(self.plans) if before is None else before
+            some = [(self.tried + number) % num_cheaper for number in range(min(TRIES, num_cheaper))]
+            self._index = next(filter(is_near, some), before)
+            tested = some[: some.index(self._index) + 1] if self._index in some else some
+            self.tried = tested[-1] + 1 if tested else self.tried
+        if self._index is None and (before is not None or self.is_new):
+            _warn(f"of {len(self.plans)} plans none is within guard_threshold={self.threshold:g} of the gradient")
+        # The first gradients say least of those to come.
+        self.left = max(1, self.every // SOONER) if self.is_new else self.every
+        self.is_new = False
+
+    def statistics(self) -> dict[str, float]:
+        """Return the plan, and how far its gradient was from the serial one."""
+        values = {"is_serial": float(self.is_serial)}
+        if self.bias is not None:
+            values["gradient_bias"] = self.bias
+        if self.plan is not None:
+            values |= {"cycles": float(self.plan.forward.cycles), "layers_in_a_row": float(self.plan.cost)}
+        return values
 
 
 def make_plans(
@@ -291,128 +349,13 @@ def make_plans(
         for cycles in range(0 if method.nested else 1, max_cycles + 1):
             cost = path.start + cycles * sum(path.critical_by_level)
             if cost < num_layers:
-                plans.append(Plan(replace(method, coarsening=factor, cycles=cycles), cost))
-    return sorted(plans, key=lambda plan: (plan.cost, plan.method.cycles))
+                chosen = replace(method, coarsening=factor, cycles=cycles)
+                plans.append(Plan(chosen, chosen, cost))
+    return sorted(plans, key=lambda plan: (plan.cost, plan.forward.cycles))
 
 
-class Choice(AbstractGuard):
-    """Chooses the cheapest plan whose bias is within a bound, and a serial pass where there is none (`cycles: auto`).
-
-    The first training step runs serially, and all plans are tried at its gradient, the cheapest first. Every so many
-    steps later the plan at hand is compared again: where its bias has become too large, all are tried anew, and else
-    some of the cheaper ones, others each time.
-
-    Args:
-        plans: makes them, the cheapest first; asked before the first step, when devices and ranks are known.
-        every: training steps from one comparison to the next.
-        threshold: largest relative bias.
-
-    Example:
-        >>> choice = Choice(lambda: make_plans(64, Method(), 8, workers=8), every=100, threshold=0.1)
-        >>> choice.is_serial, len(choice.plans)
-        (True, 8)
-    """
-
-    def __init__(self, plans: Callable[[], Sequence[Plan]], every: int, threshold: float) -> None:
-        self.every, self.threshold, self.left = every, threshold, 1
-        self._make_plans = plans
-        self._plans: Sequence[Plan] | None = None
-        # None: serial.
-        self._index: int | None = None
-        self._next = 0
-        self._has_chosen = False
-
-    @property
-    def plans(self) -> Sequence[Plan]:
-        """What there is to choose from."""
-        if self._plans is None:
-            self._plans = self._make_plans()
-            if not self._plans:
-                _warn("no cycles evaluate fewer layers one after the other than a serial pass does here")
-        return self._plans
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan at hand; None is a serial pass."""
-        return None if self._index is None else self.plans[self._index]
-
-    @property
-    def is_serial(self) -> bool:  # type: ignore[override]
-        """Whether the plan is a serial pass."""
-        return self._index is None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether there are plans: it comes back from a serial pass."""
-        return bool(self.plans)
-
-    def methods(self, forward: Method, backward: Method) -> Methods | None:
-        """Return those of the plan; the settings do not count."""
-        return None if self.plan is None else (self.plan.method, self.plan.method)
-
-    def decide(self, solved: Solved, exact: Solved, measure: Measure, norm: Norm) -> None:
-        """Choose a plan."""
-        before, self.bias = self._index, 0.0
-
-        def is_near(index: int) -> bool:
-            method = self.plans[index].method
-            bias = (solved if index == before else measure((method, method))).bias(exact, norm)
-            # A NaN of multigrid is no small bias.
-            is_small = bias <= self.threshold
-            if is_small:
-                self.bias = bias
-            return is_small
-
-        self._index = self._moved(before, is_near) if self._has_chosen else self._cheapest(is_near)
-        if self._index is None and (before is not None or not self._has_chosen):
-            _warn(f"of {len(self.plans)} plans none is within guard_threshold={self.threshold:g} of the gradient")
-        # The first gradients say least of those to come.
-        self.left = self.every if self._has_chosen else max(1, self.every // SOONER)
-        self._has_chosen = True
-
-    def statistics(self) -> dict[str, float]:
-        """Return the plan, and how far its gradient was from the serial one."""
-        values = {"is_serial": float(self.is_serial)}
-        if self.bias is not None:
-            values["gradient_bias"] = self.bias
-        if self.plan is not None:
-            values |= {"cycles": float(self.plan.method.cycles), "layers_in_a_row": float(self.plan.cost)}
-        return values
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the plan and the counters."""
-        counters = {"next": self._next, "has_chosen": self._has_chosen, "left": self.left}
-        return {"bias": self.bias, "plan": None if self.plan is None else _key(self.plan), **counters}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` has returned; where there is no such plan any more, choose anew."""
-        self.bias, self.left, self._next = state["bias"], state["left"], state.get("next", 0)
-        self._has_chosen, plan = state.get("has_chosen", False), state.get("plan")
-        self._index = None
-        if plan is not None:
-            numbers = (number for number, other in enumerate(self.plans) if _key(other) == tuple(plan))
-            self._index = next(numbers, None)
-            if self._index is None:
-                self._has_chosen, self.left = False, 1
-
-    def _moved(self, before: int | None, is_near: Callable[[int], bool]) -> int | None:
-        """Return the plan after a comparison: the cheapest of all if that at hand is too far off, else one of three."""
-        if before is not None and not is_near(before):
-            return self._cheapest(is_near)
-        num_cheaper = len(self.plans) if before is None else before
-        for _ in range(min(TRIES, num_cheaper)):
-            index = self._next % num_cheaper
-            self._next = index + 1
-            if is_near(index):
-                return index
-        return before
-
-    def _cheapest(self, is_near: Callable[[int], bool]) -> int | None:
-        return next(filter(is_near, range(len(self.plans))), None)
-
-
-def _key(plan: Plan) -> tuple[Any, int]:
-    return plan.method.coarsening, plan.method.cycles
+def _key(plan: Plan) -> list[Any]:
+    return [plan.forward.coarsening, plan.forward.cycles, plan.backward.cycles]
 
 
 def _warn(reason: str) -> None:

@@ -2,23 +2,23 @@
 
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
 from typing import Any
 
 from torch import Tensor
 
-from mlotool.core.arguments import is_number, require
+from mlotool.core.arguments import require
+from mlotool.core.settings import Count, Finite, checked
 from mlotool.layerparallel.exchange import Exchange
-from mlotool.layerparallel.multigrid.grids import Grid
-from mlotool.layerparallel.multigrid.solver import Advance, Method, solve
+from mlotool.layerparallel.multigrid.solver import Advance, Grid, Method, solve
 from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, Step, batched
 
 
+@checked
 def mgrit(
     step: Step | BatchedStep,
     u0: Tensor,
-    num_layers: int,
-    h: float,
+    num_layers: Count,
+    h: Finite,
     *,
     initial: Tensor | None = None,
     group: Any = None,
@@ -79,18 +79,20 @@ def mgrit(
         >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
         (0.1853, 0.1853, 5, True)
     """
-    _check_arguments(step, h, u0=u0)
+    is_real = u0.is_floating_point() or u0.is_complex()
+    require(is_real, "u0", u0, "a tensor of floating-point numbers", "Make it one: u0.float().")
     layers = Propagation(batched(step), num_layers, float(h), Method(**method), Exchange(group))
     states, residuals = layers.states(u0, initial)
     return states, residuals.tolist()
 
 
+@checked
 def mgrit_adjoint(
     step: Step | BatchedStep,
     states: Tensor,
     cotangent: Tensor,
-    num_layers: int,
-    h: float,
+    num_layers: Count,
+    h: Finite,
     *,
     initial: Tensor | None = None,
     group: Any = None,
@@ -132,7 +134,6 @@ def mgrit_adjoint(
         >>> round(adjoints[0].item(), 4), adjoints[16].item()
         (0.1853, 1.0)
     """
-    _check_arguments(step, h, states=states, cotangent=cotangent)
     layers = Propagation(batched(step), num_layers, float(h), Method(**method), Exchange(group, is_mirrored=True))
     adjoints, residuals = layers.adjoints(states, None, cotangent, initial)
     return adjoints, residuals.tolist()
@@ -258,13 +259,3 @@ def states_at(states: Tensor, layers: range, *, begin: int = 0, stride: int = 1)
         tensor([0., 2.])
     """
     return states[(layers.start - begin) // stride : -((begin - layers.stop) // stride) : layers.step // stride]
-
-
-def _check_arguments(step: Any, h: Any, **tensors: Any) -> None:
-    """Refuse arguments of `mgrit` and `mgrit_adjoint` that are of a wrong kind."""
-    is_step = hasattr(step, "many") or callable(step)
-    require(is_step, "step", step, "a function step(u, n, h) that returns the state after layer n, or a BatchedStep")
-    require(is_number(h) and isfinite(h), "h", h, "a finite number, the step of the finest grid")
-    for key, value in tensors.items():
-        is_right = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-        require(is_right, key, value, "a tensor of floating-point numbers", "Make it one: torch.as_tensor(x).float().")

@@ -26,16 +26,7 @@ from mlotool.core.bound_module import Slots
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import NonNegative, Positive, Whole, checked
 from mlotool.layerparallel.exchange import Exchange, exchanges, has_ranks
-from mlotool.layerparallel.multigrid.guard import (
-    COARSENINGS,
-    AbstractGuard,
-    Choice,
-    Guard,
-    Methods,
-    Plan,
-    Solved,
-    make_plans,
-)
+from mlotool.layerparallel.multigrid import guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, CallArguments, Layers, check_pure
 from mlotool.layerparallel.multigrid.propagation import Propagation
 from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method
@@ -166,27 +157,22 @@ class WarmStart:
             kind: "states" or "adjoints".
             shape: (N + 1, b, ...), that the values must have.
         """
-        if index is None:
-            whole = self._values.get(f"{kind} of all")
-            return whole if whole is not None and whole.shape == shape else None
+        rows = torch.arange(shape[1]) if index is None else index
         values, known = self._values.get(kind), self._values.get(f"{kind} known")
-        if values is None or known is None or values.shape[1:] != (shape[0], *shape[2:]) or shape[1] != len(index):
+        if values is None or known is None or values.shape[1:] != (shape[0], *shape[2:]) or shape[1] != len(rows):
             return None
-        rows = index.to(values.device)
+        rows = rows.to(values.device)
         is_known = int(rows.max()) < len(values) and bool(known[rows].all())
         return values[rows].transpose(0, 1) if is_known else None
 
     def remember(self, index: Tensor | None, kind: str, values: Tensor) -> None:
         """Keep the values (N + 1, b, ...) of a batch."""
-        values = values.detach()
-        if index is None or len(index) != values.shape[1]:
-            self._values[f"{kind} of all"] = values
-            return
-        rows, by_sample = index.to(values.device), values.transpose(0, 1)
-        size = int(rows.max()) + 1
+        by_sample = values.detach().transpose(0, 1)
+        has_rows = index is not None and len(index) == len(by_sample)
+        rows = (index if has_rows else torch.arange(len(by_sample))).to(values.device)  # type: ignore[union-attr]
         is_known = torch.ones(len(rows), dtype=torch.bool, device=values.device)
         for name, own in ((kind, by_sample), (f"{kind} known", is_known)):
-            self._values[name] = _grown(self._values.get(name), size, own)
+            self._values[name] = _grown(self._values.get(name), int(rows.max()) + 1, own)
             self._values[name][rows] = own
 
     def state_dict(self) -> dict[str, Any]:
@@ -266,9 +252,9 @@ class MultigridResidual(nn.Module):
         self.method, self.backward_method = self.settings.methods(self.num_layers)
         self.method.grids(self.num_layers)
         every, threshold = self.settings.guard_every, self.settings.guard_threshold
-        self.guard: AbstractGuard = Guard(every or 0, threshold, self.settings.guard_max_cycles)
+        self.guard: guard.AbstractGuard = guard.Guard(self._plans, every or 0, threshold)
         if self.settings.is_chosen:
-            self.guard = Choice(self._plans, every or CHOICE_EVERY, threshold)
+            self.guard = guard.Choice(self._plans, every or CHOICE_EVERY, threshold)
         self.warm_start = WarmStart() if self.settings.warm_start else None
         self.residuals: dict[str, Tensor] = {}
         self.is_serial = self.is_evaluating = self.draws = self._is_checked = False
@@ -329,7 +315,9 @@ class MultigridResidual(nn.Module):
         if over_ranks:
             # Of the states that another rank has there are none here; the first one is as good.
             self._check(system, theta, state.expand(self.num_layers + 1, *state.shape))
-            return None, self._repeatable(system, lambda: LastStates.apply(system, state, *theta))
+            whole = _Joined.apply(system, state)
+            _, last = self._repeatable(system, lambda: States.apply(system, whole, *theta))
+            return None, last[system.are_own]
         states, last = self._repeatable(system, lambda: States.apply(system, state, *theta))
         self._check(system, theta, states)
         if self._has_buffers and self.training:
@@ -365,15 +353,23 @@ class MultigridResidual(nn.Module):
         system.draw_seeds()
         return solve()
 
-    def _plans(self) -> Sequence[Plan]:
-        """Return what `cycles: auto` chooses from, on the devices and ranks of the run."""
-        settings = self.settings
+    def _plans(self) -> Sequence[guard.Plan]:
+        """Return the ways to solve the layers: with more and more cycles, or with `cycles: auto` all that are cheap."""
+        settings, backward = self.settings, self.backward_method
+        if not settings.is_chosen:
+            return [
+                guard.Plan(
+                    replace(self.method, cycles=self.method.cycles + extra),
+                    replace(backward, cycles=backward.cycles + extra),
+                )
+                for extra in range(settings.guard_max_cycles + 1)
+            ]
         num_ranks = exchanges()[0].num_parts if settings.over_ranks else 1
         is_on_gpu = any(parameter.is_cuda for parameter in self.layers.parameters())
         workers = settings.workers or (num_ranks if num_ranks > 1 else self.num_layers if is_on_gpu else 1)
-        factors = COARSENINGS if settings.coarsening is None else [settings.coarsening]
+        factors = guard.COARSENINGS if settings.coarsening is None else [settings.coarsening]
         counts = settings.guard_max_cycles, workers
-        return make_plans(self.num_layers, self.method, *counts, factors=factors, num_parts=num_ranks)
+        return guard.make_plans(self.num_layers, self.method, *counts, factors=factors, num_parts=num_ranks)
 
     def statistics(self) -> dict[str, float]:
         """Return the residuals of the last solves, by cycle, and what the guard has seen."""
@@ -434,6 +430,9 @@ class BatchSystem:
     ) -> None:
         self.part, self.names, self.arguments = part, names, arguments or CallArguments()
         self.forward, self.backward = shared or (Exchange(), Exchange())
+        self.is_shared = shared is not None
+        # Which of the samples are this rank's.
+        self.are_own: Tensor | None = None
         self.index = None if part.warm_start is None else part.warm_start.index
         if shared is not None:
             _check_equal_on_ranks(self.forward, self.arguments)
@@ -445,7 +444,7 @@ class BatchSystem:
         self.seeds: list[int] | None = None
         # A backward linearises the function that its forward has solved, whatever moves the buffers in between.
         self._buffers = part.places.copy_buffers()
-        self._solve_by(part.guard.methods(part.method, part.backward_method))
+        self._solve_by(part.guard.plan)
         self.is_due = part.guard.take_due()
         self.is_trial = False
         # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
@@ -549,20 +548,20 @@ class BatchSystem:
             return gradient
         self.is_due = False
 
-        def measure(methods: Methods | None) -> Solved:
+        def measure(plan: guard.Plan | None) -> guard.Solved:
             """Solve the same batch by a system for a trial: it starts anew, and keeps nothing."""
             trial = copy.copy(self)
-            trial._solve_by(methods)
+            trial._solve_by(plan)
             trial.is_trial = True
-            return Solved(*again(trial))
+            return guard.Solved(*again(trial))
 
-        return list(self.part.guard.compare(Solved(gradient, last), measure, self.forward.norm).gradient)
+        return list(self.part.guard.compare(guard.Solved(gradient, last), measure, self.forward.norm).gradient)
 
-    def _solve_by(self, methods: Methods | None) -> None:
-        self.is_serial = methods is None
+    def _solve_by(self, plan: guard.Plan | None) -> None:
+        self.is_serial = plan is None
         # Without a coarse grid the layers are solved one after the other.
         serial = Method(coarsening=max(2, self.num_layers))
-        self.methods = methods or (serial, serial)
+        self.methods = (serial, serial) if plan is None else (plan.forward, plan.backward)
 
     def _recall(self, kind: str, shape: Sequence[int]) -> Tensor | None:
         """Return a warm start of the "states" or "adjoints" of such a state, if there is one."""
@@ -602,6 +601,10 @@ class States(torch.autograd.Function):
     returns the states (N + 1, b, ...) and the last of them (b, ...), which is all that most losses read. The backward
     is one adjoint solve and one product with the layers' derivatives; it is differentiable again.
 
+    Where ranks share the layers, u0 are the samples of all, and the states those of this rank's points. A rank's
+    gradient of theta is that of its own layers, for all ranks' losses together, and zero for the other layers: the sum
+    over ranks is that of data-parallel training, and so is its mean. It is differentiable once.
+
     Source: Günther et al. 2020, arXiv 1812.04352, sections 3.1 and 3.2.
 
     Example:
@@ -617,35 +620,84 @@ class States(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, system: BatchSystem, u0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states and the last of them, by one solve."""
-        states = system.solve_states(u0, theta)
+        """Return the states and the last of them, by one solve; over ranks, of this rank's points and of all."""
+        states, last = _solved_states(system, u0, theta)
+        last = last.clone()
         ctx.system = system
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(states, *theta)
-        return states, states[-1].clone()
+        ctx.save_for_backward(u0, states, last, *theta)
+        return states, last
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        """Return `w^0` and `sum_n (dPhi_n/dtheta)^T w^{n+1}`, all layers in one product."""
-        states, *theta = ctx.saved_tensors
-        sources, last = cotangents
-        if sources is None and last is None:
-            return None, None, *(None for _ in theta)
+        """Return `w^0` and `sum_n (dPhi_n/dtheta)^T w^{n+1}`, all layers of this process in one product."""
+        return (_gradient_once if ctx.system.is_shared else _gradient)(ctx, *cotangents)
 
-        def gradient_at(system: BatchSystem, states: Tensor) -> Gradient:
-            adjoints: Tensor = _Adjoints.apply(system, True, states, sources, last, *theta)
-            return [adjoints[0], *_weight_gradient(system, states, adjoints, theta, ctx.needs_input_grad[2:])]
 
-        def again(trial: BatchSystem) -> tuple[Gradient, Tensor]:
-            solved = trial.solve_states(states[0], theta)
-            return gradient_at(trial, solved), solved[-1]
+def _gradient(ctx: Any, sources: Tensor | None, last: Tensor | None) -> Any:
+    system, (u0, states, last_state, *theta) = ctx.system, ctx.saved_tensors
+    if sources is None and last is None:
+        return None, None, *(None for _ in theta)
+    if system.is_shared:
+        assert last is not None
+        last = system.forward.join(last[system.are_own])[0]
 
-        gradient = gradient_at(ctx.system, states)
-        with torch.no_grad():
-            detached = [None if slope is None else slope.detach() for slope in gradient]
-            inspected = ctx.system.inspect(detached, states[-1], again)
-        # A gradient that will be differentiated again stays what its graph says.
-        return None, *(gradient if torch.is_grad_enabled() else inspected)
+    def gradient_at(system: BatchSystem, states: Tensor) -> Gradient:
+        # Over ranks a serial pass is a comparison, once in many steps: each rank computes all of it.
+        at = system.solve_states(u0, theta) if system.is_shared and system.is_serial else states
+        adjoints: Tensor = _Adjoints.apply(system, True, at, sources, last, *theta)
+        first = adjoints[0]
+        if system.is_shared:
+            first = first if system.is_serial else system.forward.origin(first)
+            adjoints = _own(system, adjoints) if system.is_serial else adjoints
+            # The samples of the other ranks are theirs, and counted there.
+            mine = torch.zeros_like(first)
+            mine[system.are_own] = first[system.are_own]
+            first = mine
+        return [first, *_weight_gradient(system, states, adjoints, theta, ctx.needs_input_grad[2:])]
+
+    def again(trial: BatchSystem) -> tuple[Gradient, Tensor]:
+        solved, solved_last = _solved_states(trial, u0, theta)
+        return gradient_at(trial, solved), solved_last
+
+    gradient = gradient_at(system, states)
+    with torch.no_grad():
+        detached = [None if slope is None else slope.detach() for slope in gradient]
+        inspected = system.inspect(detached, last_state, again)
+    # A gradient that will be differentiated again stays what its graph says.
+    return None, *(gradient if torch.is_grad_enabled() else inspected)
+
+
+_gradient_once = once_differentiable(_gradient)
+"""Over ranks: states and adjoints of the others are constants here."""
+
+
+def _solved_states(system: BatchSystem, u0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the states of this process's points, and the last one of all."""
+    states = system.solve_states(u0, theta)
+    if system.is_serial:
+        return _own(system, states), states[-1]
+    return states, system.backward.origin(states[-1])
+
+
+def _own(system: BatchSystem, values: Tensor) -> Tensor:
+    return values[system.own_layers.start : system.own_layers.stop + 1]
+
+
+class _Joined(torch.autograd.Function):
+    """The samples (B, ...) of all ranks, from those of this one (b, ...), which alone get their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, system: BatchSystem, own: Tensor) -> Tensor:
+        """Gather them."""
+        ctx.system = system
+        whole, system.are_own = system.forward.join(own)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Return the part of this rank's samples."""
+        return None, cotangent[ctx.system.are_own]
 
 
 class _Adjoints(torch.autograd.Function):
@@ -700,7 +752,9 @@ def _weight_gradient(
     wanted = [alias for alias, needed in zip(aliases, is_needed, strict=True) if needed]
     if not wanted:
         return [None] * len(theta)
-    slopes = iter(torch.autograd.grad(moved, wanted, adjoints[1:], create_graph=keeps_graph, allow_unused=True))
+    # Over ranks zeros, where a parameter is another rank's: all ranks then have the same list of gradients.
+    how = {"create_graph": keeps_graph, "allow_unused": True, "materialize_grads": system.is_shared}
+    slopes = iter(torch.autograd.grad(moved, wanted, adjoints[1:], **how))
     return [next(slopes) if needed else None for needed in is_needed]
 
 
@@ -731,85 +785,10 @@ def _layers_at(system: BatchSystem, states: Tensor, theta: Sequence[Tensor]) -> 
     keeps_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         at, *aliases = (_alias(tensor, keeps_graph) for tensor in (states, *theta))
-        return at, aliases, system.evaluate(aliases)(at[:-1], range(system.num_layers), system.h)
+        return at, aliases, system.evaluate(aliases)(at[:-1], system.own_layers, system.h)
 
 
 def _alias(tensor: Tensor, keeps_graph: bool) -> Tensor:
     if not keeps_graph:
         return tensor.detach().requires_grad_()
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
-
-
-class LastStates(torch.autograd.Function):
-    """Autograd function of u^N of u0 and theta, where each rank has samples of its own and a part of the layers.
-
-    The samples of all ranks are gathered, their layers solved together, and each rank gets its samples' last states. In
-    the backward a rank's gradient of theta is that of its own layers, for all ranks' losses together, and zero for the
-    other layers: the sum over ranks is that of data-parallel training, and so is its mean. It is differentiable once.
-
-    Its arguments are the system of the solves (`BatchSystem`), u0 (b, ...) of this rank's b samples, and the parameters
-    of all layers. It returns u^N (b, ...) of these samples.
-
-    Raises:
-        ConfigError: the layers cannot be divided among the ranks.
-
-    Example:
-        >>> part = MultigridResidual(lambda: torch.nn.Linear(3, 3), num_layers=16, h=0.1)
-        >>> (names, theta), u0 = zip(*part.layers.named_parameters()), torch.ones(2, 3)
-        >>> LastStates.apply(BatchSystem(part, names, u0), u0, *theta).shape
-        torch.Size([2, 3])
-    """
-
-    @staticmethod
-    def forward(ctx: Any, system: BatchSystem, u0: Tensor, *theta: Tensor) -> Tensor:
-        """Return the last states of this rank's samples, by one solve that all ranks share."""
-        whole, ctx.are_own = system.forward.join(u0)
-        states, last = _shared_states(system, whole, theta)
-        ctx.system = system
-        ctx.save_for_backward(whole, states, last, *theta)
-        return last[ctx.are_own]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
-        """Return the gradients of this rank's samples and layers, by one adjoint solve that all ranks share."""
-        whole, states, last, *theta = ctx.saved_tensors
-        whole_cotangent, _ = ctx.system.forward.join(cotangent)
-
-        def gradient_at(system: BatchSystem, states: Tensor) -> Gradient:
-            adjoints, first = _shared_adjoints(system, whole, states, whole_cotangent, theta)
-            with torch.enable_grad():
-                leaves = [tensor.detach().requires_grad_() for tensor in theta]
-                moved = system.evaluate(leaves)(states[:-1], system.own_layers, system.h)
-            # Zeros, not None, where a parameter is another rank's: all ranks then have the same list of gradients.
-            slopes: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in leaves]
-            if moved.requires_grad:
-                slopes = torch.autograd.grad(moved, leaves, adjoints[1:], materialize_grads=True)
-            return [first[ctx.are_own], *slopes]
-
-        def again(trial: BatchSystem) -> tuple[Gradient, Tensor]:
-            solved, solved_last = _shared_states(trial, whole, theta)
-            return gradient_at(trial, solved), solved_last
-
-        return None, *ctx.system.inspect(gradient_at(ctx.system, states), last, again)
-
-
-def _shared_states(system: BatchSystem, whole: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the states of this rank's points, and the last one of all."""
-    states = system.solve_states(whole, theta)
-    if system.is_serial:
-        return states[system.own_layers.start : system.own_layers.stop + 1], states[-1]
-    return states, system.backward.origin(states[-1])
-
-
-def _shared_adjoints(
-    system: BatchSystem, whole: Tensor, states: Tensor, cotangent: Tensor, theta: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return the adjoints of this rank's points, and the first one of all."""
-    if system.is_serial:
-        # Each rank computes all of it: this is a comparison, once in many steps.
-        states = system.solve_states(whole, theta)
-    adjoints = system.solve_adjoints(states, None, cotangent, theta, is_first=True)
-    if system.is_serial:
-        return adjoints[system.own_layers.start : system.own_layers.stop + 1], adjoints[0]
-    return adjoints, system.forward.origin(adjoints[0])

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.core.private import tree_leaves
 from mlotool.core.settings import target
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.multigrid.guard import Choice
@@ -152,7 +151,7 @@ def _forecast(name: str, solver: MultigridResidual) -> str:
     if isinstance(guard, Choice):
         if guard.plan is None:
             return f"{name} has {num_layers} layers, which run one after the other: cycles=auto found nothing cheaper."
-        method = guard.plan.method
+        method = guard.plan.forward
         methods, chosen = (method, method), f" (cycles={method.cycles}, coarsening={method.coarsening} were chosen)"
     workers = max(method.grids(num_layers)[0].num_chunks for method in methods)
     one, all_chunks = (sum(method.path(num_layers, count).critical for method in methods) for count in (1, workers))
@@ -391,7 +390,8 @@ class InPlace:
         if now.position == len(self.blocks) - 1:
             handed = now.last
         else:
-            handed = _Unsolved.of(now.last, self.name) if now.states is None else now.states[now.position + 1]
+            # Another rank may have it: what computes with a tensor without values is refused by torch.
+            handed = now.last.detach().to("meta") if now.states is None else now.states[now.position + 1]
         now.handed, now.version, now.position = handed, handed._version, now.position + 1
         return handed
 
@@ -411,7 +411,7 @@ class InPlace:
             fault = "called with something else than what the block before it has returned"
         elif not arguments.equals(now.arguments):
             fault = "called with other arguments beside the state than block 0"
-        elif _mode_of(state) != now.mode:
+        elif _mode_of(now.last) != now.mode:
             fault = "called with gradients or autocast switched otherwise than block 0"
         else:
             return
@@ -424,12 +424,9 @@ class InPlace:
     def _check_hooks(self) -> None:
         """Refuse hooks of the blocks themselves, which would see both a solve's evaluations and the module's call."""
         kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        for number, block in enumerate(self.blocks):
-            if any(getattr(block, kind) for kind in kinds):
-                raise ConfigError(
-                    f"parallel.part: block {number} ({type(block).__name__}) of {self.name} has hooks; expected none, "
-                    "since multigrid evaluates a block many times. Put them on a module around the block."
-                )
+        hooked = [number for number, block in enumerate(self.blocks) if any(getattr(block, kind) for kind in kinds)]
+        expected = f"no hooks of a block of {self.name}, since multigrid evaluates a block many times"
+        require(not hooked, "parallel.part: blocks with hooks", hooked, expected, "Put them on a module around them.")
 
 
 def _mode_of(state: Any) -> object:
@@ -437,27 +434,3 @@ def _mode_of(state: Any) -> object:
     device = state.device.type if isinstance(state, Tensor) else "cpu"
     is_cast = torch.is_autocast_enabled(device)
     return torch.is_grad_enabled(), torch.get_autocast_dtype(device) if is_cast else None
-
-
-class _Unsolved(Tensor):
-    """Stands for the state between two blocks where another rank has it: it can be handed on, and has a shape."""
-
-    _part: str
-
-    @staticmethod
-    def of(like: Tensor, part: str) -> "_Unsolved":
-        """Return one of a shape."""
-        made: _Unsolved = Tensor._make_subclass(_Unsolved, like.detach())
-        made._part = part
-        return made
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse to compute."""
-        if getattr(func, "__name__", "") in ("__get__", "dim", "size", "numel", "_make_subclass"):
-            return super().__torch_function__(func, types, args, kwargs or {})
-        name = next((leaf._part for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _Unsolved)), "the part")
-        raise ConfigError(
-            f"parallel.over_ranks: the module reads a state between two blocks of {name}; expected that blocks alone "
-            "read it, since another rank may have it. Set over_ranks=false, or name fewer blocks as the part."
-        )

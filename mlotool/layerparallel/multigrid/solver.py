@@ -1,8 +1,12 @@
-"""MGRIT with full approximation storage for any two-term recursion: the engine of states, adjoints and tangents."""
+"""MGRIT with full approximation storage for any two-term recursion: the engine of states, adjoints and tangents.
+
+The grids say which layers each level keeps.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from math import ceil
 from typing import Annotated, Literal
 
@@ -10,14 +14,99 @@ import torch
 from annotated_types import Ge, Le, MinLen
 from torch import Tensor
 
-from mlotool.core.arguments import is_whole, require
-from mlotool.core.settings import NonNegative, checked
+from mlotool.core.arguments import require
+from mlotool.core.settings import Count, NonNegative, checked
 from mlotool.layerparallel.exchange import Exchange
-from mlotool.layerparallel.multigrid.grids import Grid, make_grids
 
 # values: (N_l + 1, b, ...), one point of the level after the other; source: the same; ahead: (num_chunks, b, ...)
 # A recursion that runs from the last layer to the first is mirrored: its point m lies at N_l - m, so that points which
 # are taken together are in the order of their layers, whichever way it runs.
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One level of the hierarchy of grids.
+
+    Its C-points are the multiples of c. Where c does not divide the number of layers, the last chunk has fewer layers
+    and no C-point at its end: its points are F-points.
+
+    Args:
+        num_layers: of this level; it has one point more.
+        stride: layers of the finest grid between two of its points: layer n of this level has the parameters of layer
+            `n stride` there, and the step `h stride`.
+        coarsening: c, layers of a chunk, from one C-point to the next; None on the coarsest grid, which has no chunks.
+
+    Example:
+        >>> grid = Grid(num_layers=18, stride=1, coarsening=4)
+        >>> grid.num_chunks, grid.part(0, 1)
+        (4, range(0, 18))
+    """
+
+    num_layers: int
+    stride: int
+    coarsening: int | None
+
+    @property
+    def num_chunks(self) -> int:
+        """Whole chunks, which relaxation can visit at once."""
+        return 1 if self.coarsening is None else self.num_layers // self.coarsening
+
+    def part(self, number: int, num_parts: int) -> range:
+        """Return the points whose layers a process has.
+
+        Args:
+            number: of its part.
+            num_parts: equal parts that the layers are divided into.
+
+        Raises:
+            ConfigError: the chunks cannot be divided equally.
+        """
+        multiple = num_parts * (self.coarsening or 1)
+        is_right = num_parts == 1 or self.num_layers % multiple == 0
+        require(is_right, "num_layers", self.num_layers, f"a multiple of {multiple}, for {num_parts} ranks")
+        size = self.num_layers // num_parts
+        return range(number * size, (number + 1) * size)
+
+    def layers(self, points: range) -> range:
+        """Return the layers of the finest grid whose parameters the layers at these points have.
+
+        Example:
+            >>> Grid(num_layers=4, stride=4, coarsening=2).layers(range(1, 4, 2))
+            range(4, 16, 8)
+        """
+        return range(points.start * self.stride, points.stop * self.stride, points.step * self.stride)
+
+
+def make_grids(num_layers: int, coarsening: int | Sequence[int], levels: int | None) -> tuple[Grid, ...]:
+    """Return the grids, finest first.
+
+    A grid of N layers has a coarse one of N // c layers, with one factor c as long as these are at least two. Where
+    there are fewer at once, there is one grid, which is solved exactly, one layer after the other.
+
+    Args:
+        num_layers: of the finest grid.
+        coarsening: one factor for all levels, or one from each level to the next.
+        levels: at most so many, the finest included; None adds all.
+
+    Raises:
+        ConfigError: one of several factors leaves fewer than two layers.
+
+    Example:
+        >>> [grid.num_layers for grid in make_grids(67, coarsening=4, levels=None)]
+        [67, 16, 4]
+    """
+    grids: list[Grid] = []
+    stride, count = 1, num_layers
+    per_level: Iterable[int] = repeat(coarsening) if isinstance(coarsening, int) else coarsening
+    for factor in per_level:
+        is_last = count // factor < 2
+        if len(grids) + 1 == levels or (is_last and isinstance(coarsening, int)):
+            break
+        require(not is_last, "coarsening", coarsening, f"factors that leave at least 2 of {count} layers")
+        grids.append(Grid(count, stride, factor))
+        count, stride = count // factor, stride * factor
+    return (*grids, Grid(count, stride, None))
+
 
 Advance = Callable[[Grid, Tensor, range], Tensor]
 """`advance(grid, values, points)`: what follows the values (k, b, ...) at these k points of a grid, source aside; of a
@@ -55,7 +144,7 @@ cycle='V', nested=False)
     """
 
     coarsening: Coarsening = 4
-    levels: int | None = None
+    levels: Annotated[int, Ge(2)] | None = None
     relaxation: Relaxation = "FCF"
     cycles: Cycles = 10
     tolerance: NonNegative | None = None
@@ -309,13 +398,14 @@ class CriticalPath:
         return self.serial / self.critical
 
 
+@checked
 def critical_path(
-    num_layers: int,
-    coarsening: int | Sequence[int] = 4,
+    num_layers: Count,
+    coarsening: Coarsening = 4,
     levels: int | None = None,
     relaxation: Relaxation = "FCF",
     cycles: int = 2,
-    workers: int = 1,
+    workers: Count = 1,
     *,
     cycle: CycleKind = "V",
     nested: bool = False,
@@ -346,7 +436,6 @@ def critical_path(
         >>> path.critical, path.total, round(path.textbook_per_cycle / 256, 2)
         (29, 740, 2.31)
     """
-    require(is_whole(workers, 1), "workers", workers, "a whole number of at least 1")
     method = Method(coarsening, levels, relaxation, cycles, cycle=cycle, nested=nested)
     grids = method.grids(num_layers)
     counts = [_counts(replace(method, cycles=number), num_layers, workers) for number in (0, 1)]

@@ -1,7 +1,6 @@
 """A module as a chain of stages, each of which goes on where the one before has stopped."""
 
-from mlotool.layerparallel.partition.chain import Chain
-from mlotool.layerparallel.partition.cut import partition
+from mlotool.layerparallel.partition.chain import Chain, partition
 from mlotool.layerparallel.partition.stage import Inputs, Stage
 
 __all__ = ["Chain", "Inputs", "Stage", "partition"]

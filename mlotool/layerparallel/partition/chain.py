@@ -1,20 +1,25 @@
-"""A module as a chain of layers, and where it may be cut."""
+"""A module as a chain of layers, where it may be cut, and what its parts cost in a training step."""
 
 import inspect
+import logging
+import time
+import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import Any, Literal
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils.flop_counter import flop_registry
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.layerparallel.partition.costs import Measure, operations
+from mlotool.core.private import TorchDispatchMode, tree_leaves
 from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS, has_layers, recomputed, traced
 
@@ -22,6 +27,94 @@ Cut = Sequence[str] | Literal["measured"] | None
 """Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations."""
 
 MEASURED = "measured"
+
+ELEMENT_COST = 16
+"""Floating-point operations in the time in which one number is read or written, fitted to the layers of a ResNet-18 and
+of a transformer on a CPU (float32, one thread: 13); it weighs norms, activations and embeddings against products."""
+
+NUM_TIMINGS = 3
+
+Measure = Callable[[Callable[[], Any], torch.device], float]
+"""`measure(run, device)`: what it costs to call `run`."""
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts what is computed while it is entered, backward passes included.
+
+    Attributes:
+        products: floating-point operations of convolutions, products of matrices and attention.
+        elements: numbers that all operations read and write.
+
+    Example:
+        >>> with OperationCounter() as counter:
+        ...     _ = (torch.ones(2, 3) @ torch.ones(3, 4)).relu()
+        >>> counter.products, counter.elements  # relu: 8 in, 8 out; the product: 6 and 12 in, 8 out; two ones
+        (48, 60)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+        self.elements = 0
+
+    @property
+    def total(self) -> int:
+        """Both, in floating-point operations."""
+        return self.products + ELEMENT_COST * self.elements
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run and count one operation; a view costs nothing."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not any(output.alias_info is not None and not output.alias_info.is_write for output in func._schema.returns):
+            count = flop_registry.get(func._overloadpacket)
+            self.products += int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+            leaves = tree_leaves((args, kwargs, result))
+            self.elements += sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
+        return result
+
+
+def operations(run: Callable[[], Any], device: torch.device) -> int:
+    """Return the operations of a call: the same on each machine.
+
+    Args:
+        run: is called once.
+        device: on which it computes; not looked at.
+
+    Example:
+        >>> operations(lambda: torch.ones(4), torch.device("cpu"))
+        64
+    """
+    with OperationCounter() as counter:
+        run()
+    return counter.total
+
+
+def seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the seconds of a call, the least of a few.
+
+    Args:
+        run: is called a few times.
+        device: on which it computes.
+
+    Example:
+        >>> seconds(lambda: None, torch.device("cpu")) < 1
+        True
+    """
+    times = []
+    for _ in range(NUM_TIMINGS + 1):
+        _wait(device)
+        begin = time.perf_counter()
+        run()
+        _wait(device)
+        times.append(time.perf_counter() - begin)
+    # The first call finds its kernels.
+    return min(times[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Chain:
@@ -32,9 +125,8 @@ class Chain:
     Args:
         module: blocks (children of a Sequential, ModuleList or ModuleDict), each layer of `Layers`, and torch's own
             layers are not looked into.
+        inputs: a batch, in the order of the forward's arguments, beside which it is traced.
         key: the setting that the module belongs to, for messages.
-        inputs: a batch, in the order of the forward's arguments: its Python code may then decide by values, such as in
-            a check of the inputs' shape. None: by none.
         inside: names of blocks; only modules that hold one of them are looked into, and all others are blocks.
         opened: names of blocks that are looked into like the module itself.
 
@@ -42,14 +134,13 @@ class Chain:
         names: the layers that may begin a stage, in order.
 
     Raises:
-        UntraceableError: the forward decides by values, and there are no inputs.
-        ConfigError: it cannot be traced with them either.
+        ConfigError: it cannot be traced.
 
     Example:
         >>> import torch
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-        >>> chain = Chain(net)
-        >>> chain.names, chain.balance(num_stages=2, inputs=(torch.zeros(1, 2),))
+        >>> chain = Chain(net, (torch.zeros(1, 2),))
+        >>> chain.names, chain.balance(num_stages=2)
         (['2', '4'], ['2'])
         >>> first, second = chain.stages(["2"])
         >>> x = torch.ones(3, 2)
@@ -60,14 +151,14 @@ class Chain:
     def __init__(
         self,
         module: nn.Module,
+        inputs: Inputs,
         key: str = "module",
-        inputs: Inputs | None = None,
         inside: Sequence[str] | None = None,
         opened: Iterable[str] = (),
     ) -> None:
         # Equal layers are held by another module, so that their calls have a name.
         self._module = nn.Sequential(OrderedDict(layers=module)) if has_layers(module) else module
-        self._key, self._opened = key, frozenset(opened)
+        self._inputs, self._key, self._opened = inputs, key, frozenset(opened)
         self._graph = traced(self._module, key, inputs, inside, self._opened)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
         self._recomputed = recomputed(self._nodes)
@@ -76,19 +167,10 @@ class Chain:
         # Equal layers are called by what they begin with.
         self.names = [f"{target}" if layers is None else f"{target}.{layers.start}" for target, layers in begins]
 
-    @property
-    def may_be_finer(self) -> bool:
-        """Whether there may be more places to cut beside a batch: by its sizes, or within blocks."""
-        asks_for_sizes = any(
-            node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "device", "dtype"))
-            for node in self._nodes
-        )
-        return asks_for_sizes or any(map(self.closed, ("", *self.names)))
-
-    def finer(self, inputs: Inputs, opened: Iterable[str]) -> "Chain | None":
-        """Return the same module's chain, traced beside these inputs, with further blocks looked into, if it can be."""
+    def finer(self, opened: Iterable[str]) -> "Chain | None":
+        """Return the same module's chain with further blocks looked into, if it can be traced."""
         with suppress(ConfigError):
-            return Chain(self._module, self._key, inputs, opened=self._opened | frozenset(opened))
+            return Chain(self._module, self._inputs, self._key, opened=self._opened | frozenset(opened))
         return None
 
     def stages(self, cut: Sequence[str]) -> list[Stage]:
@@ -130,32 +212,20 @@ class Chain:
         require(sorted(set(layers), key=self.names.index) == layers, key, cut, "each once, in the order of the module")
         return layers
 
-    def balance(self, num_stages: int, inputs: Inputs, measure: Measure = operations) -> list[str]:
+    def balance(self, num_stages: int, measure: Measure = operations) -> list[str]:
         """Return the cuts into stages whose most expensive one costs least.
 
         Args:
             num_stages: at most one more than `names`.
-            inputs: a batch.
             measure: `operations`, the same in each run, or `seconds`, those of this machine.
         """
-        costs = self.costs(inputs, measure)
-        return balanced([costs[name] for name in ("", *self.names)], self.names, num_stages)
+        return balanced(self.costs(self.names, measure), self.names, num_stages)
 
-    def costs(self, inputs: Inputs, measure: Measure = operations) -> dict[str, float]:
-        """Return what each part costs from a possible cut to the next; '' is that before the first cut.
-
-        Args:
-            inputs: as for `balance`.
-            measure: as for `balance`.
-        """
-        return dict(zip(("", *self.names), self.costs_of(self.names, inputs, measure), strict=True))
-
-    def costs_of(self, cut: Sequence[str], inputs: Inputs, measure: Measure = operations) -> list[float]:
+    def costs(self, cut: Sequence[str], measure: Measure = operations) -> list[float]:
         """Return what the stages between cuts cost in a training step: a forward and a backward pass of a batch.
 
         Args:
             cut: names of `names`, in order.
-            inputs: as for `balance`.
             measure: as for `balance`.
         """
         device = next((parameter.device for parameter in self._module.parameters()), torch.device("cpu"))
@@ -163,25 +233,20 @@ class Chain:
         state: Any = None
         for part in self.stages(cut):
             with undisturbed(self._module):
-                costs.append(measure(partial(part.pass_both_ways, state, inputs), device))
+                costs.append(measure(partial(part.pass_both_ways, state, self._inputs), device))
             with undisturbed(self._module), torch.no_grad():
-                state = part(state, inputs)
+                state = part(state, self._inputs)
         return costs
 
-    def closed(self, name: str) -> list[str]:
-        """Return the blocks with blocks of their own that are called from one possible cut to the next.
-
-        Args:
-            name: of the layer there; '' is the part before the first cut.
-        """
-        part = dict(zip(("", *self.names), self.stages(self.names), strict=True))[name]
+    def closed(self, position: int) -> list[str]:
+        """Return the blocks with blocks of their own in the part at a position: 0 is that before the first cut."""
         kinds = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
         def holds_blocks(layer: str) -> bool:
             modules = self._module.get_submodule(layer).modules()
             return any(isinstance(module, kinds) and len(module) > 1 for module in modules)
 
-        return [layer for layer in part.layers if holds_blocks(layer)]
+        return [layer for layer in self.stages(self.names)[position].layers if holds_blocks(layer)]
 
     def _find_positions(self) -> list[int]:
         positions = []
@@ -310,3 +375,151 @@ def balanced(costs: Sequence[float], names: Sequence[str], num_stages: int) -> l
             for end in range(number, len(costs) + 1)
         }
     return [names[begin - 1] for begin in best[len(costs)][2]]
+
+
+DEPTH = 6
+"""Times that heavy blocks are looked into, one within the other."""
+
+LARGEST_IMBALANCE = 1.3
+"""Of the longest stage over the mean; above it the run warns."""
+
+_log = logging.getLogger("mlotool")
+
+
+def chain_for(
+    module: nn.Module, key: str, inputs: Inputs, cut: Sequence[str] | None, num_stages: int | None = None
+) -> Chain:
+    """Return the chain of a module that is called with these inputs.
+
+    Args:
+        module: to be cut.
+        key: the setting that the module belongs to, for messages.
+        inputs: a batch, in the order of the forward's arguments.
+        cut: names of the blocks that begin stages. What holds them is looked into; where not all of the module can be
+            traced, only that is.
+        num_stages: K. Blocks with blocks of their own are looked into while K stages cannot be balanced. None leaves
+            them whole.
+
+    Raises:
+        ConfigError: the module cannot be traced.
+
+    Example:
+        >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 2, 4, batch_first=True), num_layers=3)
+        >>> chain_for(encoder, "parallel", bound(encoder, [torch.zeros(1, 5, 2)], {}), cut=None).names
+        ['layers.1', 'layers.2']
+    """
+    try:
+        chain = Chain(module, inputs, key)
+    except ConfigError:
+        if not cut:
+            raise
+        chain = Chain(module, inputs, key, inside=cut)
+    if cut is not None:
+        try:
+            chain.resolve(len(cut) + 1, cut)
+        except ConfigError:
+            # What holds the blocks may be one itself.
+            parents = {name[:end] for name in cut for end in range(len(name)) if name[end] == "."}
+            return chain.finer(parents) or chain
+        return chain
+    best = _imbalance_of(chain, num_stages)
+    for _ in range(DEPTH):
+        if best <= LARGEST_IMBALANCE:
+            break
+        costs = chain.costs(chain.names)
+        other = chain.finer(chain.closed(costs.index(max(costs))))
+        reached = inf if other is None else _imbalance_of(other, num_stages)
+        if other is None or reached > best or (reached == best and len(other.names) <= len(chain.names)):
+            break
+        chain, best = other, reached
+    return chain
+
+
+def _imbalance_of(chain: Chain, num_stages: int | None) -> float:
+    if num_stages is None or num_stages == 1:
+        return 1.0
+    too_few = len(chain.names) < num_stages - 1
+    return inf if too_few else imbalance(chain.costs(chain.balance(num_stages)))
+
+
+def balanced_cut(chain: Chain, num_stages: int, cut: Cut, key: str) -> list[str]:
+    """Return the names of the layers that begin the stages 1 .. K-1, and say how well the stages are balanced.
+
+    Args:
+        chain: the module.
+        num_stages: K.
+        cut: what the user has set.
+        key: of the setting, for messages.
+
+    Raises:
+        ConfigError: the module has fewer places to cut than needed, or no such layers.
+
+    Example:
+        >>> chain = Chain(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), (torch.zeros(4, 8),))
+        >>> balanced_cut(chain, 2, None, "parallel")
+        ['2']
+    """
+    names = chain.resolve(num_stages, cut)
+    if num_stages == 1:
+        return []
+    measure: Measure = seconds if cut == MEASURED else operations
+    balanced = chain.balance(num_stages, measure)
+    names = names or balanced
+    reached = imbalance(chain.costs(names, measure))
+    listed = ", ".join(names)
+    _log.info(
+        "%s: the stages begin at the input, %s; the longest has %.2f times the mean cost. To have the same stages "
+        "again, set cut: [%s].",
+        *(key, listed, reached, listed),
+    )
+    if reached > LARGEST_IMBALANCE:
+        is_better = imbalance(chain.costs(balanced, measure)) < reached
+        advice = f"Set cut: [{', '.join(balanced)}]." if is_better else "Set fewer stages, or smaller blocks."
+        warnings.warn(
+            f"{key}.cut: the longest of {num_stages} stages (they begin at the input, {listed}) takes {reached:.2f} "
+            f"times their mean; expected at most {LARGEST_IMBALANCE}, since all wait for the longest. {advice}",
+            stacklevel=2,
+        )
+    return names
+
+
+def imbalance(costs: Sequence[float]) -> float:
+    """Return the cost of the most expensive stage over the mean: 1 is a perfect balance.
+
+    Example:
+        >>> imbalance([1.0, 3.0])
+        1.5
+    """
+    return max(costs) * len(costs) / (sum(costs) or 1.0)
+
+
+def partition(module: nn.Module, num_stages: int, example: Any, cut: Sequence[str] | None = None) -> list[Stage]:
+    """Cut a module into stages which, one after the other, are the module bit for bit.
+
+        module(x) = stage_{K-1}(... stage_1(stage_0(None, (x,)), (x,)) ..., (x,))
+
+    Residual networks (ours, torchvision's), transformers, any `nn.Sequential`: the forward is traced, and may be cut
+    before every layer or block that is reached by one tensor alone; stages may change its shape, and may share
+    parameters.
+
+    Args:
+        module: whose layers the stages run.
+        num_stages: K.
+        example: the module's input, or a tuple of its inputs.
+        cut: names of the layers or groups of layers that begin the stages 1 .. K-1; None balances the operations of
+            a training step with `example`.
+
+    Raises:
+        ConfigError: the module cannot be traced, has fewer blocks than stages, or no such layers.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> [stage.layers for stage in partition(net, 2, torch.zeros(1, 2))]
+        [['0', '1'], ['2', '3', '4']]
+    """
+    inputs = bound(module, example if isinstance(example, tuple) else (example,), {})
+    chain = chain_for(module, "partition", inputs, cut, num_stages)
+    names = chain.resolve(num_stages, cut)
+    if names is None:
+        names = chain.balance(num_stages) if num_stages > 1 else []
+    return chain.stages(names)

@@ -181,28 +181,17 @@ _BETWEEN = (__file__, *fx.__path__, _device.__file__)
 """Files and folders of code that stands between a forward and its operations, the last one with a default device."""
 
 
-class UntraceableError(Exception):
-    """A forward cannot be traced without the values of its inputs; says why.
-
-    Example:
-        >>> raise UntraceableError("it decides by the sum of its input")
-        Traceback (most recent call last):
-            ...
-        mlotool.layerparallel.partition.trace.UntraceableError: it decides by the sum of its input
-    """
-
-
 def traced(
     module: nn.Module,
     key: str,
-    inputs: Inputs | None = None,
+    inputs: Inputs,
     inside: Sequence[str] | None = None,
     opened: Container[str] = (),
 ) -> fx.Graph:
     """Return the operations of a module's forward, with blocks and torch's own layers as black boxes.
 
-    Without inputs its steps may depend on no value. With them they may: the steps are those for these inputs, and each
-    decision becomes an operation that says so where a later batch would decide otherwise.
+    Its steps may depend on values: they are those for these inputs, and each decision becomes an operation that says so
+    where a later batch would decide otherwise.
 
     Args:
         module: children of a Sequential, ModuleList or ModuleDict are blocks; so is each layer of `Layers`.
@@ -212,49 +201,32 @@ def traced(
         opened: names of blocks that are looked into like the module itself.
 
     Raises:
-        UntraceableError: it cannot be traced without inputs.
-        ConfigError: it cannot be traced with them.
+        ConfigError: it cannot be traced.
 
     Example:
-        >>> [node.op for node in traced(nn.Sequential(nn.Flatten(), nn.ReLU()), "module").nodes]
+        >>> net = nn.Sequential(nn.Flatten(), nn.ReLU())
+        >>> [node.op for node in traced(net, "module", (torch.ones(2, 3),)).nodes]
         ['placeholder', 'call_module', 'call_module', 'output']
     """
-    tracer = _Tracer(inside, opened) if inputs is None else _ValueTracer(inside, opened, key, inputs)
+    tracer = _Tracer(inside, opened, key, inputs)
+    named = zip(inspect.signature(module.forward).parameters, inputs, strict=False)
+    # Python code may ask for these directly.
+    plain = {name: value for name, value in named if value is None or isinstance(value, bool | str)}
     try:
         with undisturbed(module), torch.enable_grad(), sizes_in_tuples():
-            graph = tracer.trace(module, plain_values(module, inputs))
-        open_ended = [str(node.target) for node in graph.nodes if node.op == "placeholder" and "*" in str(node.target)]
-        if open_ended:
-            raise TypeError(f"forward takes {', '.join(open_ended)}")
+            graph = tracer.trace(module, plain)
+        if any("*" in str(node.target) for node in graph.nodes if node.op == "placeholder"):
+            raise TypeError("forward takes *args or **kwargs")
     except Exception as error:  # tracing runs the user's forward on stand-ins, which may fail in any way
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        if inputs is None:
-            raise UntraceableError(reason) from error
         # What fails without any stand-in as well is the user's to see as it is.
         with undisturbed(module), torch.no_grad():
             module(*inputs)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(
             f"{key}: the forward of {type(module).__name__} cannot be cut into stages ({reason}); expected one that "
             "calls its blocks with tensors. Name the blocks before which it may be cut, as in cut: [blocks.3]."
         ) from error
     return graph
-
-
-def plain_values(module: nn.Module, inputs: Inputs | None = None) -> dict[str, Any]:
-    """Return the arguments of a forward that are None, true, false or text: Python code may ask for them directly.
-
-    Args:
-        module: whose forward it is.
-        inputs: in the order of its arguments; None are the defaults.
-
-    Example:
-        >>> sorted(plain_values(nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 2, batch_first=True), 1)))
-        ['is_causal', 'mask', 'src_key_padding_mask']
-    """
-    arguments = inspect.signature(module.forward).parameters
-    values = [argument.default for argument in arguments.values()] if inputs is None else inputs
-    named = zip(arguments, values, strict=False)
-    return {name: value for name, value in named if value is None or isinstance(value, bool | str)}
 
 
 def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -270,7 +242,8 @@ def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         ...         self.layer = nn.Linear(2, 2)
         ...     def forward(self, x, mask):
         ...         return self.layer(x) * (1 - mask)
-        >>> sorted(node.name for node in recomputed(traced(Scaled(), "module").nodes))
+        >>> graph = traced(Scaled(), "module", (torch.ones(1, 2), torch.ones(1, 2)))
+        >>> sorted(node.name for node in recomputed(graph.nodes))
         ['sub']
     """
     following: set[fx.Node] = set()
@@ -282,15 +255,23 @@ def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 class _Tracer(fx.Tracer):
-    """Records a forward; blocks are leaves: what they do inside need not be traceable, and is not for a cut."""
+    """Records a forward beside its values for given inputs, by which its Python code may decide.
+
+    Blocks are leaves: what they do inside need not be traceable, and is not for a cut.
+    """
 
     # A buffer that is read becomes an operation, so that it may move to another device or change.
     proxy_buffer_attributes = True
 
-    def __init__(self, inside: Sequence[str] | None, opened: Container[str]) -> None:
+    def __init__(self, inside: Sequence[str] | None, opened: Container[str], key: str, inputs: Inputs) -> None:
         super().__init__(param_shapes_constant=False)
         self._inside, self._opened = inside, opened
         self._casts = casts()
+        self._key = key
+        self._inputs = iter(inputs)
+        self._interpreter: fx.Interpreter | None = None
+        self._is_running = False
+        self._calls: dict[fx.Node, object] = {}
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record an operation; where the forward has switched gradients off, its value without one."""
@@ -302,67 +283,8 @@ class _Tracer(fx.Tracer):
         return self.record("call_function", without_gradient, (node,), {})
 
     def record(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Record an operation."""
-        node: fx.Node = super().create_node(*args, **kwargs)
-        return node
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Say whether a module is one operation."""
-        name = module_qualified_name
-        if self._inside is not None:
-            return not any(block.startswith(f"{name}.") for block in self._inside)
-        if name in self._opened:
-            return False
-        # Containers of blocks among torch's own modules, such as nn.TransformerEncoder, are looked into.
-        if super().is_leaf_module(m, name) and not any(isinstance(child, nn.ModuleList) for child in m.children()):
-            return True
-        assert isinstance(self.root, nn.Module)
-        parent = self.root.get_submodule(name.rpartition(".")[0])
-        return isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict) and not isinstance(m, nn.Sequential)
-
-    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a module's call; a module of equal layers becomes a call for each layer."""
-        if not has_layers(m) or len(args) != 1 or kwargs:
-            return super().call_module(m, forward, args, kwargs)
-        [state], name = args, self.path_of_module(m)
-        for number in range(m.num_layers):  # type: ignore[arg-type]
-            state = self.create_proxy("call_module", name, (state,), {LAYERS: range(number, number + 1)})
-        return state
-
-
-def has_layers(module: nn.Module) -> bool:
-    """Say whether a module is a run of equal layers of which a part can be called, as those of `Layers` are.
-
-    Args:
-        module: any.
-
-    Example:
-        >>> from mlotool.models import ResidualLayers
-        >>> has_layers(ResidualLayers(num_layers=4, width=2)), has_layers(nn.Linear(2, 2))
-        (True, False)
-    """
-    has_attributes = all(hasattr(module, name) for name in ("many", "num_layers", "h"))
-    return has_attributes and LAYERS in inspect.signature(module.forward).parameters
-
-
-class _ValueTracer(_Tracer):
-    """Records a forward beside its values for given inputs, by which its Python code may decide."""
-
-    def __init__(self, inside: Sequence[str] | None, opened: Container[str], key: str, inputs: Inputs) -> None:
-        super().__init__(inside, opened)
-        self._key = key
-        self._inputs = iter(inputs)
-        self._interpreter: fx.Interpreter | None = None
-        self._is_running = False
-        self._calls: dict[fx.Node, object] = {}
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        """Return the stand-in for a node's value."""
-        return _Value(node, self)
-
-    def record(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record an operation, and carry it out."""
-        node = super().record(*args, **kwargs)
+        node: fx.Node = super().create_node(*args, **kwargs)
         if self._interpreter is None:
             self._interpreter = fx.Interpreter(self.root, garbage_collect_values=False, graph=self.graph)
         env = self._interpreter.env
@@ -381,26 +303,34 @@ class _ValueTracer(_Tracer):
             return told_by_inputs(node, env, self.record, self._key, _place())
         return node
 
-    def _forget_questions(self, node: fx.Node) -> None:
-        """Drop the decisions before an operation of torch's that has asked whether its argument is a number.
-
-        `torch.full((n, n), 0.0)` asks n for its value, once or more, and is recorded with the stand-in for n all the
-        same: it decides nothing. All of that comes from one call in the user's code, which tells it from a decision
-        such as `range(n)`.
-        """
-        call, before = _call(), node.prev
-        # Types and devices among its arguments are asked for in between.
-        while before.target is getattr or before.target in (*TOLD, _check_decision):
-            earlier = before.prev
-            if before.target is _check_decision:
-                if before.args[1] != "int" or self._calls.get(before) != call:
-                    return
-                self.graph.erase_node(before)
-            before = earlier
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Say whether a module is one operation."""
+        name = module_qualified_name
+        if self._inside is not None:
+            return not any(block.startswith(f"{name}.") for block in self._inside)
+        if name in self._opened:
+            return False
+        # Containers of blocks among torch's own modules, such as nn.TransformerEncoder, are looked into.
+        if super().is_leaf_module(m, name) and not any(isinstance(child, nn.ModuleList) for child in m.children()):
+            return True
+        assert isinstance(self.root, nn.Module)
+        parent = self.root.get_submodule(name.rpartition(".")[0])
+        return isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict) and not isinstance(m, nn.Sequential)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a module's call, or only carry it out inside a block."""
-        return forward(*args, **kwargs) if self._is_running else super().call_module(m, forward, args, kwargs)
+        """Record a module's call, or only carry it out inside a block; equal layers become a call for each layer."""
+        if self._is_running:
+            return forward(*args, **kwargs)
+        if not has_layers(m) or len(args) != 1 or kwargs:
+            return super().call_module(m, forward, args, kwargs)
+        [state], name = args, self.path_of_module(m)
+        for number in range(m.num_layers):  # type: ignore[arg-type]
+            state = self.create_proxy("call_module", name, (state,), {LAYERS: range(number, number + 1)})
+        return state
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return the stand-in for a node's value."""
+        return _Value(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Return a parameter's stand-in, or inside a block the parameter."""
@@ -430,11 +360,43 @@ class _ValueTracer(_Tracer):
         """Return the entries of a value, as many as it has."""
         return iter([operator.getitem(obj, number) for number in range(self.decided(obj, len))])
 
+    def _forget_questions(self, node: fx.Node) -> None:
+        """Drop the decisions before an operation of torch's that has asked whether its argument is a number.
+
+        `torch.full((n, n), 0.0)` asks n for its value, once or more, and is recorded with the stand-in for n all the
+        same: it decides nothing. All of that comes from one call in the user's code, which tells it from a decision
+        such as `range(n)`.
+        """
+        call, before = _call(), node.prev
+        # Types and devices among its arguments are asked for in between.
+        while before.target is getattr or before.target in (*TOLD, _check_decision):
+            earlier = before.prev
+            if before.target is _check_decision:
+                if before.args[1] != "int" or self._calls.get(before) != call:
+                    return
+                self.graph.erase_node(before)
+            before = earlier
+
+
+def has_layers(module: nn.Module) -> bool:
+    """Say whether a module is a run of equal layers of which a part can be called, as those of `Layers` are.
+
+    Args:
+        module: any.
+
+    Example:
+        >>> from mlotool.models import ResidualLayers
+        >>> has_layers(ResidualLayers(num_layers=4, width=2)), has_layers(nn.Linear(2, 2))
+        (True, False)
+    """
+    has_attributes = all(hasattr(module, name) for name in ("many", "num_layers", "h"))
+    return has_attributes and LAYERS in inspect.signature(module.forward).parameters
+
 
 class _Value(fx.Proxy):
     """A stand-in that answers Python's questions by its value: how long it is, whether it is true, of which type."""
 
-    tracer: _ValueTracer
+    tracer: _Tracer
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

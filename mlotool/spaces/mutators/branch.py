@@ -1,16 +1,17 @@
 """A layer becomes two branches."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mlotool.core.settings import target
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates, check_join, joined
+from mlotool.spaces.mutators.mutator import AbstractMutator, Candidates, Join, chosen, joined
 from mlotool.spaces.places import Place
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Branch(AbstractMutator):
     """Puts one of several modules beside each place, and joins what both return.
 
@@ -37,26 +38,18 @@ class Branch(AbstractMutator):
 
     factories: ClassVar[tuple[str, ...]] = ("candidates", "project")
 
-    def __init__(
-        self,
-        name: str,
-        at: Any,
-        candidates: Mapping[str, Build | None],
-        join: str = "sum",
-        project: Build | None = None,
-    ) -> None:
-        check_candidates("Branch", candidates)
-        check_join("Branch: join", join)
-        self.name, self.at, self.candidates, self.join, self.project = name, at, candidates, join, project
+    name: str
+    at: Any
+    candidates: Candidates
+    join: Join = "sum"
+    project: Build | None = None
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put beside."""
         for number, place in enumerate(graph.find(self.at)):
             name = f"{self.name}_{number}"
-            for value in graph.alternatives(name, self.candidates):
-                build = self.candidates[value]
-                if build is not None:
-                    self._put(graph, place, build, name)
+            for build in chosen(graph, name, self.candidates):
+                self._put(graph, place, build, name)
 
     def _put(self, graph: ModelGraph, place: Place, build: Build, name: str) -> None:
         last, shape = place.nodes[-1], place.output_shape

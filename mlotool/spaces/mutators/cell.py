@@ -1,24 +1,24 @@
 """A cell: nodes that read earlier ones, each through an operation that is chosen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from string import ascii_lowercase
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge, Le
 from torch import fx
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
 from mlotool.core.settings import target
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates, check_join, joined
+from mlotool.spaces.mutators.mutator import AbstractMutator, Candidates, Join, joined
 from mlotool.spaces.places import Place
-
-ENDS = ("unread", "all")
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Cell(AbstractMutator):
     """Puts a cell in each place: nodes, each of which reads some earlier ones through an operation each.
 
@@ -58,34 +58,23 @@ class Cell(AbstractMutator):
 
     factories: ClassVar[tuple[str, ...]] = ("candidates", "project")
 
-    def __init__(
-        self,
-        name: str,
-        at: Any,
-        candidates: Mapping[Any, Build | None],
-        num_nodes: int,
-        num_inputs: int = 2,
-        join: str = "sum",
-        end: str = "concat",
-        ends: str = "unread",
-        project: Build | None = None,
-        tied: bool = False,
-    ) -> None:
-        check_candidates("Cell", candidates)
-        check_join("Cell: join", join)
-        check_join("Cell: end", end)
-        if ends not in ENDS:
-            raise ConfigError(f"Cell: ends: found {shown(ends)}; expected one of {', '.join(ENDS)}. Write ends: all.")
-        if "concat" in (join, end) and project is None:
+    name: str
+    at: Any
+    candidates: Candidates
+    num_nodes: Annotated[int, Ge(1), Le(100)]
+    num_inputs: Annotated[int, Ge(1), Le(len(ascii_lowercase))] = 2
+    join: Join = "sum"
+    end: Join = "concat"
+    ends: Literal["unread", "all"] = "unread"
+    project: Build | None = None
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        if "concat" in (self.join, self.end) and self.project is None:
             raise ConfigError(
-                f"Cell: found join={join} and end={end} without project; expected a module behind what is "
+                f"Cell: found join={self.join} and end={self.end} without project; expected a module behind what is "
                 "concatenated, as its size depends on decisions. Write project, or join: sum and end: sum."
             )
-        for key, value, most in (("num_nodes", num_nodes, 100), ("num_inputs", num_inputs, len(ascii_lowercase))):
-            if type(value) is not int or not 1 <= value <= most:
-                raise ConfigError(f"Cell: found {key}={shown(value)}; expected 1 to {most}. Correct it.")
-        self.name, self.at, self.candidates, self.project, self.tied = name, at, candidates, project, tied
-        self.num_nodes, self.num_inputs, self.join, self.end, self.ends = num_nodes, num_inputs, join, end, ends
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put the cells."""

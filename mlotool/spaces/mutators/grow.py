@@ -1,21 +1,19 @@
 """A model that grows, one mutation after the other."""
 
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Le
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
 from mlotool.core.settings import target
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.places import Place
-
-MAX_STEPS = 1000
-_MUTATOR = "expected what makes a mutator of a name and a place, such as mlotool.spaces.Insert. Correct it."
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Grow(AbstractMutator):
     """Applies one of several mutators to one of the places, and again to one of the places that there are then.
 
@@ -42,16 +40,10 @@ class Grow(AbstractMutator):
     """
 
     factories: ClassVar[tuple[str, ...]] = ("mutators",)
-
-    def __init__(
-        self, name: str, at: Any, mutators: Mapping[str, Callable[..., AbstractMutator] | None], steps: int
-    ) -> None:
-        if type(steps) is not int or not 0 <= steps <= MAX_STEPS:
-            raise ConfigError(
-                f"Grow: found steps={shown(steps)}; expected a whole number from 0 to {MAX_STEPS}. Correct it."
-            )
-        _check_mutators(mutators)
-        self.name, self.at, self.mutators, self.steps = name, at, mutators, steps
+    name: str
+    at: Any
+    mutators: Mapping[str, Callable[..., AbstractMutator] | None]
+    steps: Annotated[int, Ge(0), Le(1000)]
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose a mutator and a place, and let it mutate; `steps` times."""
@@ -64,29 +56,10 @@ class Grow(AbstractMutator):
                 places = graph.find(self.at)
                 for number in graph.alternatives(f"{name}_place", range(len(places))):
                     # Each mutator's decisions have names of their own: in a study, one name has one set of candidates.
-                    _made(which, make, f"{name}_{which}", places[number]).mutate(graph)
-
-
-def _check_mutators(mutators: Any) -> None:
-    if not isinstance(mutators, Mapping):
-        raise ConfigError(
-            f"Grow: found mutators={shown(mutators)}; expected a mapping from names to mutators without a name and a "
-            "place. Write mutators: {none: null, branch: {_target_: mlotool.spaces.Branch, candidates: ..}}."
-        )
-    for name in mutators:
-        numbered = re.fullmatch(r"(.+)_[0-9]+", str(name))
-        if name == "place" or (numbered and numbered[1] in mutators):
-            raise ConfigError(
-                f"Grow: found a mutator '{name}', whose decisions would have names that others have; expected neither "
-                "'place' nor another's name with a number. Rename it."
-            )
-
-
-def _made(which: Any, make: Callable[..., Any], name: str, place: Place) -> AbstractMutator:
-    try:
-        made = make(name=name, at=place)
-    except TypeError as error:
-        raise ConfigError(f"Grow: the mutator {shown(which)} cannot be made ({error}); {_MUTATOR}") from error
-    if not isinstance(made, AbstractMutator):
-        raise ConfigError(f"Grow: found {type(made).__name__} as the mutator {shown(which)}; {_MUTATOR}")
-    return made
+                    made = make(name=f"{name}_{which}", at=places[number])
+                    if not isinstance(made, AbstractMutator):
+                        raise ConfigError(
+                            f"mutators.{which}: found what makes {type(made).__name__}; expected what makes a mutator "
+                            "of a name and a place, such as mlotool.spaces.Insert. Correct it."
+                        )
+                    made.mutate(graph)

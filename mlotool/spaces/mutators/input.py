@@ -1,15 +1,15 @@
 """Which earlier node is read."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
-from mlotool.core.settings import target
+from mlotool.core.settings import Count, target
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Input(AbstractMutator):
     """Lets each place read one of several earlier nodes.
 
@@ -31,10 +31,10 @@ class Input(AbstractMutator):
         ['input', '0', '2', 'output']
     """
 
-    def __init__(self, name: str, at: Any, sources: Any, most: int = 10) -> None:
-        if type(most) is not int or most < 1:
-            raise ConfigError(f"Input: found most={shown(most)}; expected a whole number of at least 1. Correct it.")
-        self.name, self.at, self.sources, self.most = name, at, sources, most
+    name: str
+    at: Any
+    sources: Any
+    most: Count = 10
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and connect."""

@@ -1,15 +1,15 @@
 """A module more."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mlotool.core.settings import target
-from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
+from mlotool.spaces.mutators.mutator import AbstractMutator, Candidates, chosen
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Insert(AbstractMutator):
     """Puts one of several modules behind each place.
 
@@ -34,14 +34,12 @@ class Insert(AbstractMutator):
         )
     """
 
-    def __init__(self, name: str, at: Any, candidates: Mapping[str, Build | None]) -> None:
-        check_candidates("Insert", candidates)
-        self.name, self.at, self.candidates = name, at, candidates
+    name: str
+    at: Any
+    candidates: Candidates
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and insert."""
         for number, place in enumerate(graph.find(self.at)):
-            for value in graph.alternatives(f"{self.name}_{number}", self.candidates):
-                build = self.candidates[value]
-                if build is not None:
-                    graph.insert(place, build, f"{self.name}_{number}")
+            for build in chosen(graph, f"{self.name}_{number}", self.candidates):
+                graph.insert(place, build, f"{self.name}_{number}")

@@ -1,15 +1,15 @@
 """An edge more."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
-from mlotool.core.settings import target
+from mlotool.core.settings import Whole, target
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Link(AbstractMutator):
     """Lets each place read one earlier node more, beside those that it reads.
 
@@ -34,10 +34,10 @@ class Link(AbstractMutator):
         [('hidden.0', 'hidden.1')]
     """
 
-    def __init__(self, name: str, at: Any, sources: Any = None, most: int = 1000) -> None:
-        if type(most) is not int or most < 0:
-            raise ConfigError(f"Link: found most={shown(most)}; expected a whole number of at least 0. Correct it.")
-        self.name, self.at, self.sources, self.most = name, at, sources, most
+    name: str
+    at: Any
+    sources: Any = None
+    most: Whole = 1000
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and connect."""

@@ -1,14 +1,13 @@
 """What a mutator is, what its candidates are, and how several nodes are joined."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean, shown
+from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
 
 
@@ -46,50 +45,30 @@ class AbstractMutator(ABC):
         """Change the graph."""
 
 
-def check_candidates(mutator: str, candidates: Any) -> None:
-    """Refuse candidates that are none.
-
-    Args:
-        mutator: its class, for the message.
-        candidates: by name, what makes each; or None, which is no module.
-
-    Raises:
-        ConfigError: they have no names, or one is made already.
-    """
-    for name, build in candidates.items() if isinstance(candidates, Mapping) else [("", candidates)]:
-        if not name or (build is not None and (isinstance(build, nn.Module) or not callable(build))):
-            raise ConfigError(
-                f"{mutator}: found candidates={shown(candidates)}; expected a mapping from names to what makes a "
-                "module, such as torch.nn.Tanh or functools.partial(torch.nn.Conv2d, kernel_size=5), or to None. Write "
-                "candidates: {relu: null, tanh: {_target_: torch.nn.Tanh}}."
-            )
+Candidates = Mapping[Any, Build | None]
+"""By name, what makes a module; None is nothing, or what stands there."""
 
 
-JOINS = ("sum", "mean", "concat")
+def chosen(graph: ModelGraph, name: str, candidates: Candidates) -> Iterator[Build]:
+    """Yield what makes the module that is decided, if there is one; in a shared space that of each candidate."""
+    for value in graph.alternatives(name, candidates):
+        build = candidates[value]
+        if build is not None:
+            yield build
+
+
+Join = Literal["sum", "mean", "concat"]
 """`concat` is along the first size behind the batch: channels of images, features of vectors."""
 
 
-def check_join(key: str, join: str) -> None:
-    """Refuse what is no join.
-
-    Raises:
-        ConfigError: with those that there are.
-    """
-    if join not in JOINS:
-        raise ConfigError(
-            f"{key}: found {shown(join)}; expected one of {', '.join(JOINS)}.{did_you_mean(str(join), JOINS)} "
-            f"Write {key}: sum."
-        )
-
-
-def joined(graph: ModelGraph, name: str, nodes: Sequence[fx.Node], join: str) -> fx.Node:
+def joined(graph: ModelGraph, name: str, nodes: Sequence[fx.Node], join: Join) -> fx.Node:
     """Return a node that joins others: x_1 + .. + x_n, that over n, or [x_1, .., x_n].
 
     Args:
         graph: gets the node.
         name: begins the ids of new nodes.
         nodes: of equal shapes, but for the first size where they are concatenated; a single one is what is returned.
-        join: out of JOINS.
+        join: how.
 
     Raises:
         InfeasibleModelError: shapes differ.

@@ -1,18 +1,17 @@
 """One operation out of several."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
 from mlotool.core.settings import target
-from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
+from mlotool.spaces.mutators.mutator import AbstractMutator, Candidates, chosen
 from mlotool.spaces.tracing import matches
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Operator(AbstractMutator):
     """Puts one of several modules in each place.
 
@@ -41,13 +40,10 @@ class Operator(AbstractMutator):
         Conv2d(3, 8, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2))
     """
 
-    def __init__(self, name: str, at: Any, candidates: Mapping[str, Build | None], tied: bool | str = False) -> None:
-        check_candidates("Operator", candidates)
-        if not isinstance(tied, bool | str):
-            raise ConfigError(
-                f"tied: found {shown(tied)}; expected true, false or a path such as 'cells.*'. Correct it."
-            )
-        self.name, self.at, self.candidates, self.tied = name, at, candidates, tied
+    name: str
+    at: Any
+    candidates: Candidates
+    tied: bool | str = False
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and replace."""
@@ -57,10 +53,8 @@ class Operator(AbstractMutator):
             if self.tied is not True:
                 key = _behind(place.id, self.tied) if self.tied else str(number)
                 decision = decisions.setdefault(key, f"{self.name}_{len(decisions)}")
-            for value in graph.alternatives(decision, self.candidates):
-                build = self.candidates[value]
-                if build is not None:
-                    graph.replace(place, build, f"{self.name}_{number}")
+            for build in chosen(graph, decision, self.candidates):
+                graph.replace(place, build, f"{self.name}_{number}")
 
 
 def _behind(name: str, pattern: str) -> str:

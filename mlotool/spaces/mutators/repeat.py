@@ -1,16 +1,18 @@
 """A block several times."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
+from annotated_types import Ge, Le, MinLen
+
 from mlotool.core.settings import target
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Repeat(AbstractMutator):
     """Puts each place as often behind itself as is decided; 0 leaves it out.
 
@@ -31,16 +33,9 @@ class Repeat(AbstractMutator):
         ['input', '0', '1', 'depth_0_1.1', 'depth_0_2.1', 'output']
     """
 
-    def __init__(self, name: str, at: Any, counts: Sequence[int]) -> None:
-        if (
-            not isinstance(counts, Sequence)
-            or not counts
-            or any(type(count) is not int or not 0 <= count <= 1000 for count in counts)
-        ):
-            raise ConfigError(
-                f"Repeat: found counts={shown(counts)}; expected whole numbers from 0 to 1000. Write counts: [1, 2, 3]."
-            )
-        self.name, self.at, self.counts = name, at, list(counts)
+    name: str
+    at: Any
+    counts: Annotated[Sequence[Annotated[int, Ge(0), Le(1000)]], MinLen(1)]
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and repeat."""

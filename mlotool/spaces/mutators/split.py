@@ -1,15 +1,15 @@
 """A module on an edge."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mlotool.core.settings import target
-from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
+from mlotool.spaces.mutators.mutator import AbstractMutator, Candidates, chosen
 
 
 @target("mutator")
+@dataclass(eq=False)
 class Split(AbstractMutator):
     """Puts one of several modules on one of the edges into each place.
 
@@ -30,9 +30,9 @@ class Split(AbstractMutator):
         ['input', '0', 'split_0', '1', 'output']
     """
 
-    def __init__(self, name: str, at: Any, candidates: Mapping[str, Build | None]) -> None:
-        check_candidates("Split", candidates)
-        self.name, self.at, self.candidates = name, at, candidates
+    name: str
+    at: Any
+    candidates: Candidates
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put."""
@@ -40,10 +40,7 @@ class Split(AbstractMutator):
             name, sources = f"{self.name}_{number}", set(place.inputs)
             every = [(node, i, source) for node in place.nodes for i, source in enumerate(node.all_input_nodes)]
             edges = [edge for edge in every if edge[2] in sources]
-            for value in graph.alternatives(name, self.candidates):
-                build = self.candidates[value]
-                if build is None:
-                    continue
+            for build in chosen(graph, name, self.candidates):
                 for edge in graph.alternatives(f"{name}_input", range(len(edges))):
                     reader, position, source = edges[edge]
                     with graph.beside(place):

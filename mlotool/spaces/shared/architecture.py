@@ -11,8 +11,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.settings import target
 from mlotool.spaces.decisions import Value, deciding
 from mlotool.spaces.shared.paths import SharedDecision, number_drawn, path_of
+from mlotool.spaces.shared.shared_graph import Mixture
 from mlotool.spaces.shared.shared_space import SharedSpace
-from mlotool.spaces.shared.super_graph import Mixture
 
 Rule = Callable[[Mapping[str, Sequence[Value]], Mapping[str, Tensor]], Mapping[str, Value]]
 """Candidates and their probabilities by decision in, the candidate of each decision out."""

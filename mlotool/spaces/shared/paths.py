@@ -71,23 +71,9 @@ class PathTable:
     def decisions(self) -> tuple[SharedDecision, ...]:
         """All of them, in the order in which they were first asked for."""
         return tuple(
-            SharedDecision(name, each, self._reduced(self._conditions[name])) for name, each in self._candidates.items()
+            SharedDecision(name, candidates, tuple(sorted(self._conditions[name], key=str)))
+            for name, candidates in self._candidates.items()
         )
-
-    def _reduced(self, conditions: set[Condition]) -> tuple[Condition, ...]:
-        """Return conditions without decisions that do not matter, as each of their candidates will do."""
-        found = set(conditions)
-        while (wider := self._wider(found)) is not None:
-            found = {each for each in found if not set(wider) <= set(each)} | {wider}
-        return tuple(sorted(found, key=str))
-
-    def _wider(self, conditions: set[Condition]) -> Condition | None:
-        for condition in sorted(conditions, key=str):
-            for position, (name, _) in enumerate(condition):
-                before, after = condition[:position], condition[position + 1 :]
-                if all((*before, (name, value), *after) in conditions for value in self._candidates[name]):
-                    return (*before, *after)
-        return None
 
 
 def path_of(decisions: Sequence[SharedDecision], decide: Callable[[SharedDecision], Value]) -> dict[str, Value]:

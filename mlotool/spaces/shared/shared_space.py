@@ -14,8 +14,7 @@ from mlotool.core.private import NormBase as _NormBase
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.shared.paths import AbstractPaths, Path, SharedDecision, path_of
-from mlotool.spaces.shared.shared_graph import SharedGraph
-from mlotool.spaces.shared.super_graph import Mixture, SuperGraph, path_of_bad
+from mlotool.spaces.shared.shared_graph import Mixture, SharedGraph, SuperGraph, path_of_bad
 from mlotool.spaces.space import Space
 
 MAX_PATHS = 256

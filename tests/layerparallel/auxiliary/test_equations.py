@@ -1,12 +1,11 @@
-"""Penalties, multipliers and their steps against autograd, loops and a closed form."""
+"""Penalties, multipliers and their steps, and the speed-up, against autograd, loops and closed forms."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from mlotool.layerparallel.auxiliary.equations import local_loss, next_multiplier, variable_slope
-from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
-from mlotool.layerparallel.auxiliary.step import StageStep
+from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
 
 
 def draw(seed: int) -> Tensor:
@@ -56,12 +55,10 @@ def test_the_multiplier_rule_of_the_stationarity_and_the_printed_one() -> None:
     assert violation_after(step_size / (2 * beta), beta, 11) > 0.9 * penalty
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_part_without_samples_of_its_own_has_no_weight(reduction: str) -> None:
-    """Its rows stand in for samples of others, which those weigh."""
-    of_step = AuxiliarySettings(2, reduction=reduction), 0, (torch.zeros(4, 2),), [torch.Size([5])]
-    empty, full = (
-        StageStep(*of_step, torch.float64, torch.device("cpu"), share=share, num_replicas=2) for share in (0.0, 1.0)
+def test_it_is_the_printed_formula() -> None:
+    data, forward, backward, penalty, auxiliary, num_stages = 0.1, 1.1, 2.3, 0.05, 0.4, 3
+    total = data + forward + backward
+    printed = 1 / ((1 / num_stages) * (forward + backward) / total + (data + penalty + auxiliary) / total)
+    assert predicted_speedup(BatchSeconds(forward, backward, data, penalty, auxiliary), num_stages) == pytest.approx(
+        printed
     )
-    assert empty.weight(1) == empty.step_size(1) == 0.0
-    assert full.weight(1) > 0.0

@@ -12,9 +12,6 @@ from mlotool.config import build
 from mlotool.program import Schedule
 from mlotool.runner.checkpoint import read_checkpoint
 from tests.layerparallel.auxiliary.test_processes import unequal
-from tests.runner.test_launcher import FAULTY, RECIPE
-from tests.runner.test_launcher import QUIET as QUIET_RUN
-from tests.runner.test_launcher import run_forked as launch
 
 QUIET = ["logger.wandb=false", "runner.progress_bar=false", "runner.report=false", "debug.limit_samples=60"]
 STAGES = "+problems.classifier.parallel={_target_: mlotool.layerparallel.Auxiliary, stages: 2, record: 2, beta: 50.0"
@@ -73,13 +70,3 @@ def test_two_processes_alone_are_one_bit_by_bit(tmp_path: Path) -> None:
     timeline = json.loads((two[2] / "artifacts" / "parallel_classifier.json").read_text())
     assert {span["rank"] for span in timeline["spans"]} == {0, 1}
     assert timeline["processes"] == 2
-
-
-@pytest.mark.slow
-def test_a_stage_whose_process_ends_ends_the_run(tmp_path: Path) -> None:
-    (tmp_path / "faulty.py").write_text(FAULTY)
-    (tmp_path / "bad.yaml").write_text(RECIPE)
-    quiet = (*QUIET_RUN, "runner.devices=2", "runner.max_ticks=60", "problems.classifier.loss.mode=kill")
-    code, _, err = launch(tmp_path, "--trust", "faulty", "bad.yaml", *quiet, STAGES + ", processes: true}")
-    assert code != 0
-    assert "Rank 1 of 2 ended with signal 9 (SIGKILL)" in err

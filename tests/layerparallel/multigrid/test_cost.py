@@ -1,9 +1,16 @@
+"""Counts of layers, any number of layers, and states, adjoints and parameters that converge together."""
+
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from mlotool.layerparallel import BatchedStep, critical_path
+from mlotool.layerparallel import BatchedStep, Multigrid, critical_path
 from tests.layerparallel.multigrid.reference import mgrit, mgrit_adjoint
+from tests.layerparallel.multigrid.test_residual import Wave
+from tests.layerparallel.multigrid.test_setting import network, problem, train
 
 
 class Counter:
@@ -49,16 +56,58 @@ def test_counts_equal_those_of_the_calls(
     assert counter.total < expected.total
 
 
-@pytest.mark.parametrize(("relaxation", "part"), [("F", 7 / 3), ("FCF", 11 / 3)])
-def test_the_literature_counts_so_many_layers_a_cycle(relaxation: str, part: float) -> None:
-    path = critical_path(4**7, 4, None, relaxation, 1, 1)
-    assert path.textbook_per_cycle / 4**7 == pytest.approx(part, abs=1e-3)
-    # What ends a cycle begins the next one, which saves more than the coarse operators cost.
-    assert sum(path.total_by_level) < path.textbook_per_cycle
+NUM_LAYERS = (1, 3, 5, 7, 13)
+SETTINGS = [
+    {"relaxation": relaxation, "cycle": cycle, "nested": nested}
+    for relaxation, cycle, nested in (("F", "V", False), ("FCF", "V", True), ("F", "F", True), ("FCF", "F", False))
+]
 
 
-def test_enough_workers_make_it_faster_than_the_serial_pass() -> None:
-    path = critical_path(2048, 4, None, "FCF", 2, 512)
-    assert path.critical < 2048 / 10
-    assert path.speedup == 2048 / path.critical
-    assert critical_path(2048, 4, None, "FCF", 2, 1).speedup < 1 / 6
+@pytest.mark.parametrize("coarsening", [2, 3])
+@pytest.mark.parametrize("num_layers", NUM_LAYERS)
+def test_after_enough_cycles_it_is_the_serial_pass(num_layers: int, coarsening: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(num_layers, 3, 3, dtype=torch.float64, generator=generator) / 2
+    start, cotangent = (torch.randn(2, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+
+    def step(u: Tensor, n: int, h: float) -> Tensor:
+        return u + h * torch.tanh(u @ weights[n].T)
+
+    found = [start]
+    for n in range(num_layers):
+        found.append(step(found[-1], n, 0.3))
+    states = torch.stack(found)
+    back = [cotangent]
+    for n in reversed(range(num_layers)):
+        leaf = states[n].clone().requires_grad_()
+        back.append(torch.autograd.grad(step(leaf, n, 0.3), leaf, back[-1])[0])
+    adjoints = torch.stack(back[::-1])
+    for each in SETTINGS:
+        settings = {"coarsening": coarsening, "cycles": num_layers, **each}
+        ours, residuals = mgrit(step, start, num_layers, 0.3, **settings)  # type: ignore[arg-type]
+        torch.testing.assert_close(ours, states, rtol=0, atol=1e-13)
+        assert residuals[-1] < 1e-13
+        ours, _ = mgrit_adjoint(step, states, cotangent, num_layers, 0.3, **settings)  # type: ignore[arg-type]
+        torch.testing.assert_close(ours, adjoints, rtol=0, atol=1e-13)
+
+
+# One iteration a tick, with as many trial steps as its line search wants.
+lbfgs = partial(torch.optim.LBFGS, max_iter=1, max_eval=20, history_size=10, line_search_fn="strong_wolfe")
+adam = partial(torch.optim.Adam, lr=0.02)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "batch_size", "steps"),
+    [(lbfgs, 12, 15), (adam, 4, 40)],
+    ids=["lbfgs", "adam"],
+)
+def test_inexact_gradients_train_as_well_as_the_serial_ones(optimizer: Any, batch_size: int, steps: int) -> None:
+    settings = {"optimizer": optimizer, "batch_size": batch_size}
+    parallel = Multigrid(cycles=2, backward_cycles=2, warm_start=True)
+    mine = train(problem(parallel, network(Wave(32, h=0.03)), **settings), steps)
+    serial = train(problem(None, network(Wave(32, h=0.03)), **settings), steps)
+    epoch = 12 // batch_size
+    last, expected = (sum(losses[-epoch:]) / epoch for losses in (mine, serial))
+    assert last < 0.5 * mine[0]
+    assert last < 1.1 * expected
+    assert parallel.statistics()["forward_residual_2"] > 1e-9

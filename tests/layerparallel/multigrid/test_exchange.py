@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import Queue
 from threading import Barrier
 from typing import Any
@@ -14,13 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import mlotool
-from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import BlockLayers, MultigridResidual, mgrit, mgrit_adjoint
 from mlotool.layerparallel.exchange import Exchange
 from tests.layerparallel.multigrid.reference import Network
 from tests.layerparallel.multigrid.test_mgrit import batched_step, start
-from tests.layerparallel.multigrid.test_one_shot import RECIPE
 from tests.layerparallel.multigrid.test_residual import Wave, dense
 
 
@@ -122,12 +118,6 @@ def test_parts_equal_the_whole(num_ranks: int, monkeypatch: pytest.MonkeyPatch) 
     assert_parts_equal(parts, whole)
 
 
-def test_layers_that_cannot_be_divided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "Exchange", Threads)
-    with pytest.raises(ConfigError, match="num_layers: found 32; expected a multiple of 12, for 3 ranks"):
-        mgrit(lambda u, n, h: u, torch.zeros(1, 1), 32, 0.1, group=(Shared(3), 1))
-
-
 def losses_and_gradients(part: MultigridResidual, rank: int, num_ranks: int) -> list[Tensor]:
     """Return the gradients of a few steps, summed over this rank's samples; the ranks' shares are unequal."""
     samples = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -204,16 +194,3 @@ def test_a_guard_over_ranks_decides_as_on_one(name: str, monkeypatch: pytest.Mon
         assert part.guard.state_dict() == parts[0][0].guard.state_dict()
     for expected, *found in zip(whole, *[each for _, each in parts], strict=True):
         torch.testing.assert_close(sum(found), expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_a_recipe_on_two_ranks_trains_as_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "one_shot.yaml").write_text(RECIPE)
-    found = []
-    for devices in (1, 2):
-        overrides = [f"runner.devices={devices}", "+problems.classifier.parallel.over_ranks=true"]
-        config = mlotool.compose(str(tmp_path / "one_shot.yaml"), overrides)
-        found.append(mlotool.run(config, output_dir=tmp_path / f"run_{devices}").metrics)
-    alone, both = ({key: value for key, value in each.items() if "backward" not in key} for each in found)
-    assert both == pytest.approx(alone, rel=1e-4, abs=1e-5)

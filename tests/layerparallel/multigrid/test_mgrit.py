@@ -107,6 +107,15 @@ def test_two_grids_with_f_relaxation_are_parareal() -> None:
         np.testing.assert_allclose(states[::factor], np.stack(points), rtol=0, atol=1e-13)
 
 
+def test_nested_iteration_on_two_grids_starts_from_the_coarse_solution() -> None:
+    network, u0 = Network.random(16), start()
+    points = [u0]
+    for k in range(4):
+        points.append(network.step(4 * k, points[-1], 4 * network.h))
+    states, _ = mgrit(plain_step(network), torch.from_numpy(u0), 16, network.h, 4, 2, "F", 0, nested=True)
+    np.testing.assert_allclose(states[::4], np.stack(points), rtol=0, atol=1e-14)
+
+
 def test_convergence_does_not_depend_on_the_number_of_layers() -> None:
     rates = []
     for num_layers in (64, 256, 512, 1024):
@@ -126,15 +135,6 @@ def test_a_tolerance_ends_the_cycles() -> None:
     _, relative = mgrit(batched_step(network), u0, 64, network.h, cycles=9, relative_tolerance=history[2] / history[0])
     assert absolute == history[:4]
     assert relative == history[:3]
-
-
-def test_nested_iteration_on_two_grids_starts_from_the_coarse_solution() -> None:
-    network, u0 = Network.random(16), start()
-    points = [u0]
-    for k in range(4):
-        points.append(network.step(4 * k, points[-1], 4 * network.h))
-    states, _ = mgrit(plain_step(network), torch.from_numpy(u0), 16, network.h, 4, 2, "F", 0, nested=True)
-    np.testing.assert_allclose(states[::4], np.stack(points), rtol=0, atol=1e-14)
 
 
 def test_a_warm_start_goes_on() -> None:
@@ -160,27 +160,15 @@ def euler(u: Tensor, n: int, h: float) -> Tensor:
     ("changed", "message"),
     [
         ({"coarsening": [4, 9]}, "coarsening: found"),
-        ({"levels": 1}, "levels: found"),
         ({"relaxation": "CF"}, "relaxation: found"),
-        ({"cycles": -1}, "cycles: found"),
-        ({"tolerance": "1"}, "tolerance: found"),
         ({"initial": torch.zeros(3, 4, 3)}, r"initial: found .* \(3, 4, 3\); expected one value a point, \(65, 4, 3\)"),
-        ({"step": None}, "step: found None"),
         ({"step": lambda u, n, h: None}, "step: layer 0 returned None"),
         ({"step": lambda u, n, h: u.sub_(h * u)}, "step: layer 0 changed the state"),
         ({"step": lambda u, n, h: u[:, :2]}, r"layer 0 turned a state of shape \(4, 3\) into \(4, 2\)"),
         ({"u0": torch.ones(1).long()}, "u0: found"),
-        ({"h": float("nan")}, "h: found"),
     ],
 )
 def test_wrong_arguments_are_refused(changed: dict[str, Any], message: str) -> None:
     good: dict[str, Any] = {"step": euler, "u0": torch.zeros(4, 3), "num_layers": 64, "h": 0.1}
     with pytest.raises(ConfigError, match=message):
         mgrit(**{**good, **changed})
-
-
-def test_adjoints_need_all_states() -> None:
-    with pytest.raises(
-        ConfigError, match=r"states: found .* \(3, 4, 3\); expected the states of all points, \(17, 4, 3\)"
-    ):
-        mgrit_adjoint(euler, torch.zeros(3, 4, 3), torch.zeros(4, 3), 16, 0.1)

@@ -9,7 +9,6 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import BlockLayers, MultigridResidual, StackedLayers
 from mlotool.layerparallel.multigrid import WholeLayers
-from tests.layerparallel.multigrid.reference import mgrit
 
 N = 16
 
@@ -120,27 +119,6 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradgradcheck(run, (u0, weight, bias), fast_mode=True)
 
 
-def test_few_cycles_are_those_of_the_functions() -> None:
-    torch.manual_seed(0)
-    part = MultigridResidual(Wave(), coarsening=2, cycles=2, backward_cycles=1, relaxation="F")
-    u0 = torch.randn(5, 3, dtype=torch.float64)
-    states, residuals = mgrit(part.layers, u0, N, 0.2, 2, None, "F", 2)
-    last = part(u0)
-    torch.testing.assert_close(last, states[-1], rtol=0, atol=0)
-    torch.testing.assert_close(part.residuals["forward"].tolist(), residuals, rtol=0, atol=0)
-    loss_of(last).backward()
-    assert len(part.residuals["backward"]) == 2
-    assert part.statistics()["forward_residual_2"] == residuals[2]
-
-
-def test_frozen_parameters_get_no_gradient() -> None:
-    part = MultigridResidual(Wave(), cycles=2)
-    part.layers.weight.requires_grad_(False)
-    loss_of(part(torch.randn(5, 3, dtype=torch.float64))).backward()
-    assert part.layers.weight.grad is None
-    assert part.layers.bias.grad is not None
-
-
 def test_running_statistics_move_once() -> None:
     torch.manual_seed(0)
     parts = [MultigridResidual([WithNorm().double() for _ in range(N)], h=0.1, cycles=2) for _ in range(2)]
@@ -180,16 +158,6 @@ def test_a_warm_start_of_each_sample_converges_over_the_steps() -> None:
             residuals.append([float(part.residuals[name][-1]) for name in ("forward", "backward")])
     assert residuals[-1][0] < 1e-3 * residuals[0][0]
     assert residuals[-1][1] < 1e-2 * residuals[0][1]
-
-
-def test_a_warm_start_goes_on_with_all_cycles() -> None:
-    torch.manual_seed(0)
-    layers, u0 = Wave(64, h=0.1), torch.randn(5, 3, dtype=torch.float64)
-    part = MultigridResidual(layers, cycles=1, warm_start=True, relaxation="F")
-    for _ in range(3):
-        last = part(u0)
-    expected, _ = mgrit(layers, u0, 64, 0.1, relaxation="F", cycles=3)
-    torch.testing.assert_close(last, expected[-1], rtol=0, atol=1e-13)
 
 
 def test_the_guard_adds_cycles_until_the_gradient_is_right() -> None:
@@ -239,67 +207,15 @@ def test_the_guard_goes_serial_at_its_limit() -> None:
     torch.testing.assert_close(part(u0), part.layers(u0), rtol=0, atol=0)
 
 
-def test_a_loss_may_read_all_states() -> None:
-    torch.manual_seed(0)
-    part = MultigridResidual(Wave(), cycles=2)
-    u0 = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    inputs, weight = [u0, *part.parameters()], torch.rand(N + 1, 1, 1, dtype=torch.float64)
-    found = torch.autograd.grad((part.states(u0).square() * weight).sum(), inputs, create_graph=True)
-    states = [u0]
-    for n in range(N):
-        states.append(part.layers.many(states[-1][None], range(n, n + 1), part.layers.h)[0])
-    expected = torch.autograd.grad((torch.stack(states).square() * weight).sum(), inputs, create_graph=True)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
-    # Second derivatives through all states at once.
-    found, expected = (
-        torch.autograd.grad(sum(each.square().sum() for each in slopes), inputs) for slopes in (found, expected)
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
-
-
-def test_evaluation_is_serial_and_leaves_the_warm_start_alone() -> None:
-    torch.manual_seed(0)
-    module = MultigridResidual(Wave(), coarsening=4, cycles=1, warm_start=True)
-    state, other = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
-    for _ in range(8):
-        module(state)
-    # Eight single cycles have converged; in eval mode, where they would begin anew, nothing is solved.
-    before = module.statistics()["forward_residual_1"]
-    torch.testing.assert_close(module.eval()(other), module.layers(other), rtol=0, atol=0)
-    module.train()(state)
-    assert module.statistics()["forward_residual_1"] <= max(before, 1e-12)
-
-
-class Wider(nn.Module):
-    def forward(self, state: Tensor) -> Tensor:
-        return torch.cat([state, state], dim=1)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: MultigridResidual(dense, 8, coarsening=[2, 2, 2]), "coarsening: found"),
         (lambda: MultigridResidual(dense, 8, cycles="atuo"), "cycles: found 'atuo'; expected .* or auto"),
-        (lambda: MultigridResidual(dense, 8, tolerance=float("nan")), "tolerance: found nan"),
-        (lambda: MultigridResidual(dense, 8, warm_start=1), "warm_start: found 1; expected true or false"),
         (lambda: MultigridResidual(dense, 8, workers=4), "workers: found 4; expected null with cycles=2"),
-        (lambda: MultigridResidual(dense, 8, guard_every=True), "guard_every: found True"),
-        (
-            lambda: MultigridResidual(dense, 8, cycles="auto", tolerance=0.1),
-            "tolerance: found .* null with cycles=auto",
-        ),
-        (
-            lambda: MultigridResidual(dense, 8, cycles="auto", guard_every=0),
-            "guard_every: found 0; expected at least 1",
-        ),
-        (lambda: MultigridResidual(dense, 8, h=float("nan")), "h: found nan"),
-        (lambda: MultigridResidual([dense()] * 15 + [Wider()])(torch.zeros(2, 3)), r"block 15 \(Wider\)"),
-        (lambda: MultigridResidual([], 8), r"blocks: found \[\]; expected one block a layer"),
+        (lambda: MultigridResidual(dense, 8, cycles="auto", guard_every=0), "guard_every: found 0; expected at least"),
         (lambda: MultigridResidual([dense] * 8), "blocks: found .*; expected Layers, a list of N modules"),
-        (lambda: MultigridResidual([dense()] * 8, 16), "num_layers: found 16; expected null for 8 blocks"),
         (lambda: MultigridResidual(Wave(), h=0.3), "h: found 0.3; expected null, since Wave has 0.2 itself"),
-        (lambda: MultigridResidual(dense), "blocks: found the function dense; expected"),
-        (lambda: MultigridResidual(dense, 8)((torch.ones(1, 3),)), "state: found .*; expected a tensor"),
         (lambda: MultigridResidual([WithNorm()] * 8, over_ranks=True), "over_ranks: .* without running statistics"),
         (lambda: StackedLayers(WithNorm, 8), r"make_block: found \['norm.running_mean'"),
     ],

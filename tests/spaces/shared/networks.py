@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from mlotool.spaces import Branch, Cell, Grow, Input, Insert, KeepsShape, Link, Operator, Repeat, Split
+from mlotool.spaces import Branch, Cell, Grow, Input, Insert, KeepsShape, Operator, Repeat, Split
 
 POINTWISE = partial(nn.Conv2d, kernel_size=1)
 WIDE = partial(nn.Conv2d, kernel_size=3, padding=1)
@@ -77,7 +77,3 @@ SPACES = {
     "kernels_in_blocks": lambda: [kernel(), Operator("block", BLOCKS, {"block": None, "skip": nn.Identity})],
     "grown": lambda: [grow(1)],
 }
-
-
-def linked():
-    return Link("link", "first.conv")

@@ -47,10 +47,10 @@ def cross_entropy(batch: Any, *, model: Any) -> Tensor:
 class Samples:
     """Images of noise, in their order."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, num_classes: int = 4) -> None:
         generator = torch.Generator().manual_seed(4)
         self.images = torch.randn(count, 1, 6, 6, generator=generator, dtype=torch.float64)
-        self.targets = torch.randint(4, (count,), generator=generator)
+        self.targets = torch.randint(num_classes, (count,), generator=generator)
 
     def __len__(self) -> int:
         return len(self.images)

@@ -1,15 +1,12 @@
 """Gradients of what decides between candidates, against closed forms, enumeration and finite differences."""
 
 import itertools
-import math
 from functools import partial
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mlotool.core.errors import ConfigError
 from mlotool.losses.paths import score_function
 from mlotool.spaces import BinaryPaths, Mixture, Operator, PathPolicy, PathWeights, SharedSpace, Space
 
@@ -43,18 +40,6 @@ def test_the_gradient_of_a_mixture_is_that_of_finite_differences():
 
     assert torch.autograd.gradcheck(loss, tuple(weights.logits.values()))
     assert loss(*weights.logits.values()) == space(x, path=weights()).square().mean()
-
-
-def test_a_mixture_is_the_weighted_sum_of_its_candidates():
-    space, x = make(), torch.randn(6, 4, dtype=torch.float64)
-    linear = [space.get_submodule(str(number)) for number in (0, 2, 4)]
-    one, two = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64), torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64)
-
-    def mixed(z, w):
-        return w[0] * z.relu() + w[1] * z.tanh() + w[2] * z
-
-    expected = linear[2](mixed(linear[1](mixed(linear[0](x), one)), two))
-    assert torch.allclose(space(x, path={"activation_0": one, "activation_1": two}), expected, atol=1e-14)
 
 
 def test_the_gradient_of_binary_gates_is_that_of_proxylessnas():
@@ -151,25 +136,6 @@ def test_the_policys_gradient_is_that_of_the_enumerated_expectation():
         weight = (log_probabilities[i] + log_probabilities[j]).detach().exp()
         found = found + weight * torch.cat(torch.autograd.grad(estimate, logits, retain_graph=True))
     assert torch.allclose(found, expected, rtol=1e-10)
-
-
-def test_draws_of_the_policy_have_its_probabilities():
-    policy = random_logits(PathPolicy(eight_paths))
-    torch.manual_seed(0)
-    counts = {}
-    for _ in range(4000):
-        path, log_probability = policy()
-        key = tuple(path.values())
-        counts.setdefault(key, [0, log_probability.exp().item()])[0] += 1
-    for count, probability in counts.values():
-        assert abs(count / 4000 - probability) < 5 * math.sqrt(probability * (1 - probability) / 4000)
-
-
-def test_an_architecture_of_another_module_is_refused():
-    with pytest.raises(ConfigError, match="expected a shared space"):
-        PathWeights(lambda: nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match="found no decision"):
-        PathWeights(lambda: SharedSpace(lambda: nn.Linear(4, 2), inputs=[4]))
 
 
 def test_shared_is_a_setting_of_a_space():

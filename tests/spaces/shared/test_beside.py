@@ -10,22 +10,18 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.fusion import comparison
-from mlotool.hypergradient import KFAC, FirstOrder, Identity, Implicit
+from mlotool.hypergradient import FirstOrder, Identity, Implicit
 from mlotool.losses import path_cross_entropy
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import (
     BinaryPaths,
-    Branch,
-    Insert,
     Operator,
     PathPolicy,
     PathWeights,
-    Repeat,
     SharedSpace,
     UniformPaths,
 )
 from tests.fusion.members import NUM_FEATURES, Blobs, compared, network, plain_loss
-from tests.spaces.shared.networks import Net
 
 
 def space(**settings: Any) -> SharedSpace:
@@ -99,26 +95,6 @@ def test_traces_and_remat_leave_what_is_computed_and_counted(name: str, settings
     assert counted == counts
 
 
-class Single(Blobs):
-    def __getitem__(self, number: int) -> Any:
-        batch = super().__getitem__(number)
-        return {**batch, "input": batch["input"].float()}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_bf16_is_near(name: str) -> None:
-    def single(**settings: Any) -> list[float]:
-        made = MAKERS[name](**settings)
-        for number, each in enumerate(made.problems.values()):
-            each.module.float()
-            each.stream = Stream(Single(40, number), 8, seed=0)
-        return trained(made, 3)[0]
-
-    found, expected = single(precision="bf16"), single()
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
-    assert found != expected
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_runs_in_one_process_compute_what_they_compute_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # One program of all members counts as the faster way.
@@ -147,37 +123,3 @@ def test_tasks_take_mixtures_and_no_draws(kind: Any) -> None:
         return
     with pytest.raises(ConfigError, match="tasks: found a path that is drawn in a loss of several tasks"):
         trained(made, 1)
-
-
-@pytest.mark.parametrize(("key", "value"), [("tasks", 2), ("compile", True)], ids=["tasks", "compile"])
-def test_modules_that_draw_are_refused_beside_tasks_and_compile(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"problems.net.{key}: found .*drawn paths"):
-        drawn(**{key: value})
-
-
-def test_kfac_is_refused() -> None:
-    solver = KFAC(damping=1.0, kind="ggn")
-    with pytest.raises(ConfigError, match="found KFAC with a shared space; expected a module that is one model"):
-        trained(searched(hypergradient=Implicit(solver)), 1)
-
-
-NARROW = partial(nn.Conv2d, kernel_size=3)
-"""Makes an image smaller."""
-
-
-@pytest.mark.parametrize(
-    ("mutator", "match"),
-    [
-        (
-            Operator("kernel", "first.conv", {"k3": None, "narrow": lambda: nn.Conv2d(4, 4, 3)}),
-            "'kernel_0' return different shapes, k3 .* and narrow",
-        ),
-        (Insert("norm", "stem", {"none": None, "pool": lambda: nn.MaxPool2d(2)}), "norm"),
-        (Branch("branch", "first", {"none": None, "narrow": NARROW}), "branch"),
-        (Repeat("depth", {"path": "down"}, (1, 2)), "depth"),
-    ],
-    ids=["a layer", "an insertion", "a branch", "a repetition"],
-)
-def test_candidates_of_different_shapes_are_refused_by_name(mutator: Any, match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        SharedSpace(Net, [mutator], inputs=[1, 6, 6], paths=UniformPaths())

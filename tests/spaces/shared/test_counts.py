@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import Mixture, Operator, SharedSpace, Space, UniformPaths
 from tests.spaces.shared.mixtures import NUM_STEPS, program, start
-from tests.spaces.shared.networks import Net, depth, kernel
+from tests.spaces.shared.networks import Net, kernel
+from tests.spaces.shared.test_against_files import Samples
 
 
 def shared(mutators, **settings):
@@ -36,15 +36,6 @@ def test_training_calls_are_counted_by_candidate():
         "kernel_1": {"k3": 0, "k5": 4},
         "kernel_2": {"k3": 4, "k5": 0},
     }
-
-
-def test_what_a_path_does_not_ask_for_is_not_counted():
-    space = shared([kernel(tied=True), depth((1, 0))])
-    space(torch.randn(2, 1, 6, 6), path={"kernel": "k5", "depth_0": 0, "depth_1": 1, "depth_2": 0})
-    assert space.path_counts["depth_0"] == {1: 0, 0: 1}
-    assert space.path_counts["kernel"] == {"k3": 0, "k5": 1}
-    space(torch.randn(2, 1, 6, 6), path={"kernel": "k5", "depth_0": 0, "depth_1": 0, "depth_2": 0})
-    assert space.path_counts["kernel"]["k5"] == 1
 
 
 def test_counts_are_kept_by_states_and_copies():
@@ -75,19 +66,6 @@ def test_live_steps_alone_are_counted(product):
     }
 
 
-class Samples:
-    def __init__(self):
-        generator = torch.Generator().manual_seed(4)
-        self.images = torch.randn(64, 1, 6, 6, generator=generator, dtype=torch.float64)
-        self.targets = torch.randint(3, (64,), generator=generator)
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, number):
-        return {"input": self.images[number], "target": self.targets[number]}
-
-
 def double_net():
     return Net().double()
 
@@ -107,7 +85,7 @@ def of_paths(**settings):
 
 def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_batches():
     """The weights are shared, and go from model to model; the statistics of each model stay its own."""
-    space, samples = of_paths(paths=UniformPaths(), statistics="path"), Samples()
+    space, samples = of_paths(paths=UniformPaths(), statistics="path"), Samples(64, 3)
     drawn = []
     space.paths.register_forward_hook(lambda module, inputs, path: drawn.append(dict(path)))
     stream = Stream(samples, 8, seed=0)
@@ -159,58 +137,12 @@ def of_state(space, state, path):
     return other.state_of(path)
 
 
-def test_statistics_of_paths_are_saved_and_are_untouched_by_mixtures_and_evaluation():
-    space, x = of_paths(statistics="path"), torch.randn(4, 1, 6, 6, dtype=torch.float64)
-    space(x, path=PATH)
-    before = {name: each.clone() for name, each in space.state_of(PATH).items()}
-    assert before["first.norm.num_batches_tracked"] == 1
-    space(x, path={**PATH, "kernel_0": torch.tensor([0.5, 0.5])})
-    space.eval()(x, path=PATH)
-    other = of_paths(statistics="path")
-    other.load_state_dict(space.state_dict())
-    for each in (space, other, copy.deepcopy(space)):
-        assert all(torch.equal(value, before[name]) for name, value in each.state_of(PATH).items())
-    assert space.first.norm.num_batches_tracked == 1
-    unused = space.state_of({**PATH, "kernel_0": "k5"})
-    assert unused["first.norm.num_batches_tracked"] == 0
-
-
-def test_a_pure_evaluation_leaves_statistics_of_paths():
-    space, x = of_paths(statistics="path"), torch.randn(4, 1, 6, 6, dtype=torch.float64)
-    stream = Stream(Samples(), 8, seed=0)
-    loss = lambda batch, *, model: F.cross_entropy(model(batch["input"], path=PATH), batch["target"])  # noqa: E731
-    made = Program([Problem("net", space, loss, roles={"model": "net"}, stream=stream)], Graph())
-    before = copy.deepcopy(space.state_dict())
-    made.gradient("net")
-    assert all(torch.equal(each, before[name]) for name, each in space.state_dict().items())
-    space(x, path=PATH)
-    assert not torch.equal(space.first.norm.path_running_mean, before["first.norm.path_running_mean"])
-
-
-def test_statistics_of_many_paths_are_refused():
-    many = {f"n{number}": None if number == 0 else partial(nn.Conv2d, kernel_size=3) for number in range(7)}
-    with pytest.raises(ConfigError, match=r"more than 256 paths.*evaluate\.recalibrate"):
-        shared([Operator("kernel", {"path": "*.conv"}, many)], statistics="path", paths=UniformPaths())
-    with pytest.raises(ConfigError, match="statistics: found 'paths'; expected shared or path"):
-        shared([kernel()], statistics="paths")
-    with pytest.raises(ConfigError, match="statistics: found 'path' without shared: true"):
-        Space(Net, [kernel()], inputs=[1, 6, 6], statistics="path")
-
-
 class Root(nn.Module):
     def __init__(self, *args, **kwargs):
         super().__init__()
 
     def forward(self, x):
         return x.sqrt()
-
-
-def with_root():
-    activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "root": Root})
-    torch.manual_seed(0)
-    return SharedSpace(
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU()), [activation], inputs=[3]
-    )
 
 
 def test_the_first_path_whose_result_is_not_finite_is_named():

@@ -9,15 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool.hypergradient import SABA, Exact, FirstOrder, Identity, Implicit, Neumann, Penalty, Unrolled
-from mlotool.losses import expected_path_cross_entropy, path_cross_entropy
+from mlotool.losses import expected_path_cross_entropy
 from mlotool.program import Schedule
 from mlotool.spaces import BinaryPaths, Mixture, PathPolicy
-from mlotool.spaces.shared.super_graph import gated
+from mlotool.spaces.shared.shared_graph import gated
 from tests.hypergradient.every_algorithm import EVERY
 from tests.spaces.shared.mixtures import (
     DECAY,
     NUM_STEPS,
     Dense,
+    decayed,
     gradient,
     lower,
     program,
@@ -103,13 +104,8 @@ def policy_decayed(batch: Any, *, model: Any, paths: Any) -> Tensor:
     return expected_path_cross_entropy(batch, model=model, paths=paths).loss + 0.5 * DECAY * decay
 
 
-def binary_decayed(batch: Any, *, model: Any, paths: Any) -> Tensor:
-    decay = sum(each.square().sum() for each in model.parameters())
-    return path_cross_entropy(batch, model=model, paths=paths).loss + 0.5 * DECAY * decay
-
-
 PROGRAMS = {
-    "binary": {"architecture": BinaryPaths, "lower_loss": binary_decayed},
+    "binary": {"architecture": BinaryPaths, "lower_loss": decayed},
     "policy": {
         "architecture": PathPolicy,
         "lower_loss": policy_decayed,

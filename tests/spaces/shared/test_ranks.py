@@ -6,9 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
-from mlotool.problem.compatibility import Case, check
-from mlotool.problem.settings import ProblemSettings
 from tests.runner.processes import run_ranks
 from tests.spaces.shared.two_ranks import (
     APART,
@@ -92,12 +89,6 @@ def test_a_run_counts_the_paths_of_all_ranks(found: list[Any]) -> None:
     for each in (first, second):
         assert each["total"]["w"].tolist() == (first["counts"] + second["counts"]).tolist()
     assert sum(first["total"]["w"].tolist()) == 2 * 2 * NUM_TICKS
-
-
-def test_a_shared_space_cannot_be_divided_as_a_whole() -> None:
-    with pytest.raises(ConfigError, match=r"found shared space on ranks with shard: true; expected false, or \['head"):
-        check(Case("w", ProblemSettings(shard=True), num_ranks=2, runs_in_part=True))
-    check(Case("w", ProblemSettings(shard=("*@b.*",)), num_ranks=2, runs_in_part=True))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

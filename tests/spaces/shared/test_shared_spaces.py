@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mlotool.core.errors import ConfigError
-from mlotool.spaces import AbstractMutator, FairPaths, Insert, SharedSpace, Space, UniformPaths, choose
-from tests.spaces.shared.networks import SPACES, Net, cell, depth, grow, kernel
+from mlotool.spaces import FairPaths, SharedSpace, Space, UniformPaths
+from tests.spaces.shared.networks import SPACES, Net, depth, kernel
 
 
 def shared(mutators, **settings):
@@ -57,18 +57,6 @@ def test_without_paths_it_is_the_model_of_its_decisions():
         shared([kernel()], decisions={"kernle_0": "k5"})
 
 
-def test_what_is_asked_for_under_every_candidate_has_no_condition():
-    assert {each.conditions for each in shared([cell(end="sum")]).table} == {((),)}
-    conditions = {each.name: each.conditions for each in shared([grow(1)]).table}
-    assert conditions["grow_0_place"] == ((("grow_0", "behind"),),)
-
-
-def test_equal_modules_are_there_once():
-    space = shared([depth()], paths=UniformPaths())
-    names = [name for name, _ in space.named_modules() if name.endswith("conv")]
-    assert len(names) == 3 * 3
-
-
 @pytest.mark.parametrize("kind", [UniformPaths, FairPaths])
 def test_draws_come_from_the_default_generator_and_go_on_from_a_state(kind):
     space, x = shared([kernel(), depth()], paths=kind()), torch.randn(2, 1, 6, 6)
@@ -89,23 +77,6 @@ def test_fair_paths_take_each_candidate_equally_often():
     assert sorted(each["kernel_1"] for each in drawn) == ["k3"] * 3 + ["k5"] * 3
 
 
-def test_in_evaluation_fair_paths_are_left_as_they_are():
-    space = shared([kernel()], paths=FairPaths()).eval()
-    before = space.paths.left.clone()
-    space(torch.randn(2, 1, 6, 6))
-    assert torch.equal(space.paths.left, before)
-
-
-def test_a_mixture_adds_up_results():
-    space, x = shared([kernel()]).eval(), torch.randn(2, 1, 6, 6)
-    path = {"kernel_0": "k3", "kernel_1": "k5", "kernel_2": "k3"}
-    sure = {**path, "kernel_1": torch.tensor([0.0, 1.0])}
-    assert torch.allclose(space(x, path=sure), space(x, path=path), atol=1e-6)
-    half = {"kernel_0": "k3", "kernel_1": "k3", "kernel_2": torch.tensor([0.25, 0.75], requires_grad=True)}
-    space(x, path=half).sum().backward()
-    assert half["kernel_2"].grad.abs().min() > 0
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_copies_compute_with_their_own_parameters(copied):
     space, x = shared([kernel(), depth()], paths=FairPaths()).eval(), torch.randn(2, 1, 6, 6)
@@ -114,81 +85,6 @@ def test_copies_compute_with_their_own_parameters(copied):
     with torch.no_grad():
         other.stem.weight += 1
     assert not torch.equal(space(x, path=path), other(x, path=path))
-
-
-class Choosing(AbstractMutator):
-    """Decides by `choose`."""
-
-    name = "mine"
-
-    def mutate(self, graph):
-        choose("mine", ["a", "b"])
-
-
-@pytest.mark.parametrize(
-    ("mutators", "match"),
-    [
-        (lambda: [grow(2)], "which only some models of the space have"),
-        (lambda: [depth(), Insert("norm", {"type": "Conv2d"}, {"none": None})], "which only some models"),
-        (lambda: [kernel(), Insert("kernel", "head", {"none": None})], "found two decisions"),
-        (lambda: [cell_of_unread()], "ends: found unread"),
-        (lambda: [Choosing()], "graph.alternatives"),
-        (lambda: [unfit()], "candidates of 'kernel_0' return different shapes, k3 .* A shared space has all"),
-    ],
-)
-def test_what_cannot_be_shared_is_refused(mutators, match):
-    with pytest.raises(ConfigError, match=match):
-        shared(mutators(), paths=UniformPaths())
-
-
-def cell_of_unread():
-    from mlotool.spaces import Cell
-    from tests.spaces.shared.networks import BLOCKS, POINTWISE
-
-    return Cell("cell", BLOCKS, {"c1": POINTWISE}, num_nodes=2, end="sum")
-
-
-def unfit():
-    from mlotool.spaces import Operator
-
-    return Operator("kernel", "first.conv", {"k3": None, "wide": lambda: torch.nn.Conv2d(4, 6, 3, padding=1)})
-
-
-@pytest.mark.parametrize(
-    ("path", "match"),
-    [
-        ({"kernel_0": "k5", "kernel_1": "k5"}, "found None for the decision 'kernel_2'"),
-        (
-            {"kernel_0": "k9", "kernel_1": "k5", "kernel_2": "k5"},
-            "found 'k9' for .*; expected one of k3, k5",
-        ),
-        ({"kernle_0": "k5"}, "found the decision 'kernle_0'"),
-        ({"kernel_0": torch.ones(3)}, r"weights of shape \(3,\) for the decision 'kernel_0'; expected one for each"),
-    ],
-)
-def test_wrong_paths_are_refused(path, match):
-    with pytest.raises(ConfigError, match=match):
-        shared([kernel()], paths=UniformPaths())(torch.randn(2, 1, 6, 6), path=path)
-
-
-def test_the_state_has_parameters_that_forward_reads_itself():
-    class Scaled(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale, self.net = torch.nn.Parameter(torch.ones(())), Net()
-
-        def forward(self, x):
-            return self.scale * self.net(x)
-
-    space = SharedSpace(Scaled, [kernel()], inputs=[1, 6, 6])
-    path = some_path(space, 0)
-    model = Space(Scaled, [kernel()], inputs=[1, 6, 6], decisions=path)
-    assert space.state_of(path).keys() == model.state_dict().keys()
-
-
-def test_paths_without_shared_are_refused():
-    with pytest.raises(ConfigError, match=r"paths: found an? UniformPaths without shared: true"):
-        Space(Net, [kernel()], inputs=[1, 6, 6], paths=UniformPaths())
 
 
 def test_its_nodes_are_told_apart_and_say_which_candidates_they_are():

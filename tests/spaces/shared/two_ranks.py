@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -54,23 +55,12 @@ APART = [[("a", "a"), ("b", "b")], [("b", "b"), ("a", "a")]] * (NUM_TICKS // 2)
 class Given(AbstractPaths):
     """Paths that are told, one after the other."""
 
-    def __init__(self, paths: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, paths: Iterable[tuple[str, str]]) -> None:
         super().__init__()
         self._paths = iter(paths)
 
     def forward(self, decisions: Any) -> Choice:
         return dict(zip([each.name for each in decisions], next(self._paths), strict=True))
-
-
-class Fixed(AbstractPaths):
-    """One path."""
-
-    def __init__(self, path: tuple[str, str]) -> None:
-        super().__init__()
-        self._path = path
-
-    def forward(self, decisions: Any) -> Choice:
-        return dict(zip([each.name for each in decisions], self._path, strict=True))
 
 
 class Rows:
@@ -183,7 +173,7 @@ def hypergradient(made: Program) -> dict[str, Tensor]:
 
 def refusal(ranks: Ranks, algorithm: Any) -> str:
     try:
-        over(ranks, levels(algorithm, Fixed(OF_RANKS[ranks.rank]), upper_loss, lower_loss))
+        over(ranks, levels(algorithm, Given(repeat(OF_RANKS[ranks.rank])), upper_loss, lower_loss))
     except ConfigError as error:
         return str(error)
     return ""
@@ -207,6 +197,6 @@ def main(folder: Path) -> None:
         found["left"] = fair.problems["w"].module.paths.left.clone()
         found["refused"] = refusal(ranks, Unrolled()), refusal(ranks, SABA(step_size=0.1))
         for name, make in IMPLICIT.items():
-            made = levels(make(), Fixed(OF_RANKS[ranks.rank]), upper_loss, lower_loss)
+            made = levels(make(), Given(repeat(OF_RANKS[ranks.rank])), upper_loss, lower_loss)
             found[f"{name} hypergradient"] = hypergradient(over(ranks, made))
         torch.save(found, folder / f"rank_{ranks.rank}.pt")

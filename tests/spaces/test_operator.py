@@ -1,13 +1,67 @@
-"""A candidate with another kernel gets the padding that keeps the size of images."""
+"""Operators: padding of another kernel, one decision for tied places, what a forward reads of a layer."""
 
 from functools import partial
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mlotool.config.instantiate import NodeFactory, instantiate
+from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces import Operator, Space
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.layer(x), self.layer.weight)
+
+
+class OtherWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(7, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_a_candidate_without_the_parameter_is_infeasible() -> None:
+    with pytest.raises(InfeasibleModelError, match=r"node 'layer\.weight' reads a tensor that is not there any more"):
+        Space(Tied, [Operator("kind", "layer", {"identity": nn.Identity})], inputs=[4])
+
+
+def test_a_candidate_with_another_parameter_is_infeasible() -> None:
+    with pytest.raises(InfeasibleModelError, match=r"the model returns \(b, 7\), and without mutators \(b, 4\)"):
+        Space(Tied, [Operator("kind", "layer", {"other": OtherWeight})], inputs=[4])
+
+
+def base() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh()) for _ in range(3)))
+
+
+MANY = partial(Operator, "act", candidates={"same": None, "gelu": nn.GELU})
+
+
+def kinds(space: nn.Module, name: int) -> list[str]:
+    return [type(block[name]).__name__ for block in space.children()]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_equal_places_of_blocks_have_one_decision(shared: bool) -> None:
+    space = Space(base, [MANY(at="*.[12]", tied="*")], inputs=[2], shared=shared)
+    names = [each.name for each in space.table] if shared else list(space.decisions)  # type: ignore[union-attr]
+    assert names == ["act_0", "act_1"]
+
+
+def test_a_decision_changes_all_of_its_places_and_no_other() -> None:
+    space = Space(base, [MANY(at="*.[12]", tied="*")], inputs=[2], decisions={"act_1": "gelu"})
+    assert (kinds(space, 1), kinds(space, 2)) == (["ReLU"] * 3, ["GELU"] * 3)
 
 
 @pytest.mark.parametrize(
@@ -44,19 +98,10 @@ def test_a_kernel_by_position_is_one(other: Any) -> None:
     assert replaced(nn.Conv2d(8, 8, 3, padding=1), other).padding == (2, 2)
 
 
-def test_a_padding_by_position_stays() -> None:
-    assert replaced(nn.Conv2d(8, 8, 3, padding=1), partial(nn.Conv2d, 8, 8, 5, 1, 0)).padding == (0, 0)
-
-
 def test_a_pooling_has_no_dilation_of_the_convolution_before() -> None:
     dilated = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
     assert replaced(dilated, partial(nn.AvgPool2d, 5)).padding == (2, 2)
     assert replaced(dilated, nn.AvgPool2d).padding == (1, 1)
-
-
-def test_a_single_number_stays_one() -> None:
-    assert replaced(nn.MaxPool2d(3, 1, 1), partial(nn.MaxPool2d, 5)).padding == 2
-    assert replaced(nn.MaxPool2d(3, 1, 1), partial(nn.MaxPool2d, (3, 5))).padding == (1, 2)
 
 
 @pytest.mark.parametrize("settings", [{"kernel_size": 5}, {"dilation": 2}, {"kernel_size": [5, 5]}], ids=str)
