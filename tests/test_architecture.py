@@ -12,7 +12,6 @@ from mlotool.config import build, compose
 from mlotool.hypergradient import ConjugateGradient
 from mlotool.problem.settings import ProblemSettings
 from mlotool.program import Schedule
-from mlotool.program.tick_order import TickOrder
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
@@ -78,13 +77,6 @@ def test_the_way_from_cg_to_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
     way = {*made, *solved, "hypergradient/solvers/conjugate_gradient.py"}
     assert "hypergradient/implicit.py" in way
     assert len(way) <= 9, way
-
-
-def test_the_way_from_unroll_steps_to_where_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, counted = files_to(monkeypatch, ProblemSettings, "of"), files_to(monkeypatch, TickOrder, "_is_due")
-    ticks("problems.classifier.unroll_steps=5")
-    way = {*made, "problem/settings.py", *after(counted, "program/tick_order.py"), "program/tick_order.py"}
-    assert len(way) <= 5, way
 
 
 def test_the_way_from_precision_to_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
