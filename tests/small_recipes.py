@@ -19,7 +19,10 @@ SMALLER = {
     "darts_evaluate_paper": CELLS,
     "darts_paper": [*CELLS, *SEARCH],
     "label_correction_paper": [],
-    "layerparallel_imagenet_paper": [*PARALLEL, "debug.limit_ticks=2", "problems.classifier.stream.num_workers=0"],
+    "layerparallel_imagenet_paper": [
+        *(*PARALLEL, "debug.limit_ticks=2", "problems.classifier.stream.num_workers=0"),
+        "problems.classifier.module.name=resnet18",
+    ],
     "layerparallel_resnet_paper": [
         *("problems.classifier.module.depth=14", "problems.classifier.parallel.auxnet.depth=8", *PARALLEL)
     ],
@@ -29,9 +32,10 @@ SMALLER = {
     ],
 }
 SHORT = ["data.length=32", "data.sizes={train: 50, meta: 10, val: 10, test: 20}"]
-# On data that has to be downloaded; on the embedded one here, with a model for it.
+EPISODES = ["data.length=16", "data.sizes={train: 20, val: 4, test: 4}"]
+# On data that has to be downloaded, or more of it than a test needs: on the embedded one here, with a model for it.
 ELSEWHERE = {
-    "darts": [*SEARCH, *(f"problems.{name}.stream.batch_size=16" for name in ("architecture", "classifier"))],
+    "darts": [*SEARCH, *CELLS, *(f"problems.{name}.stream.batch_size=16" for name in ("architecture", "classifier"))],
     "domain_adaptation_paper": [
         *("data=two_domains", "data.sizes={pretrain: 80, finetune: 20, meta: 0, val: 20, test: 20}"),
         *(f"model@problems.{name}.module=resnet8" for name in ("reweight", "finetune", "pretrain.module")),
@@ -40,6 +44,10 @@ ELSEWHERE = {
         *(f"problems.{name}.stream.num_workers=0" for name in ("reweight", "finetune", "pretrain")),
     ],
     # On a small model and short texts.
+    "lm_data_mixture": [*SHORT, "problems.model.unroll_steps=2"],
+    "lm_loss_weighting": SHORT,
+    "lm_maml": [*EPISODES, *(f"problems.{name}.module.hidden=32" for name in ("meta", "learner"))],
+    "lm_plain_start": [*EPISODES, "problems.meta.module.hidden=32"],
     "lm_learning_rate_paper": [*SHORT, "model@problems.model.module=decoder", "problems.rate.module.size=14"],
     "lm_loss_weighting_paper": [
         *SHORT,

@@ -1,4 +1,3 @@
-import pytest
 import torch
 
 from tests.live_storage import LiveStorage
@@ -35,14 +34,4 @@ def test_what_a_graph_keeps_counts_until_the_graph_is_gone() -> None:
         loss = (weight @ weight).sin().sin().sum()
         assert live.now == 804  # the inputs of the two sines, and the loss
         del loss
-        assert live.now == 0
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
-def test_functions_of_torch_func_are_seen() -> None:
-    x = torch.zeros(100)
-    with LiveStorage() as live:
-        slopes = torch.func.jvp(torch.func.grad(lambda at: at.exp().sum()), (x,), (torch.ones(100),))
-        assert live.now == 800
-        del slopes
         assert live.now == 0

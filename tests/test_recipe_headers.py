@@ -3,28 +3,23 @@
 from itertools import takewhile
 from pathlib import Path
 
-import pytest
-
 from benchmarks.recipe_table import BEGIN, END, table
 from mlotool.config.recipes import TASKS
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 
 
-def test_there_are_recipes() -> None:
+def test_headers() -> None:
     assert RECIPES
-
-
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
-def test_header(file: Path) -> None:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    header = list(takewhile(lambda line: line.startswith("#"), lines))
-    assert header[0] == "# @package _global_"
-    for field in ("Task:", "Command:", "Result:", "Time:"):
-        assert sum(line.startswith(f"# {field}") for line in header) == 1, field
-    assert next(line.removeprefix("# Task:").strip() for line in header if line.startswith("# Task:")) in TASKS
-    assert f"# Command:   mlotool run +recipe={file.stem}" in "\n".join(header)
-    assert "to be measured" not in "\n".join(header).lower()
+    for file in RECIPES:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        header = list(takewhile(lambda line: line.startswith("#"), lines))
+        assert header[0] == "# @package _global_", file
+        for field in ("Task:", "Command:", "Result:", "Time:"):
+            assert sum(line.startswith(f"# {field}") for line in header) == 1, (file, field)
+        assert next(line.removeprefix("# Task:").strip() for line in header if line.startswith("# Task:")) in TASKS
+        assert f"# Command:   mlotool run +recipe={file.stem}" in "\n".join(header)
+        assert "to be measured" not in "\n".join(header).lower()
 
 
 def test_the_page_of_recipes_has_their_table() -> None:

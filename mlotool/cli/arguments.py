@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mlotool import config
-from mlotool.config.schema import ROOT_KEYS, place_of
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 
@@ -34,11 +33,6 @@ class VerbParser(argparse.ArgumentParser):
         namespace, unknown = self.parse_known_intermixed_args(list(words))
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]
-            key, _, value = unknown[0].lstrip("-").partition("=")
-            setting = key if key in ROOT_KEYS else place_of(key)
-            if unknown[0].startswith("-") and setting and hasattr(namespace, "words"):
-                written = setting if "=" in setting else f"{setting}={value or '..'}"
-                self.error(f"unknown argument '{unknown[0]}'; settings have no dashes: write {written}")
             self.error(f"unknown argument '{unknown[0]}'{did_you_mean(unknown[0], options)}")
         return namespace
 
@@ -108,26 +102,17 @@ def read_request(words: Sequence[str]) -> Request:
     overrides: list[str] = []
     for word in words:
         match = _RECIPE_KEY.match(word)
-        if match is None and " " in word.partition("=")[0].strip() and "=" in word:
-            raise ConfigError(
-                f"Found '{word}', which has a space before its =; expected a recipe, or key=value. Write each as a "
-                f"word of its own, without quotes around several: {' '.join(word.split())}"
-            )
-        if match is None and ("=" in word or (word.startswith("~") and not _is_path(word))):
-            overrides.append(word)
-            continue
         recipe = match["value"] if match else word
-        recipes.append(_from_path(recipe) if _is_path(recipe) else (recipe, None))
+        is_path = recipe.endswith((".yaml", ".yml"))
+        if match is None and ("=" in word or (word.startswith("~") and not is_path)):
+            overrides.append(word)
+        else:
+            recipes.append(_from_path(recipe) if is_path else (recipe, None))
     if len(recipes) > 1:
         found = " and ".join(f"'{name}'" for name, _ in recipes)
         raise ConfigError(f"Found two recipes, {found}; expected one. Write an override as key=value.")
     name, file = recipes[0] if recipes else (None, None)
     return Request(name or None, file, tuple(overrides))
-
-
-def _is_path(word: str) -> bool:
-    """Say whether a word means a file, not a recipe's name."""
-    return word.endswith((".yaml", ".yml"))
 
 
 def _from_path(word: str) -> tuple[str, Path]:
@@ -156,12 +141,6 @@ def require_recipe(request: Request, verb: str) -> None:
     if request.recipe is not None:
         return
     names = [info.name for info in config.list_recipes()]
-    resumed = next((word for word in request.overrides if word.startswith("resume=")), None)
-    if resumed is not None:
-        raise ConfigError(
-            f"`mlotool {verb}` needs the recipe as well, but found {resumed} alone; expected the words that began the "
-            f"run. Write: mlotool {verb} RECIPE {resumed}, with its other overrides."
-        )
     raise ConfigError(
         f"`mlotool {verb}` needs a recipe, but none was given; expected one of {', '.join(names) or '(none found)'}, "
         f"or a path to a file. Write: mlotool {verb} {names[0] if names else 'path/to/recipe.yaml'}"

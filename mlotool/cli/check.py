@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from mlotool.cli.arguments import recipe_parser
-from mlotool.cli.terminal import plain_console, warn
+from mlotool.cli.arguments import compose_request, recipe_parser
+from mlotool.cli.terminal import plain_console, print_table, warn
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
 
@@ -32,7 +30,6 @@ def main(words: Sequence[str]) -> int:
     if arguments.ticks < 0:
         raise ConfigError(f"--ticks: found {arguments.ticks}; expected a whole number of at least 0. Correct it.")
     from mlotool import config
-    from mlotool.cli.arguments import compose_request
 
     request, composed = compose_request(arguments.words, "check", arguments.trust)
     warn(*config.check(composed, targets=True))
@@ -57,14 +54,9 @@ def show_check(checks: "Iterable[Check]", recipe: str) -> None:
         for name, algorithm in check.lowers.items():
             console.print(f"  through '{name}': {algorithm}")
         console.print(f"  most exact: {check.reference}")
-        table = Table(box=None, pad_edge=False)
-        table.add_column("hypergradient=")
-        for column in ("norm", "cosine", "relative error", "ms"):
-            table.add_column(column, justify="right")
-        table.add_column("note", overflow="fold", max_width=80)
-        for response in check.responses:
-            table.add_row(*_cells(response))
-        console.print(table)
+        rows = [_cells(response) for response in check.responses]
+        heads = ("hypergradient=", "norm", "cosine", "relative error", "ms", "note")
+        print_table(console, [(head, cells, head != "note") for head, *cells in zip(heads, *rows, strict=True)])
         console.print("\n".join(_slope_lines(check.slope)))
         console.print(advice(check.responses))
 
@@ -92,10 +84,8 @@ def advice(responses: "tuple[Response, ...]") -> str:
             "solver's iterations, or train the lower problem closer to its solution (unroll_steps)."
         )
     times = (best.seconds or 0.0) / (chosen.seconds or 1.0)
-    return (
-        f"advice: cosine {chosen.cosine:.2f}; hypergradient={best.name} has {best.cosine:.2f} at {times:.1f} times "
-        "the time."
-    )
+    best_text = f"hypergradient={best.name} has {best.cosine:.2f} at {times:.1f} times the time"
+    return f"advice: cosine {chosen.cosine:.2f}; {best_text}."
 
 
 def _cells(response: "Response") -> list[str]:
@@ -113,5 +103,5 @@ def _slope_lines(slope: "Slope") -> Iterable[str]:
     how = "" if slope.stationarity is None else f"(lower gradients down to {slope.stationarity:.1e} of before)"
     yield f"  finite differences {slope.difference:.6g} {how}"
     for name, value in (("most exact", slope.exact), ("this recipe's", slope.own)):
-        error = f"off by {abs(value / slope.difference - 1):.1e}" if slope.difference else "the difference is zero"
-        yield f"  {name:<18} {value:.6g}  ({error})"
+        error = f"  (off by {abs(value / slope.difference - 1):.1e})" if slope.difference else ""
+        yield f"  {name:<18} {value:.6g}{error}"

@@ -14,8 +14,7 @@ from mlotool.cli.arguments import Request, read_request
 from mlotool.cli.main import VERBS
 from mlotool.core.errors import ConfigError
 
-WITH_OVERRIDES = ("run", "show", "validate", "check")
-WITH_RECIPE = (*WITH_OVERRIDES, "copy")
+WITH_RECIPE = ("run", "show", "validate", "check", "copy")
 OPTIONS_WITH_VALUE = ("--trust", "-cd", "--config-dir")
 SHELLS = ("bash", "zsh", "fish")
 # A shell expands what it is offered: `$(..)` in a recipe would be run. This leaves out ${..} and ??? as well.
@@ -26,10 +25,7 @@ def main(words: Sequence[str]) -> int:
     """Answer a shell."""
     command, _, shell = (words[0] if words else "").partition("=")
     if len(words) != 1 or command not in ("install", "uninstall", "query") or shell not in SHELLS:
-        raise ConfigError(
-            f"Found '-sc {' '.join(words)}'; expected install=SHELL or uninstall=SHELL with {', '.join(SHELLS)}. "
-            'Write: eval "$(mlotool -sc install=bash)"'
-        )
+        raise ConfigError(f"Found '-sc {' '.join(words)}'; expected install=SHELL with one of {', '.join(SHELLS)}.")
     if command == "query":
         offers = sorted(filter(_HARMLESS.fullmatch, set(_offers(os.environ.get("COMP_LINE", "")))))
         print(("\n" if shell == "fish" else " ").join(offers))
@@ -48,22 +44,20 @@ def _of_hydra(request: str) -> str:
 
 
 def _offers(line: str) -> list[str]:
-    words = line.split()[1:]
+    _, *words = line.split()
     current = "" if not words or line[-1].isspace() else words.pop()
     if not words:
         return [verb for verb in VERBS if verb.startswith(current)]
-    verb = words[0]
-    before = [
-        word for previous, word in pairwise(words) if previous not in OPTIONS_WITH_VALUE and not word.startswith("-")
-    ]
-    if verb not in WITH_RECIPE or current.startswith("-"):
+    pairs = pairwise(words)
+    before = [word for last, word in pairs if last not in OPTIONS_WITH_VALUE and not word.startswith("-")]
+    if words[0] not in WITH_RECIPE or current.startswith("-"):
         return []
     # A line that would fail has no completions; its error comes when it is run.
     with suppress(ConfigError, RecursionError):
         request = read_request(before)
         names = _recipe_names(current) if request.recipe is None and "=" not in current else []
         # A recipe comes first; the keys that there are without one are bare.
-        return names if names or verb not in WITH_OVERRIDES else _override_offers(request, current)
+        return names if names or words[0] == "copy" else _override_offers(request, current)
     return []
 
 

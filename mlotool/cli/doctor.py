@@ -2,18 +2,17 @@
 
 import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from mlotool import __version__
 from mlotool.cli.arguments import VerbParser
 from mlotool.core.messages import escape
 
-REQUIRED = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "hydra-core", "omegaconf", "wandb", "rich",
-            "scikit-learn", "matplotlib")  # fmt: skip
 OPTIONAL = {
     "tensorboard": "logger=tensorboard; pip install mlotool[tensorboard]",
     "optuna": "sweep=optuna; pip install mlotool[optuna]",
@@ -39,15 +38,16 @@ def _findings() -> Iterator[Finding]:
     yield GOOD, "mlotool", f"{__version__} at {Path(__file__).parents[1]}"
     yield GOOD, "python", f"{platform.python_version()} at {sys.executable}"
     yield GOOD, "platform", f"{platform.platform()}, {os.cpu_count()} CPUs"
-    for name in REQUIRED:
-        yield _package(name, None)
+    for requirement in filter(lambda text: "extra ==" not in text, requires("mlotool") or ()):
+        yield _package(re.split(r"[^\w-]", requirement)[0], None)
     for name, purpose in OPTIONAL.items():
         yield _package(name, purpose)
     yield from _devices()
     yield from _options()
     yield _folder("outputs", Path("outputs"))
     yield _folder("temporary files", Path(tempfile.gettempdir()))
-    yield _wandb()
+    key = "WANDB_API_KEY is set" if os.environ.get("WANDB_API_KEY") else "which needs `wandb login`"
+    yield GOOD, "W&B", f"offline unless logger.mode=online; {key}"
 
 
 def _package(name: str, purpose: str | None) -> Finding:
@@ -99,9 +99,3 @@ def _folder(name: str, folder: Path) -> Finding:
             return GOOD, name, f"{folder.absolute()} is writable"
     except OSError as error:
         return BAD, name, f"{folder.absolute()} is not writable ({error.strerror}); work in another folder"
-
-
-def _wandb() -> Finding:
-    if os.environ.get("WANDB_API_KEY"):
-        return GOOD, "W&B", "offline unless logger.mode=online; WANDB_API_KEY is set"
-    return GOOD, "W&B", "offline unless logger.mode=online, which needs `wandb login`; offline needs no account"

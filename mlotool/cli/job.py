@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlotool import config as configuration
-from mlotool.cli.terminal import nearby, plain_console, say, warn
+from mlotool.cli.terminal import nearby, plain_console, print_lines, say, warn
 from mlotool.config.schema import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.process import import_large, import_torch
-from mlotool.sweep.folder import write_plan
 from mlotool.sweep.job_folder import note_failure
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlotool.config.sweep_plan import SweepPlan
     from mlotool.runner import RunResult
     from mlotool.runner.plan import Watch
 
@@ -36,7 +34,6 @@ class Job:
         recipe_file: of a recipe that was given by its path.
         trusted: packages of the user's that recipes may use.
         watch: sees the objective at each evaluation, and may end the run as pruned.
-        plan: the sweep, whose folder keeps it; None in a single run.
 
     Attributes:
         errors: those of all jobs, in order.
@@ -50,7 +47,6 @@ class Job:
     errors: list[Exception] = field(default_factory=list)
     sweep_dir: Path | None = None
     watch: "Watch | None" = None
-    plan: "SweepPlan | None" = None
 
     def __call__(self, config: Any) -> float | None:
         """Run one job; return its objective, or NaN where it failed."""
@@ -70,8 +66,6 @@ class Job:
         overrides = (*words, *later_words(self.words))
         if hydra.mode == RunMode.MULTIRUN:
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
-            if self.plan is not None and is_first_rank():
-                write_plan(self.sweep_dir, self.plan)
         try:
             check_overrides(overrides)
             finish(config, hydra.runtime.choices, overrides)
@@ -126,10 +120,8 @@ def recipe_path(choices: Any, given: Path | None) -> Path | None:
         given: the recipe's file, where the command line named one.
     """
     recipe = choices.get("recipe")
-    if not isinstance(recipe, str):
-        return None
-    if given is not None and given.stem == recipe:
-        return given
+    if not isinstance(recipe, str) or (given is not None and given.stem == recipe):
+        return given if isinstance(recipe, str) else None
     return configuration.find_recipe(recipe)
 
 
@@ -202,24 +194,17 @@ MAX_METRICS = 40
 
 def show_result(config: Any, result: "RunResult", console: "Console | None" = None) -> None:
     """Print objective, final metrics of the evaluated splits, and where everything lies."""
-    from rich.table import Table
-
     console = console or plain_console()
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    rows: dict[str, str] = {}
     if config.objective is not None and result.objective is not None:
-        table.add_row(f"objective {config.objective}", f"{result.objective:.4g}")
-    evaluated = () if config.evaluate is None else config.evaluate.splits
-    shown = {key: value for key, value in sorted(result.metrics.items()) if key.split("/")[0] in evaluated}
-    for key in list(shown)[:MAX_METRICS]:
-        table.add_row(key, f"{shown[key]:.4g}")
-    if len(shown) > MAX_METRICS:
-        table.add_row("...", f"{len(shown) - MAX_METRICS} more in metrics.csv")
+        rows[f"objective {config.objective}"] = f"{result.objective:.4g}"
+    splits = () if config.evaluate is None else config.evaluate.splits
+    metrics = [(key, value) for key, value in sorted(result.metrics.items()) if key.split("/")[0] in splits]
+    rows |= {key: f"{value:.4g}" for key, value in metrics[:MAX_METRICS]}
     report = result.output_dir / "report.html"
     written = report if report.is_file() else None
     for name, path in (("run folder", result.output_dir), ("checkpoint", result.checkpoint), ("report", written)):
         if path is not None:
-            table.add_row(name, nearby(path))
-    console.print()
-    console.print(table)
+            rows[name] = nearby(path)
+    width = max(map(len, rows))
+    print_lines(console, ["\n", *(f"{name:<{width}}  {text}" for name, text in rows.items())])

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser
 from mlotool.cli.terminal import one_line
-from mlotool.report.formats import shortened
 
 if TYPE_CHECKING:
     from mlotool.config import RecipeInfo
@@ -57,4 +56,4 @@ def _table(recipes: "Sequence[RecipeInfo]") -> list[str]:
         if rows:
             lines += [*([""] if lines else []), task, *(f"  {name:<{column}}  {text}".rstrip() for name, text in rows)]
     more = [f"... and {len(recipes) - MAX_ROWS} more"] if len(recipes) > MAX_ROWS else []
-    return [shortened(line, width) for line in (*lines, *more)]
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in (*lines, *more)]

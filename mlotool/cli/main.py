@@ -8,10 +8,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlotool.cli.terminal import warn
-from mlotool.core.errors import ConfigError, MlotoolError, WriteError
+from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.files import cannot_write
 from mlotool.core.messages import bounded, command_line, did_you_mean, escape
 from mlotool.core.process import end_with_threads, leave, terminable
@@ -35,8 +36,6 @@ VERBS = {
     "report": "write the page and the pictures of a finished run again",
     "doctor": "versions, devices, folders and optional extras of this machine",
 }
-# What `mlotool run` itself starts.
-INTERNAL_VERBS = ("rank",)
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 HELP = """usage: mlotool VERB [arguments]
@@ -85,12 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     debug = "--debug" in words
     code = _ended(words, debug=debug)
-    try:
-        check_stdout()
-    except WriteError as error:
-        _say(f"error: {error}", debug=debug)
-        return code or EXIT_FAILURE
-    return code
+    sys.stdout.flush()
+    fault = getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "fault", None)
+    if fault is not None:
+        _say(f"error: stdout: cannot be written ({fault.strerror}); print to another place.", debug=debug)
+    return code or (EXIT_FAILURE if fault else 0)
 
 
 def _ended(words: list[str], *, debug: bool) -> int:
@@ -103,43 +101,29 @@ def _ended(words: list[str], *, debug: bool) -> int:
         # SIGTERM comes as a KeyboardInterrupt too, with a code of its own.
         return int(getattr(interrupted, "exit_code", EXIT_INTERRUPTED))
     except BaseException as error:
-        text = _told(error)
+        text = _foreseen(error)
         # argparse, after --help; or code of the user's, which has not finished a run so.
         if isinstance(error, SystemExit) and not text:
             return error.code if isinstance(error.code, int) else EXIT_FAILURE
-        _say(f"error: {text or f'{type(error).__name__}: {error}'}", debug=debug)
-        if not text and not debug:
-            print("mlotool: this was not foreseen; the same command with --debug shows where it was.", file=sys.stderr)
+        more = "" if text or debug else "\nThis was not foreseen; the same command with --debug shows where it was."
+        _say(f"error: {text or f'{type(error).__name__}: {error}'}{more}", debug=debug)
         return getattr(error, "exit_code", EXIT_FAILURE)
 
 
-def _told(error: BaseException) -> str:
+def _foreseen(error: BaseException) -> str:
     """Return what is said of an error that was foreseen; empty for another one."""
     if isinstance(error, MlotoolError):
         return str(error)
-    if (text := explained(error)) is not None:
-        return text
     if isinstance(error, OSError):
         # A disk that is full or read-only, a file in a folder's place: nothing of ours, whoever met it.
         place = error.filename if isinstance(error.filename, str | bytes) else None
-        return str(cannot_write(os.fsdecode(place), error) if place else error.strerror or error)
+        return explained(error) or str(cannot_write(os.fsdecode(place), error) if place else error.strerror or error)
     if is_out_of_memory(error):
-        return f"{str(error) or 'the memory is exhausted'}. {MORE_MEMORY}"
-    if isinstance(error, Warning):
-        # PYTHONWARNINGS=error, or warnings.simplefilter("error") in code of the user's.
-        return (
-            f"a warning came as an error ({type(error).__name__}: {error}); expected that warnings are shown. Unset "
-            "PYTHONWARNINGS, and remove warnings.simplefilter('error') from your code."
-        )
-    return ""
+        return explained(error) or f"{str(error) or 'the memory is exhausted'}. {MORE_MEMORY}"
+    return explained(error) or ""
 
 
 def _dispatch(words: list[str]) -> int:
-    if strange := [word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)]:
-        raise ConfigError(
-            f"Found {strange[0]!r}, which is no text in this terminal's encoding ({sys.getfilesystemencoding()}); "
-            "expected text. Rename the file that is meant, or call PYTHONUTF8=1 mlotool .."
-        )
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP.format(verbs="\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())), end="")
         return 0 if words else EXIT_USAGE
@@ -152,20 +136,23 @@ def _dispatch(words: list[str]) -> int:
     without_verb = words[1:] if words[0] == "run" else words
     if without_verb[:1] in (["-sc"], ["--shell-completion"]):
         return _call("completion", without_verb[1:])
-    if words[0] not in (*VERBS, *INTERNAL_VERBS):
-        raise ConfigError(_unknown_verb(words[0]))
+    if words[0] == "rank":
+        # One process of a run on several devices, which `mlotool run` starts.
+        from mlotool.runner.run_config import serve
+
+        return serve(Path(words[1]))
+    if words[0] not in VERBS:
+        word = words[0]
+        if "=" in word or word.endswith((".yaml", ".yml")) or word in ("-m", "--multirun"):
+            raise ConfigError(f"Found '{word}' where a verb was expected. Write: mlotool run {word} ...")
+        names = ", ".join(VERBS)
+        raise ConfigError(f"Unknown verb '{word}'; expected one of {names}.{did_you_mean(word, VERBS)}")
     return _call(words[0], words[1:])
 
 
 def _call(name: str, words: list[str]) -> int:
     code: int = import_module(f"mlotool.cli.{name}").main(words)
     return code
-
-
-def _unknown_verb(word: str) -> str:
-    if "=" in word or word.endswith((".yaml", ".yml")) or word in ("-m", "--multirun"):
-        return f"Found '{word}' where a verb was expected. Write: mlotool run {word} ..."
-    return f"Unknown verb '{word}'; expected one of {', '.join(VERBS)}.{did_you_mean(word, VERBS)} See mlotool --help."
 
 
 @contextmanager
@@ -226,18 +213,3 @@ def open_streams() -> None:
         is_by_line = raw.isatty() or name == "stderr"
         text = io.TextIOWrapper(buffer, encoding=encoding, errors="backslashreplace", line_buffering=is_by_line)
         setattr(sys, name, text)
-
-
-def check_stdout() -> None:
-    """See that what was written to stdout has arrived, as far as somebody wanted it.
-
-    Raises:
-        WriteError: it could not be written; all the rest is done.
-    """
-    sys.stdout.flush()
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    if isinstance(raw, _Lasting) and raw.fault is not None:
-        raise WriteError(
-            f"stdout: cannot be written ({raw.fault.strerror}); expected a place that takes what is printed. "
-            "Some of that is lost, and nothing else; print to another disk."
-        )

@@ -46,23 +46,18 @@ def main(words: Sequence[str]) -> int:
 
 def check_name(name: str) -> None:
     """Raise a ConfigError where a package in the working folder cannot have this name."""
+    shown, fault = escape(name[:_MAX_NAME]), ""
     if not is_identifier(name) or keyword.iskeyword(name) or len(name) > _MAX_NAME or name.startswith("_"):
+        fault = f"found the name '{shown}'; expected a Python name of at most {_MAX_NAME} characters"
+    elif name in sys.stdlib_module_names or name in _TAKEN or _is_installed(name):
+        fault = f"found the name '{shown}' of a module that is installed, or of a folder that mlotool uses"
+    elif found := [path for path in (Path(name), Path(f"{name}.py")) if path.exists() or path.is_symlink()]:
+        fault = f"found '{found[0]}' in the working folder already; expected a name that is free there"
+    if fault:
         meant = re.sub(r"\W+", "_", name[:_MAX_NAME], flags=re.ASCII).strip("_") or TEMPLATE
         raise ConfigError(
-            f"new: found the name '{escape(name[:_MAX_NAME])}'; expected a Python name for a folder in the working "
-            f"folder, of at most {_MAX_NAME} characters. Write: mlotool new {meant}"
+            f"new: {fault}. Choose another one, such as: mlotool new {f'my_{meant}' if meant == name else meant}"
         )
-    if name in sys.stdlib_module_names or name in _TAKEN or _is_installed(name):
-        what = "is a folder that mlotool uses" if name in _TAKEN else "has a module of Python or an installed package"
-        raise ConfigError(
-            f"new: found the name '{name}', which {what}; expected one of your own. Write: mlotool new my_{name}"
-        )
-    for path in (Path(name), Path(f"{name}.py")):
-        if path.exists() or path.is_symlink():
-            raise ConfigError(
-                f"new: found '{path}' in the working folder already; expected a name that is free there. Choose "
-                "another one, or move what has it."
-            )
 
 
 def write_package(folder: Path, name: str) -> None:

@@ -3,21 +3,15 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mlotool.cli.arguments import Request, VerbParser, read_request, recipe_parser
-from mlotool.cli.terminal import nearby, say, warn
-from mlotool.config.recipes import quoted
+from mlotool.cli.arguments import Request, VerbParser, read_request, recipe_parser, require_recipe
+from mlotool.cli.terminal import say, warn
+from mlotool.config.recipes import is_literal, quoted
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-
-if TYPE_CHECKING:
-    from mlotool.cli.job import Job
-    from mlotool.config.sweep_plan import SweepPlan
-
 
 DESCRIPTION = """Train what a recipe describes. All of Hydra's command line works:
 
@@ -41,15 +35,12 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 def main(words: Sequence[str]) -> int:
     """Run; 0 when every job finished."""
     arguments = _parser().parse(words)
-    from mlotool.cli.arguments import require_recipe
     from mlotool.cli.hydra_app import call_hydra, never, open_sources
-    from mlotool.cli.job import Job
     from mlotool.config.schema import check_overrides
 
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
     check_overrides(request.overrides)
-    _warn_of_repeated(request.overrides)
     shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
     if not shows_only:
         require_recipe(request, "run")
@@ -62,32 +53,69 @@ def main(words: Sequence[str]) -> int:
         if arguments.cfg != "job":
             call_hydra(request.hydra_words(), never, hydra_flags)
         return 0
-    plan = None
-    check_settings(request.overrides, is_sweep=arguments.multirun)
+    _check_settings(request.overrides, is_sweep=arguments.multirun)
     if arguments.multirun:
-        from mlotool.cli.sweep import run_sweep
-        from mlotool.config.sweep_plan import read_sweep
+        return _run_many(request, words, arguments.trust, hydra_flags)
+    _run_jobs(request, words, arguments.trust, hydra_flags)
+    return 0
 
-        # `resume=..` means the sweep, not its jobs.
-        resumes = [word for word in request.overrides if word.startswith("resume=")]
-        plain = replace(request, overrides=tuple(word for word in request.overrides if word not in resumes))
-        resume = resumes[-1].partition("=")[2].strip("'\"") if resumes else None
-        plan = read_sweep([*plain.hydra_words(), *_sweep_folder(plain, is_sweep=False)])
-        check_sweep(plan, request.overrides, is_resumed=resume not in (None, "null"))
-        if plan.needs_processes:
-            return run_sweep(plan, plain, words, arguments.trust, resume)
-        # What a recipe sweeps is swept as if it were typed, also where the sweep goes on later.
-        request = replace(request, overrides=(*request.overrides, *plan.listed))
-    command = shlex.join(["mlotool", "run", *words])
-    job_words = [*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun)]
-    job = Job(command, job_words, request.file, tuple(arguments.trust), plan=plan)
+
+def _run_many(request: Request, words: Sequence[str], trusted: Sequence[str], flags: Sequence[str]) -> int:
+    """Run the jobs of a sweep, in this process where nothing asks for others."""
+    from mlotool.cli.job import is_first_rank
+    from mlotool.cli.sweep import run_sweep, sweep_folder
+    from mlotool.config.sweep_plan import read_sweep
+    from mlotool.sweep.folder import write_plan
+
+    # `resume=..` means the sweep, not its jobs.
+    resumes = [word for word in request.overrides if word.startswith("resume=")]
+    resume = resumes[-1].partition("=")[2].strip("'\"") if resumes else "null"
+    request = replace(request, overrides=tuple(word for word in request.overrides if word not in resumes))
+    # Several recipes in one sweep have no common `name`, of which the default folder is made.
+    if len(request.recipe_names()) != 1 and not any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
+        default = "hydra.sweep.dir=outputs/recipes/multirun/${now:%Y-%m-%d_%H-%M-%S}"
+        request = replace(request, overrides=(*request.overrides, default))
+    plan = read_sweep(request.hydra_words())
+    idle = [key for key in _OF_OPTUNA if any(word.startswith(f"sweep.{key}=") for word in request.overrides)]
+    if plan.settings["method"] == "grid" and idle:
+        warn(
+            f"sweep.{idle[0]}: found it in a grid, which runs every combination and ignores it; expected it with "
+            "sweep=optuna. Add sweep=optuna, or leave it out."
+        )
+    if plan.needs_processes:
+        return run_sweep(plan, request, words, trusted, None if resume == "null" else resume)
+    # What a recipe sweeps is swept as if it were typed.
+    request = replace(request, overrides=(*request.overrides, *plan.listed))
+    if not is_first_rank():
+        _run_jobs(request, words, trusted, flags)
+        return 0
+    folder, is_resumed = sweep_folder(plan, None if resume == "null" else resume)
+    if not is_literal(str(folder)):
+        raise ConfigError(f"found the folder '{folder}'; expected one without '$' and backslashes. Rename it.")
+    own = (f"hydra.sweep.dir={quoted(str(folder))}", *(["resume=auto"] if is_resumed else []))
+    request = replace(request, overrides=(*request.overrides, *own))
+    write_plan(folder, plan)
+    _run_jobs(request, words, trusted, flags, folder)
+    return 0
+
+
+def _run_jobs(
+    request: Request, words: Sequence[str], trusted: Sequence[str], flags: Sequence[str], folder: Path | None = None
+) -> None:
+    """Let Hydra run the jobs in this process, and show what became of a sweep; raise the first error."""
+    from mlotool.cli.hydra_app import call_hydra
+    from mlotool.cli.job import Job, is_first_rank
+    from mlotool.cli.report import show_sweep
+    from mlotool.sweep.folder import locked
+
+    job = Job(shlex.join(["mlotool", "run", *words]), request.hydra_words(), request.file, tuple(trusted))
     try:
-        call_hydra(job_words, job, hydra_flags)
-    except KeyboardInterrupt:
-        with suppress(ConfigError):  # no job had begun
-            _show_sweep(job)
-        raise
-    _show_sweep(job)
+        with locked(folder) if folder is not None else nullcontext():
+            call_hydra(request.hydra_words(), job, flags)
+    finally:
+        if job.sweep_dir is not None and is_first_rank():
+            with suppress(ConfigError):  # no job had begun
+                show_sweep(job.sweep_dir)
     if job.errors and job.sweep_dir is not None:
         from mlotool.cli.sweep import exit_code
 
@@ -95,10 +123,9 @@ def main(words: Sequence[str]) -> int:
     if job.errors:
         # A job that was refused its folder leaves nothing of it there.
         raise job.errors[0]
-    if arguments.multirun and job.sweep_dir is None:
+    if "--multirun" in flags and job.sweep_dir is None:
         # A launcher ran the jobs in processes of its own.
         say("`mlotool report <the sweep's folder>` makes the table of its jobs.")
-    return 0
 
 
 def _parser() -> VerbParser:
@@ -122,14 +149,6 @@ def _hydra_flags(arguments: argparse.Namespace) -> list[str]:
         if vars(arguments)[name] is not None:
             flags += [f"--{name.replace('_', '-')}", vars(arguments)[name]]
     return flags
-
-
-def _warn_of_repeated(overrides: Sequence[str]) -> None:
-    last = {word.partition("=")[0]: word for word in overrides if "=" in word}
-    for word in overrides:
-        key = word.partition("=")[0]
-        if last.get(key, word) != word:
-            warn(f"{key}: found {word}, and later {last[key]}; the last one counts. Remove one of them.")
 
 
 def _search_path(folder: str) -> str:
@@ -163,67 +182,13 @@ def _check_config(request: Request, arguments: argparse.Namespace) -> None:
     print(f"# @package {package}\n{text}" if package else text)
 
 
-def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
-    if is_sweep:
-        from mlotool.cli.sweep import resumed_sweep
-
-        words = resumed_sweep(request)
-        if words:
-            return words
-    # Several recipes in one sweep have no common `name`, of which the default folder is made.
-    if len(request.recipe_names()) == 1 or any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
-        return []
-    return ["hydra.sweep.dir=outputs/recipes/multirun/${now:%Y-%m-%d_%H-%M-%S}"]
-
-
-def _show_sweep(job: "Job") -> None:
-    from mlotool.cli.job import is_first_rank
-
-    if job.sweep_dir is not None and is_first_rank():
-        from mlotool.cli.show_sweep import show_sweep
-
-        show_sweep(job.sweep_dir)
-
-
 _OF_OPTUNA = ("num_trials", "second_objective", "seed", "sampler", "sampler_options", "pruner", "pruner_options",
               "storage")  # fmt: skip
 
 
-def check_settings(words: Sequence[str], *, is_sweep: bool) -> None:
-    """Refuse `hydra.job.chdir=true`; warn of settings that act in a sweep only, or only without one.
-
-    Raises:
-        ConfigError: paths would count from another folder than the one the command is called in.
-    """
-    values = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    if values.get("hydra.job.chdir", "").lower() in ("true", "yes", "on", "1"):
-        raise ConfigError(
-            "hydra.job.chdir: found true; expected false, as the paths of recipes and data count from the working "
-            "folder. Leave it out."
-        )
+def _check_settings(words: Sequence[str], *, is_sweep: bool) -> None:
+    """Refuse `hydra.job.chdir=true`, by which paths would count from another folder; warn of idle settings."""
+    if any(word.lstrip("+").lower().startswith("hydra.job.chdir=t") for word in words):
+        raise ConfigError("hydra.job.chdir: found true; expected false, as paths count from the working folder.")
     if not is_sweep and any(word.startswith(("sweep=", "sweep.")) for word in words):
         warn("found sweep settings, which act in a sweep only; add -m, or leave them out.")
-    idle, meant = ("hydra.run.dir", "hydra.sweep.dir") if is_sweep else ("hydra.sweep.dir", "hydra.run.dir")
-    if idle in values:
-        where = "with -m" if is_sweep else "without -m"
-        warn(f"{idle}: found {values[idle]} {where}, where it does nothing; expected {meant}. Write {meant}=..")
-
-
-def check_sweep(plan: "SweepPlan", words: Sequence[str], *, is_resumed: bool) -> None:
-    """Refuse the folder of another sweep; warn of settings of a search where nothing is searched.
-
-    Raises:
-        ConfigError: the folder that is named holds a sweep, whose results would be taken for those of this one.
-    """
-    given = [key for key in _OF_OPTUNA if any(word.startswith(f"sweep.{key}=") for word in words)]
-    if plan.settings["method"] == "grid" and given:
-        warn(
-            f"sweep.{given[0]}: found it in a grid, which runs every combination and ignores it; expected it with "
-            "sweep=optuna. Add sweep=optuna, or leave it out."
-        )
-    is_named = any(word.startswith("hydra.sweep.dir=") for word in words)
-    if is_named and not is_resumed and (plan.folder / "multirun.yaml").is_file():
-        raise ConfigError(
-            f"hydra.sweep.dir: found {nearby(plan.folder)}, which holds a sweep already; expected a new folder. Name "
-            f"another one, or go on with that sweep: resume={nearby(plan.folder)}."
-        )

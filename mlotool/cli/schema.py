@@ -1,8 +1,9 @@
 """`mlotool schema`: the JSON schema of a recipe file, for editors."""
 
-import argparse
 import json
 from collections.abc import Sequence
+
+from mlotool.cli.arguments import VerbParser
 
 DESCRIPTION = """Print the JSON schema of a recipe file, by which editors complete keys and check values.
 
@@ -16,10 +17,7 @@ In VS Code with the YAML extension, put this line at the top of a recipe:
 
 def main(words: Sequence[str]) -> int:
     """Print the schema."""
-    parser = argparse.ArgumentParser(
-        "mlotool schema", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.parse_args(words)
+    VerbParser("schema", DESCRIPTION).parse(words)
     from mlotool.config.json_schema import recipe_schema
 
     print(json.dumps(recipe_schema(), indent=1))

@@ -3,12 +3,19 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlotool.cli.arguments import Request, recipe_parser
-from mlotool.cli.terminal import warn
+from mlotool.cli.arguments import Request, compose_request, recipe_parser
+from mlotool.cli.terminal import plain_console, print_lines, print_table, warn
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import escape
+from mlotool.core.messages import did_you_mean, escape
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import nn
+
+    from mlotool.spaces.decisions import Decide, Decision, Decisions
+    from mlotool.spaces.summary import NodeSummary
 
 DESCRIPTION = """What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides:
 YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called, but with
@@ -31,14 +38,11 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--nodes", metavar="PROBLEM", help="the nodes and decisions of a problem's model; builds it")
     parser.add_argument("--parallel", action="store_true", help="what layer-parallel training promises; takes ticks")
     arguments = parser.parse(words)
-    from mlotool.cli.arguments import compose_request
     from mlotool.config.resolve import limit_expansion
 
     request, config = compose_request(arguments.words, "show", arguments.trust)
     limit_expansion(config)
     if arguments.nodes is not None:
-        from mlotool.cli.show_nodes import show_nodes
-
         show_nodes(config, arguments.nodes, arguments.words)
         return 0
     if arguments.parallel:
@@ -89,18 +93,9 @@ def mermaid(config: Any) -> str:
     """Return the graph of a config as mermaid text."""
     from omegaconf import OmegaConf
 
-    from mlotool.config.schema import is_identifier
     from mlotool.program.graph import Graph
 
     edges: Any = OmegaConf.to_container(config.graph, resolve=True)
-    names = [name for ends in edges.values() for start, others in ends.items() for name in (start, *others)]
-    for name in names:
-        # In mermaid's text anything else could be markup.
-        if not is_identifier(name):
-            raise ConfigError(
-                f"graph: found the name {name!r}; expected a problem's: letters, digits and '_', not beginning with a "
-                "digit. Correct the name."
-            )
     return Graph(**edges).mermaid().rstrip()
 
 
@@ -155,3 +150,117 @@ def parallel_problems(problems: Any) -> list[str]:
         ['a']
     """
     return [name for name, problem in problems.items() if isinstance(problem, Mapping) and problem.get("parallel")]
+
+
+MAX_ROWS = 1_000
+MAX_CANDIDATES = 50
+
+
+def show_nodes(config: Any, name: str, words: Sequence[str]) -> None:
+    """Build the module of a problem, and print its nodes, its decisions and the size of its space.
+
+    Args:
+        config: a composed one; all that a run checks of it is checked here.
+        name: of the problem.
+        words: recipe and overrides, for the command that is printed.
+
+    Raises:
+        ConfigError: there is no such problem, the module cannot be built, or what it computes cannot be followed.
+    """
+    from mlotool.config import check
+
+    if name not in config.problems:
+        names = [str(problem) for problem in config.problems]
+        raise ConfigError(
+            f"--nodes: found '{name}'; expected a problem of the recipe, one of {', '.join(names)}."
+            f"{did_you_mean(name, names)} Correct it."
+        )
+    warn(*check(config, targets=True))
+    from mlotool.config.building import decided_module
+    from mlotool.config.trusted import trusted_packages
+    from mlotool.spaces.decisions import by_mapping
+    from mlotool.spaces.summary import nodes_of_spaces
+
+    module, decisions = decided_module(config, name, by_mapping(dict(config.decisions)))
+    nodes = nodes_of_spaces(module) or _traced(config, name, module)
+    console = plain_console()
+    console.width = min(console.width, _WIDTH)
+    count = sum(parameter.numel() for parameter in module.parameters())
+    console.print(escape(f"problems.{name}.module: {_title(module)}, {len(nodes)} nodes, {count:,} parameters\n"))
+    _print_nodes(console, nodes)
+    console.print()
+    made = decisions.made
+    if not made:
+        console.print("decisions: none; this model is the only one.")
+        return
+    from mlotool.report.models import alike
+
+    families = list(alike(list(made.values())))
+    candidates = [_listed([str(one) for one in decision.candidates], MAX_CANDIDATES) for _, decision in families]
+    taken = [str(decision.value) for _, decision in families]
+    print_table(console, [("decision", [name for name, _ in families], False), ("taken", taken, False),
+                          ("candidates", candidates, False)])  # fmt: skip
+    by_hand = ""
+    free = [one for one in made.values() if one.name not in config.decisions and len(one.candidates) > 1]
+    if free:
+        trusting = [word for package in trusted_packages() for word in ("--trust", package)]
+        change = f"decisions.{free[0].name}={free[0].candidates[-1]}"
+        by_hand = f"; by hand: {shlex.join(['mlotool', 'run', *words, *trusting, change])}"
+    strange = ", ".join(str(other) for other in config.decisions if other not in made)
+    console.print()
+    print_lines(console, [f"{len(made)} decisions{by_hand}", f"size: {_size(config, name, made)}",
+                          f"decisions of other problems: {strange}" if strange else ""])  # fmt: skip
+
+
+def _print_nodes(console: "Console", nodes: "Sequence[NodeSummary]") -> None:
+    """Print a row a node; what it reads are the numbers of other rows."""
+    numbers = {node.id: str(number) for number, node in enumerate(nodes)}
+    shown = nodes[:MAX_ROWS]
+    inputs = [_listed([numbers.get(name, "?") for name in node.inputs], 8) for node in shown]
+    shapes = ["" if node.shape is None else " x ".join(map(str, node.shape)) or "scalar" for node in shown]
+    columns = [
+        ("#", list(numbers.values())[:MAX_ROWS], True),
+        ("id", [node.id for node in shown], False),
+        ("kind", [node.kind for node in shown], False),
+        ("shape", shapes, True),
+        ("inputs", inputs, False),
+        ("changed by", [node.mutator or "" for node in shown], False),
+    ]
+    print_table(console, columns)
+    if len(nodes) > MAX_ROWS:
+        console.print(f"{len(nodes) - MAX_ROWS} more nodes are not shown.")
+
+
+def _title(module: "nn.Module") -> str:
+    base = vars(module).get("_own_type")
+    return f"{type(module).__name__} of {base.__name__}" if isinstance(base, type) else type(module).__name__
+
+
+def _traced(config: Any, name: str, module: "nn.Module") -> "tuple[NodeSummary, ...]":
+    """Return the nodes of a module that is no space, without their shapes."""
+    from mlotool.spaces.summary import summaries
+    from mlotool.spaces.tracing import traced
+
+    try:
+        graph = traced(module, ())
+    except ConfigError as error:
+        raise ConfigError(f"problems.{name}.module: {error}") from error
+    return summaries(graph, module, ())
+
+
+def _size(config: Any, name: str, taken: "Mapping[str, Decision]") -> str:
+    from mlotool.config.building import decided_module
+    from mlotool.config.drawing import WithoutValues
+    from mlotool.spaces.summary import space_size
+
+    without_values = WithoutValues()
+
+    def build(decide: "Decide") -> "Decisions":
+        return without_values(lambda: decided_module(config, name, decide)[1])
+
+    return str(space_size(build, taken))
+
+
+def _listed(texts: Sequence[str], most: int) -> str:
+    left = len(texts) - most
+    return ", ".join(texts) if left <= 0 else f"{', '.join(texts[:most])}, .. ({left} more)"

@@ -1,24 +1,30 @@
-"""`mlotool run -m` with jobs in processes of their own: several workers, Optuna, a cluster, a sweep gone on with."""
+"""`mlotool run -m`: the folder of a sweep, and its jobs in processes of their own (workers, Optuna, a cluster)."""
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.arguments import Request
-from mlotool.cli.show_sweep import show_sweep
+from mlotool.cli.report import show_sweep
 from mlotool.cli.terminal import nearby, say
-from mlotool.config.reading import parse_document
-from mlotool.config.recipes import is_literal
 from mlotool.config.sweep_plan import SweepPlan, check_first_point
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.process import terminable
-from mlotool.core.run_files import MAX_CONFIG_BYTES, check_tree, read_text
 from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
-from mlotool.sweep.folder import FILE as PROCESSES_FILE
 from mlotool.sweep.job_folder import INFEASIBLE, JobOutcome, JobSpec, note_alone
 from mlotool.sweep.launchers import make_launcher
 from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point
+
+
+def sweep_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
+    """Return the folder of a sweep and whether it is gone on with, as `choose_folder` does, and say so."""
+    folder, is_resumed = choose_folder(plan, resume)
+    if is_resumed:
+        say(f"going on with the sweep in {nearby(folder)}")
+    elif resume == AUTO:
+        say("resume=auto: there is no sweep by these words that can be gone on with. A new one begins.")
+    return folder, is_resumed
 
 
 def run_sweep(
@@ -35,9 +41,7 @@ def run_sweep(
     """
     check_first_point(plan)
     workers = worker_environments(plan)
-    folder, is_resumed = choose_folder(plan, resume)
-    if resume == AUTO and not is_resumed:
-        say("resume=auto: there is no sweep by these words that can be gone on with. A new one begins.")
+    folder, is_resumed = sweep_folder(plan, resume)
     file = None if request.file is None else str(request.file)
     command, is_grouped = shlex.join(["mlotool", "run", *words]), plan.group_size > 1
     shared = JobSpec(command, plan.fixed, file, tuple(trusted), is_in_group=is_grouped)
@@ -121,87 +125,3 @@ def exit_code(folder: Path) -> int:
     if fault:
         raise RunError(fault)
     return 0
-
-
-FILE = "multirun.yaml"
-
-
-def resumed_sweep(request: Request) -> list[str]:
-    """Return the words that make Hydra use the folder of the sweep to go on with; none for a new sweep.
-
-    Args:
-        request: its `resume` is auto, for the newest sweep by the same words, or the folder of a sweep.
-
-    Raises:
-        ConfigError: the folder is none of a sweep.
-    """
-    values = [word.partition("=")[2].strip("'\"") for word in request.overrides if word.startswith("resume=")]
-    if not values or values[-1] == "null" or any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
-        return []
-    if values[-1] != AUTO:
-        folder = Path(values[-1])
-        _check_resumed(folder, request)
-        # The jobs look in their own folders.
-        return [_sweep_dir(folder), "resume=auto"]
-    wanted = _said(request.hydra_words())
-    sweeps = Path("outputs").glob(f"*/multirun/*/{FILE}")
-    # A link may lead to a sweep of another place.
-    literal = (file for file in sweeps if is_literal(str(file)) and not file.parent.is_symlink())
-    same = [file.parent for file in literal if _said(_words_of(file)) == wanted]
-    if not same:
-        say("resume=auto: no sweep by these words. A new one begins.")
-        return []
-    newest = max(same, key=lambda folder: folder.name)
-    check_tree(newest)
-    say(f"going on with the sweep in {newest}")
-    return [_sweep_dir(newest)]
-
-
-def _check_resumed(folder: Path, request: Request) -> None:
-    if not is_literal(str(folder)):
-        raise ConfigError(
-            f"resume: found '{folder}'; expected a folder without '$' and backslashes in its path, which Hydra would "
-            "resolve. Rename it."
-        )
-    if (folder / PROCESSES_FILE).is_file():
-        raise ConfigError(
-            f"resume: found '{folder}', a sweep that ran in processes of its own; expected the settings that it had as "
-            "well, such as sweep.workers=2 or sweep=optuna. Add them."
-        )
-    if not (folder / FILE).is_file():
-        raise ConfigError(
-            f"resume: found '{folder}' with -m, which has no {FILE}; expected auto, or the folder of a sweep "
-            "(outputs/<name>/multirun/<date>_<time>). Leave -m out to go on with one run."
-        )
-    check_tree(folder)
-    before, now = (
-        [word.lstrip("+") for word in words if word.lstrip("+").startswith("recipe=")]
-        for words in (_words_of(folder / FILE), request.hydra_words())
-    )
-    if before and before != now:
-        raise ConfigError(
-            f"resume: found '{folder}', a sweep of {', '.join(before)}, with {', '.join(now)}; expected the same "
-            "recipe. Name it, or leave resume out for a new sweep."
-        )
-
-
-def _said(words: list[str]) -> list[str]:
-    """Return the words that say which sweep it is, in a fixed order."""
-    from mlotool.config.run_config import may_differ
-
-    pairs = [(word.lstrip("+~").partition("=")[0], word) for word in words]
-    return sorted(word for key, word in pairs if not may_differ(key) and not key.startswith("hydra."))
-
-
-def _words_of(file: Path) -> list[str]:
-    try:
-        text = read_text(file.parent, file.name, MAX_CONFIG_BYTES)
-        config = parse_document(file, text or "", is_fast=True).data
-        return [str(word) for word in config["hydra"]["overrides"]["task"]]
-    # Of a sweep that was killed while it wrote, of another version of Hydra, or of a stranger.
-    except (ConfigError, KeyError, TypeError):
-        return []
-
-
-def _sweep_dir(folder: Path) -> str:
-    return "hydra.sweep.dir='" + str(folder).replace("'", "\\'") + "'"

@@ -1,8 +1,8 @@
 """What the verbs print: warnings and news on stderr, tables that fit the terminal on stdout."""
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,10 @@ from mlotool.core.messages import escape
 if TYPE_CHECKING:
     # Imported where it is needed: --help is there in 0.05 s.
     from rich.console import Console
-    from rich.table import Table
 
-GAP = 2
-SHORTEST = 8
+
+# Or a time, or what stands for nothing.
+_NUMBER = re.compile(r"-?[\d.]+(e[+-]?\d+)?( s)?|nan|-?inf|\N{EN DASH}")
 
 
 def say(text: str) -> None:
@@ -51,44 +51,25 @@ def print_lines(console: "Console", lines: Iterable[str]) -> None:
         console.print(escape(line), soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class TableColumn:
-    """A column: its head, a text each row, whether it is flush right, and whether it stays whole in a narrow table."""
-
-    head: str
-    cells: Sequence[str]
-    is_right: bool = False
-    is_needed: bool = False
-
-
-def fitted_table(columns: Sequence[TableColumn], width: int) -> "tuple[Table, list[str]]":
-    """Return a table of at most `width` characters, and the heads of the columns that it has no room for.
+def print_table(console: "Console", columns: Sequence[tuple[str, Sequence[str], bool]]) -> None:
+    """Print a table that is as wide as the terminal at most.
 
     Args:
-        columns: from left to right; of those that are not needed, the left ones are worth more.
-        width: of the terminal.
+        console: takes it.
+        columns: the head and the texts of each, and whether it stays whole where there is little room.
     """
-    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    def cell(text: str) -> Text:
-        return Text(one_line(text), no_wrap=True, overflow="ellipsis")
-
-    widths = [max(cell_len(one_line(text)) for text in (column.head, *column.cells)) for column in columns]
-    room = width + GAP - sum(size + GAP for column, size in zip(columns, widths, strict=True) if column.is_needed)
-    table, kept, dropped = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0)), list[TableColumn](), list[str]()
-    for column, size in zip(columns, widths, strict=True):
-        room -= 0 if column.is_needed else min(size, SHORTEST) + GAP
-        if room < 0 and not column.is_needed:
-            dropped.append(column.head)
-            continue
-        kept.append(column)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head, texts, is_needed in columns:
+        is_number = all(map(_NUMBER.fullmatch, texts))
         # Rich takes what is too much from the widest columns that may be wrapped; their texts are cut, not wrapped.
-        table.add_column(cell(column.head), justify="right" if column.is_right else "left", no_wrap=column.is_needed)
-    for row in zip(*(column.cells for column in kept), strict=True):
-        table.add_row(*map(cell, row))
-    return table, dropped
+        table.add_column(Text(one_line(head), no_wrap=True, overflow="ellipsis"), no_wrap=is_needed)
+        table.columns[-1].justify = "right" if is_number else "left"
+    for row in zip(*(texts for _, texts, _ in columns), strict=True):
+        table.add_row(*(Text(one_line(text), no_wrap=True, overflow="ellipsis") for text in row))
+    console.print(table)
 
 
 def one_line(text: str) -> str:

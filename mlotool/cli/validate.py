@@ -1,10 +1,10 @@
 """`mlotool validate`: every fault of a recipe at once, without running any of it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
 
-from mlotool.cli.arguments import Request, recipe_parser
+from mlotool.cli.arguments import Request, compose_request, recipe_parser
 from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape, fault_list
@@ -26,8 +26,11 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--targets", action="store_true", help="also import third-party targets; takes seconds")
     parser.add_argument("--anywhere", action="store_true", help="with --targets: this machine's GPU and data aside")
     arguments = parser.parse(words)
+    from omegaconf.errors import OmegaConfBaseException
+
     from mlotool import config
-    from mlotool.cli.arguments import compose_request
+    from mlotool.config.composition import plain
+    from mlotool.sweep.study_options import option_faults
 
     request, composed = compose_request(arguments.words, "validate", arguments.trust)
     machine = arguments.targets and not arguments.anywhere
@@ -37,7 +40,9 @@ def main(words: Sequence[str]) -> int:
     except ConfigError as error:
         first = str(error)
     faults = _sweep_faults(request, arguments.trust, machine=machine)
-    faults += _option_faults(composed.sweep) if arguments.targets else []
+    # A reference that leads nowhere is for the check to say.
+    with suppress(OmegaConfBaseException):
+        faults += option_faults(plain(composed.sweep)) if arguments.targets else []
     more = [fault for fault in dict.fromkeys(faults) if fault not in first.splitlines()]
     if first or more:
         # What is said of the recipe itself is a list already, which says how many more there are.
@@ -66,16 +71,3 @@ def _sweep_faults(request: Request, trusted: Sequence[str], *, machine: bool) ->
     except ConfigError as error:
         return str(error).splitlines()
     return choice_faults(plan)
-
-
-def _option_faults(sweep: Any) -> list[str]:
-    from omegaconf.errors import OmegaConfBaseException
-
-    from mlotool.config.composition import plain
-    from mlotool.sweep.study_options import option_faults
-
-    try:
-        return option_faults(plain(sweep))
-    except OmegaConfBaseException:
-        # A reference that leads nowhere is for the check to say.
-        return []

@@ -1,5 +1,6 @@
 """Decisions of the models of a sweep's job, made without training: its modules are built, without their values."""
 
+import logging
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ class WithoutValues:
 
     def __init__(self) -> None:
         self._is_with_values = False
+        # Torch logs each operation that refuses its shapes, with a traceback; here that is an answer.
+        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
     def __call__(self, build: Callable[[], T]) -> T:
         """Return what a function builds.

@@ -5,9 +5,10 @@ readers can tell apart, darkened (light mode) or lightened (dark mode) until eac
 """
 
 import io
+import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
@@ -47,6 +48,8 @@ THEME: dict[str, tuple[str, str]] = {
 }
 NUM_PROBLEM_COLOURS = 8
 SIZE_INCHES, WIDE_INCHES = (4.3, 2.65), (8.9, 3.3)
+# Of a legend: a letter, and a row.
+LETTER_INCHES, LEGEND_ROW_INCHES = 0.056, 0.165
 DASHES = (0, (2, 2))
 
 
@@ -108,12 +111,14 @@ class Plot:
     Args:
         book: which keeps it.
         size: width and height in inches; a wider one than usual gets a row of the page.
+        left: inches beside the axes, for the labels there.
     """
 
-    def __init__(self, book: "Sketchbook", size: tuple[float, float]) -> None:
-        # Not pyplot: it would keep every figure alive.
-        self.figure, self.book = Figure(figsize=size, layout="constrained"), book
+    def __init__(self, book: "Sketchbook", size: tuple[float, float], left: float) -> None:
+        # Not pyplot: it would keep every figure alive. Nor a layout that is computed: it would draw everything twice.
+        self.figure, self.book, self.left = Figure(figsize=size), book, left
         self.axes = self.figure.add_subplot()
+        self.num_legend_rows = 0
 
     def label(self, x: str = "", y: str = "", *, is_whole: bool = False) -> None:
         """Label the axes; the horizontal one may have whole numbers alone."""
@@ -138,21 +143,19 @@ class Plot:
             handles, labels = self.axes.get_legend_handles_labels()
         # matplotlib drops labels that begin with an underscore.
         texts = [shortened(f" {label}" if label.startswith("_") else label, 28) for label in labels]
-        self.axes.legend(handles, texts, loc="lower left", bbox_to_anchor=(0, 1), ncols=5)
-
-    def bars(self, rows: Mapping[str, tuple[float, str]], right: float) -> None:
-        """Draw horizontal bars from the bottom up: by label a value, which stands beside it, and a colour's name."""
-        values = [value for value, _ in rows.values()]
-        self.axes.barh(range(len(rows)), values, color=[light(colour) for _, colour in rows.values()], height=0.6)
-        self.axes.set_yticks(range(len(rows)), list(rows))
-        self.axes.set_xlim(0, right)
-        self.axes.grid(visible=False, axis="y")
-        box = {"boxstyle": "square,pad=0.1", "facecolor": light("card"), "edgecolor": "none"}
-        for place, value in enumerate(values):
-            self.axes.text(value + 0.015 * right, place, f"{value:.2f}", va="center", fontsize=7.5, bbox=box)
+        room = self.figure.get_figwidth() - self.left
+        num_columns = max(1, int(room / (0.45 + LETTER_INCHES * max(map(len, texts), default=0))))
+        self.num_legend_rows = math.ceil(len(texts) / num_columns)
+        self.axes.legend(handles, texts, loc="lower left", bbox_to_anchor=(0, 1), ncols=num_columns)
 
     def card(self, slug: str, title: str, note: str = "") -> Card:
         """Write the figure, and return it as a card, which has the title: a heading may take two lines."""
+        width, height = self.figure.get_size_inches()
+        left = self.left + (0.17 if self.axes.get_ylabel() else 0.0)
+        top = 0.12 + LEGEND_ROW_INCHES * self.num_legend_rows
+        bottom = 0.42 if self.axes.get_xlabel() else 0.25
+        margins = {"left": left / width, "right": 1 - 0.16 / width, "bottom": bottom / height, "top": 1 - top / height}
+        self.figure.subplots_adjust(**margins)
         return self.book.finish(self.figure, slug, title, note)
 
 
@@ -167,9 +170,9 @@ class Sketchbook:
         self.folder = folder
         self.names: list[str] = []
 
-    def new(self, size: tuple[float, float] = SIZE_INCHES) -> Plot:
+    def new(self, size: tuple[float, float] = SIZE_INCHES, left: float = 0.6) -> Plot:
         """Return an empty figure."""
-        return Plot(self, size)
+        return Plot(self, size, left)
 
     def finish(self, figure: Figure, slug: str, title: str, note: str) -> Card:
         """Write a figure as an SVG file, and return it as a card."""

@@ -1,25 +1,20 @@
-"""Layer-parallel training: who did what when, how much faster that was, and its constraints and cycles."""
+"""Layer-parallel training: who did what when, how much faster that was, its constraints and its residuals."""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import numpy as np
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mlotool.core.run_files import read_json
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
-from mlotool.report.figure import DASHES, NUM_PROBLEM_COLOURS, Card, Sketchbook, light
-from mlotool.report.formats import number
+from mlotool.report.figure import NUM_PROBLEM_COLOURS, Card, Sketchbook, light
 from mlotool.report.run_figures import Line, curve_card
 from mlotool.report.run_folder import Series, read_artifacts
 
@@ -132,19 +127,45 @@ def read_timelines(run_dir: Path) -> tuple[list[Timeline], list[str]]:
 MAX_BATCHES = 3
 WORK_COLOURS = {"forward": "problem-0", "backward": "problem-1", "auxnet": "problem-2", "communication": "right"}
 OTHER_COLOUR = "problem-3"
-# The part's name, where a module has several; then which solve, and after how many cycles.
-RESIDUAL = re.compile(r"(?:(.+)\.)?(forward|backward)_residual_(\d+)")
-VIOLATION = re.compile(r"(relative_)?violation_(\d+)")
+# Metrics that are one of a row: the part's name, where a module has several, what is measured, and a number.
+_NUMBERED = re.compile(r"(?:(.+)\.)?((?:relative_)?violation|(?:forward|backward)_residual)_(\d+)")
+# What the title of such a figure says, and what a number counts.
+_MEANINGS = {
+    "violation": ("constraint violation", "interface"),
+    "relative_violation": ("relative constraint violation", "interface"),
+    "forward_residual": ("residual of multigrid, states", "cycle"),
+    "backward_residual": ("residual of multigrid, adjoints", "cycle"),
+}
 
 
 def split_series(series: Iterable[Series]) -> tuple[list[Series], list[Series]]:
-    """Return what is drawn here (violations, beta beside them, residuals), and all else."""
-    ours, others, every = list[Series](), list[Series](), list(series)
-    owners = {one.owner for one in every if VIOLATION.fullmatch(one.metric)}
-    for one in every:
-        is_known = VIOLATION.fullmatch(one.metric) or RESIDUAL.fullmatch(one.metric)
-        (ours if is_known or (one.metric == "beta" and one.owner in owners) else others).append(one)
+    """Return what is drawn here (violations and residuals), and all else."""
+    ours, others = list[Series](), list[Series]()
+    for one in series:
+        (ours if _NUMBERED.fullmatch(one.metric) else others).append(one)
     return ours, others
+
+
+def numbered_cards(book: Sketchbook, series: Iterable[Series]) -> list[Card]:
+    """Draw violations of the constraints and residuals: a figure for each problem or part, with a line a number.
+
+    Args:
+        book: takes the figures.
+        series: the first part of `split_series`.
+    """
+    groups: dict[tuple[str, str], dict[int, Series]] = {}
+    for one in series:
+        if match := _NUMBERED.fullmatch(one.metric):
+            part, kind, number = match.groups()
+            groups.setdefault((f"{one.owner}, {part}" if part else one.owner, kind), {})[int(number)] = one
+    cards = []
+    for (name, kind), by_number in groups.items():
+        words, counted = _MEANINGS[kind]
+        numbers = sorted(by_number)
+        lines = [Line(f"problem-{number % NUM_PROBLEM_COLOURS}", f"{counted} {number}") for number in numbers]
+        group = [by_number[number] for number in numbers]
+        cards.append(curve_card(book, f"{name}-{kind}", f"{name}: {words}", group, lines))
+    return cards
 
 
 def timeline_card(book: Sketchbook, timeline: Timeline) -> Card:
@@ -170,105 +191,18 @@ def timeline_card(book: Sketchbook, timeline: Timeline) -> Card:
     plot.legend([Patch(color=light(WORK_COLOURS.get(what, OTHER_COLOUR))) for what in kinds], kinds)
     recorded = len({span.batch for span in timeline.spans})
     note = f"Batches {batches[0]} to {batches[-1]} of the first {recorded}; numbers are those of the batches."
+    note += f" {_speedup(timeline)}" if timeline.num_stages > 1 else ""
     return plot.card(f"timeline-{timeline.problem}", f"{timeline.problem}: what each rank did when", note)
 
 
-def speedup_card(book: Sketchbook, timeline: Timeline) -> Card:
-    """Draw the speed-up that the spans show beside the one that equation 27 makes of their parts."""
-    seconds = timeline.seconds
-    rows = {
-        f"{timeline.num_stages} ranks, nothing added": (float(timeline.num_stages), "right"),
-        "equation 27": (timeline.predicted, "problem-1"),
-        "measured": (timeline.measured, "problem-0"),
-    }
-    plot = book.new()
-    plot.bars(rows, 1.12 * max(value for value, _ in rows.values()))
-    plot.axes.axvline(1.0, color=light("muted"), linewidth=0.8, linestyle=DASHES, zorder=0.5)
-    plot.label("times as fast as all stages one after the other")
-    parts = {"forward": seconds.forward, "backward": seconds.backward, "auxiliary": seconds.auxiliary}
-    note = "A batch, all stages together: " + ", ".join(f"{name} {1e3 * one:.3g} ms" for name, one in parts.items())
-    note += " on the busiest rank. Loading and the optimizer's step are in neither."
+def _speedup(timeline: Timeline) -> str:
+    """Say the speed-up that the spans show, and the one that equation 27 makes of their parts."""
     if not timeline.is_simultaneous:
-        note += " The stages ran one after the other, in one process: there is no speed-up to see."
-    return plot.card(f"speedup-{timeline.problem}", f"{timeline.problem}: speed-up", note)
-
-
-def violation_cards(book: Sketchbook, series: Sequence[Series]) -> list[Card]:
-    """Draw how far each interface's variable is from where the stage before it ends; and beta, where it changes.
-
-    Args:
-        book: takes the figures.
-        series: the first part of `split_series`.
-    """
-    groups: dict[tuple[str, str], list[Series]] = {}
-    for one in series:
-        if match := VIOLATION.fullmatch(one.metric):
-            groups.setdefault((one.owner, f"{match[1] or ''}constraint violation".replace("_", " ")), []).append(one)
-    betas = {one.owner: one for one in series if one.metric == "beta" and len(one.finite)}
-    cards = []
-    for (owner, words), group in groups.items():
-        group.sort(key=lambda one: int(one.metric.rpartition("_")[2]))
-        names = [f"interface {one.metric.rpartition('_')[2]}" for one in group]
-        lines = [Line(f"problem-{place % NUM_PROBLEM_COLOURS}", name) for place, name in enumerate(names)]
-        card = curve_card(book, f"{owner}-{words}", f"{owner}: {words}", group, lines)
-        # Of a coefficient that stays the same a line says enough.
-        if owner in betas and np.ptp(betas[owner].finite) == 0:
-            card = replace(card, note=f"beta = {number(float(betas[owner].finite[0]))}. {card.note}".strip())
-        cards.append(card)
-    for owner, beta in betas.items():
-        if np.ptp(beta.finite) > 0:
-            title = f"{owner}: penalty coefficient beta"
-            cards.append(curve_card(book, f"beta-{owner}", title, [beta], [Line(OTHER_COLOUR, "beta")]))
-    return cards
-
-
-KINDS = (("forward", "states", "problem-0", "o"), ("backward", "adjoints", "problem-1", "s"))
-MAX_HISTORIES = 40
-
-
-def residual_cards(book: Sketchbook, series: Sequence[Series]) -> list[Card]:
-    """Draw the residuals of each problem's layers, part by part.
-
-    Args:
-        book: takes the figures.
-        series: those of other keys are left out.
-    """
-    groups: dict[str, dict[str, dict[int, Series]]] = {}
-    for one in series:
-        if match := RESIDUAL.fullmatch(one.metric):
-            part, kind, cycle = match.groups()
-            name = f"{one.owner}, {part}" if part else one.owner
-            groups.setdefault(name, {}).setdefault(kind, {})[int(cycle)] = one
-    cards = []
-    for name, by_kind in groups.items():
-        plot = book.new()
-        handles, lines, last, lowest = [], [], [], np.inf
-        for kind, label, colour, marker in (known for known in KINDS if known[0] in by_kind):
-            histories = _histories(by_kind[kind])
-            style: dict[str, Any] = {"color": light(colour), "marker": marker, "markersize": 2.5, "linewidth": 0.9}
-            for place, history in enumerate(histories, 1):
-                plot.axes.plot(np.arange(len(history)), history, alpha=0.15 + 0.85 * place / len(histories), **style)
-            lowest = min(lowest, np.nanmin(histories, initial=np.inf))
-            handles.append(Line2D([], [], color=light(colour), marker=marker, markersize=3))
-            lines.append(Line(colour, label, "-", marker))
-            last.append(by_kind[kind][max(by_kind[kind])])
-        if 0 < lowest < np.inf:
-            plot.use_log_scale()
-        plot.label("cycle", "norm of the residual", is_whole=True)
-        plot.legend(handles, [line.label for line in lines])
-        note = "One line a logged tick; the later, the stronger."
-        cards.append(plot.card(f"residuals-{name}", f"{name}: residuals of multigrid", note))
-        title = f"{name}: residual after the last cycle"
-        cards.append(curve_card(book, f"last-residual-{name}", title, last, lines))
-    return cards
-
-
-def _histories(by_cycle: Mapping[int, Series]) -> NDArray[np.float64]:
-    """Return the residuals by tick and cycle, NaN where there is none above 0, of at most MAX_HISTORIES ticks."""
-    ticks = np.unique(np.concatenate([one.ticks for one in by_cycle.values()]))
-    histories = np.full((len(ticks), 1 + max(by_cycle)), np.nan)
-    for cycle, one in by_cycle.items():
-        histories[np.searchsorted(ticks, one.ticks), cycle] = np.where(one.values > 0, one.values, np.nan)
-    # Evenly spread, the last one among them.
-    num = min(len(ticks), MAX_HISTORIES)
-    return histories[np.linspace(0, len(ticks) - 1, num).round().astype(int)]
+        return "The stages ran one after the other, in one process: there is no speed-up to see."
+    seconds = timeline.seconds
+    parts = {"forward": seconds.forward, "backward": seconds.backward, "auxiliary": seconds.auxiliary}
+    return (
+        f"Speed-up over all stages one after the other: {timeline.measured:.2f} measured, {timeline.predicted:.2f} by "
+        f"equation 27, at most {timeline.num_stages}; a batch has "
+        f"{', '.join(f'{name} {1e3 * one:.3g} ms' for name, one in parts.items())} on the busiest rank."
+    )

@@ -1,6 +1,5 @@
 """What the model spaces of a run became, from nodes.json and paths.json of its folder, which may be a stranger's."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -19,8 +18,8 @@ from mlotool.report.run_folder import UNREADABLE
 MAX_PROBLEMS, MAX_NAME = 20, 120
 MAX_NODES = MAX_DECISIONS = 2_000
 MAX_CANDIDATES = 50
-# Wires of a part of a graph, counted at each row that they pass; a part with more is one box.
-MAX_LINKS = 2_000
+# Wires of a piece of a graph; a piece with more is one box.
+MAX_LINKS = 500
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -114,7 +113,7 @@ class TrainedCandidate:
 
 
 SpacePaths = dict[str, list[TrainedCandidate]]
-# By decision and candidate, its share of the training steps, and whether the search has found it.
+# The share of the training steps of each candidate of a decision, and whether the search has found it.
 Shares = dict[tuple[str, str], tuple[float, bool]]
 
 
@@ -201,7 +200,7 @@ def alike(decisions: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 class ModelBox(NamedTuple):
-    """Nodes, in their order, that are drawn as one box, and the numbers of the boxes that it reads."""
+    """Nodes, in their order, that are drawn as one box, and the numbers of the boxes that they read."""
 
     nodes: tuple[ModelNode, ...]
     inputs: tuple[int, ...] = ()
@@ -212,28 +211,31 @@ class ModelBox(NamedTuple):
         return sum(bool(node.mutator) for node in self.nodes)
 
 
-def model_parts(nodes: Sequence[ModelNode]) -> list[dict[int, ModelBox]]:
-    """Return a graph as parts, one after the other: what no mutator has changed becomes a box with a count.
+def model_boxes(nodes: Sequence[ModelNode]) -> list[ModelBox]:
+    """Return a graph as boxes: a piece that no mutator has changed is one box with a count.
 
     Args:
         nodes: each reads nodes before it alone.
-
-    Returns:
-        the boxes of each part by their numbers. Of the part before, a part reads the last box alone.
 
     Example:
         >>> names, mutators = ["x", "a", "b", "c"], ["", "", "kernel", ""]
         >>> inputs = [(), ("x",), ("a",), ("b",)]
         >>> nodes = [ModelNode(name, "Linear", *rest) for name, *rest in zip(names, inputs, [""] * 4, mutators)]
-        >>> [[len(box.nodes) for box in part.values()] for part in model_parts(nodes)]
-        [[2], [1], [1]]
+        >>> [len(box.nodes) for box in model_boxes(nodes)]
+        [2, 1, 1]
     """
     # Parameters and modes that a graph reads by name are none of its layers.
     kept = [node for node in nodes if node.kind != "get_attr" or node.mutator or node.inputs]
-    parts: list[dict[int, ModelBox]] = []
+    groups = []
     for region in _regions(kept):
-        parts.append(_boxes(region, max(parts[-1]) + 1 if parts else 0))
-    return parts
+        is_drawn = _is_changed(region) and sum(len(node.inputs) for node in region) <= MAX_LINKS
+        groups += [[node] for node in region] if is_drawn else [region]
+    number_of = {node.id: number for number, group in enumerate(groups) for node in group}
+    boxes = []
+    for number, group in enumerate(groups):
+        sources = {number_of[name] for node in group for name in node.inputs if name in number_of}
+        boxes.append(ModelBox(tuple(group), tuple(sorted(sources - {number}))))
+    return boxes
 
 
 def _regions(nodes: Sequence[ModelNode]) -> list[list[ModelNode]]:
@@ -256,37 +258,3 @@ def _regions(nodes: Sequence[ModelNode]) -> list[list[ModelNode]]:
 
 def _is_changed(nodes: Sequence[ModelNode]) -> bool:
     return any(node.mutator for node in nodes)
-
-
-def _boxes(region: Sequence[ModelNode], first: int) -> dict[int, ModelBox]:
-    """Return the boxes of a region; what its nodes read from outside is the box before `first`."""
-    before = (first - 1,) if first else ()
-    whole = {first: ModelBox(tuple(region), before)}
-    if len(region) == 1 or not _is_changed(region):
-        return whole
-    groups = _chains(region)
-    numbers = {node.id: number for number, group in enumerate(groups, first) for node in group}
-    boxes: dict[int, ModelBox] = {}
-    depth, num_links = dict.fromkeys(before, 0), 0
-    for number, group in enumerate(groups, first):
-        sources = dict.fromkeys(numbers.get(name, first - 1) for name in group[0].inputs)
-        boxes[number] = ModelBox(tuple(group), tuple(source for source in sources if source in depth))
-        depth[number] = 1 + max((depth[source] for source in boxes[number].inputs), default=0)
-        num_links += sum(depth[number] - depth[source] for source in boxes[number].inputs)
-    return boxes if num_links <= MAX_LINKS else whole
-
-
-def _chains(region: Sequence[ModelNode]) -> list[list[ModelNode]]:
-    """Return the nodes; an unchanged one that alone reads an unchanged one is together with it."""
-    readers = Counter(name for node in region for name in node.inputs)
-    group_of: dict[str, list[ModelNode]] = {}
-    groups: list[list[ModelNode]] = []
-    for node in region:
-        is_alone = len(node.inputs) == 1 and readers[node.inputs[0]] == 1
-        group = group_of.get(node.inputs[0], []) if is_alone else []
-        if not group or node.mutator or group[-1].mutator:
-            group = []
-            groups.append(group)
-        group.append(node)
-        group_of[node.id] = group
-    return groups

@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
-from scipy.stats import binned_statistic
 
 from mlotool.report import figure as drawing
 from mlotool.report.figure import Card, Plot, Sketchbook, light, needs_log_scale
@@ -21,7 +20,9 @@ MIN_POINTS_TO_SMOOTH = 40
 SPLIT_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 # Curves of one card with a legend, and learned values of one card that it tells apart.
 MAX_NAMED, MAX_LEARNED = 20, 8
-TITLES = {"lr": "Learning rate", "hypergradient_norm": "Norm of the hypergradient"}
+TITLES = {
+    "lr": "Learning rate", "hypergradient_norm": "Norm of the hypergradient", "beta": "Penalty coefficient beta",
+}  # fmt: skip
 # Begins the keys of an upper problem's values, as the runner logs them.
 LEARNED = "learned_"
 # A moving mean of these would show values that were never used.
@@ -50,10 +51,9 @@ class Line:
 def training_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[str, str]) -> list[Card]:
     """Draw what the problems logged while they trained; losses first, the learning rate last.
 
-    Not rates that stay what they are, which `constant_rates` tells. Not the number of steps: it is a straight line,
-    and the table of last values has it.
+    Not the number of steps: it is a straight line, and the table of last values has it.
     """
-    shown = [one for one in series if one.owner in colours and one.metric != "step" and not _is_constant_rate(one)]
+    shown = [one for one in series if one.owner in colours and one.metric != "step"]
     owners = list(colours)
     shown.sort(key=lambda one: (-1, owners.index(one.owner)) if one.metric == "loss" else (one.metric == "lr", 0))
     groups: dict[tuple[str, str], list[Series]] = {}
@@ -66,17 +66,6 @@ def training_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[
         curve_card(book, slug, title, group, [Line(colours[one.owner], one.owner) for one in group])
         for (slug, title), group in groups.items()
     ]
-
-
-def constant_rates(series: Sequence[Series], colours: Mapping[str, str]) -> str:
-    """Return a sentence of the learning rates that stay what they are; empty where there are none."""
-    constant = [one for one in series if one.owner in colours and _is_constant_rate(one)]
-    rates = ", ".join(f"{one.owner} {number(float(one.finite[0]))}" for one in constant)
-    return f"Constant learning rate{'s' if len(constant) > 1 else ''}: {rates}." if constant else ""
-
-
-def _is_constant_rate(series: Series) -> bool:
-    return series.metric == "lr" and len(np.unique(series.values)) == 1 and len(series.finite) > 0
 
 
 def evaluation_cards(
@@ -126,8 +115,9 @@ def curve_card(
     handles = [_draw(plot, one, line) for one, line in zip(group, lines, strict=True)]
     labels = [line.label for line in lines]
     if best is not None and best.tick is not None and len(values):
-        mark, text, star = _mark_best(plot, group, lines, best)
-        handles, labels, values = [*handles, mark], [*labels, text], np.append(values, star)
+        is_objective = best.value is not None and any(one.key == best.key for one in group)
+        labels.append(f"best {number(best.value)} at {best.tick}" if is_objective else f"best checkpoint, {best.tick}")
+        handles.append(plot.axes.axvline(best.tick, color=light("muted"), linewidth=0.8, linestyle=drawing.DASHES))
     if not len(values):
         place: dict[str, Any] = {"transform": plot.axes.transAxes, "ha": "center", "color": light("muted")}
         plot.axes.text(0.5, 0.5, "no finite value", **place)
@@ -161,40 +151,13 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
 def _draw(plot: Plot, series: Series, line: Line) -> Line2D:
     style: dict[str, Any] = {"color": light(line.colour), "linestyle": line.style}
     smooth = None if series.metric.startswith(EXACT) else smoothed(series.values)
-    if smooth is not None and _is_noisy(series.values, smooth):
+    if smooth is not None:
         plot.axes.plot(series.ticks, series.values, color=light(line.colour), linewidth=0.7, alpha=0.5)
         return plot.axes.plot(series.ticks, smooth, linewidth=1.6, **style)[0]
     is_point = len(series.ticks) == 1
     marker = line.marker or "o" if is_point else line.marker if len(series.ticks) <= 30 else None
     style |= {"marker": marker, "markersize": 5 if is_point else 3}
     return plot.axes.plot(series.ticks, series.values, linewidth=1.4, **style)[0]
-
-
-def _is_noisy(values: NDArray[np.float64], smooth: NDArray[np.float64]) -> bool:
-    """Return whether a smoothed curve would tell the eye anything that the raw one does not."""
-    known = ~np.isnan(values)
-    return bool(known.any()) and float(np.std((values - smooth)[known])) > 0.005 * float(np.ptp(values[known]))
-
-
-def _mark_best(
-    plot: Plot, group: Sequence[Series], lines: Sequence[Line], best: Best
-) -> tuple[Line2D, str, list[float]]:
-    """Mark the best checkpoint's tick, and its value where this is the objective.
-
-    Returns:
-        what the legend shows and says, and the value that was marked: it may lie outside the curve, where metrics.csv
-        was cut.
-    """
-    tick = float(best.tick or 0)
-    rule = plot.axes.axvline(tick, color=light("muted"), linewidth=0.8, linestyle=drawing.DASHES, zorder=1)
-    for one, line in zip(group, lines, strict=True):
-        at = one.values[one.ticks == best.tick]
-        value = float(at[-1]) if len(at) else best.value
-        if one.key == best.key and value is not None and abs(value) < LARGEST:
-            style: dict[str, Any] = {"marker": "*", "markersize": 9, "linestyle": "none", "clip_on": False, "zorder": 5}
-            star = plot.axes.plot([tick], [value], color=light(line.colour), **style)[0]
-            return star, f"best {number(value)} at {best.tick}", [value]
-    return rule, f"best checkpoint, {best.tick}", []
 
 
 def _note(group: Sequence[Series], best: Best | None) -> str:
@@ -281,26 +244,13 @@ def _scatter(book: Sketchbook, weighting: Weighting, loss: NDArray[np.float64], 
         style: dict[str, Any] = {"marker": "x", "linewidths": 0.9} if name == "wrong" else {"linewidths": 0}
         x, y = loss[mask & chosen], weighting.weight[mask & chosen]
         plot.axes.scatter(x, y, s=11, color=light(name), alpha=0.55, label=label, **style)
-    is_log = needs_log_scale(loss)
-    medians = _medians(loss, weighting.weight, is_log=is_log)
-    plot.axes.plot(*medians, color=light("ink"), linewidth=1.3, marker="o", markersize=2.5, label="median")
-    if is_log:
+    if needs_log_scale(loss):
         plot.use_log_scale("x")
     plot.label("loss of the sample", "weight")
     plot.axes.yaxis.set_major_formatter(drawing.plain_number())
     plot.legend()
     note = f"{MAX_POINTS} of {len(loss)} samples, drawn at random." if len(loss) > MAX_POINTS else ""
     return plot.card(f"{weighting.name}-against-loss", f"{weighting.name}: weight against loss", note)
-
-
-def _medians(loss: NDArray[np.float64], weight: NDArray[np.float64], *, is_log: bool) -> NDArray[np.float64]:
-    """Return the median loss and weight in intervals of the axis; of too few samples NaN, at which the line breaks."""
-    places = np.log(loss) if is_log else loss
-    if np.ptp(places) == 0:
-        return np.full((2, NUM_INTERVALS), np.nan)
-    edges = np.linspace(places.min(), places.max(), NUM_INTERVALS + 1)
-    medians: NDArray[np.float64] = binned_statistic(places, [loss, weight], "median", edges).statistic
-    return np.where(np.histogram(places, edges)[0] >= MIN_SAMPLES, medians, np.nan)
 
 
 def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -> Card:

@@ -1,56 +1,84 @@
 """What a run folder holds, read within limits, and so that no missing or broken file stops the report."""
 
-import csv
 import zipfile
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlotool.config.objective import is_wrong_way_round, objective_direction
+from mlotool.config.objective import objective_direction
+from mlotool.config.reading import Document
 from mlotool.config.run_config import read_run_config
 from mlotool.core.errors import ConfigError, RunFileError
-from mlotool.core.run_files import (
-    MAX_METRICS_BYTES,
-    MAX_TEXT_BYTES,
-    list_files,
-    open_file,
-    read_json,
-    read_text,
-)
+from mlotool.core.run_files import MAX_METRICS_BYTES, MAX_TEXT_BYTES, list_files, open_file, read_json, read_text
 from mlotool.report.formats import LARGEST
 
-MARKS = ("summary.json", "config.yaml", "metrics.csv", "provenance.json")
+MARKS = ("summary.json", "metrics.csv", "provenance.json")
 # What reading the content of a file raises that is not as a run writes it.
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError)
 
 
-@dataclass
 class RunFolder:
-    """The files of a run, parsed.
+    """The files of a run, each parsed when it is asked for, and empty where it could not be read.
 
     Args:
         path: the folder.
-        config: the resolved config; empty where it could not be read.
-        summary: status, objective, metrics, best, error.
-        provenance: command, git, versions, platform, device, seed, times.
-        config_text: config.yaml as it stands.
-        recipe_text: recipe.yaml as it stands.
-        overrides: the command line's overrides.
+
+    Attributes:
         notes: what was missing or unreadable, for the reader.
     """
 
-    path: Path
-    config: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict)
-    config_text: str = ""
-    recipe_text: str = ""
-    overrides: tuple[str, ...] = ()
-    notes: list[str] = field(default_factory=list)
+    def __init__(self, path: Path) -> None:
+        self.path, self.notes = path, list[str]()
+
+    def _read(self, name: str, read: Callable[[], Any], empty: Any) -> Any:
+        try:
+            content = read()
+        except ConfigError as error:
+            self.notes.append(f"{name} could not be read: {error}")
+            return empty
+        if content is None and name not in ("recipe.yaml", "overrides.txt"):
+            self.notes.append(f"{name} is missing.")
+        return empty if content is None else content
+
+    @cached_property
+    def document(self) -> Document:
+        """The text and the values of config.yaml."""
+        empty = Document(self.path, "", {})
+        document: Document = self._read("config.yaml", lambda: read_run_config(self.path), empty)
+        return document
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """status, objective, metrics, best, error."""
+        return self.json("summary.json")
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """command, git, versions, platform, device, seed, times."""
+        return self.json("provenance.json")
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the mapping that a JSON file holds."""
+        return dict(self._read(name, lambda: read_json(self.path, name), {}))
+
+    def text(self, name: str) -> str:
+        """Return a text file as it stands."""
+        return str(self._read(name, lambda: read_text(self.path, name, MAX_TEXT_BYTES), ""))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config."""
+        return self.document.data
+
+    @property
+    def overrides(self) -> list[str]:
+        """The command line's overrides."""
+        return [line.strip() for line in self.text("overrides.txt").splitlines() if line.strip()]
 
     @property
     def problems(self) -> dict[str, dict[str, Any]]:
@@ -75,21 +103,10 @@ class RunFolder:
     def objective(self) -> dict[str, Any]:
         """key, value and mode of the objective, as far as they are known."""
         objective = {"key": self.config.get("objective"), **as_dict(self.summary.get("objective"))}
-        # What is known of the key counts before what a summary says: older runs could be told the wrong direction.
+        # What is known of the key counts before what a summary says.
         key = objective["key"] or self.config.get("objective")
         mode = objective.get("mode") or self.config.get("objective_mode")
         return objective | {"mode": objective_direction({**self.config, "objective": key, "objective_mode": mode})}
-
-    @property
-    def wrong_way_note(self) -> str:
-        """A note where the best checkpoint was chosen by the wrong direction, as older versions allowed."""
-        if not is_wrong_way_round(self.config):
-            return ""
-        return (
-            f"objective_mode is {self.config['objective_mode']}, and {self.objective['mode']} is better for "
-            f"{self.config['objective']}: what is called the best checkpoint is that of the worst evaluation. Use "
-            "checkpoints/last.ckpt, or run the recipe again."
-        )
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -114,60 +131,23 @@ def is_run_folder(path: Path) -> bool:
 
 
 def read_run_folder(path: Path) -> RunFolder:
-    """Read a run folder.
+    """Return a run folder.
 
     Raises:
         ConfigError: `path` is no run folder.
     """
     if not is_run_folder(path):
-        found = "no such folder" if not path.exists() else "a file" if path.is_file() else _listing(path)
+        found = "another folder" if path.is_dir() else "a file" if path.exists() else "no such folder"
         raise ConfigError(
             f"'{path}' is not the folder of a run: found {found}; expected a folder with one of {', '.join(MARKS)}. "
             "Give the folder that `mlotool run` printed, outputs/<name>/<date>_<time>."
         )
-    run = RunFolder(path)
-
-    def part(name: str, read: Callable[[], Any]) -> Any:
-        try:
-            content = read()
-        except ConfigError as error:
-            run.notes.append(f"{name} could not be read: {error}")
-            return None
-        if content is None and name not in ("recipe.yaml", "overrides.txt"):
-            run.notes.append(f"{name} is missing.")
-        return content
-
-    document = part("config.yaml", lambda: read_run_config(path))
-    run.config_text, run.config = ("", {}) if document is None else (document.text, document.data)
-    run.recipe_text = part("recipe.yaml", lambda: read_text(path, "recipe.yaml", MAX_TEXT_BYTES)) or ""
-    words = part("overrides.txt", lambda: read_text(path, "overrides.txt", MAX_TEXT_BYTES)) or ""
-    run.overrides = tuple(line.strip() for line in words.splitlines() if line.strip())
-    run.summary = part("summary.json", lambda: read_json(path, "summary.json")) or {}
-    run.provenance = part("provenance.json", lambda: read_json(path, "provenance.json")) or {}
-    if run.wrong_way_note:
-        run.notes.append(run.wrong_way_note)
-    return run
-
-
-def refuse_foreign(run: RunFolder) -> None:
-    """Raise ConfigError where the folder is another program's, which has a config.yaml as well."""
-    if run.config and "problems" not in run.config and not (run.path / "provenance.json").exists():
-        raise ConfigError(
-            f"'{run.path}' is not the folder of a run: its config.yaml has no problems, and there is no "
-            "provenance.json. Give the folder that `mlotool run` printed, outputs/<name>/<date>_<time>."
-        )
+    return RunFolder(path)
 
 
 def as_dict(value: Any) -> dict[Any, Any]:
     """Return the value where it is a mapping, and else an empty one."""
     return value if isinstance(value, dict) else {}
-
-
-def _listing(path: Path) -> str:
-    names = sorted(entry.name for entry in path.iterdir())
-    if not names:
-        return "an empty folder"
-    return "a folder with " + ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 SPLIT_NAMES = ("train", "meta", "val", "valid", "validation", "test")
@@ -221,30 +201,25 @@ def read_series(run_dir: Path) -> tuple[list[Series], list[str]]:
     except RunFileError as error:
         return [], [str(error)]
     points: dict[str, dict[float, float]] = {}
-    num_bad = num_others = 0
+    num_bad = 0
     for line in text.splitlines():
+        first, _, rest = line.partition(",")
+        key, _, last = rest.rpartition(",")
         try:
-            tick, key, value = next(csv.reader([line]))[:3]
-            if (tick, key, value) == ("tick", "key", "value"):
-                continue
-            place = float(tick)
-            if key not in points and len(points) == MAX_KEYS:
-                num_others += 1
-            elif abs(place) < LARGEST_TICK:
-                # A resumed run logs some ticks again: the later value counts.
-                points.setdefault(key, {})[place] = float(value)
-            else:
-                num_bad += 1
-        except (ValueError, StopIteration, csv.Error):
-            num_bad += bool(line)
-    notes = []
-    if num_bad:
-        notes.append(f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read.")
-    if num_others:
-        notes.append(f"metrics.csv has more than {MAX_KEYS} keys; {num_others} values of later ones are left out.")
+            tick, value = float(first), float(last)
+        except ValueError:
+            num_bad += line not in ("", "tick,key,value")
+            continue
+        key = key.strip('"').replace('""', '"')
+        if abs(tick) < LARGEST_TICK and (key in points or len(points) < MAX_KEYS):
+            # A resumed run logs some ticks again: the later value counts.
+            points.setdefault(key, {})[tick] = value
+        else:
+            num_bad += 1
+    notes = [f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read."] if num_bad else []
     if is_cut:
         notes.append(f"metrics.csv has more than {MAX_BYTES} bytes; what comes after those is left out.")
-    return [_series(key, values) for key, values in points.items() if values], notes
+    return [_series(key, values) for key, values in points.items()], notes
 
 
 def _series(key: str, points: dict[float, float]) -> Series:
@@ -255,13 +230,7 @@ def _series(key: str, points: dict[float, float]) -> Series:
     return Series(owner if slash else "", metric if slash else key, ticks[order], values[order])
 
 
-def problem_names(configured: Iterable[str], series: Iterable[Series], splits: Collection[str]) -> list[str]:
-    """Return the problems of a run; without a config, the owners of metrics that are no usual split."""
-    names = [str(name) for name in configured]
-    return names or list(dict.fromkeys(each.owner for each in series if each.owner and each.owner not in splits))
-
-
-# Of a .npz file, of its arrays that are read, unpacked (ten million samples), and of the list of its arrays.
+# Of a .npz file, packed and unpacked: ten million samples.
 MAX_FILE_BYTES, MAX_ARRAY_BYTES = 200_000_000, 400_000_000
 
 
@@ -279,15 +248,12 @@ def read_arrays(run_dir: Path, name: str, needed: Collection[str], wanted: Colle
     """
     try:
         with open_file(run_dir, name, MAX_FILE_BYTES) as file, zipfile.ZipFile(file) as archive:
-            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
-            if not set(needed) <= set(sizes):
-                return {}
-            names = [array for array in (*needed, *wanted) if array in sizes]
-            if (total := sum(sizes[array] for array in names)) > MAX_ARRAY_BYTES:
-                raise ValueError(f"its arrays have {total} bytes, and at most {MAX_ARRAY_BYTES} are read")
+            if sum(info.file_size for info in archive.infolist()) > MAX_ARRAY_BYTES:
+                raise ValueError(f"its arrays have more than {MAX_ARRAY_BYTES} bytes")
             file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                return {array: arrays[array].astype(np.float64, casting="same_kind") for array in names}
+            arrays = np.load(file, allow_pickle=False)
+            names = [array for array in (*needed, *wanted) if array in arrays] if set(needed) <= set(arrays) else []
+            return {array: arrays[array].astype(np.float64, casting="same_kind") for array in names}
     except RunFileError:
         raise
     # Of bytes at random it may be any error: zlib's, and those of Python's parser, which numpy reads headers with.

@@ -1,44 +1,17 @@
 """One self-contained page of a run: report.html, and its figures as SVG files beside it."""
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlotool.core.run_files import write_text
+from mlotool.report import layer_parallel, run_figures
 from mlotool.report.figure import Sketchbook, problem_colours, report_style
 from mlotool.report.formats import NONE, duration, number
 from mlotool.report.graph import model_section, problem_graph
-from mlotool.report.layer_parallel import (
-    read_timelines,
-    residual_cards,
-    speedup_card,
-    split_series,
-    timeline_card,
-    violation_cards,
-)
 from mlotool.report.models import read_models, read_paths, shares
 from mlotool.report.page import page
-from mlotool.report.run_figures import (
-    LEARNED,
-    Best,
-    constant_rates,
-    evaluation_cards,
-    learned_cards,
-    read_weightings,
-    training_cards,
-    weighting_cards,
-)
-from mlotool.report.run_folder import (
-    SPLIT_NAMES,
-    RunFolder,
-    Series,
-    as_dict,
-    problem_names,
-    read_run_folder,
-    read_series,
-    refuse_foreign,
-)
+from mlotool.report.run_folder import SPLIT_NAMES, RunFolder, Series, as_dict, read_run_folder, read_series
 
 MAX_SERIES, MAX_METRICS = 100, 25
 BADGES = {
@@ -49,8 +22,6 @@ BADGES = {
     "interrupted": "interrupted",
     "unknown": "no summary: still running, or killed",
 }
-# What platform.processor() and platform.machine() answer.
-ARCHITECTURES = ("x86_64", "AMD64", "i386", "i686", "aarch64", "arm64", "arm", "armv7l", "ppc64le", "riscv64", "s390x")
 
 
 def write_report(run_dir: Path) -> Path:
@@ -72,51 +43,53 @@ def write_report(run_dir: Path) -> Path:
         PosixPath('outputs/mwn/2025-01-31_10-00-00/report.html')
     """
     run = read_run_folder(Path(run_dir))
-    refuse_foreign(run)
-    if run.wrong_way_note:
-        warnings.warn(f"{run.path}: {run.wrong_way_note}", stacklevel=2)
     with report_style():
         values = _drawn(run, Sketchbook(run.path / "report"))
+    values |= {"recipe": run.text("recipe.yaml"), "overrides": run.overrides}
     text = page(
         "run.html", run.name, run=run, badges=BADGES, tiles=_tiles(run), owners=_final(run, values["colours"]),
-        metric_notes=_metric_notes(run), idle=_idle(run), facts=_facts(run), **values,
+        metric_notes=_metric_notes(run), facts=_facts(run), **values,
     )  # fmt: skip
     return write_text(run.path, "report.html", text)
 
 
 def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
     """Return the figures of the page, and the graphs of its problems and models."""
-    readers = (read_series, read_weightings, read_models, read_paths, read_timelines)
+    readers = (read_series, run_figures.read_weightings, read_models, read_paths, layer_parallel.read_timelines)
     series, weightings, models, paths, timelines = (_noted(run, read(run.path)) for read in readers)
-    parallel, series = split_series(series)
-    learned = [one for one in series if one.metric.startswith(LEARNED)]
-    series = _first(run, [one for one in series if not one.metric.startswith(LEARNED)])
-    splits = _splits(run, series)
-    colours = problem_colours(problem_names(run.problems, series, splits))
-    value = run.objective.get("value")
-    best = Best(run.best_tick, str(run.objective.get("key")), value if isinstance(value, int | float) else None)
-    evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
-    graph = as_dict(run.config.get("graph"))
-    parallel = [one for one in parallel if one.owner in colours]
-    stages = [timeline for timeline in timelines if timeline.num_stages > 1]
-    weighting = [(one, _weigher(run, one.name, colours)) for one in weightings]
+    parallel, series = layer_parallel.split_series(series)
+    learned = [one for one in series if one.metric.startswith(run_figures.LEARNED)]
+    series = _first(run, [one for one in series if not one.metric.startswith(run_figures.LEARNED)])
+    evaluate, graph = as_dict(run.config.get("evaluate")), as_dict(run.config.get("graph"))
+    # The recipe's splits, then usual names that were logged as well.
+    logged = [one.owner for one in series if one.owner in SPLIT_NAMES]
+    named = dict.fromkeys([*map(str, as_dict(evaluate.get("splits"))), *logged])
+    splits = [name for name in named if name not in run.problems]
+    # Without a config, the owners of metrics that are no usual split.
+    colours = problem_colours(run.problems or dict.fromkeys(one.owner for one in series if one.owner not in splits))
+    best = run_figures.Best(run.best_tick, str(run.objective.get("key")), run.objective.get("value"))
+    curves = [
+        *run_figures.evaluation_cards(book, series, splits, colours.get(str(evaluate.get("problem")), "ink"), best),
+        *run_figures.training_cards(book, series, colours),
+    ]
+    timeline_cards = [layer_parallel.timeline_card(book, timeline) for timeline in timelines]
+    weighting = [
+        card
+        for one in weightings
+        for card in run_figures.weighting_cards(book, one, run.metrics, _weigher(run, one.name, colours))
+    ]
     return {
         "colours": colours,
         "graph": problem_graph(run.config, colours),
         "has_shaping": bool(graph.get("upper_to_lower")),
         "has_reading": bool(graph.get("lower_to_upper")),
-        "curves": [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)],
-        "rates": constant_rates(series, colours),
+        "curves": curves,
         "models": [model_section(model, shares(paths.get(model.problem, {}))) for model in models],
         "paths": paths,
-        "parallel": [
-            *(timeline_card(book, timeline) for timeline in timelines),
-            *(speedup_card(book, timeline) for timeline in stages),
-            *violation_cards(book, parallel), *residual_cards(book, parallel),
-        ],
-        "learned": learned_cards(book, learned[:MAX_SERIES], colours),
-        "weighting": [card for one, colour in weighting for card in weighting_cards(book, one, run.metrics, colour)],
-    }  # fmt: skip
+        "parallel": [*timeline_cards, *layer_parallel.numbered_cards(book, parallel)],
+        "learned": run_figures.learned_cards(book, learned[:MAX_SERIES], colours),
+        "weighting": weighting,
+    }
 
 
 def _noted(run: RunFolder, read: tuple[Any, list[str]]) -> Any:
@@ -134,25 +107,9 @@ def _first(run: RunFolder, series: list[Series]) -> list[Series]:
     return kept
 
 
-def _splits(run: RunFolder, series: Sequence[Series]) -> list[str]:
-    """Return the evaluated splits: the recipe's first, then usual names that were logged as well."""
-    chosen = [str(name) for name in as_dict(as_dict(run.config.get("evaluate")).get("splits"))]
-    logged = [one.owner for one in series if one.owner in SPLIT_NAMES]
-    return [name for name in dict.fromkeys((*chosen, *logged)) if name not in run.problems]
-
-
 def _weigher(run: RunFolder, analysis: str, colours: Mapping[str, str]) -> str:
     roles = as_dict(as_dict(as_dict(run.config.get("analyses")).get(analysis)).get("roles"))
     return colours.get(str(roles.get("weigher")), "ink")
-
-
-def _idle(run: RunFolder) -> str:
-    """Say which problems had made no step at the checkpoint that is analysed, as in a warm-up of others."""
-    is_best = run.best_tick is not None
-    steps = run.best_metrics if is_best else run.metrics
-    idle = [name for name in run.problems if steps.get(f"{name}/step") == 0]
-    when = f"at the best checkpoint (tick {run.best_tick})" if is_best else "in this run"
-    return f"No step had been made {when} by {', '.join(idle)}: what is drawn is how it began." if idle else ""
 
 
 def _tiles(run: RunFolder) -> list[tuple[str, ...]]:
@@ -161,15 +118,13 @@ def _tiles(run: RunFolder) -> list[tuple[str, ...]]:
     mode = {"max": "larger is better", "min": "smaller is better"}.get(str(objective.get("mode")), "")
     best = f"best checkpoint at tick {run.best_tick}" if run.best_tick is not None else "no best checkpoint"
     started, training = provenance.get("started"), duration(run.summary.get("training_s"))
-    # A processor is recorded by its architecture, which tells few readers what it is; a GPU by its name.
-    device = provenance.get("device")
     return [
         (f"objective {objective.get('key') or ''}".strip(), number(objective.get("value")),
          "; ".join(filter(None, (mode, best))), "tile first"),
         ("ticks", number(run.summary.get("num_ticks")),
          f"started {str(started)[:16].replace('T', ' ')}" if started else ""),
         ("duration", duration(provenance.get("duration_s")), "" if training == NONE else f"training {training}"),
-        ("device", f"CPU ({device})" if device in ARCHITECTURES else str(device or NONE)),
+        ("device", str(provenance.get("device") or NONE)),
         ("seed", number(provenance.get("seed", run.config.get("seed")))),
     ]  # fmt: skip
 
@@ -197,13 +152,9 @@ def _final(run: RunFolder, colours: Mapping[str, str]) -> dict[str, list[tuple[s
 def _metric_notes(run: RunFolder) -> list[str]:
     """Say what the metrics are of besides the run's own training: inherited weights, statistics taken anew."""
     count, inherited = as_dict(run.config.get("evaluate")).get("recalibrate"), run.config.get("inherit")
-    notes = []
-    if isinstance(inherited, str):
-        begun = f"The run began with the weights of {inherited[:200]}"
-        notes.append(f"{begun}; inherited/.. is what it had before its first tick.")
-    if type(count) is int:
-        notes.append(f"Running statistics were taken anew over {count} training batches before each evaluation.")
-    return notes
+    notes = [f"The run began with the weights of {str(inherited)[:200]}; inherited/.. is what it had then."]
+    taken_anew = f"Running statistics were taken anew over {count} training batches before each evaluation."
+    return (notes if inherited else []) + ([taken_anew] if count else [])
 
 
 def _facts(run: RunFolder) -> dict[str, str]:

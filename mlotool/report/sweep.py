@@ -1,4 +1,4 @@
-"""A sweep as its folder tells it: its jobs, what differs between them, and its settings.
+"""A sweep as its folder tells it: its jobs, what differs between them, its settings, and what ran as one program.
 
 Jobs that differ in nothing but their seed are samples of one setting.
 """
@@ -7,23 +7,25 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic import dataclasses as validated
 
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.core.files import is_held
-from mlotool.core.run_files import located, read_json, read_text
+from mlotool.core.run_files import list_files, read_json, read_text
 from mlotool.report.formats import LARGEST, NONE, SMALLEST, number, shortened
-from mlotool.report.run_folder import as_dict, is_run_folder, read_run_folder
+from mlotool.report.run_folder import RunFolder, as_dict, is_run_folder
 
 # No run writes longer texts.
-MAX_ERROR, MAX_NAME, MAX_STATUS, MAX_PROBLEMS = 5_000, 200, 40, 100
+MAX_ERROR, MAX_NAME, MAX_STATUS = 5_000, 200, 40
 # The status of a job whose decisions make no model: it was not trained, and is no failure.
 INFEASIBLE = "infeasible"
 
@@ -92,7 +94,6 @@ class SweepPlan:
         second_objective: the key of a second objective; empty where there is none.
         second_mode: "min" or "max" for it.
         sampler: that draws the trials; empty in a grid.
-        num_random: trials that it draws at random before it looks at results; 0 where that is not known.
         num_same: draws of points that a job has, which have none of their own.
         ending: why there are fewer jobs than were asked for; empty where there are not.
     """
@@ -105,7 +106,6 @@ class SweepPlan:
     second_objective: Annotated[str, Field(max_length=200)] = ""
     second_mode: Mode = ""
     sampler: str = ""
-    num_random: Count = 0
     num_same: Count = 0
     ending: str = ""
 
@@ -120,7 +120,7 @@ def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
         ConfigError: `sweep_dir` is not the folder of a sweep.
     """
     sweep_dir = Path(sweep_dir)
-    jobs = [path for path in sweep_dir.iterdir() if _is_job(sweep_dir, path)] if sweep_dir.is_dir() else []
+    jobs = [path for path in sweep_dir.iterdir() if _is_job(path)] if sweep_dir.is_dir() else []
     if not jobs and not (sweep_dir / PLAN_FILE).is_file():
         found = "a folder without jobs" if sweep_dir.is_dir() else "no such folder"
         raise ConfigError(
@@ -133,7 +133,7 @@ def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
 
 def read_plan(sweep_dir: Path) -> SweepPlan:
     """Return what a sweep was asked for, as far as its folder says."""
-    content = _json(sweep_dir, PLAN_FILE)
+    content = RunFolder(sweep_dir).json(PLAN_FILE)
     known = {**as_dict(content.pop("search", None)), **content}
     try:
         return TypeAdapter(SweepPlan).validate_python({key: value for key, value in known.items() if value is not None})
@@ -141,12 +141,9 @@ def read_plan(sweep_dir: Path) -> SweepPlan:
         return SweepPlan()
 
 
-def _is_job(sweep_dir: Path, path: Path) -> bool:
-    if not path.is_dir() or path.name.startswith("."):
-        return False
-    try:
-        located(sweep_dir, path.name)
-    except RunFileError:
+def _is_job(path: Path) -> bool:
+    # No link: it may lead to a run of another place.
+    if not path.is_dir() or path.is_symlink() or path.name.startswith("."):
         return False
     # A job that died while it started has nothing but the number that the sweep gave it.
     return is_run_folder(path) or (path / "overrides.txt").is_file() or path.name.isdigit()
@@ -157,51 +154,37 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _row(path: Path, *, is_alive: bool) -> SweepRow:
-    summary = _json(path, "summary.json")
-    objective = as_dict(summary.get("objective"))
-    metrics = {str(key): _number(value) for key, value in as_dict(summary.get("metrics")).items()}
-    sizes = list(as_dict(summary.get("num_parameters")).items())[:MAX_PROBLEMS]
+    run = RunFolder(path)
+    summary, objective = run.summary, as_dict(run.summary.get("objective"))
+    metrics = {str(key): _number(value) for key, value in run.metrics.items()}
+    sizes = {str(key): _number(size) for key, size in as_dict(summary.get("num_parameters")).items()}
     status = shortened(str(summary.get("status") or "unfinished"), MAX_STATUS)
     # A job holds its folder; one of a sweep that lives has yet to take hold of it. An interrupted one may go on.
     if status not in ENDED and (is_held(path) or (is_alive and not summary)):
         status = "running"
-    duration = _number(_json(path, "provenance.json").get("duration_s")) if summary else None
-    num_ticks = _number(summary.get("num_ticks"))
+    duration = _number(run.provenance.get("duration_s")) if summary else None
     return SweepRow(
         job=path.name,
-        parameters=_parameters(path),
+        parameters=_parameters(run),
         status=status,
         objective=shortened(str(objective.get("key") or ""), MAX_NAME),
         value=_number(objective.get("value")),
         metrics={key: value for key, value in metrics.items() if value is not None},
         seconds=_number(summary.get("training_s")) if duration is None else duration,
-        num_ticks=None if num_ticks is None else int(num_ticks),
+        num_ticks=None if (num_ticks := _number(summary.get("num_ticks"))) is None else int(num_ticks),
         folder=path,
         error=shortened(str(summary.get("error") or ""), MAX_ERROR),
-        num_parameters={str(key): int(count) for key, size in sizes if (count := _number(size)) is not None},
+        num_parameters={key: int(size) for key, size in sizes.items() if size is not None},
     )
 
 
-def _parameters(path: Path) -> dict[str, str]:
+def _parameters(run: RunFolder) -> dict[str, str]:
     """Return a job's overrides, without what it takes out; before it has written them, those that it was given."""
-    try:
-        lines: list[Any] = (read_text(path, "overrides.txt") or "").splitlines()
-    except RunFileError:
-        lines = []
-    if not lines:
-        words = _json(path, "job.json").get("words")
-        lines = words if isinstance(words, list) else []
-    pairs = (str(line).strip().lstrip("+").partition("=") for line in lines)
-    values = {key.strip(): value.strip() for key, sign, value in pairs if sign and not key.startswith(("~", "hydra."))}
-    removed = {str(line).strip()[1:] for line in lines if str(line).startswith("~")}
-    return {key: value for key, value in values.items() if key not in removed}
-
-
-def _json(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        return read_json(folder, name) or {}
-    except RunFileError:
-        return {}
+    words = run.overrides or run.json("job.json").get("words")
+    words = [str(word).strip().lstrip("+") for word in words] if isinstance(words, list) else []
+    removed = {word[1:] for word in words if word.startswith("~")}
+    pairs = (word.partition("=") for word in words if "=" in word and not word.startswith(("~", "hydra.")))
+    return {key.strip(): value.strip() for key, _, value in pairs if key.strip() not in removed}
 
 
 def _number(value: object) -> float | None:
@@ -301,17 +284,10 @@ def split_keys(parameters: Sequence[Mapping[str, str]]) -> tuple[list[str], dict
 
 
 def labels(keys: Sequence[str]) -> dict[str, str]:
-    """Return for each key the shortest end of it that is its alone, of two parts where there are as many."""
-    ends = Counter(f".{key}"[place:] for key in keys for place, sign in enumerate(f".{key}") if sign == ".")
-
-    def label(key: str) -> str:
-        parts = key.split(".")
-        # `decisions.` says no more than the table does.
-        least = 1 if key.startswith(DECISION) else min(2, len(parts))
-        shorter = (".".join(parts[-count:]) for count in range(least, len(parts)))
-        return next((end for end in shorter if ends[f".{end}"] == 1), key)
-
-    return {key: label(key) for key in keys}
+    """Return for each key its last two parts, where no other key has them; of a decision its last part."""
+    ends = {key: ".".join(key.split(".")[-1 if key.startswith(DECISION) else -2 :]) for key in keys}
+    counts = Counter(ends.values())
+    return {key: end if counts[end] == 1 else key for key, end in ends.items()}
 
 
 # Jobs that a note names.
@@ -328,6 +304,7 @@ class Setting:
         values: the objective of those that finished.
         num_planned: how many jobs it is to have.
         repeated: the names of its other jobs, each a repetition of one of `rows` with the same seed.
+        second: the mean of the second objective of the jobs that finished; None unless all of them have it.
     """
 
     parameters: Mapping[str, str]
@@ -335,6 +312,7 @@ class Setting:
     values: tuple[float, ...]
     num_planned: int
     repeated: tuple[str, ...] = ()
+    second: float | None = None
 
     @cached_property
     def mean(self) -> float | None:
@@ -357,6 +335,15 @@ class Setting:
     def jobs(self) -> str:
         """The names of its jobs."""
         return ", ".join(row.job for row in self.rows)
+
+    @property
+    def status(self) -> str:
+        """finished where its value counts, else that of a job which did not finish."""
+        return (
+            "finished"
+            if self.values
+            else next((row.status for row in self.rows if row.status != "finished"), "unknown")
+        )
 
     @property
     def drawn(self) -> float | None:
@@ -457,18 +444,6 @@ class Comparison:
             notes.append(f"Not counted, as another job has the same setting and the same seed: {jobs}{more}.")
         if best is None:
             return notes
-        sign = 1 if self.mode == "min" else -1
-        leader = min(self.ranked, key=lambda setting: sign * (setting.mean or 0.0))
-        if leader.mean != best.mean:
-            notes.append(
-                f"A setting with {seeds(leader)} has a better mean, {leader.mean:.4g}, but not all of its jobs have "
-                f"finished: {self.describe(leader)}."
-            )
-        if not best.is_complete:
-            notes.append(f"No setting has all of its jobs yet; the best one has {seeds(best)}.")
-        equal = sum(setting.mean == best.mean for setting in self.ranked) - 1
-        if equal:
-            notes.append(f"{equal} other setting{'s have' if equal > 1 else ' has'} exactly the same value.")
         others = {row.objective for row in self.rows} - {"", self.objective}
         if others:
             notes.append(f"Jobs with another objective are not compared: {', '.join(sorted(others))}.")
@@ -531,7 +506,7 @@ def compare(sweep_dir: Path) -> Comparison:
     keys = [key for key in differing if not is_seed(key)]
     objective, mode = _objective(rows, plan)
     planned = max(plan.repeats, math.prod(swept.num_values or 1 for key, swept in plan.keys.items() if is_seed(key)))
-    settings = _settings(rows, keys, objective, planned)
+    settings = _settings(rows, keys, objective, planned, plan.second_objective)
     columns = tuple(
         Column(key, label, tuple(setting.parameters.get(key) for setting in settings),
                key in plan.keys and plan.keys[key].is_log)
@@ -547,10 +522,10 @@ def _objective(rows: Sequence[SweepRow], plan: SweepPlan) -> tuple[str, str]:
     """Return the key that is compared, and its direction: as the jobs say, else as the sweep was asked for."""
     said = [row for row in rows if row.objective]
     same = [row for row in said if row.objective == plan.objective]
-    for row in (same or said or [row for row in rows if is_run_folder(row.folder)])[:1]:
-        objective = read_run_folder(row.folder).objective
-        mode = str(objective["mode"] or (plan.mode if objective["key"] == plan.objective else ""))
-        return str(objective["key"] or plan.objective or "objective"), mode
+    for row in (same or said or rows)[:1]:
+        objective = RunFolder(row.folder).objective
+        key = str(objective["key"] or plan.objective or "objective")
+        return key, str(objective["mode"] or (plan.mode if key == plan.objective else ""))
     return plan.objective or "objective", plan.mode
 
 
@@ -560,7 +535,9 @@ def counts(row: SweepRow, objective: str) -> bool:
     return is_comparable and row.value is not None and abs(row.value) < LARGEST
 
 
-def _settings(rows: Sequence[SweepRow], keys: Sequence[str], objective: str, planned: int) -> tuple[Setting, ...]:
+def _settings(
+    rows: Sequence[SweepRow], keys: Sequence[str], objective: str, planned: int, second_objective: str
+) -> tuple[Setting, ...]:
     groups: dict[tuple[str | None, ...], list[SweepRow]] = {}
     for row in rows:
         # Of a job that does not say what it is, nothing can be told.
@@ -569,13 +546,14 @@ def _settings(rows: Sequence[SweepRow], keys: Sequence[str], objective: str, pla
     settings = []
     for group in groups.values():
         # A study may draw a setting with the same seed again: that is the same run, and no further sample.
-        by_seed: dict[tuple[tuple[str, str], ...], SweepRow] = {}
-        for row in group:
-            seed = tuple(sorted((key, text) for key, text in row.parameters.items() if is_seed(key)))
-            if seed not in by_seed or counts(row, objective) or not counts(by_seed[seed], objective):
-                by_seed[seed] = row
+        by_seed = {
+            tuple(sorted(pair for pair in row.parameters.items() if is_seed(pair[0]))): row
+            for row in sorted(group, key=lambda row: counts(row, objective))
+        }
         kept = {row.job for row in by_seed.values()}
         jobs = tuple(row for row in group if row.job in kept)
+        seconds = [row.number(second_objective) for row in jobs if row.status == "finished"]
+        known = [value for value in seconds if value is not None and abs(value) < LARGEST]
         settings.append(
             Setting(
                 parameters={key: group[0].parameters[key] for key in keys if key in group[0].parameters},
@@ -583,6 +561,117 @@ def _settings(rows: Sequence[SweepRow], keys: Sequence[str], objective: str, pla
                 values=tuple(row.value for row in jobs if counts(row, objective) and row.value is not None),
                 num_planned=max(planned, len(jobs)),
                 repeated=tuple(row.job for row in group if row.job not in kept),
+                second=float(np.mean(known)) if known and len(known) == len(seconds) else None,
             )
         )
     return tuple(settings)
+
+
+FUSION_FOLDER = "fusion"
+MAX_FILES, MAX_STACKS, MAX_LINES = 2_000, 20_000, 12
+MAX_REASON, MAX_PARTS = 300, 12
+# Of one tick: what is beside them is no measurement.
+Seconds = Annotated[float, Field(gt=1e-9, lt=1e5, strict=True)]
+Job = Annotated[int, Field(ge=0, lt=10**9, strict=True)]
+
+
+@validated.dataclass(frozen=True)
+class StackNote:
+    """Jobs that were tried as one program.
+
+    Args:
+        jobs: their numbers, in order.
+        is_fused: whether they ran as one.
+        fused_s: seconds of one tick of all as one program; None where it was not measured.
+        alone_s: the same, one by one.
+        reason: why they, or parts of their ticks, ran one by one; empty where they did not.
+        until_tick: how many ticks those ran as one that went on one by one; None where they did not.
+    """
+
+    jobs: Annotated[tuple[Job, ...], Field(min_length=1), AfterValidator(lambda jobs: tuple(sorted(set(jobs))))]
+    is_fused: bool
+    fused_s: Seconds | None = None
+    alone_s: Seconds | None = None
+    reason: Annotated[str, AfterValidator(lambda text: shortened(" ".join(text.split()), MAX_REASON))] = ""
+    until_tick: Annotated[int, Field(gt=0, lt=10**12, strict=True)] | None = None
+
+
+def fusion_lines(sweep_dir: Path) -> list[str]:
+    """Return a sentence for each stack of jobs, or for all that ran one by one for the same reason.
+
+    Args:
+        sweep_dir: the folder of a sweep; it may be a stranger's.
+
+    Returns:
+        At most MAX_LINES, and then how many are left out; none where no job shared a process.
+    """
+    alike: dict[StackNote, set[int]] = {}
+    for note in _stack_notes(sweep_dir):
+        is_plain = not note.is_fused and note.fused_s is None
+        alike.setdefault(replace(note, jobs=(0,)) if is_plain else note, set()).update(note.jobs)
+    lines = [f"{_jobs_in_words(sorted(jobs))} {_verdict(note)}" for note, jobs in alike.items()]
+    left = len(lines) - MAX_LINES
+    more = [f"{left} more such lines are left out: see {FUSION_FOLDER}/*.json."] if left > 0 else []
+    return [*lines[:MAX_LINES], *more]
+
+
+def warning_lines(sweep_dir: Path) -> list[str]:
+    """Return a sentence that says where warnings of jobs stand that shared a process; none where there are none.
+
+    Args:
+        sweep_dir: the folder of a sweep; it may be a stranger's.
+    """
+    places = []
+    for name in _fusion_files(sweep_dir, ".log"):
+        with suppress(RunFileError):
+            places += [name] if "mlotool: warning: " in (read_text(sweep_dir, name) or "") else []
+    return [f"warnings of runs: {_some(places)}"] if places else []
+
+
+def _fusion_files(sweep_dir: Path, suffix: str) -> list[str]:
+    try:
+        return list_files(sweep_dir, FUSION_FOLDER, suffix, MAX_FILES)
+    except RunFileError:
+        return []
+
+
+def _stack_notes(sweep_dir: Path) -> list[StackNote]:
+    notes: list[StackNote] = []
+    for name in _fusion_files(sweep_dir, ".json"):
+        with suppress(RunFileError, ValidationError):
+            stacks = (read_json(sweep_dir, name) or {}).get("stacks")
+            notes += TypeAdapter(list[StackNote]).validate_python(stacks)
+    return sorted(notes[:MAX_STACKS], key=lambda note: note.jobs)
+
+
+def _verdict(note: StackNote) -> str:
+    """Return how jobs ran, what that gained, and why not better."""
+    how = "ran as one program" if note.is_fused else "ran one by one"
+    if note.until_tick is not None:
+        how = f"ran as one program until tick {note.until_tick}, and then one by one{' in parts' * note.is_fused}"
+    if note.fused_s is not None and note.alone_s is not None:
+        fused, alone = (f"{1e3 * seconds:.3g} ms" for seconds in (note.fused_s, note.alone_s))
+        times = note.alone_s / note.fused_s
+        how += f" ({fused} for the gradients of a tick as one, {alone} one by one: {times:.1f} times as fast)"
+    reason = f"in parts one by one: {note.reason}" if note.is_fused else note.reason
+    return f"{how}; {reason}" if note.reason else how
+
+
+def _jobs_in_words(jobs: Sequence[int]) -> str:
+    """Return jobs in words.
+
+    Example:
+        >>> _jobs_in_words((0, 1, 2, 5, 6))
+        'jobs 0 to 2, 5, 6'
+    """
+    parts: list[str] = []
+    # Consecutive numbers are as far from their places as the first one is.
+    for _, pairs in groupby(enumerate(jobs), key=lambda pair: pair[1] - pair[0]):
+        run = [job for _, job in pairs]
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    return f"job{'s' if len(jobs) > 1 else ''} {_some(parts)}"
+
+
+def _some(parts: list[str]) -> str:
+    rest = f" and {len(parts) - MAX_PARTS} more" if len(parts) > MAX_PARTS else ""
+    return ", ".join(parts[:MAX_PARTS]) + rest

@@ -1,44 +1,26 @@
 """The figures of a sweep: its hyperparameters, their importance, and the objective of jobs, trials and settings."""
 
 import math
-import re
-import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator
-from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
-from mlotool.report.figure import (
-    DASHES,
-    SIZE_INCHES,
-    WIDE_INCHES,
-    Card,
-    Plot,
-    Sketchbook,
-    VisibleRange,
-    light,
-    visible_range,
-)
-from mlotool.report.formats import LARGEST, NONE, shortened, shortened_key
-from mlotool.report.rank_correlation import RankCorrelation, importances, rank_correlation
+from mlotool.report.figure import SIZE_INCHES, WIDE_INCHES, Card, Sketchbook, light, visible_range
+from mlotool.report.formats import NONE, shortened, shortened_key
 from mlotool.report.run_folder import read_series
-from mlotool.report.search import best_so_far, front, points, random_baseline, trials
+from mlotool.report.search import best_so_far, front, points
 from mlotool.report.sweep import Column, Comparison, Setting, better, shown
 
-MAX_CURVES, MAX_POINTS, MAX_SETTINGS = 200, 120, 40
-MAX_AXES, MAX_TICKS, MAX_BARS = 10, 6, 10
+MAX_CURVES, MAX_POINTS = 200, 120
+MAX_SLICES, MAX_BARS = 9, 10
 MIN_PAIRS = 3
+MIN_JOBS = 6
 # A figure of more trials takes a row of the page, as does one of a search with more to be told.
 MANY = 30
-# Ticks nearer to each other than this share of the axis would be printed over one another.
-TICK_DISTANCE = 0.055
-# Characters that fit between the first and the last axis of a wide figure.
-CHARACTERS_ACROSS = 118
 # The status of a job as a figure shows it: dashes, and the name of a colour.
 STYLES: dict[str, tuple[Any, str]] = {
     "finished": ("-", "problem-0"),
@@ -47,14 +29,13 @@ STYLES: dict[str, tuple[Any, str]] = {
     "failed": ((0, (1, 1.5)), "failed"),
 }
 OTHER_STYLE: tuple[Any, str] = ((0, (3, 2)), "interrupted")
-Ticks = list[tuple[float, str]]
 
 
 def sweep_cards(book: Sketchbook, comparison: Comparison) -> tuple[list[Card], list[Card]]:
     """Return the figures of the hyperparameters, and those of the objective."""
-    draw = (curve_cards, setting_cards, history_cards, importance_cards, front_cards, inherited_cards)
+    draw = (curve_cards, objective_cards, importance_cards, front_cards, inherited_cards)
     cards = [card for cards_of in draw for card in cards_of(book, comparison)]
-    return parallel_cards(book, comparison), cards
+    return slice_cards(book, comparison), cards
 
 
 def _sentences(*notes: str) -> str:
@@ -91,77 +72,34 @@ def curve_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     return [plot.card("curves", f"{comparison.objective} while the jobs trained", _sentences(seen.note, left))]
 
 
-def setting_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Draw the objective of each setting: its seeds side by side, and their mean."""
-    ranked = comparison.ranked[:MAX_SETTINGS]
-    if not ranked or not comparison.has_seeds:
+def objective_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
+    """Draw the objective of each setting, in the order of their first jobs, with its seeds, and the best so far."""
+    settings, drawn = comparison.settings, dict[str, Any]()
+    known = {place: setting for place, setting in enumerate(settings) if setting.drawn is not None}
+    if len(known) < 2 and not any(len(setting.values) > 1 for setting in known.values()):
         return []
-    plot = book.new()
-    seen = visible_range([value for setting in ranked for value in setting.values])
-    for place, setting in enumerate(ranked):
-        colour = light("problem-1" if setting is comparison.best else "problem-0")
-        across = place + np.linspace(-0.12, 0.12, len(setting.values)) * (len(setting.values) > 1)
-        plot.axes.plot(across, seen.clip(setting.values), "o", color=colour, alpha=0.45, markersize=3.5)
-        style: dict[str, Any] = {"markersize": 15, "markeredgewidth": 2, "capsize": 4, "linewidth": 1.4}
-        plot.axes.errorbar([place], [setting.mean or 0.0], setting.standard_error, fmt="_", color=colour, **style)
+    plot = book.new(WIDE_INCHES if len(settings) > MANY else SIZE_INCHES)
+    seen = visible_range([value for one in known.values() for value in one.values or [one.drawn or 0.0]])
+    if comparison.mode and comparison.plan.sampler:
+        style: dict[str, Any] = {"where": "post", "color": light("problem-1"), "zorder": 3}
+        [drawn["best so far"]] = plot.axes.step(range(len(settings)), seen.clip(best_so_far(comparison)), **style)
+    if comparison.has_seeds:
+        across, values = zip(*((place, value) for place, one in known.items() for value in one.values), strict=True)
+        style = {"color": light("problem-0"), "alpha": 0.45, "markersize": 3.5}
+        [drawn["a seed"]] = plot.axes.plot(across, seen.clip(values), "o", **style)
+    kinds = {place: "best" if one is comparison.best else one.status for place, one in known.items()}
+    for kind in dict.fromkeys(kinds.values()):
+        places = [place for place in known if kinds[place] == kind]
+        colour = light("problem-1" if kind == "best" else STYLES.get(kind, OTHER_STYLE)[1])
+        style = {"color": colour, "markersize": 5, "capsize": 4, "fmt": "D" if comparison.has_seeds else "o"}
+        errors = [known[place].standard_error or 0.0 for place in places] if comparison.has_seeds else None
+        values = seen.clip([known[place].drawn or 0.0 for place in places])
+        drawn[kind] = plot.axes.errorbar(places, values, errors, **style)
     seen.apply(plot)
-    plot.axes.set_xlim(-0.6, len(ranked) - 0.4)
-    places = list(range(0, len(ranked), -(-len(ranked) // 12))) if len(ranked) > 1 else []
-    plot.axes.set_xticks(places, [str(place + 1) for place in places])
-    plot.label("setting, by rank" if len(ranked) > 1 else "", comparison.objective)
-    style = {"linestyle": "none", "color": light("problem-0")}
-    handles = {
-        "a seed": Line2D([], [], marker="o", alpha=0.6, markersize=3.5, **style),
-        "mean ± standard error": Line2D([], [], marker="_", markersize=12, markeredgewidth=2, **style),
-    }
-    if comparison.best in ranked:
-        handles["best setting"] = Line2D([], [], color=light("problem-1"), linewidth=2)
-    plot.legend(list(handles.values()), list(handles))
-    left = len(comparison.ranked) - len(ranked)
-    more = f"The best {MAX_SETTINGS} are drawn; {left} more are in the table." if left else ""
-    title = f"Objective of the {'settings' if len(comparison.settings) > 1 else 'seeds'}"
-    return [plot.card("objective", title, _sentences(seen.note, more))]
-
-
-def history_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Draw the objective over the trials of a search, or over the jobs of a sweep; nothing below two values.
-
-    Where there is a finished random search of the same recipe beside the sweep, its best so far is a thin line.
-    """
-    plan, every = comparison.plan, trials(comparison)
-    known = {at: one.value for at, one in enumerate(every) if one.value is not None and abs(one.value) < LARGEST}
-    if len(known) < 2 or (comparison.has_seeds and plan.repeats == 1):
-        return []
-    baseline = random_baseline(comparison)
-    is_wide = len(every) > MANY or baseline is not None or plan.num_random > 0
-    plot = book.new(WIDE_INCHES if is_wide else SIZE_INCHES)
-    seen, ticks = visible_range(list(known.values())), range(len(every))
-    drawn: dict[str, Artist] = {}
-    best = best_so_far(every, comparison.mode)
-    style: dict[str, Any] = {"where": "post", "color": light("problem-1"), "zorder": 3}
-    if comparison.mode and not np.isnan(best).all():
-        [drawn["best so far"]] = plot.axes.step(ticks, seen.clip(best), **style)
-    if baseline is not None:
-        # Where it has fewer trials, its last best goes on as it was.
-        values = baseline.best[np.minimum(ticks, len(baseline.best) - 1)]
-        style |= {"color": light("muted"), "linewidth": 1.0, "linestyle": (0, (4, 2))}
-        [drawn["random search"]] = plot.axes.step(ticks, seen.clip(values), **style)
-    # Trials that have no jobs, as their points had been drawn before, are not in the figure.
-    num_random = sum(one.name.isdecimal() and int(one.name) // plan.repeats < plan.num_random for one in every)
-    if 0 < num_random < len(every):
-        plot.axes.axvspan(-0.5, num_random - 0.5, color=light("muted"), alpha=0.12, linewidth=0)
-        drawn["random start"] = Patch(color=light("muted"), alpha=0.25)
-    for status in dict.fromkeys(every[at].status for at in known):
-        points = {at: value for at, value in known.items() if every[at].status == status}
-        colour = light(STYLES.get(status, OTHER_STYLE)[1])
-        style = {"color": colour, "markersize": 4, "markerfacecolor": colour if status == "finished" else "none"}
-        [drawn[status]] = plot.axes.plot(list(points), seen.clip(list(points.values())), "o", alpha=0.85, **style)
-    seen.apply(plot)
-    plot.label("trial" if plan.repeats > 1 else "job", comparison.objective, is_whole=True)
+    plot.label("setting" if comparison.has_seeds else "job", comparison.objective, is_whole=True)
     plot.legend(list(drawn.values()), list(drawn))
-    said = "" if baseline is None else f"The random search is that of {shortened(baseline.name, 60)}."
-    what = "trials, each the mean of its jobs" if plan.repeats > 1 else "jobs"
-    return [plot.card("objective", f"Objective over the {what}", _sentences(seen.note, said))]
+    what = "settings: the mean ± standard error of their seeds" if comparison.has_seeds else "jobs"
+    return [plot.card("objective", f"Objective of the {what}", seen.note)]
 
 
 def front_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
@@ -170,31 +108,32 @@ def front_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     if len(every) < 2:
         return []
     best = front(every, comparison.mode, plan.second_mode)
-    rest = [point for point in every if point not in best]
+    rest = [setting for setting in every if setting not in best]
     plot = book.new()
-    up, across = visible_range([point.first for point in every]), visible_range([point.second for point in every])
-    handles = {}
+    up, across = (visible_range(values) for values in zip(*map(_objectives, every), strict=True))
     for some, name, colour, style in (
         (rest, "others", "problem-0", {"alpha": 0.5, "markersize": 4}),
         (best, "Pareto front", "problem-1", {"markersize": 5.5}),
     ):
-        order = sorted(some, key=lambda point: point.second)
-        x, y = across.clip([point.second for point in order]), up.clip([point.first for point in order])
+        order = np.array(sorted(map(_objectives, some), key=lambda pair: pair[1])).reshape(-1, 2)
+        x, y = across.clip(order[:, 1]), up.clip(order[:, 0])
         if some:
-            [handles[name]] = plot.axes.plot(x, y, "o", color=light(colour), **style)  # type: ignore[arg-type]
+            plot.axes.plot(x, y, "o", color=light(colour), label=name, **style)  # type: ignore[arg-type]
     # Between two of its points the front has nothing better than the corner.
     where: Literal["post", "pre"] = "post" if plan.second_mode == "min" else "pre"
     plot.axes.step(x, y, where=where, color=light("problem-1"), linewidth=1.4)
     up.apply(plot)
     if across.is_log:
         plot.use_log_scale("x")
-    plot.axes.margins(x=0.06)
     plot.label(f"{plan.second_objective} ({better(plan.second_mode)})", comparison.objective)
-    plot.axes.tick_params(axis="x", labelsize=7.5)
-    plot.legend(list(handles.values())[::-1], list(handles)[::-1])
+    plot.legend()
     are = f"{len(best)} of {len(every)} settings {'are' if len(best) > 1 else 'is'}"
     note = _sentences(f"{are} on the front: none is better in both objectives.", up.note or across.note)
     return [plot.card("pareto", "Two objectives", note)]
+
+
+def _objectives(setting: Setting) -> tuple[float, float]:
+    return setting.mean or 0.0, setting.second or 0.0
 
 
 def inherited_pairs(comparison: Comparison) -> list[tuple[float, float]]:
@@ -215,20 +154,11 @@ def inherited_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     plot.axes.plot(before.clip(x), after.clip(y), "o", color=light("problem-0"), alpha=0.6, markersize=4.5)
     after.apply(plot)
     plot.label(f"{comparison.objective}, inherited weights", f"{comparison.objective}, trained")
-    return [plot.card("inherited", "Inherited and trained", correlation_note(rank_correlation(pairs)))]
-
-
-def correlation_note(found: RankCorrelation) -> str:
-    """Say what a correlation is, in a sentence.
-
-    Example:
-        >>> correlation_note(RankCorrelation(0.5, 0.1, 0.8, 20))
-        'Rank correlation (Spearman) of 20 jobs: 0.50, bootstrap interval of 95 % from 0.10 to 0.80.'
-    """
-    if math.isnan(found.value):
-        return f"The {found.num_pairs} jobs have no rank correlation: one of the two is the same for all."
-    interval = f"bootstrap interval of 95 % from {found.low:.2f} to {found.high:.2f}"
-    return f"Rank correlation (Spearman) of {found.num_pairs} jobs: {found.value:.2f}, {interval}."
+    if len(set(x)) == 1 or len(set(y)) == 1:
+        note = f"The {len(pairs)} jobs have no rank correlation: one of the two is the same for all."
+    else:
+        note = f"Rank correlation (Spearman) of {len(pairs)} jobs: {spearmanr(x, y).statistic:.2f}."
+    return [plot.card("inherited", "Inherited and trained", note)]
 
 
 def importance_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
@@ -241,17 +171,20 @@ def importance_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     means = [comparison.settings[index].mean or 0.0 for index in done]
     # One that is a million times off would have all of the variance.
     seen = visible_range(means)
-    method, ranked = importances(columns, seen.clip(means).tolist())
+    ranked = importances(columns, seen.clip(means).tolist())
     if not ranked:
         return []
-    plot = book.new()
-    rows = {shortened_key(label, 26): (value, "problem-0") for label, value in ranked[:MAX_BARS][::-1]}
-    plot.bars(rows, max(1.0, 1.12 * max(value for _, value in ranked)))
+    plot = book.new(left=1.8)
+    labels = [shortened_key(label, 26) for label, _ in ranked[:MAX_BARS][::-1]]
+    bars = plot.axes.barh(labels, [share for _, share in ranked[:MAX_BARS][::-1]], color=light("problem-0"), height=0.6)
+    plot.axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=7.5)
+    plot.axes.margins(x=0.12)
+    plot.axes.grid(visible=False, axis="y")
     over = "settings, each the mean of its jobs that finished" if comparison.has_seeds else "jobs that finished"
     clipped = "; values that crush the others are clipped" if seen.is_clipped else ""
     is_partial = any(None in column.texts for column in columns)
     partial = "; where a decision was not asked for, that counts as a value of it" if is_partial else ""
-    note = f"{method[0].upper()}{method[1:]}, over the {len(done)} {over}{clipped}{partial}."
+    note = f"Share of the variance that a random forest explains, over the {len(done)} {over}{clipped}{partial}."
     return [plot.card("importance", "Importance of the hyperparameters", note)]
 
 
@@ -261,115 +194,49 @@ def _differing(comparison: Comparison, indices: Sequence[int]) -> list[Column]:
     return [column for column in columns if len(set(column.texts)) > 1]
 
 
-def parallel_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Draw hyperparameters beside each other, a line a setting; nothing below two settings with a value."""
+def slice_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
+    """Draw the objective over each hyperparameter, a dot a setting; nothing where no two with a value differ."""
     drawn = [index for index, setting in enumerate(comparison.settings) if setting.drawn is not None]
-    differing = _differing(comparison, drawn)
-    if not differing:
+    settings = [comparison.settings[index] for index in drawn]
+    values = np.array([setting.drawn for setting in settings], dtype=np.float64)
+    kinds = ["best" if one is comparison.best else "others" if one.values else "not finished" for one in settings]
+    columns, cards = _differing(comparison, drawn), list[Card]()
+    for column in columns[:MAX_SLICES]:
+        plot, seen = book.new(), visible_range(values.tolist())
+        across = np.array(column.numbers or [column.names.index(text or NONE) for text in column.texts])
+        for kind, colour in (("not finished", "muted"), ("others", "problem-0"), ("best", "problem-1")):
+            chosen = np.array([one == kind for one in kinds])
+            style: dict[str, Any] = {"color": light(colour), "label": kind, "alpha": 1.0 if kind == "best" else 0.6}
+            if chosen.any():
+                plot.axes.plot(across[chosen], seen.clip(values[chosen]), "o", markersize=4.5, **style)
+        if column.numbers is None:
+            plot.axes.set_xticks(range(len(column.names)), [shortened(shown(name), 12) for name in column.names])
+        elif column.is_log:
+            plot.use_log_scale("x")
+        seen.apply(plot)
+        plot.label(column.key, f"{comparison.objective}, mean" if comparison.has_seeds else comparison.objective)
+        plot.legend()
+        left = f"{len(columns) - MAX_SLICES} more hyperparameters are not drawn." if len(columns) > MAX_SLICES else ""
+        cards.append(plot.card(f"over-{column.label}", f"Objective over {column.label}", _sentences(seen.note, left)))
+    return cards
+
+
+def importances(columns: Sequence[Column], objective: Sequence[float]) -> list[tuple[str, float]]:
+    """Return how much of the objective's variance a random forest explains by each column, the largest share first.
+
+    Args:
+        columns: of the settings that finished; names count as numbers in their order.
+        objective: theirs.
+
+    Returns:
+        empty where there are too few settings to tell.
+    """
+    if len(objective) < max(MIN_JOBS, len(columns) + 4) or len(set(objective)) < 2 or not columns:
         return []
-    settings, columns = [comparison.settings[index] for index in drawn], differing[: MAX_AXES - 1]
-    values = [setting.drawn or 0.0 for setting in settings]
-    seen = visible_range(values)
-    # Two axes or three fit a telephone.
-    is_wide = len(columns) > 2
-    plot = book.new(WIDE_INCHES if is_wide else SIZE_INCHES)
-    budget = CHARACTERS_ACROSS // (1 if is_wide else 2) // (len(columns) + 1)
-    label = f"{comparison.objective}, mean" if comparison.has_seeds else comparison.objective
-    scales = [*(_scale(column, budget) for column in columns), _places(np.asarray(values), seen)]
-    handles = _draw_lines(plot, comparison, settings, np.stack([heights for heights, _ in scales], axis=1))
-    labels = [wrapped(text, budget) for text in (*(column.label for column in columns), label)]
-    _draw_scales(plot, labels, [_apart(ticks) for _, ticks in scales])
-    plot.figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=4 if is_wide else 2)
-    left = len(differing) - len(columns)
-    more = f"{left} more hyperparameter{'s are' if left > 1 else ' is'} not drawn." if left else ""
-    return [plot.card("parallel", "Hyperparameters and objective", _sentences(seen.note, more))]
+    # Not at the top: it takes a second to import.
+    from sklearn.ensemble import RandomForestRegressor
 
-
-def _draw_lines(
-    plot: Plot, comparison: Comparison, settings: Sequence[Setting], heights: NDArray[np.float64]
-) -> dict[str, Line2D]:
-    """Draw a line a setting, the better, the stronger and the later; return what the legend shows."""
-    sign, best = 1 if comparison.mode == "min" else -1, comparison.best
-    handles: dict[str, Line2D] = {}
-    rest = sorted({row.status for one in settings if not one.values for row in one.rows if row.value is not None})
-    for rank, index in enumerate(sorted(range(len(settings)), key=lambda at: -sign * (settings[at].drawn or 0.0))):
-        setting, alpha = settings[index], 0.2 + 0.6 * rank / len(settings)
-        name, style = "others, better ones stronger", {"color": light("problem-0"), "linewidth": 1.1}
-        if setting is best:
-            name = shortened(f"best{' setting: jobs' if len(best.rows) > 1 else ': job'} {best.jobs}", 40)
-            style, alpha = {"color": light("problem-1"), "linewidth": 2.2, "zorder": 3}, 1.0
-        elif not setting.values:
-            name, style = ", ".join(rest), {"color": light("muted"), "linewidth": 1.1, "linestyle": DASHES}
-        plot.axes.plot(heights[index], alpha=alpha, **style)  # type: ignore[arg-type]
-        handles.setdefault(name, Line2D([], [], **style))  # type: ignore[arg-type]
-    return dict(sorted(handles.items(), key=lambda pair: pair[0]))
-
-
-def _scale(column: Column, budget: int) -> tuple[NDArray[np.float64], Ticks]:
-    """Return where the values of a hyperparameter are on its axis from 0 to 1, and its ticks."""
-    numbers, names = column.numbers, column.names
-    if numbers is not None:
-        return _places(np.asarray(numbers), VisibleRange(min(numbers), max(numbers), column.is_log, False))
-    place = {name: (index + 0.5) / len(names) for index, name in enumerate(names)}
-    heights = np.array([place[NONE if text is None else text] for text in column.texts])
-    return heights, [(at, shortened(shown(name), max(6, budget - 4))) for name, at in place.items()]
-
-
-def _places(values: NDArray[np.float64], span: VisibleRange) -> tuple[NDArray[np.float64], Ticks]:
-    """Return where values are on an axis, and its ticks: all values where they are few, else round numbers."""
-    if span.low == span.high:
-        return np.full(len(values), 0.5), [(0.5, f"{span.low:.4g}")]
-    # Where some values lie outside, the end of the axis stands for them.
-    signs = {span.low: "≤ " if values.min() < span.low else "", span.high: "≥ " if values.max() > span.high else ""}
-    values = span.clip(values)
-    ticks = sorted(set(values.tolist()))
-    if len(ticks) > MAX_TICKS:
-        locator: Any = MaxNLocator(5, integer=all(tick.is_integer() for tick in ticks))
-        if span.is_log:
-            locator = LogLocator(subs=(1, 2, 5) if span.high < 100 * span.low else (1,), numticks=8)
-        inside = [float(tick) for tick in locator.tick_values(span.low, span.high)]
-        ticks = [span.low, *(tick for tick in inside if span.low < tick < span.high), span.high]
-    scale = np.log10 if span.is_log else np.asarray
-    low, high = scale(span.low), scale(span.high)
-    heights, at = ((scale(np.asarray(some)) - low) / (high - low) for some in (values, ticks))
-    texts = [f"{signs.get(tick, '')}{tick:.3g}" for tick in ticks]
-    return np.clip(heights, 0.0, 1.0), list(zip(at.tolist(), texts, strict=True))
-
-
-def wrapped(label: str, width: int) -> str:
-    """Return a dotted label in at most three lines of `width` characters, broken after dots and underscores."""
-    # textwrap breaks at blanks: those that are put in for it are taken out again, others are of another kind.
-    solid, width = label.replace(" ", "\N{NO-BREAK SPACE}"), max(6, width)
-    broken = re.sub(r"(?<=[./_\N{NO-BREAK SPACE}])", " ", solid) if len(label) > width else solid
-    lines = [line.replace(" ", "") for line in textwrap.wrap(broken, width)]
-    lines = [f"…{lines[-3]}", *lines[-2:]] if len(lines) > 3 else lines
-    return "\n".join(shortened(line, width) for line in lines)
-
-
-def _apart(ticks: Ticks) -> Ticks:
-    """Return the ticks, the ends and of the rest those that are not too near to the one before."""
-    kept = ticks[:1]
-    for tick in ticks[1:-1]:
-        if tick[0] - kept[-1][0] >= TICK_DISTANCE and ticks[-1][0] - tick[0] >= TICK_DISTANCE:
-            kept.append(tick)
-    return [*kept, *ticks[-1:]] if len(ticks) > 1 else kept
-
-
-def _draw_scales(plot: Plot, labels: Sequence[str], scales: Sequence[Ticks]) -> None:
-    axes = plot.axes
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    axes.set_yticks([])
-    axes.set_ylim(-0.04, 1.04)
-    axes.set_xlim(-0.3, len(scales) - 0.55)
-    axes.set_xticks(range(len(scales)), labels)
-    axes.xaxis.tick_top()
-    axes.tick_params(axis="x", length=0, labelsize=8, labelcolor=light("ink"))
-    box = {"boxstyle": "round,pad=0.15", "facecolor": light("card"), "edgecolor": "none", "alpha": 0.85}
-    text_style: dict[str, Any] = {"va": "center", "color": light("ink"), "fontsize": 7, "bbox": box, "zorder": 5}
-    style: dict[str, Any] = {"color": light("muted"), "linewidth": 0.8, "zorder": 4}
-    for place, ticks in enumerate(scales):
-        axes.plot([place, place], [0, 1], **style)
-        for height, text in ticks:
-            axes.plot([place - 0.012, place + 0.012], [height, height], **style)
-            axes.text(place + 0.025, height, text, **text_style)
+    features = [column.numbers or np.unique(list(map(str, column.texts)), return_inverse=True)[1] for column in columns]
+    forest = RandomForestRegressor(n_estimators=64, random_state=0).fit(np.stack(features, axis=1), objective)
+    shares = zip((column.label for column in columns), forest.feature_importances_.tolist(), strict=True)
+    return sorted(shares, key=lambda pair: -pair[1])

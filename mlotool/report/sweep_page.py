@@ -1,47 +1,205 @@
-"""What is written of a sweep: its page, sweep.html, with the figures beside it; and sweep.csv, settings.csv."""
+"""What is written of a sweep: the columns of its tables, sweep.csv, settings.csv, and its page with the figures."""
 
 import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Flag, auto
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from markupsafe import Markup
 
 from mlotool.core.messages import escape
 from mlotool.core.run_files import replacing, write_text
+from mlotool.report import search
+from mlotool.report import sweep as sweeps
 from mlotool.report.figure import Sketchbook, report_style
 from mlotool.report.formats import NONE, duration, number, shortened
 from mlotool.report.graph import model_section
 from mlotool.report.models import read_models
-from mlotool.report.page import SIGNS, page
+from mlotool.report.page import page
 from mlotool.report.run_folder import SPLIT_NAMES
-from mlotool.report.search import jobs_on_front, pareto_front, second_mean
-from mlotool.report.sweep import (
-    ENDED,
-    INFEASIBLE,
-    Column,
-    Comparison,
-    Setting,
-    SweepRow,
-    as_number,
-    compare,
-    labels,
-    mean_text,
-    seeds,
-    shown,
-)
+from mlotool.report.sweep import ENDED, INFEASIBLE, Comparison, Setting, SweepRow, compare, shown
 from mlotool.report.sweep_figures import sweep_cards
-from mlotool.report.sweep_fusion import fusion_lines
 
 FILE, PAGE = "sweep.html", "report.html"
 MAX_ERRORS, MAX_METRICS, MAX_COLUMNS, MAX_FRONT, MAX_TEXT = 50, 8, 40, 100, 60
 # Overrides that stand in lines of their own; more of them are written one behind the other.
 MAX_LINES = 10
+# Columns of metrics in sweep.csv.
+MAX_WRITTEN = 1_000
+# A spreadsheet computes a text that begins so.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
+                 "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
+
+
+class View(Flag):
+    """Where a column is shown: in the CSV file, on the page, in the terminal."""
+
+    FILE = auto()
+    PAGE = auto()
+    TERMINAL = auto()
+    READER = PAGE | TERMINAL
+    ALL = FILE | READER
+
+
+class Cell(NamedTuple):
+    """A cell of the page: its text, by what it is sorted, the whole value, a CSS class, and where it leads to."""
+
+    text: str
+    sort: float | str | None
+    title: str
+    status: str
+    href: str
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of a table of jobs or of settings.
+
+    Args:
+        key: its head in the CSV file.
+        values: a row each.
+        views: where it is shown.
+        label: its head for a reader; the key where there is none.
+        show: makes a text of a value.
+        title: what the head says when it is pointed at.
+        is_needed: whether a narrow terminal shows it whole.
+        is_max: whether larger values come first when it is sorted.
+        links: where the cells lead to.
+    """
+
+    key: str
+    values: Sequence[Any]
+    views: View = View.ALL
+    label: str = ""
+    show: Callable[[Any], str] = number
+    title: str = ""
+    is_needed: bool = False
+    is_max: bool = False
+    links: Sequence[str] = ()
+
+    @property
+    def head(self) -> str:
+        """The head for a reader."""
+        return self.label or self.key
+
+    @property
+    def pieces(self) -> list[str]:
+        """The head, cut where it may go on in another line: after a dot, a slash or an underscore."""
+        return re.split(r"(?<=[._/])(?=.)", self.head)
+
+    @cached_property
+    def is_number(self) -> bool:
+        """Whether its column is sorted by size."""
+        known = (value for value in self.values if value is not None and value == value)
+        return all(sweeps.as_number(str(value)) is not None for value in known)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells of the page."""
+        links = self.links or [""] * len(self.values)
+        return [self._cell(value, link) for value, link in zip(self.values, links, strict=True)]
+
+    def _cell(self, value: Any, link: str) -> Cell:
+        text = shortened(self.show(value), MAX_TEXT)
+        # NaN compares with nothing.
+        is_known = value is not None and value == value
+        sort = (sweeps.as_number(str(value)) if self.is_number else str(value)) if is_known else None
+        title = "" if value is None or str(value) == text else str(value)
+        return Cell(text, sort, title, text if self.key == "status" else "", link)
+
+
+def job_columns(comparison: Comparison, rows: Sequence[SweepRow]) -> list[TableColumn]:
+    """Return the columns of a table with a row for each of some jobs."""
+    objective, second = comparison.objective, comparison.plan.second_objective
+    on_front = search.jobs_on_front(comparison)
+    marks = []
+    for row in rows:
+        is_empty = row.status == "finished" and bool(row.objective) and row.value is None
+        kinds = {"best": row.job in comparison.best_jobs, "front": row.job in on_front, "no value": is_empty}
+        marks.append(", ".join([row.status, *(kind for kind, is_so in kinds.items() if is_so)]))
+    links = [f"./{quote(row.job)}/{PAGE}" if (row.folder / PAGE).is_file() else "" for row in rows]
+    keys = [*(column.key for column in comparison.columns), *comparison.seed_keys]
+    columns = [TableColumn("job", [row.job for row in rows], is_needed=True, links=links)]
+    for place, (key, label) in enumerate(sweeps.labels(keys).items()):
+        views = View.ALL if place < MAX_COLUMNS else View.FILE
+        columns.append(TableColumn(key, [row.parameters.get(key) for row in rows], views, label, shown, key))
+    columns += [TableColumn(key, [row.parameters.get(key) for row in rows], View.FILE) for key in comparison.constants]
+    values = [row.value if row.objective == objective else None for row in rows]
+    columns += [
+        TableColumn("objective", [row.objective for row in rows], View.FILE),
+        TableColumn("value", [row.value for row in rows], View.FILE),
+        TableColumn("value", values, View.READER, objective, number, "at the best checkpoint, where one is kept",
+                    is_needed=True, is_max=comparison.mode == "max"),
+    ]  # fmt: skip
+    if second:
+        columns += _second_columns(comparison, "second_value", [row.number(second) for row in rows])
+        columns.append(TableColumn("on_front", [row.job in on_front for row in rows], View.FILE))
+    # What was evaluated on a split, beside the objective; the page of a job has all else.
+    owners = {*SPLIT_NAMES, objective.partition("/")[0]}
+    metrics = list(dict.fromkeys(key for row in rows for key in row.metrics))[:MAX_WRITTEN]
+    on_page = [key for key in metrics if key.partition("/")[0] in owners and key != objective][:MAX_METRICS]
+    for key in metrics:
+        views = View.FILE | View.PAGE if key in on_page else View.FILE
+        columns.append(TableColumn(key, [row.metrics.get(key) for row in rows], views, title="the last value"))
+    return [
+        *columns,
+        TableColumn("status", [row.status for row in rows], View.FILE | View.PAGE),
+        TableColumn("status", marks, View.TERMINAL, is_needed=True),
+        TableColumn("time_s", [row.seconds for row in rows], View.ALL, "time", duration),
+        TableColumn("ticks", [row.num_ticks for row in rows], View.PAGE),
+        TableColumn("folder", [_nearby(row.folder) for row in rows], View.FILE),
+        TableColumn("error", [row.error for row in rows], View.FILE),
+    ]
+
+
+def setting_columns(comparison: Comparison, settings: Sequence[Setting]) -> list[TableColumn]:
+    """Return the columns of a table with a row for each of some settings."""
+    ordered, best, second = comparison.ordered, comparison.best, comparison.plan.second_objective
+    ranks = [ordered.index(setting) + 1 if setting.values else None for setting in settings]
+    columns = [TableColumn("rank", ranks, View.PAGE)]
+    for place, column in enumerate(comparison.columns):
+        texts = [setting.parameters.get(column.key) for setting in settings]
+        views = View.ALL if place < MAX_COLUMNS else View.FILE
+        columns.append(TableColumn(column.key, texts, views, column.label, shown, column.key))
+    seeds = [f"{len(setting.values)} of {setting.num_planned}" for setting in settings]
+    columns += [
+        TableColumn("objective", [comparison.objective] * len(settings), View.FILE),
+        TableColumn("mean", [setting.mean for setting in settings], View.ALL, f"{comparison.objective}, mean",
+                    title="of the jobs that finished", is_needed=True, is_max=comparison.mode == "max"),
+        TableColumn("standard_error", [setting.standard_error for setting in settings], View.ALL, "± std. error",
+                    lambda value: "" if value is None else f"{value:.2g}", is_needed=True),
+    ]  # fmt: skip
+    if second:
+        columns += _second_columns(comparison, "second_mean", [setting.second for setting in settings])
+        on_front = search.pareto_front(comparison)
+        columns.append(TableColumn("on_front", [setting in on_front for setting in settings], View.FILE))
+    return [
+        *columns,
+        TableColumn("num_seeds", [len(setting.values) for setting in settings], View.FILE),
+        TableColumn("num_planned", [setting.num_planned for setting in settings], View.FILE),
+        TableColumn("seeds", seeds, View.READER, title="jobs that finished, of all", is_needed=True),
+        TableColumn("is_best", [setting is best for setting in settings], View.FILE),
+        TableColumn("best", ["★" if setting is best else "" for setting in settings], View.READER, is_needed=True),
+        TableColumn("jobs", [" ".join(row.job for row in setting.rows) for setting in settings], View.FILE),
+        TableColumn("jobs", [setting.jobs for setting in settings], View.READER),
+    ]
+
+
+def _second_columns(comparison: Comparison, key: str, values: Sequence[float | None]) -> list[TableColumn]:
+    name, is_max = comparison.plan.second_objective, comparison.plan.second_mode == "max"
+    # The problem's name says no more where there is room for little.
+    label = "num_parameters" if name.endswith("/num_parameters") else name
+    return [
+        TableColumn("second_objective", [name] * len(values), View.FILE),
+        TableColumn(key, values, View.ALL, label, title=name, is_needed=True, is_max=is_max),
+    ]
 
 
 def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> Path:
@@ -65,17 +223,28 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
         parallel, cards = sweep_cards(book, comparison)
     rows, chosen = comparison.rows, comparison.best or comparison.only
     failed = [row for row in rows if row.error and row.status != INFEASIBLE]
-    has_settings = comparison.has_seeds and len(comparison.settings) > 1
+    front = search.pareto_front(comparison)[:MAX_FRONT]
+    settings = comparison.ordered if comparison.has_seeds and len(comparison.settings) > 1 else []
+    best_jobs, best_settings = comparison.best_jobs, {comparison.best.jobs} if comparison.best else set()
     text = page(
         "sweep.html", f"{comparison.name}: sweep", "sort_table.js", comparison=comparison, state=_state(comparison),
         tiles=_tiles(comparison), max_lines=MAX_LINES, parallel=parallel, cards=cards, has_figures=bool(book.names),
         overrides=[] if chosen is None or chosen.mean is None else comparison.overrides(chosen),
-        front=_front_table(comparison), settings=_settings_table(comparison) if has_settings else None,
-        jobs=_jobs_table(comparison) if rows else None, models=_models(chosen),
+        front=_page_table(setting_columns(comparison, front), best_settings),
+        settings=_page_table(setting_columns(comparison, settings), best_settings),
+        jobs=_page_table(job_columns(comparison, rows), best_jobs), models=_models(chosen),
         command=_command(rows), failed=failed[:MAX_ERRORS], max_errors=MAX_ERRORS,
-        infeasible=[row for row in rows if row.status == INFEASIBLE], together=fusion_lines(sweep_dir),
+        infeasible=[row for row in rows if row.status == INFEASIBLE], together=sweeps.fusion_lines(sweep_dir),
     )  # fmt: skip
     return write_text(sweep_dir, FILE, text)
+
+
+def _page_table(columns: Sequence[TableColumn], best: frozenset[str] | set[str]) -> dict[str, Any] | None:
+    """Return the table of the page, in which the rows of the best jobs stand out; None without a row."""
+    shown = [column for column in columns if View.PAGE in column.views]
+    names = next(column.values for column in columns[::-1] if column.key in ("job", "jobs"))
+    rows = [(name in best, cells) for name, *cells in zip(names, *(column.cells for column in shown), strict=True)]
+    return {"columns": shown, "rows": rows} if rows else None
 
 
 def _models(setting: Setting | None) -> list[Markup]:
@@ -109,8 +278,8 @@ def _tiles(comparison: Comparison) -> list[tuple[str, ...]]:
         num, whose = len(comparison.ranked), "settings" if comparison.has_seeds else "jobs that finished"
         label = f"{f'best of {num} {whose}, ' if num > 1 else ''}{label}"
         error = " ± standard error" if setting.standard_error is not None else ""
-        below = f"mean{error} of {seeds(setting)}; {direction}" if comparison.has_seeds else direction
-        value = mean_text(setting)
+        below = f"mean{error} of {sweeps.seeds(setting)}; {direction}" if comparison.has_seeds else direction
+        value = sweeps.mean_text(setting)
     tiles: list[tuple[str, ...]] = [(label, value, below, "tile first")]
     if best is not None:
         tiles.append(("jobs of the best setting" if len(best.rows) > 1 else "best job", best.jobs))
@@ -122,179 +291,9 @@ def _tiles(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def _command(rows: Sequence[SweepRow]) -> str:
     """Return what makes the page of the first job without one: jobs that share a process leave it to the reader."""
-    without = (
-        row.folder
-        for row in rows
-        if row.status in ENDED and (row.folder / "config.yaml").is_file() and not (row.folder / PAGE).is_file()
-    )
-    first = next(without, None)
+    ended = (row.folder for row in rows if row.status in ENDED and (row.folder / "config.yaml").is_file())
+    first = next((folder for folder in ended if not (folder / PAGE).is_file()), None)
     return "" if first is None else f"mlotool report {shlex.quote(_nearby(first))}"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table.
-
-    Args:
-        text: what it shows.
-        sort: by what its column is sorted; None where the value is missing.
-        title: what it says when it is pointed at.
-        status: the CSS class of its colour.
-        is_strong: whether it is the best one.
-        is_state: whether it shows a job's state, with a sign.
-        href: where it leads to.
-    """
-
-    text: str
-    sort: float | str | None = None
-    title: str | None = None
-    status: str = ""
-    is_strong: bool = False
-    is_state: bool = False
-    href: str = ""
-
-
-@dataclass(frozen=True)
-class Head:
-    """The head of a column.
-
-    Args:
-        label: what it shows.
-        title: what it says when it is pointed at.
-        is_number: whether its column is sorted by size.
-        first: the direction in which it is sorted first.
-        sorted: the direction in which it is sorted now.
-    """
-
-    label: str
-    title: str | None = None
-    is_number: bool = False
-    first: str = "ascending"
-    sorted: str | None = None
-
-    @property
-    def pieces(self) -> list[str]:
-        """The label, cut where it may go on in another line: after a dot, a slash or an underscore."""
-        return re.split(r"(?<=[._/])(?=.)", self.label)
-
-
-Table = dict[str, Any]
-
-
-def _table(heads: Sequence[Head], rows: Iterable[tuple[bool, Sequence[Cell]]]) -> Table:
-    """Return a table of rows, each with whether it is the best one."""
-    return {"heads": heads, "rows": [{"cells": cells, "is_best": is_best} for is_best, cells in rows]}
-
-
-def _objective_head(key: str, mode: str, title: str | None = None) -> Head:
-    return Head(key, title, is_number=True, first="descending" if mode == "max" else "ascending")
-
-
-def _parameter_heads(columns: Sequence[Column]) -> list[Head]:
-    return [Head(column.label, column.key, column.numbers is not None) for column in columns]
-
-
-def _settings_table(comparison: Comparison) -> Table:
-    """Return all settings, the best first, those without a value last."""
-    columns = comparison.columns[:MAX_COLUMNS]
-    heads = [
-        Head("rank", is_number=True, sorted="ascending"),
-        _objective_head(comparison.objective, comparison.mode, "mean of the jobs that finished"),
-        Head("± standard error", is_number=True),
-        Head("seeds", "jobs that finished, of all", is_number=True),
-        *_parameter_heads(columns),
-        Head("jobs"),
-    ]
-    rows = []
-    for rank, setting in enumerate(comparison.ordered, 1):
-        is_best, done, planned = setting is comparison.best, len(setting.values), setting.num_planned
-        rows.append((is_best, [
-            Cell(f"{'★ ' if is_best else ''}{rank}" if setting.values else NONE, rank),
-            _value(setting.mean, is_strong=is_best),
-            _value(setting.standard_error),
-            Cell(f"{done} of {planned}", done, status="" if done == planned else "interrupted"),
-            *(_parameter(setting.parameters.get(column.key)) for column in columns),
-            Cell(setting.jobs, setting.jobs),
-        ]))  # fmt: skip
-    return _table(heads, rows)
-
-
-def _front_table(comparison: Comparison) -> Table | None:
-    """Return the settings on the front of two objectives, the best by the first one first."""
-    front, plan, columns = pareto_front(comparison)[:MAX_FRONT], comparison.plan, comparison.columns[:MAX_COLUMNS]
-    heads = [
-        Head("jobs"),
-        _objective_head(comparison.objective, comparison.mode),
-        _objective_head(plan.second_objective, plan.second_mode),
-        *_parameter_heads(columns),
-    ]
-    rows = []
-    for point in front:
-        setting = point.setting
-        parameters = [_parameter(setting.parameters.get(column.key)) for column in columns]
-        cells = [Cell(setting.jobs, setting.jobs), _value(point.first), _value(point.second), *parameters]
-        rows.append((setting is comparison.best, cells))
-    return _table(heads, rows) if rows else None
-
-
-def _jobs_table(comparison: Comparison) -> Table:
-    """Return all jobs in the order of their numbers, each with a link to its page."""
-    rows, best = comparison.rows, comparison.best_jobs
-    keys = [*(column.key for column in comparison.columns), *comparison.seed_keys][:MAX_COLUMNS]
-    columns = [
-        Column(key, label, tuple(row.parameters[key] for row in rows if key in row.parameters))
-        for key, label in labels(keys).items()
-    ]
-    # What was evaluated on a split, beside the objective; the page of a job has all else.
-    owners = {*SPLIT_NAMES, comparison.objective.partition("/")[0]}
-    logged = dict.fromkeys(key for row in rows for key in row.metrics if key.partition("/")[0] in owners)
-    metrics = [key for key in logged if key != comparison.objective][:MAX_METRICS]
-    heads = [
-        Head("job", is_number=all(row.job.isdecimal() for row in rows), sorted="ascending"),
-        Head("status"),
-        _objective_head(comparison.objective, comparison.mode, "at the best checkpoint, where one is kept"),
-        *_parameter_heads(columns),
-        *(Head(key, "the last value", is_number=True) for key in metrics),
-        Head("time", is_number=True),
-        Head("ticks", is_number=True),
-    ]
-    lines = []
-    for row in rows:
-        is_best = row.job in best
-        lines.append((is_best, [
-            Cell(row.job, row.job, href=_link(row)),
-            Cell(row.status, row.status, status=row.status if row.status in SIGNS else "", is_state=True),
-            _value(row.value if row.objective == comparison.objective else None, is_strong=is_best),
-            *(_parameter(row.parameters.get(key)) for key in keys),
-            *(_value(row.metrics.get(key)) for key in metrics),
-            Cell(duration(row.seconds), row.seconds),
-            Cell(number(row.num_ticks), row.num_ticks),
-        ]))  # fmt: skip
-    return _table(heads, lines)
-
-
-def _link(row: SweepRow) -> str:
-    # "./" and quoted: no name of a folder is a scheme, or leads elsewhere.
-    return f"./{quote(row.job)}/{PAGE}" if (row.folder / PAGE).is_file() else ""
-
-
-def _parameter(text: str | None) -> Cell:
-    value = as_number(text)
-    return Cell(shortened(shown(text), MAX_TEXT), text if value is None else value, title=text)
-
-
-def _value(value: float | None, *, is_strong: bool = False) -> Cell:
-    # NaN compares with nothing.
-    sort = None if value is None or value != value else value
-    return Cell(number(value), sort, None if value is None else repr(value), is_strong=is_strong)
-
-
-# Columns of metrics in sweep.csv.
-MAX_WRITTEN = 1_000
-# A spreadsheet computes a text that begins so.
-FORMULA_SIGNS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}",
-                 "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
-Records = list[list[tuple[str, object]]]
 
 
 def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -> Path:
@@ -318,64 +317,33 @@ def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -
     """
     comparison = comparison or compare(sweep_dir)
     file = Path(sweep_dir) / "sweep.csv"
-    _write(file, _job_records(comparison))
+    _write(file, job_columns(comparison, comparison.rows))
     if comparison.has_seeds:
-        _write(file.with_name("settings.csv"), _setting_records(comparison))
+        _write(file.with_name("settings.csv"), setting_columns(comparison, comparison.ordered))
     return file
 
 
-def _job_records(comparison: Comparison) -> Records:
-    """Return a row for each job: the head of each column, and what stands in it."""
-    rows, second, on_front = comparison.rows, comparison.plan.second_objective, jobs_on_front(comparison)
-    keys = [*(column.key for column in comparison.columns), *comparison.seed_keys, *comparison.constants]
-    metrics = list(dict.fromkeys(key for row in rows for key in row.metrics))[:MAX_WRITTEN]
-    records: Records = []
-    for row in rows:
-        two = [("second_objective", second), ("second_value", row.number(second)), ("on_front", row.job in on_front)]
-        records.append([
-            ("job", row.job), *((key, row.parameters.get(key)) for key in keys),
-            ("objective", row.objective), ("value", row.value), *(two if second else ()),
-            *((key, row.metrics.get(key)) for key in metrics), ("status", row.status), ("time_s", row.seconds),
-            ("folder", _nearby(row.folder)), ("error", row.error),
-        ])  # fmt: skip
-    return records
-
-
-def _setting_records(comparison: Comparison) -> Records:
-    second, on_front = comparison.plan.second_objective, {id(point.setting) for point in pareto_front(comparison)}
-    records: Records = []
-    for setting in comparison.ordered:
-        two = [("second_objective", second), ("second_mean", second_mean(comparison, setting.rows)),
-               ("on_front", id(setting) in on_front)]  # fmt: skip
-        records.append([
-            *((column.key, setting.parameters.get(column.key)) for column in comparison.columns),
-            ("objective", comparison.objective), ("mean", setting.mean), ("standard_error", setting.standard_error),
-            *(two if second else ()), ("num_seeds", len(setting.values)), ("num_planned", setting.num_planned),
-            ("is_best", setting is comparison.best), ("jobs", " ".join(row.job for row in setting.rows)),
-        ])  # fmt: skip
-    return records
-
-
-def _write(file: Path, records: Records) -> None:
+def _write(file: Path, columns: Sequence[TableColumn]) -> None:
+    written = [column for column in columns if View.FILE in column.views]
     # A column is found by its head: one that stands there already gets a number.
     heads: list[str] = []
-    for head, _ in records[0] if records else ():
-        names = (head if count == 1 else f"{head}_{count}" for count in range(1, len(heads) + 2))
+    for column in written:
+        names = (column.key if count == 1 else f"{column.key}_{count}" for count in range(1, len(heads) + 2))
         heads.append(next(name for name in names if name not in heads))
     with replacing(file.parent, file.name) as temporary, temporary.open("w", encoding="utf-8", newline="") as out:
         writer = csv.writer(out)
-        writer.writerow(map(_cell, heads))
-        writer.writerows([_cell(value) for _, value in record] for record in records)
+        writer.writerow(map(_csv_cell, heads))
+        writer.writerows(map(_csv_cell, row) for row in zip(*(column.values for column in written), strict=True))
 
 
-def _cell(value: object) -> object:
+def _csv_cell(value: object) -> object:
     """Return a value on one line, so that no spreadsheet takes a text for a formula: `'` stands before such a one."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str):
         return value
     text = escape(value).replace("\n", "\\n").replace("\t", "\\t")
-    is_number = as_number(text) is not None or text.lstrip("+-") in ("inf", "nan")
+    is_number = sweeps.as_number(text) is not None or text.lstrip("+-") in ("inf", "nan")
     return f"'{text}" if text.lstrip().startswith(FORMULA_SIGNS) and not is_number else text
 
 

@@ -134,14 +134,3 @@ def test_the_trainings_compose() -> None:
         config = mlotool.compose(recipe, [*more, *training.LARGE, *words])
         assert (config.runner.max_ticks, config.problems.classifier.optimizer.lr) == (10_000, 0.1)
         assert config.problems.classifier.module.depth == 32
-
-
-@pytest.mark.slow
-def test_every_check_runs_on_the_cpu(tmp_path: Path) -> None:
-    found = call(tmp_path, "--minutes", "20")
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert {path.stem: read(tmp_path, path.stem)["status"] for path in tmp_path.glob("*.json")} == dict.fromkeys(
-        checks(), "done"
-    )
-    again = call(tmp_path, "--minutes", "1")
-    assert again.stdout.splitlines() == [f"{name}: done before" for name in checks()]

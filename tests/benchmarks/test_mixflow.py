@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.mixflow import ablation, measure, peaks, picture, toy
-from benchmarks.mixflow.setting import WAYS, Setting, Sizes, Way
+from benchmarks.mixflow.setting import WAYS, Setting, Sizes
 
 TINY = Sizes(num_layers=2, width=8, num_heads=2, vocabulary_size=8, length=6, batch_size=3)
 
@@ -18,7 +18,11 @@ def call(function: str, *arguments: Any) -> Any:
     return getattr(measure, function)(*arguments)
 
 
-@pytest.mark.parametrize("setting", peaks.SETTINGS, ids=lambda setting: setting.title)
+# Each kind with Adam, whose steps have a state, and one of each without.
+SETTINGS = (*peaks.SETTINGS[:3], *peaks.SETTINGS[4::2])
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.title)
 def test_all_ways_give_one_gradient(setting: Setting) -> None:
     assert max(peaks.differences(setting, call, None).values()) < 1e-12
 
@@ -29,25 +33,6 @@ def test_ways_that_differ_are_not_compared() -> None:
 
     with pytest.raises(SystemExit, match="The ways do different work"):
         peaks.differences(Setting(), wrong, None)
-
-
-@pytest.mark.slow
-def test_blocks_evaluated_again_take_less_at_depth() -> None:
-    deep = Setting(sizes=TINY).sized(num_layers=6, length=16)
-    found = {way.name: measure.memory(deep.by(way)) for way in WAYS}
-    assert found["reverse + remat"].dynamic < found["reverse"].dynamic / 2
-    assert found["forward + remat"].dynamic < found["forward"].dynamic / 2
-    # The gradients of two steps are kept.
-    assert found["forward"].static - found["reverse"].static > 4 * 2 * 6 * 12 * 8 * 8
-
-
-def test_the_record_can_be_without_gradients() -> None:
-    kept, dropped = (
-        measure.memory(Setting(sizes=TINY, way=Way("forward", saves_gradients=flag))).static for flag in (True, False)
-    )
-    # Steps that are looked at keep two numbers a parameter.
-    assert dropped == pytest.approx(measure.memory(Setting(sizes=TINY)).static, rel=0.05)
-    assert dropped < 0.8 * kept
 
 
 def test_what_is_counted_is_what_the_allocator_says() -> None:

@@ -74,12 +74,6 @@ def test_traced_gradients(task: Task) -> None:
     close(parameters(ends(ours.build(task, trace="eager"))), parameters(ends(bare.build(task))))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS, ids=ALGORITHMS)
-def test_compiled_gradients(task: Task) -> None:
-    close(ends(ours.build(task, trace="inductor")), ends(bare.build(task)))
-
-
 @pytest.mark.parametrize("is_jax", [True, False], ids=["jax", "traced"])
 def test_a_restart_does_the_same_again(is_jax: bool) -> None:
     task = Task("mlp", "neumann")

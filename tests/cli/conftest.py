@@ -5,8 +5,16 @@ from pathlib import Path
 import pytest
 
 from mlotool.cli.main import main
+from mlotool.sweep import launchers
+from tests import forked
 
 Result = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def jobs_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sweeps fork their jobs: to import torch in a process of its own takes each of them seconds."""
+    monkeypatch.setattr(launchers, "start_process", forked.start_job)
 
 
 @pytest.fixture

@@ -19,15 +19,12 @@ HYDRA = {
     "callback": ("hydra: {callbacks: {x: {_target_: os.mkdir, path: CANARY}}}", ["hydra.callbacks"]),
     "run-folder": ("hydra: {run: {dir: CANARY}}", ["hydra.run"]),
     "searchpath": ("hydra: {searchpath: ['file://CANARY']}", ["hydra.searchpath"]),
-    "dotted-key": ("? hydra.run.dir\n: CANARY", ["hydra.run.dir"]),
     "sweep-of-hydra": ("hydra: {sweeper: {params: {hydra.run.dir: CANARY}}}", ["hydra.run.dir"]),
     "sweep-of-upload": ("hydra: {sweeper: {params: {logger.mode: 'online,offline'}}}", ["logger.mode"]),
 }
 DEFAULTS = {
     "hydra-group": ("defaults: [plain, {/hydra/callbacks: x}]", ["hydra/callbacks"]),
-    "package-hydra": ("defaults: [plain, {/model@hydra.callbacks.x: mlp}]", ["hydra.callbacks.x"]),
     "recipe-as-logger": ("defaults: [plain, parts/upload@logger]", ["package 'logger'"]),
-    "absolute-option": ("defaults: [plain, {/data: /etc/passwd}]", ["/etc/passwd"]),
     "parent": ("defaults: [../../outside]", ["../../outside"]),
     "file-scheme": ("defaults: ['file:///etc/x']", ["file:"]),
     "environment": ("defaults: ['${oc.env:SECRET}']", ["oc.env"]),
@@ -39,22 +36,17 @@ DEFAULTS = {
 }
 YAML = {
     "python-apply": ("seed: !!python/object/apply:os.mkdir [CANARY]", ["python/object/apply:os.mkdir"]),
-    "tag-directive": ("seed: !<tag:yaml.org,2002:python/object/apply:os.mkdir> [CANARY]", ["os.mkdir"]),
     "billion-laughs": (LAUGHS, ["aliases", "1000"]),
     "self-alias": ("a: &a [*a]", ["an alias contains itself"]),
-    "duplicate-key": ("seed: 1\nseed: 2", ["'seed' twice"]),
     "deep": ("a: " + "[" * 5_000 + "]" * 5_000, ["40 levels"]),
-    "many-keys": ("".join(f"k{i}: 0\n" for i in range(11_000)), ["1000 values"]),
     "large": ("# x\n" * 40_000, ["100000 bytes"]),
     "long-number": (f"seed: {'9' * 5_000}", ["999", "2000"]),
     "escape-sequence": ('name: "\\e]0;owned\\a"', ["\\x1b]0;owned"]),
-    "strange-key": ("problems: {'c\u0430t': {unroll_steps: 1}}", ["ASCII"]),
 }
 REFERENCES = {
     "environment": ("data: {root: '${oc.env:SECRET}'}", ["data.root", "oc.env"]),
     "hydra-node": ("objective: '${hydra.runtime.cwd}'", ["hydra.runtime.cwd"]),
     "inside-select": ("objective: '${oc.select:seed,${oc.env:SECRET}}'", ["oc.env"]),
-    "in-a-key": ("problems: {'${oc.env:SECRET}': {}}", ["oc.env"]),
     "node-laughs": (
         "analyses:\n  a0: [x, x, x, x]\n"
         + "".join(f"  a{i}: ['${{analyses.a{i - 1}}}', '${{analyses.a{i - 1}}}']\n" for i in range(1, 40)),
@@ -67,11 +59,9 @@ PLACES = {
     "name-outside": ("name: ../../outside", ["../../outside"]),
     "upload": ("logger: {mode: online}", ["logger.mode", "online"]),
     "root-absolute": ("data: {root: /etc}", ["data.root", "/etc"]),
-    "root-parent": ("data: {root: a/../../b}", ["data.root", "a/../../b"]),
     "loader": ("data: {loader: torch.load}", ["data.loader", "torch.load"]),
     "weights-only": (_classifier("module: {weights_only: false}"), ["weights_only", "False"]),
     "download": ("data: {download: true}", ["data.download", "True"]),
-    "graph-markup": ("graph: {upper_to_lower: {'a[<img src=x>]': [classifier]}}", ["<img src=x>"]),
 }
 TARGETS = {
     **{
@@ -87,7 +77,6 @@ TARGETS = {
     ),
     "partial": (_classifier("module: {_partial_: true}"), ["module._partial_", "True"]),
     "referred": ("data: {_target_: '${analyses.x}'}\nanalyses: {x: os.mkdir}", ["data._target_", "os.mkdir"]),
-    "hook": (_classifier("stream: {worker_init_fn: os.mkdir}"), ["worker_init_fn"]),
 }  # fmt: skip
 OPERATOR = "_target_: mlotool.spaces.Operator, name: kernel, at: {type: ReLU}, candidates: {k: null}"
 
@@ -99,7 +88,6 @@ def _space(mutator: str = OPERATOR, decisions: str = "{}") -> str:
 
 
 SPACES = {
-    "stars": (_space(OPERATOR.replace("{type: ReLU}", f"'{'*a' * 900}b'")), ["no place for path '*a*a", "..."]),
     "predicate": (
         _space(OPERATOR.replace("{type: ReLU}", "{where: {_target_: os.mkdir, path: here}}")),
         ["mutators[0].at.where._target_", "os.mkdir"],
@@ -111,12 +99,10 @@ SPACES = {
         _space(OPERATOR.replace("k: null", "k: {_target_: torch.nn.Linear, out_features: 1000000000000}")),
         ["mutators[0].candidates.k: torch.nn", "cannot be built"],
     ),
-    "mutator": (_space("_target_: os.mkdir, path: here"), ["mutators[0]._target_", "os.mkdir"]),
     "counts": (
         _space("_target_: mlotool.spaces.Repeat, name: m, at: {type: ReLU}, counts: [1, 1000000000]"), ["1000"],
     ),
     "decision-path": (_space(decisions="{kernel_0: ../../etc/passwd}"), ["decisions.kernel_0", "../../etc/passwd"]),
-    "decision-environment": (_space(decisions="{'${oc.env:SECRET}': k}"), ["oc.env"]),
 }  # fmt: skip
 
 
@@ -126,7 +112,6 @@ def _many(lines: str, num: int, end: str = "\n") -> str:
 
 # Small files that cost Hydra, OmegaConf or our own checks much more than their size, as they once did.
 LARGE = {
-    "problems": ("problems:\n" + _many("  p#: {}", 99), ["and 277 more"]),
     "problems-by-alias": ("analyses: {x: &a {}}\nproblems:\n" + _many("  p#: *a", 130), ["nothing is set"]),
     "edges": (
         "graph: {lower_to_upper: {x: &a [" + _many("q#", 80, ", ") + "], " + _many("b#: *a", 9, ", ") + "}}",

@@ -6,7 +6,6 @@ must not show anywhere. A function with `@run` or `@sweep` is taken by every tes
 
 import io
 import json
-import math
 import os
 import shutil
 import zipfile
@@ -72,12 +71,6 @@ def pages_behind_links(folder: Path, outside: Path) -> None:
 
 
 @run
-def places_that_loggers_write_to(folder: Path, outside: Path) -> None:
-    for name in ("wandb", "tensorboard", "artifacts"):
-        _link(folder / name, outside)
-
-
-@run
 def checkpoints_behind_links(folder: Path, outside: Path) -> None:
     shutil.copytree(folder / "checkpoints", outside / "checkpoints")
     _link(folder / "checkpoints", outside / "checkpoints")
@@ -103,11 +96,6 @@ def a_billion_laughs(folder: Path, outside: Path) -> None:
 
 
 @run
-def a_config_with_a_tag(folder: Path, outside: Path) -> None:
-    (folder / "config.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{outside / 'made'}]\n")
-
-
-@run
 def a_config_that_looks_elsewhere(folder: Path, outside: Path) -> None:
     _change(folder / "config.yaml", lambda config: config["data"].update(root=str(outside)))
 
@@ -124,13 +112,8 @@ def a_config_that_calls(folder: Path, outside: Path) -> None:
 
 
 @run
-def a_config_that_reads_the_environment(folder: Path, outside: Path) -> None:
-    _change(folder / "config.yaml", lambda config: config.update(objective="${oc.env:HOME}"))
-
-
-@run
 def a_config_of_a_model_larger_than_its_checkpoint(folder: Path, outside: Path) -> None:
-    module = {"hidden": [30_000, 30_000]}
+    module = {"hidden": [9_000, 9_000]}
     _change(folder / "config.yaml", lambda config: config["problems"]["classifier"]["module"].update(module))
 
 
@@ -162,17 +145,6 @@ def texts_without_end(folder: Path, outside: Path) -> None:
     (folder / "recipe.yaml").write_text("# x\n" * 10_000_000)
     keys = "".join(f"1,classifier/k{index},1\n" for index in range(30_000))
     (folder / "metrics.csv").write_text(f"tick,key,value\n{keys}{'1,' * 10_000_000}\n")
-
-
-@run
-def nodes_of_a_tangle(folder: Path, outside: Path) -> None:
-    names = [f"n{number}" for number in range(1_500)]
-    nodes = [
-        {"id": name, "kind": "a", "inputs": names[max(0, number - 8) : number], "shape": [1], "mutator": "m"}
-        for number, name in enumerate(names)
-    ]
-    content = {"nodes": nodes, "decisions": [], "num_parameters": 3}
-    (folder / "nodes.json").write_text(json.dumps({"problems": {"classifier": content}}))
 
 
 @run
@@ -238,11 +210,6 @@ def a_checkpoint_of_lists_in_lists(folder: Path, outside: Path) -> None:
     _checkpoints(folder, lambda state: state.update(tick=laughs, metrics={"a/b": laughs}))
 
 
-@run
-def a_checkpoint_of_other_types(folder: Path, outside: Path) -> None:
-    _checkpoints(folder, lambda state: state.update(program=3, tick=-(10**30), training_s=math.inf, metrics=ESCAPE))
-
-
 # Sweeps.
 def _plan(folder: Path, **changes: Any) -> None:
     plan = {"objective": "val/accuracy", "mode": "max", "num_jobs": 2, "keys": {"seed": {"num_values": 2}}}
@@ -262,20 +229,8 @@ def records_behind_links(folder: Path, outside: Path) -> None:
 
 
 @sweep
-def tables_behind_links(folder: Path, outside: Path) -> None:
-    for name in ("sweep.csv", "settings.csv", "sweep.html", ".lock"):
-        _link(folder / name, outside / "secret.txt")
-
-
-@sweep
 def another_folder_as_a_job(folder: Path, outside: Path) -> None:
     _link(folder / "0", outside)
-
-
-@sweep
-def pipes_in_a_sweep(folder: Path, outside: Path) -> None:
-    for name in ("plan.json", "multirun.yaml", ".lock", "study.db", "0/summary.json", "1/metrics.csv"):
-        os.mkfifo(_free(folder / name))
 
 
 @sweep
@@ -283,14 +238,6 @@ def records_without_end(folder: Path, outside: Path) -> None:
     (folder / "multirun.yaml").write_text(LAUGHS)
     (folder / "plan.json").write_text('{"keys":' * 100_000)
     (folder / "sweep.json").write_text('{"keys": {' + ", ".join(f'"k{i}": {{}}' for i in range(1_000_000)) + "}}")
-
-
-@sweep
-def records_of_other_types(folder: Path, outside: Path) -> None:
-    _plan(folder, objective=["val"], mode={"max": 1}, num_jobs="two", keys=[["seed", 2]], search={"repeats": [3]})
-    (folder / "multirun.yaml").write_text("hydra: {overrides: {task: {run: plain}}}\n")
-    (folder / "sweep.json").write_text('{"identity": [1, 2], "name": {}}')
-    _summaries(folder, status=["finished"], metrics=[1], num_ticks={"a": 1}, training_s="long", error={"a": [1]})
 
 
 @sweep
@@ -319,12 +266,12 @@ def names_that_are_no_texts(folder: Path, outside: Path) -> None:
 
 @sweep
 def thousands_of_jobs_and_keys(folder: Path, outside: Path) -> None:
-    for number in range(2, 1_000):
+    for number in range(2, 300):
         job = folder / str(number)
         job.mkdir()
-        (job / "overrides.txt").write_text("".join(f"k{key}={number}{key}\n" for key in range(100)))
+        (job / "overrides.txt").write_text("".join(f"k{key}={number}{key}\n" for key in range(60)))
         objective = {"key": "val/accuracy", "value": number, "mode": "max"}
-        content = {"status": "finished", "objective": objective, "metrics": {f"m{key}": key for key in range(100)}}
+        content = {"status": "finished", "objective": objective, "metrics": {f"m{key}": key for key in range(60)}}
         (job / "summary.json").write_text(json.dumps(content))
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -11,17 +10,9 @@ from typing import Any
 import pytest
 
 from mlotool.runner.checkpoint import read_checkpoint
-from tests import forked
-from tests.cli.test_sweep import PATIENT_LOSS
+from tests.cli.test_sweep import PATIENT_LOSS, begin
 
 WORDS = ["run", "-m", "+recipe=plain", "debug=fast", "logger=csv", "problems.classifier.module.hidden=[4]"]
-
-
-def begin(words: list[str], folder: Path) -> forked.Forked:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (folder / "out.txt").open("w") as out, (folder / "errors.txt").open("w") as errors:
-        output = (out.fileno(), errors.fileno())
-        return forked.command(*words, folder=folder, environment=environment, output=output)
 
 
 def sweep_of(folder: Path) -> Path:

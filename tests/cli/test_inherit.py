@@ -125,18 +125,17 @@ def test_a_run_says_what_it_begins_with_and_is_resumed_without_the_other_folder(
     assert all(torch.equal(value, _state(folder / "parts")[name]) for name, value in _state(folder / "whole").items())
 
 
-@pytest.mark.parametrize("ticks", [3])
 def test_a_run_that_dies_in_its_first_evaluation_goes_on(
-    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, ticks: int
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["small.yaml", *CHOSEN, "inherit=shared", "evaluate.recalibrate=2", f"runner.max_ticks={ticks}"]
-    assert run(*words, f"hydra.run.dir=unbroken{ticks}")[0] == 0
+    words = ["small.yaml", *CHOSEN, "inherit=shared", "evaluate.recalibrate=2", "runner.max_ticks=3"]
+    assert run(*words, "hydra.run.dir=unbroken")[0] == 0
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "evaluate", _die)
-        assert run(*words, f"hydra.run.dir=broken{ticks}")[0] != 0
-    assert (folder / f"broken{ticks}" / "metrics.csv").read_text() == "tick,key,value\n"
-    assert run(*words, f"resume=broken{ticks}")[0] == 0
-    whole, again = ((folder / f"{name}{ticks}" / "metrics.csv").read_text() for name in ("unbroken", "broken"))
+        assert run(*words, "hydra.run.dir=broken")[0] != 0
+    assert (folder / "broken" / "metrics.csv").read_text() == "tick,key,value\n"
+    assert run(*words, "resume=broken")[0] == 0
+    whole, again = ((folder / name / "metrics.csv").read_text() for name in ("unbroken", "broken"))
     assert again == whole
 
 
@@ -145,47 +144,10 @@ def _die(*_: Any) -> Any:
 
 
 def test_a_plain_run_inherits_a_run_of_the_same_model(folder: Path, run: Run) -> None:
-    assert (
-        run("small.yaml", *CHOSEN, "inherit=plain/checkpoints/best.ckpt", "runner.max_ticks=0", "hydra.run.dir=again")[
-            0
-        ]
-        == 0
-    )
+    words = ["inherit=plain/checkpoints/best.ckpt", "runner.max_ticks=0", "hydra.run.dir=again"]
+    assert run("small.yaml", *CHOSEN, *words)[0] == 0
     best = mlotool.load("plain", "classifier", "best").state_dict()
     assert all(torch.equal(value, best[name]) for name, value in _state(folder / "again").items())
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["inherit=nowhere"], "inherit: found 'nowhere', which does not exist"),
-        (["inherit=."], "inherit: found '.', which has no config.yaml of a run"),
-        (["inherit=cut"], "inherit: found 'cut', a run that is interrupted; expected one that has finished."),
-        (
-            ["inherit=shared", "problems.classifier.module.base.hidden=[8,9]"],
-            "does not fit its module here",
-        ),
-        (["inherit=plain", *SHARED], "does not fit its module here"),
-        (
-            ["inherit=shared", "problems.classifier.module.mutators.0.name=other"],
-            "found the decision other_0=relu of the problem 'classifier', which the shared space in 'shared' does not",
-        ),
-    ],
-)
-def test_what_cannot_be_inherited_is_one_message(folder: Path, run: Run, words: list[str], message: str) -> None:
-    _cut(folder)
-    code, err = run("small.yaml", *words, "hydra.run.dir=refused")
-    assert code == 2
-    assert message in err
-    assert err.count("error:") == 1
-    assert not (folder / "refused" / "config.yaml").exists()
-
-
-def _cut(folder: Path) -> None:
-    """Write the folder of a run that was interrupted."""
-    (folder / "cut").mkdir(exist_ok=True)
-    (folder / "cut" / "config.yaml").write_text((folder / "plain" / "config.yaml").read_text())
-    (folder / "cut" / "summary.json").write_text(json.dumps({"status": "interrupted"}))
 
 
 def test_decisions_of_a_run_make_its_model_of_a_shared_space_too(folder: Path, run: Run) -> None:
@@ -220,38 +182,6 @@ def _search(folder: Path, text: str) -> None:
     (folder / "search" / "artifacts" / "architecture_decisions.txt").write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("activation_0: ${oc.env:HOME}\n", "decisions: found 'activation_0': '${oc.env:HOME}' in search"),
-        ("_target_.x: tanh\n", "decisions: found '_target_.x': 'tanh' in search"),
-        ("activation_7: tanh\n", "decisions.activation_7: found 'tanh', but no model asks for a decision of this name"),
-        ("activation_0: tanh\n" * 10_000, "expected at most 100000"),
-    ],
-)
-def test_what_a_stranger_wrote_is_held_to_names(folder: Path, run: Run, text: str, message: str) -> None:
-    _search(folder, text)
-    code, err = run("small.yaml", "decisions=search", "hydra.run.dir=refused")
-    assert code == 2
-    assert message in err
-    assert err.count("error:") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["decisions=nowhere"], "decisions: found 'nowhere', which does not exist"),
-        (["decisions=shared"], "a run that searches a shared space without an analysis of its paths"),
-    ],
-)
-def test_folders_without_decisions_are_one_message(folder: Path, run: Run, words: list[str], message: str) -> None:
-    _cut(folder)
-    code, err = run("small.yaml", *words, "hydra.run.dir=refused")
-    assert code == 2
-    assert message in err
-    assert err.count("error:") == 1
-
-
 def test_decisions_of_a_folder_are_for_a_recipe_of_one_model(folder: Path, run: Run) -> None:
     policy = """  policy:
     module: {_target_: mlotool.spaces.PathPolicy, space: classifier}
@@ -276,23 +206,41 @@ def test_trials_of_a_search_inherit_and_its_best_job_gives_decisions(folder: Pat
     assert dict(_config(folder / "from_trials").decisions) == dict(_config(best).decisions)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["runner.max_ticks=-1"], "runner.max_ticks: found -1; expected a whole number of at least 0"),
-        (
-            ["runner.max_ticks=0", "objective=classifier/loss"],
-            "objective: found 'classifier/loss' with runner.max_ticks=0",
-        ),
-        (
-            ["runner.max_ticks=0", "evaluate=null", "objective=null"],
-            "runner.max_ticks: found 0 with nothing to evaluate",
-        ),
-    ],
-)
-def test_a_run_without_ticks_evaluates(run: Run, words: list[str], message: str) -> None:
-    code, err = run("small.yaml", *words, "hydra.run.dir=refused")
-    assert (code, message in err) == (2, True)
+REFUSED = [
+    (["inherit=nowhere"], "inherit: found 'nowhere', which does not exist"),
+    (["inherit=."], "inherit: found '.', which has no config.yaml of a run"),
+    (["inherit=cut"], "inherit: found 'cut', a run that is interrupted; expected one that has finished."),
+    (["inherit=shared", "problems.classifier.module.base.hidden=[8,9]"], "does not fit its module here"),
+    (["inherit=plain", *SHARED], "does not fit its module here"),
+    (
+        ["inherit=shared", "problems.classifier.module.mutators.0.name=other"],
+        "found the decision other_0=relu of the problem 'classifier', which the shared space in 'shared' does not",
+    ),
+    (["decisions=nowhere"], "decisions: found 'nowhere', which does not exist"),
+    (["decisions=shared"], "a run that searches a shared space without an analysis of its paths"),
+    (["runner.max_ticks=-1"], "runner.max_ticks: found -1; expected a whole number of at least 0"),
+    (["runner.max_ticks=0", "objective=classifier/loss"], "found 'classifier/loss' with runner.max_ticks=0"),
+    (["runner.max_ticks=0", "evaluate=null", "objective=null"], "runner.max_ticks: found 0 with nothing to evaluate"),
+]
+WRITTEN = {
+    "activation_0: ${oc.env:HOME}\n": "decisions: found 'activation_0': '${oc.env:HOME}' in search",
+    "_target_.x: tanh\n": "decisions: found '_target_.x': 'tanh' in search",
+    "activation_7: tanh\n": "decisions.activation_7: found 'tanh', but no model asks for a decision of this name",
+    "activation_0: tanh\n" * 10_000: "expected at most 100000",
+}
+
+
+def test_what_cannot_be_taken_is_one_message(folder: Path, run: Run) -> None:
+    (folder / "cut").mkdir()
+    (folder / "cut" / "config.yaml").write_text((folder / "plain" / "config.yaml").read_text())
+    (folder / "cut" / "summary.json").write_text(json.dumps({"status": "interrupted"}))
+    searched = [(["decisions=search"], message, text) for text, message in WRITTEN.items()]
+    for words, message, text in [*((words, message, "") for words, message in REFUSED), *searched]:
+        _search(folder, text)
+        code, err = run("small.yaml", *words, "hydra.run.dir=refused")
+        assert (code, err.count("error:")) == (2, 1), err
+        assert message in err
+        assert not (folder / "refused" / "config.yaml").exists()
 
 
 def test_validate_looks_for_the_folder(folder: Path, run: Run, capfd: pytest.CaptureFixture[str]) -> None:

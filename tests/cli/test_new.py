@@ -79,41 +79,34 @@ def test_has_nothing_of_the_template_s_name(written: str, tmp_path: Path) -> Non
 
 BAD_NAMES = {
     "my-package": "mlotool new my_package",
-    "class": "mlotool new class",
-    "": "mlotool new mypackage",
+    "class": "mlotool new my_class",
     "path/to/moons": "mlotool new path_to_moons",
     "\x1b[31mred": "mlotool new",
-    "_moons": "mlotool new moons",
     "a" * 300: "at most 60",
     "json": "mlotool new my_json",
-    "torch": "mlotool new my_torch",
     "recipes": "a folder that mlotool uses",
 }
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_bad_names_are_refused_with_a_better_one(call: Call, tmp_path: Path, name: str) -> None:
-    code, out, err = call("new", name)
-    assert (code, out) == (2, "")
-    assert BAD_NAMES[name] in err
-    assert "\x1b" not in err
+def test_bad_names_are_refused_with_a_better_one(call: Call, tmp_path: Path) -> None:
+    for name, better in BAD_NAMES.items():
+        code, out, err = call("new", name)
+        assert (code, out) == (2, "")
+        assert better in err and "\x1b" not in err
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["folder", "module", "link"])
-def test_never_writes_over_anything(call: Call, tmp_path: Path, kind: str) -> None:
-    place = tmp_path / ("moons.py" if kind == "module" else "moons")
-    if kind == "folder":
-        place.mkdir()
-    elif kind == "link":
-        place.symlink_to(tmp_path / "nowhere")
-    else:
-        place.write_text("mine")
-    code, _, err = call("new", "moons")
-    assert code == 2
-    assert f"found '{place.name}' in the working folder already" in err
-    assert list(tmp_path.iterdir()) == [place]
-    assert kind != "module" or place.read_text() == "mine"
+def test_never_writes_over_anything(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "module.py").write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    for place in before:
+        code, _, err = call("new", place.stem)
+        assert code == 2
+        assert f"found '{place.name}' in the working folder already" in err
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "module.py").read_text() == "mine"
 
 
 def test_a_disk_that_refuses_leaves_nothing(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,10 +39,8 @@ class FakeRunner:
         if error is not None:
             raise error
         metrics = {"val/accuracy": objective["value"], "classifier/loss": 0.1}
-        objective_value = objective["value"]
-        return SimpleNamespace(
-            metrics=metrics, output_dir=output_dir, checkpoint=None, objective=objective_value, had_finished=False
-        )
+        more = {"output_dir": output_dir, "checkpoint": None, "objective": objective["value"], "had_finished": False}
+        return SimpleNamespace(metrics=metrics, **more)
 
 
 @pytest.fixture
@@ -88,23 +86,16 @@ def test_runs_in_the_folder_of_hydra(
     assert "plain.yaml" in err
 
 
-def test_runs_a_file(call: Call, runner: FakeRunner, reports: list[Path], recipe: Callable[..., Path]) -> None:
-    file = recipe("seed: 3", name="with space")
-    code, _, _ = call("run", str(file))
-    assert code == 0
-    assert runner.calls[0].config.seed == 3
-    assert runner.calls[0].origin.recipe_path == file
-
-
-def test_own_recipe_hides_the_built_in_one(
+def test_runs_a_file_and_own_recipes_hide_built_in_ones(
     call: Call, runner: FakeRunner, reports: list[Path], recipe: Callable[..., Path], tmp_path: Path
 ) -> None:
+    file = recipe("seed: 3", name="with space")
+    assert call("run", str(file))[0] == 0
+    assert (runner.calls[0].config.seed, runner.calls[0].origin.recipe_path) == (3, file)
     (tmp_path / "recipes").mkdir()
-    recipe("seed: 3", name="mwn").rename(tmp_path / "recipes" / "mwn.yaml")
+    file.rename(tmp_path / "recipes" / "mwn.yaml")
     code, _, err = call("run", "+recipe=mwn")
-    assert code == 0
-    assert runner.calls[0].config.seed == 3
-    assert "recipes/mwn.yaml" in err
+    assert code == 0 and runner.calls[1].config.seed == 3 and "recipes/mwn.yaml" in err
 
 
 def test_a_report_that_breaks_is_a_warning(call: Call, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,20 +179,10 @@ def test_cfg_and_info_run_nothing(call: Call, runner: FakeRunner, tmp_path: Path
     assert "seed: 9" in out
     assert call("run", "plain", "-c", "job", "-p", "runner", "--resolve")[1].startswith("# @package runner")
     assert "recipes://" in call("run", "--info", "searchpath")[1]
+    for words in (["-m", "--cfg", "job"], ["--resolve"], ["-cn", "other"]):
+        assert call("run", "plain", *words)[0] == 2
     assert runner.calls == []
     assert not (tmp_path / "outputs").exists()
-
-
-@pytest.mark.parametrize("words", [["plain", "-m", "--cfg", "job"], ["plain", "--resolve"], ["plain", "-cn", "other"]])
-def test_options_that_do_not_go_together(call: Call, words: list[str]) -> None:
-    assert call("run", *words)[0] == 2
-
-
-def test_trust_reaches_the_registry(call: Call, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    trusted: list[str] = []
-    monkeypatch.setattr("mlotool.config.trust", trusted.append)
-    call("run", "plain", "--trust", "mine", "--trust", "yours")
-    assert set(trusted) == {"mine", "yours"}
 
 
 # Hydra 1.4 composes nothing to learn the mode, so it asks no group for it.

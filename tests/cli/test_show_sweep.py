@@ -1,20 +1,11 @@
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from mlotool.cli.show_sweep import show_sweep
-from mlotool.cli.terminal import TableColumn, fitted_table
 from tests.report.sweep_folders import write_job
+from tests.report.test_search_page import printed
 
 LONG = "problems.classifier_of_a_long_name.optimizer"
-
-
-def printed(folder: Path, width: int) -> str:
-    out = io.StringIO()
-    show_sweep(folder, Console(file=out, width=width, highlight=False, markup=False, emoji=False))
-    return out.getvalue()
 
 
 def table_of(text: str) -> list[str]:
@@ -54,10 +45,11 @@ def test_a_wide_terminal_has_all_columns(sweep: Path) -> None:
 
 def test_the_best_setting_is_named_with_its_seeds(sweep: Path) -> None:
     text = printed(sweep, 300)
-    assert "best setting: val/loss 0.01 ± 0.0058 (mean ± standard error of 3 seeds; smaller is better)" in text
-    assert "seed=" not in text.partition("best setting:")[2]
-    [line] = [line for line in text.splitlines() if "best  0, 1, 2" in line]
-    assert "0.0058  3 of 3  best" in line
+    best = "best: jobs 0, 1, 2, val/loss 0.01 ± 0.0058 (mean ± standard error of 3 seeds; smaller is better)"
+    assert best in text
+    assert "seed=" not in text.partition("best:")[2]
+    [line] = [line for line in text.splitlines() if "★" in line]
+    assert "0.0058  3 of 3  ★" in line and line.rstrip().endswith("0, 1, 2")
     assert (sweep / "settings.csv").is_file()
 
 
@@ -65,26 +57,6 @@ def test_without_seeds_the_best_job_is_named(tmp_path: Path) -> None:
     for job in range(3):
         write_job(tmp_path / str(job), f"a.lr={job}", value=0.5 + 0.1 * job)
     assert "best: job 0, val/loss 0.5 (smaller is better): a.lr=0" in printed(tmp_path, 80)
-
-
-@pytest.mark.parametrize(
-    ("width", "dropped"), [(100, []), (64, []), (40, []), (25, ["second", "time"]), (10, ["first", "second", "time"])]
-)
-def test_columns_go_in_the_order_of_their_worth(width: int, dropped: list[str]) -> None:
-    columns = [
-        TableColumn("job", ["0"], is_needed=True),
-        TableColumn("first", ["a" * 30]),
-        TableColumn("second", ["b" * 20]),
-        TableColumn("value", ["0.5"], is_right=True, is_needed=True),
-        TableColumn("time", ["1.5 s"]),
-    ]
-    table, found = fitted_table(columns, width)
-    assert found == dropped
-    out = io.StringIO()
-    Console(file=out, width=width).print(table)
-    head, row = out.getvalue().splitlines()
-    assert head.split() == [column.head for column in columns if column.head not in dropped]
-    assert max(len(head), len(row)) <= width and "0.5" in row
 
 
 def test_of_a_large_sweep_the_best_jobs_are_in_the_table(tmp_path: Path) -> None:

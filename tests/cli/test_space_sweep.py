@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 import mlotool
 from mlotool.cli.main import main
@@ -84,18 +83,8 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        main(
-            words(
-                "sweep.num_trials=6",
-                "sweep.sampler=random",
-                "sweep.sampler_options=null",
-                "sweep.fuse=6",
-                "sweep.seed=1",
-            )
-        )
-        == 0
-    )
+    drawn = ("sweep.sampler=random", "sweep.sampler_options=null", "sweep.seed=1")
+    assert main(words("sweep.num_trials=6", "sweep.fuse=6", *drawn)) == 0
     sweep = only_sweep()
     summaries = {number: summary_of(sweep / str(number)) for number in range(6)}
     assert {each["status"] for each in summaries.values()} == {"finished", "infeasible"}
@@ -116,21 +105,6 @@ def test_a_candidate_that_refuses_its_place_is_no_failure(tmp_path: Path, monkey
     assert main(["run", "-m", "+recipe=small.yaml", *fixed, "sweep.num_trials=9", "sweep.fuse=3"]) == 0
     statuses = sorted(statuses_of(only_sweep()).values())
     assert statuses == ["finished", "finished", "infeasible"]
-
-
-@pytest.mark.slow
-def test_a_fixed_decision_that_only_some_models_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    begin, end = RECIPE.index("        - _target_: mlotool.spaces.Operator"), RECIPE.index("    loss:")
-    split = "{_target_: mlotool.spaces.Split, name: link, at: layers.1, candidates: {none: null, tanh: TANH}}"
-    recipe = f"{RECIPE[:begin]}        - {split.replace('TANH', '{_target_: torch.nn.Tanh}')}\n{RECIPE[end:]}"
-    Path("small.yaml").write_text(recipe.replace(EVOLUTION, "sampler: brute_force"))
-    words = ["decisions.link_0_input=0", "runner.max_ticks=1", "sweep.num_trials=9", "sweep.fuse=2"]
-    assert main(["run", "-m", "+recipe=small.yaml", *words]) == 0
-    configs = [OmegaConf.load(only_sweep() / str(number) / "config.yaml") for number in range(2)]
-    expected = [{"link_0": "none"}, {"link_0": "tanh", "link_0_input": 0}]
-    assert sorted((dict(each.decisions) for each in configs), key=len) == expected
-    assert main(["run", "+recipe=small.yaml", *words[:2]]) == 2
 
 
 def test_one_model_of_a_space(

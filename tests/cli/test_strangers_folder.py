@@ -64,7 +64,7 @@ def test_pipes_and_links_are_no_recipes(call: Call, recipes: Path, tmp_path: Pat
 def test_names_that_lead_elsewhere(call: Call, tmp_path: Path) -> None:
     (tmp_path.parent / "x.yaml").write_text(HEADER)
     for name in ("../../x", "..", "/etc/hostname", "a/../../x", "plain\0", "", "~", "${oc.env:HOME}"):
-        for verb in ("run", "validate", "copy"):
+        for verb in ("run", "copy"):
             code, out, err = call(verb, f"+recipe={name}")
             assert code == 2
             assert "expected" in err
@@ -72,19 +72,35 @@ def test_names_that_lead_elsewhere(call: Call, tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_tree_of_recipes_that_doubles(call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_of_recipes_that_doubles(call: Call, recipes: Path) -> None:
     for level in range(30):
         for side in "ab":
             defaults = f"[r{level + 1}a, r{level + 1}b]" if level < 29 else "[plain]"
             (recipes / f"r{level}{side}.yaml").write_text(f"# @package _global_\ndefaults: {defaults}\n")
     started = time.monotonic()
-    for verb in ("run", "validate", "show", "copy"):
-        code, _, err = call(verb, "r0a", *(["x.yaml"] if verb == "copy" else []))
-        assert code == 2
-        assert "twice" in err
-    monkeypatch.setenv("COMP_LINE", "mlotool run r0a se")
-    assert call("-sc", "query=bash")[0] == 0
+    for verb in ("run", "validate"):
+        code, _, err = call(verb, "r0a")
+        assert code == 2 and "twice" in err
     assert time.monotonic() - started < SECONDS
+
+
+def test_names_that_hydra_would_resolve(call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or folder named `${oc.env:SECRET}`: Hydra would resolve the name, and print the variable."""
+    monkeypatch.setenv("SECRET", "a-secret-of-the-environment")
+    trap = "${oc.env:SECRET}"
+    for folder in (recipes, recipes / trap, recipes.parent / trap):
+        folder.mkdir(exist_ok=True)
+        (folder / "fine.yaml").write_text(HEADER)
+        (folder / f"{trap}.yaml").write_text(HEADER)
+    for words in (["list"], ["validate", f"recipes/{trap}.yaml"], ["run", f"{trap}/fine.yaml"], ["report", trap],
+                  ["run", "-m", "+recipe=glob(*oc*)"], ["run", "-m", "fine", f"resume=outputs/{trap}"]):  # fmt: skip
+        code, out, err = call(*words)
+        assert "a-secret" not in out + err and "not foreseen" not in err
+        assert code in (0, 1, 2)
+    assert "expected a path without '$'" in call("show", f"recipes/{trap}.yaml")[2]
+    monkeypatch.chdir(recipes.parent / trap)
+    code, out, err = call("run", "plain", "--cfg", "all")
+    assert code == 2 and "a-secret" not in out + err and "Rename it" in err
 
 
 def test_completion_offers_nothing_that_a_shell_runs(

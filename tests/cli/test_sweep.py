@@ -4,51 +4,14 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import mlotool
 from tests import forked
 from tests.cli.conftest import Result
-
-
-@pytest.mark.slow
-def test_six_jobs_are_six_runs_and_one_table(tmp_path: Path) -> None:
-    words = ["+recipe=mwn", "hypergradient=finite_difference,neumann,cg", "seed=1,2", "logger=wandb"]
-    words += ["runner.max_ticks=4", "debug=fast", "runner.progress_bar=false"]
-    environment = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
-    command = [sys.executable, "-m", "mlotool", "run", "-m", *words]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    [sweep] = (tmp_path / "outputs" / "mwn" / "multirun").iterdir()
-    jobs = sorted(path.name for path in sweep.iterdir() if path.is_dir())
-    assert jobs == ["0", "1", "2", "3", "4", "5", "report"]
-    jobs.remove("report")
-
-    offline_runs = [[path.name for path in (sweep / job / "wandb").glob("offline-run-*")] for job in jobs]
-    assert [len(names) for names in offline_runs] == [1] * 6
-    # offline-run-<date>_<time>-<id>
-    assert len({names[0].rpartition("-")[2] for names in offline_runs}) == 6
-
-    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
-    choices = [(name, str(seed)) for name in ("finite_difference", "neumann", "cg") for seed in (1, 2)]
-    assert [(row["job"], row["status"], row["objective"]) for row in rows] == [
-        (job, "finished", "val/accuracy") for job in jobs
-    ]
-    for row, choice in zip(rows, choices, strict=True):
-        assert (row["hypergradient"], row["seed"]) == choice
-        assert 0 <= float(row["value"]) <= 1
-
-    heading = next(index for index, line in enumerate(result.stdout.splitlines()) if line.startswith("job "))
-    printed = result.stdout.splitlines()[heading + 1 : heading + 8]
-    assert printed[-1].strip() == ""
-    for row, choice, line in zip(rows, choices, printed[:-1], strict=True):
-        assert line.split()[:4] == [row["job"], *choice, f"{float(row['value']):.4g}"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +35,7 @@ def test_a_sweep_that_cannot_start_leaves_nothing(
     assert not list(tmp_path.glob("outputs/*/multirun/*"))
 
 
-@pytest.mark.parametrize("words", [(), ("+sweep.params.seed='0,1'",), ("seed=3,4,5",)])
+@pytest.mark.parametrize("words", [("+sweep.params.seed='0,1'",), ("seed=3,4",)])
 def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(
     words: tuple[str, ...], call: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -84,7 +47,7 @@ def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(
     assert code == 0, err
     [sweep] = (tmp_path / "outputs" / "swept" / "multirun").iterdir()
     seeds = [row["seed"] for row in csv.DictReader((sweep / "sweep.csv").read_text().splitlines())]
-    assert seeds == (["3", "4", "5"] if "seed=3,4,5" in words else ["0", "1"])
+    assert seeds == (["3", "4"] if "seed=3,4" in words else ["0", "1"])
     code, _, err = call(
         "run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words, "resume=auto"
     )
@@ -114,26 +77,22 @@ def loss(batch, *, model):
 """
 
 
-def _begin(is_forked: bool, words: list[str], folder: Path, errors: Path) -> "forked.Forked | subprocess.Popen[bytes]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
-    with Path(os.devnull).open("w") as nowhere, errors.open("w") as error:
-        if is_forked:
-            output = (nowhere.fileno(), error.fileno())
-            return forked.command(*words, folder=folder, environment=environment, output=output)
-        command = [sys.executable, "-m", "mlotool", *words]
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=nowhere, stderr=error)
+def begin(words: list[str], folder: Path) -> forked.Forked:
+    """Begin a command in a forked process, whose output goes to out.txt and errors.txt."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (folder / "out.txt").open("w") as out, (folder / "errors.txt").open("w") as errors:
+        output = (out.fileno(), errors.fileno())
+        return forked.command(*words, folder=folder, environment=environment, output=output)
 
 
-@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path, is_forked: bool) -> None:
-    """Forked or not: importing torch in the processes of six jobs and sweeps takes longer than all that they do."""
+def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "patient").mkdir()
     (tmp_path / "patient" / "__init__.py").write_text(PATIENT_LOSS)
     words = ["run", "-m", "+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "--trust", "patient"]
-    words += ["debug.limit_ticks=400", "runner.max_ticks=400", "seed=0,1", "sweep.workers=2"]
+    words += ["debug.limit_ticks=120", "runner.max_ticks=120", "seed=0,1", "sweep.workers=2"]
     words += ["runner.checkpoint_seconds=0.05", "problems.classifier.loss._target_=patient.loss", "resume=auto"]
     errors = tmp_path / "errors.txt"
-    first = _begin(is_forked, words, tmp_path, errors)
+    first = begin(words, tmp_path)
     multirun = tmp_path / "outputs" / "plain" / "multirun"
     until = time.monotonic() + 120
     while len(list(multirun.glob("*/*/checkpoints/last.ckpt"))) < 2:
@@ -152,23 +111,11 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path, is_forked:
     assert all("go on with" not in (sweep / job / "log.txt").read_text() for job in "01")
 
     (tmp_path / "patient" / "go").touch()
-    assert _begin(is_forked, words, tmp_path, errors).wait() == 0, errors.read_text()
+    assert begin(words, tmp_path).wait() == 0, errors.read_text()
     assert [each.name for each in multirun.iterdir()] == [sweep.name]
     for job, before in zip("01", interrupted, strict=True):
-        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 400
+        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 120
         [resume] = json.loads((sweep / job / "provenance.json").read_text())["resumes"]
         assert 0 < before["num_ticks"] == resume["tick"]
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == ["finished", "finished"]
-
-
-def test_the_folder_of_a_sweep_with_workers_wants_its_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Result]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "swept").mkdir()
-    (tmp_path / "swept" / "sweep.json").write_text("{}")
-    code, _, err = call("run", "-m", "+recipe=plain", "seed=0,1", "resume=swept")
-    assert code == 2
-    assert "'swept', a sweep that ran in processes of its own" in err
-    assert "sweep.workers=2" in err

@@ -1,3 +1,3 @@
-from tests.cli.conftest import call
+from tests.cli.conftest import call, jobs_are_forked
 
-__all__ = ["call"]
+__all__ = ["call", "jobs_are_forked"]

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from mlotool.cli.main import VERBS
+from mlotool.config.composition import is_sweep
 from mlotool.config.trusted import trusted_names
 
 Call = Callable[..., tuple[int, str, str]]
@@ -24,6 +25,7 @@ FENCE = re.compile(
 )
 OUTPUT = "output"
 EXAMPLE = "example"
+PRINTED = "# What is printed is compared.\n"
 NEEDS = "needs "
 DATE = "2026-01-31_12-00-00"
 """In a path of outputs/: the date of whichever run or sweep is the newest there."""
@@ -32,8 +34,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-FAST = ("debug=fast", "logger=csv", "runner.progress_bar=false")
-FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=2"), (r"range\(0,\d+\)", "range(0,3)"))
+QUIET, FAST = ("runner.progress_bar=false",), ("debug=fast", "logger=csv")
+FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=2"), (r"range\(0,\d+\)", "range(0,2)"))
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
 
@@ -68,9 +70,11 @@ def run_page(path: Path, mlotool: Call) -> int:
 
     - A block with a title is written to that file; one of recipes/ has lines of that recipe, and is compared with it.
     - Python blocks share their names.
-    - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Runs of built-in
-      recipes are rehearsals of seconds (`debug=fast`), and sweeps have few jobs. Of `python -m benchmarks...` and
-      `make` the options and targets are looked up; all other lines are given to a shell.
+    - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Runs and sweeps
+      whose folder the rest of the page does not name are validated only: other tests run each built-in recipe; a recipe
+      of the page is run once. Runs of built-in recipes are rehearsals of seconds (`debug=fast`), and sweeps have few
+      jobs. Of `python -m benchmarks...` and `make` the options and targets are looked up; all other lines are given to
+      a shell.
     - At the end the modules that were written are imported, and the recipes validated.
     - Of a bash block whose title begins with `needs` the recipes and overrides are validated; a Python block runs where
       the packages that it imports are installed.
@@ -79,8 +83,8 @@ def run_page(path: Path, mlotool: Call) -> int:
       have to be there.
     """
     names: dict[str, Any] = {"__name__": "__page__"}
-    printed, found = "", list(blocks(path.read_text(encoding="utf-8")))
-    for block in found:
+    printed, found, were_run = "", list(blocks(path.read_text(encoding="utf-8"))), set[str]()
+    for number, block in enumerate(found):
         place = f"{path.name}, line {block.line}"
         title = block.title or ""
         if title == OUTPUT:
@@ -108,9 +112,15 @@ def run_page(path: Path, mlotool: Call) -> int:
                 exec(compile("\n" * block.line + block.code, str(path), "exec"), names)
             printed = stream.getvalue()
         elif block.language == "bash":
-            command = _validate if title.startswith(NEEDS) else _run
-            lines_of = block.code.replace("\\\n", " ").splitlines()
-            printed = "".join(command(line, f"{place}: {line}", mlotool) for line in lines_of)
+            lines_of, printed = block.code.replace("\\\n", " ").splitlines(), ""
+            for position, line in enumerate(lines_of):
+                if title.startswith(NEEDS):
+                    printed += _validate(line, f"{place}: {line}", mlotool)
+                    continue
+                later = "\n".join([*lines_of[position + 1 :], *(one.code for one in found[number + 1 :])])
+                if found[number + 1 : number + 2] and found[number + 1].title == OUTPUT:
+                    later = f"{PRINTED}{later}"
+                printed += _run(line, f"{place}: {line}", mlotool, later, were_run)
         elif block.language == "yaml":
             unknown = _targets(yaml.safe_load(block.code)) - set(trusted_names())
             assert not [name for name in unknown if name.startswith(("mlotool.", "torch."))], f"{place}: {unknown}"
@@ -151,7 +161,8 @@ def _is_installed(code: str) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in imported)
 
 
-def _run(line: str, place: str, mlotool: Call) -> str:
+def _run(line: str, place: str, mlotool: Call, later: str, were_run: set[str]) -> str:
+    """Run a line of a bash block, and return what it prints; `later` is the code of the page from there on."""
     words = shlex.split(_dated(line), comments=True)
     if not words or words[0] in (".", "cd"):
         return ""
@@ -169,7 +180,7 @@ def _run(line: str, place: str, mlotool: Call) -> str:
         done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{place}: {done.stdout}{done.stderr}"
         return done.stdout
-    code, out, err = mlotool(*_quick(words[1:]))
+    code, out, err = mlotool(*_quick(words[1:], later, were_run))
     assert code == 0, f"{place}: {err}"
     return out
 
@@ -177,8 +188,7 @@ def _run(line: str, place: str, mlotool: Call) -> str:
 def _validate(line: str, place: str, mlotool: Call) -> str:
     words = shlex.split(line, comments=True)
     if "mlotool" in words and "run" in words:
-        options = [word for word in words[words.index("run") + 1 :] if word != "-m"]
-        code, _, err = mlotool("validate", *(word for word in options if not word.startswith("resume=")))
+        code, _, err = mlotool(*_validating(words[words.index("run") + 1 :]))
         assert code == 0, f"{place}: {err}"
     elif "mlotool" in words:
         assert words[words.index("mlotool") + 1] in VERBS or "pip" in words, place
@@ -187,13 +197,56 @@ def _validate(line: str, place: str, mlotool: Call) -> str:
     return ""
 
 
-def _quick(words: Sequence[str]) -> list[str]:
-    """Return the words of a command, so that a built-in recipe takes seconds."""
-    is_built_in = words[0] == "run" and any(word.startswith(("+recipe=", "mine.yaml")) for word in words)
+def _validating(words: Sequence[str]) -> list[str]:
+    """Return the words that validate what `mlotool run` with some words would run, and the values that it sweeps."""
+    kept, swept = ["validate"], list[str]()
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and not key.startswith("+recipe") and is_sweep(word):
+            swept.append(f"{key}: '{value}'")
+        elif word != "-m" and key != "resume":
+            kept.append(word)
+    return [*kept, *([f"++sweep.params={{{', '.join(swept)}}}"] if swept else [])]
+
+
+def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
+    """Return the words of a command, so that it takes seconds."""
+    if words[0] == "check":
+        return _validating([word for word in words[1:] if word != "--ticks" and not word.isdigit()])
+    if words[0] != "run":
+        return list(words)
+    recipe = next((word.removeprefix("+recipe=") for word in words[1:] if _is_recipe(word)), "")
+    is_built_in = not recipe.endswith(".yaml") and not Path("recipes", f"{recipe}.yaml").exists()
+    values = dict(word.partition("=")[::2] for word in words)
+    default = f"outputs/{values.get('name', Path(recipe).stem)}"
+    folder = values.get("hydra.run.dir", values.get("hydra.sweep.dir", default))
+    is_read = later.startswith(PRINTED) or "resume" in values or _is_read(folder, recipe, "-m" in words, later)
+    if not is_read and (is_built_in or recipe in were_run):
+        return _validating(words[1:])
+    were_run.add(recipe)
     few = list(words)
     for long, short in FEW:
         few = [re.sub(long, short, word) for word in few]
-    return [*few, *(FAST if is_built_in else ())]
+    is_short = is_built_in or recipe == "mine.yaml" or not is_read
+    page = () if "report.html" in later else ("runner.report=false",)
+    return [*few, *page, *QUIET, *(FAST if is_short else ())]
+
+
+def _is_read(folder: str, recipe: str, has_jobs: bool, later: str) -> bool:
+    """Say whether later lines name a folder, or go on with it, before another line makes a newer one there."""
+    for line in later.splitlines():
+        words = line.split()
+        is_same = words[:2] == ["mlotool", "run"] and any(word.endswith(recipe) for word in words if _is_recipe(word))
+        if folder in line or (is_same and "resume=" in line):
+            return True
+        if is_same and ("-m" in words) == has_jobs and not any(word.startswith(("name=", "hydra.")) for word in words):
+            return False
+    return False
+
+
+def _is_recipe(word: str) -> bool:
+    """Say whether a word of a command line names a recipe."""
+    return word.startswith("+recipe=") or (word.endswith(".yaml") and "=" not in word)
 
 
 def _dated(line: str) -> str:

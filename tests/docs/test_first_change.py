@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("mlotool", "conf", "recipes", "tests/core", "tests/hypergradient")
 
 
+@pytest.mark.slow
 def test_its_blocks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in COPIED:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

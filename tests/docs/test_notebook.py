@@ -6,6 +6,7 @@ import pytest
 from docs.generated.notebook import NOTEBOOK, executed, page, printed
 
 
+@pytest.mark.slow
 # A kernel speaks over sockets of this machine.
 @pytest.mark.filterwarnings("ignore")
 def test_it_prints_what_it_shows() -> None:

@@ -138,19 +138,11 @@ def test_what_is_kept_of_runs_is_whole() -> None:
         assert run["metrics"] and run["figures"] and all((path.parent / figure).is_file() for figure in run["figures"])
         assert run["command"].startswith(f"mlotool run +recipe={path.parent.name}")
         assert not [file for file in path.parent.iterdir() if file.stat().st_size > 100_000]
-
-
-def test_what_is_kept_of_searches_is_whole() -> None:
-    kept = sorted(gallery.RUNS.glob("*/search/run.json"))
-    assert len(kept) >= 5
-    for path in kept:
+    for path in sorted(gallery.RUNS.glob("*/search/run.json")):
         name = path.parent.parent.name
         search = gallery.committed(f"{name}/search")
-        assert search is not None
+        assert search is not None and search["command"].startswith(f"mlotool run -m +recipe={name}")
         assert search["figures"] and all((path.parent / figure).is_file() for figure in search["figures"])
-        assert search["command"].startswith(f"mlotool run -m +recipe={name}")
-        page = gallery.page(gallery.ROOT / "recipes" / f"{name}.yaml")
-        assert "## A search" in page and f"{search['best']['value']:.4g}" in page and "<svg" in page
 
 
 @cache

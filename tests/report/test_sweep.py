@@ -1,3 +1,6 @@
+"""The rows of a sweep's jobs, and sweep.csv and settings.csv, whatever its folder holds."""
+
+import csv
 import fcntl
 import json
 import os
@@ -57,6 +60,8 @@ def test_a_job_whose_folder_is_held_is_running(sweep: Path) -> None:
 
 
 def test_jobs_of_a_sweep_that_lives_have_begun(tmp_path: Path) -> None:
+    write_plan(tmp_path, 20)
+    assert sweep_rows(tmp_path) == [] and read_plan(tmp_path).num_jobs == 20
     write_begun(tmp_path / "0", "seed=4")
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -92,17 +97,60 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, exists: bool) -> None:
         write_sweep_summary(path)
 
 
-def test_a_sweep_whose_jobs_have_not_begun_is_one(tmp_path: Path) -> None:
-    write_plan(tmp_path, 20)
-    assert sweep_rows(tmp_path) == []
-    assert read_plan(tmp_path).num_jobs == 20
+def read(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.reader(lines))
+    assert {len(row) for row in rows} == {len(rows[0])}, "each line has as many cells as there are columns"
+    assert len(set(rows[0])) == len(rows[0]), "a column is found by its head"
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
-def test_a_job_behind_a_link_that_leads_out_is_none(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = tmp_path_factory.mktemp("other")
-    write_job(other / "5", "secret=1", value=0.1)
-    (sweep / "5").symlink_to(other / "5")
-    (sweep / "1" / "summary.json").symlink_to(other / "5" / "summary.json")
-    rows = sweep_rows(sweep)
-    assert [row.job for row in rows] == ["0", "1", "2", "3", "10"]
-    assert (rows[1].status, rows[1].value) == ("unfinished", None)
+def test_a_column_is_a_parameter_or_a_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    metrics = {"val/loss": 0.5, "test/accuracy": 0.91, "classifier/loss": 0.2}
+    write_job(tmp_path / "0", "+problems.a.optimizer.lr=-0.1", "seed=0", value=-0.25, metrics=metrics)
+    write_job(tmp_path / "1", "+problems.a.optimizer.lr=1e-3", "seed=0", status="failed", error="line one\nline two")
+    first, second = read(write_sweep_summary(tmp_path))
+    expected = {
+        "job": "0", "problems.a.optimizer.lr": "-0.1", "recipe": "mwn", "runner.max_ticks": "60", "seed": "0",
+        "objective": "val/loss", "value": "-0.25", "val/loss": "0.5", "test/accuracy": "0.91",
+        "classifier/loss": "0.2", "status": "finished", "time_s": "1.5", "folder": "0", "error": "",
+    }  # fmt: skip
+    assert first == expected and list(first) == list(expected)
+    assert (second["value"], second["test/accuracy"], second["error"]) == ("", "", "line one\\nline two")
+    assert not (tmp_path / "settings.csv").exists(), "jobs without seeds are their own settings"
+
+
+def test_settings_csv_is_a_row_a_setting_the_best_first(tmp_path: Path) -> None:
+    for job, (rate, seed, value) in enumerate([(0.1, 0, 0.5), (0.1, 1, 0.7), (1, 0, 0.2), (1, 1, 0.3)]):
+        write_job(tmp_path / str(job), f"a.lr={rate}", f"seed={seed}", value=value)
+    write_sweep_summary(tmp_path)
+    best, other = read(tmp_path / "settings.csv")
+    assert (best["a.lr"], best["mean"], best["is_best"], best["jobs"]) == ("1", "0.25", "true", "2 3")
+    assert float(best["standard_error"]) == pytest.approx(0.05)
+    assert (other["num_seeds"], other["num_planned"], other["is_best"]) == ("2", "2", "false")
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", " =1+1", "\uff1d1+1"])
+def test_no_cell_is_a_formula(tmp_path: Path, text: str) -> None:
+    write_job(tmp_path / "0", f"problems.classifier.x={text}", value=-0.5, error=text, metrics={text: 1.0})
+    write_job(tmp_path / text.replace("/", ""), f"{text.strip()}=1", status=text, value=0.5)
+    (tmp_path / text.replace("/", "") / "overrides.txt").write_text(f"\n{text}=1\n")
+    with write_sweep_summary(tmp_path).open(newline="", encoding="utf-8") as lines:
+        cells = [cell for row in csv.reader(lines) for cell in row]
+    assert not [cell for cell in cells if cell.lstrip().startswith(("=", "+", "@", "\uff1d"))]
+    assert {cell for cell in cells if cell.startswith("-")} == {"-0.5"}
+    assert any(cell.startswith("'") for cell in cells)
+
+
+def test_numbers_words_and_what_no_file_takes(tmp_path: Path) -> None:
+    for job, text in enumerate(("-1", "-inf", "[a,b]", "a=b")):
+        write_job(tmp_path / str(job), f"x={text}", "objective=val/loss", "status=good", value=-0.5)
+    summary = {"status": "\ud800", "error": "\x1b[2J\x00", "metrics": {"a\rb": 1}}
+    (tmp_path / "3" / "summary.json").write_text(json.dumps(summary))
+    rows = read(write_sweep_summary(tmp_path))
+    assert [row["x"] for row in rows] == ["-1", "-inf", "[a,b]", "a=b"]
+    # A key with the name of another column has one of its own.
+    assert (rows[0]["objective"], rows[0]["objective_2"]) == ("val/loss", "val/loss")
+    assert (rows[0]["status"], rows[0]["status_2"]) == ("good", "finished")
+    assert (rows[3]["status_2"], rows[3]["error"], rows[3]["a\\rb"]) == ("\\ud800", "\\x1b[2J\\x00", "1.0")

@@ -3,15 +3,12 @@ import shutil
 import subprocess
 from importlib.resources import files
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
 from mlotool.report import write_sweep_page
-from mlotool.report.figure import Sketchbook, report_style
-from mlotool.report.formats import NONE
-from mlotool.report.sweep import Column, compare, labels
-from mlotool.report.sweep_figures import parallel_cards, wrapped
+from mlotool.report.sweep import Column, compare
+from mlotool.report.sweep_figures import importances, inherited_pairs
 from tests.report.html_check import Page, read_page
 from tests.report.sweep_folders import write_begun, write_job, write_plan
 
@@ -46,11 +43,9 @@ def test_the_page_shows_every_job_and_loads_nothing(sweep: Path) -> None:
     assert "<b>nan</b>" in page.text
     assert "problems.a.optimizer.lr=0.5 hypergradient=cg" in page.text
     assert "The value of a job is that of its best checkpoint" in page.text
-    assert page.tags.count("figure") == 4
-    # Two hyperparameters and the objective fit an ordinary figure.
     assert page.source.count('<figure class="row">') == 1, "the wide figure alone takes a row"
-    assert sorted(file.name for file in (sweep / "report").iterdir()) == [
-        "curves.svg", "importance.svg", "objective.svg", "parallel.svg",
+    assert sorted(file.stem for file in (sweep / "report").iterdir()) == [
+        "curves", "importance", "objective", "over-hypergradient", "over-optimizer_lr",
     ]  # fmt: skip
     assert "The same in all jobs recipe=mwn runner.max_ticks=60" in page.text
 
@@ -70,7 +65,7 @@ def test_seeds_are_not_compared_with_each_other(tmp_path: Path) -> None:
     assert "best of 6 settings, val/loss 0.1 ± 0.058 mean ± standard error of 3 seeds; smaller is better" in page.text
     assert "jobs of the best setting 0, 1, 2" in page.text
     assert "seed=0" not in page.text, "a seed is no part of the best setting"
-    assert "★ 1 0.1 0.05774 3 of 3 1 0 0, 1, 2" in page.text
+    assert "1 1 0 0.1 0.058 3 of 3 ★ 0, 1, 2" in page.text
     found = page.source.partition("Importance of the hyperparameters")[2].partition("</figure>")[0]
     assert {"optimizer.lr", "x"} <= set(re.findall(r">([\w.]+)</text>", found))
     assert "seed" not in re.findall(r">([\w.]+)</text>", found)
@@ -88,21 +83,16 @@ def test_the_seed_alone_has_a_mean_and_no_best(tmp_path: Path) -> None:
     assert page.tags.count("figure") == 1
 
 
-def test_an_unfinished_search_draws_what_differs_in_order(tmp_path: Path) -> None:
+def test_an_unfinished_search_says_what_is_left(tmp_path: Path) -> None:
     key = "problems.classifier.optimizer.lr"
     write_plan(tmp_path, 20, log_keys=[key])
     for job, rate in enumerate((0.02, 0.015, 0.03)):
         write_job(tmp_path / str(job), f"{key}={rate}", f"b={'yx'[job % 2]}", value=rate)
     write_begun(tmp_path / "3", f"{key}=0.5", "b=x")
-    found = compare(tmp_path)
-    assert [(each.label, each.is_log) for each in found.columns] == [("optimizer.lr", True), ("b", False)]
-    with report_style():
-        [card] = parallel_cards(Sketchbook(tmp_path / "report"), found)
-    texts = re.findall(r">([^<>]+)</text>", card.svg)
-    assert texts[:3] == ["optimizer.lr", "b", "val/loss"]
-    heights = {text: float(y) for y, text in re.findall(r'rotate\(-0 [\d.]+ ([\d.]+)\)">([^<>]+)</text>', card.svg)}
-    assert heights["0.03"] < heights["0.02"] < heights["0.015"], "the larger, the higher"
+    columns = compare(tmp_path).columns
+    assert [(column.label, column.is_log) for column in columns] == [("optimizer.lr", True), ("b", False)]
     page = read(tmp_path)
+    assert "Objective over optimizer.lr" in page.text and "Objective over b" in page.text
     assert "not finished: 3 of 20 jobs have ended" in page.text
     assert "3 finished, 1 unfinished, 16 not begun" in page.text
     assert "The same in all jobs so far recipe=mwn" in page.text
@@ -125,24 +115,9 @@ def test_a_value_that_crushes_the_rest_is_clipped_and_told(tmp_path: Path) -> No
     for job, value in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 1e6)):
         write_job(tmp_path / str(job), f"a.lr={job + 1}", f"b={job % 2}", value=value, curve=(1.0, value))
     page = read(tmp_path)
-    assert page.text.count("Values that would crush the others are at the edge, or outside.") == 3
+    assert page.text.count("Values that would crush the others are at the edge, or outside.") == 4
     assert "values that crush the others are clipped" in page.text
     assert ">1000000</td>" in page.source, "the table has it"
-
-
-def test_texts_of_strangers_are_no_markup_and_no_script(tmp_path: Path) -> None:
-    name = "javascript:alert(1)'\"><script>"
-    text = "</script><script>alert(1)</script>"
-    write_job(
-        tmp_path / name, f"{text}.a.lr=1", f"b={text}", value=0.5, key=text, error=text, metrics={f"val/{text}": 1.0}
-    )
-    write_job(tmp_path / "1", f"{text}.a.lr=2", f"b={text}2", status=text, value=0.6, key=text)
-    page = read(tmp_path)
-    assert "<script>alert" not in page.source
-    assert [unquote(link) for link in page.links if link.startswith("./")] == [
-        "./1/report.html",
-        f"./{name}/report.html",
-    ]
 
 
 def test_a_sweep_with_extreme_numbers_and_more_keys_than_a_command_has_makes_a_page(tmp_path: Path) -> None:
@@ -185,25 +160,27 @@ def dump_dom(folder: Path, file: Path) -> str:
     return done.stdout
 
 
-def test_labels_that_would_be_alike_are_longer() -> None:
-    assert list(labels(["problems.a.optimizer.lr", "problems.b.optimizer.lr", "seed"]).values()) == [
-        "a.optimizer.lr", "b.optimizer.lr", "seed",
-    ]  # fmt: skip
+def test_importances_are_shares_that_sum_to_one() -> None:
+    rates = Column("lr", "lr", tuple(str(value) for value in range(12)))
+    names = Column("solver", "solver", ("cg", None, "exact") * 4)
+    shares = importances([names, rates], [float(value) for value in range(12)])
+    assert [label for label, _ in shares] == ["lr", "solver"]
+    assert sum(share for _, share in shares) == pytest.approx(1.0)
+    assert importances([names, rates], [0.0] * 12) == [] == importances([rates], [1.0, 2.0])
 
 
-def test_titles_are_as_narrow_as_their_place() -> None:
-    assert wrapped("reweight.optimizer.weight_decay", 16) == "reweight.\noptimizer.\nweight_decay"
-    lines = wrapped("a_very_long_problem.optimizer.weight_decay_of_all_parameters", 10).splitlines()
-    assert len(lines) <= 3
-    assert max(map(len, lines)) <= 10
+def write_inherited(folder: Path, pairs: list[tuple[float | None, float]]) -> Page:
+    """Write a sweep whose jobs began with inherited weights."""
+    for number, (before, after) in enumerate(pairs):
+        metrics = {} if before is None else {"inherited/val/loss": before}
+        write_job(folder / str(number), f"decisions.kernel_0=k{number}", value=after, metrics=metrics)
+    return read(folder)
 
 
-def test_columns_have_numbers_by_size_before_words() -> None:
-    column = Column("a", "a", ("10", "null", "9", "1e-3", None))
-    assert column.numbers is None
-    assert column.names == ["1e-3", "9", "10", "null", NONE]
-    assert Column("a", "a", ("10", "9")).numbers == (10, 9)
-    assert Column("a", "a", ("0.01", "1")).is_log
-    assert not Column("a", "a", ("1", "2")).is_log
-    assert Column("a", "a", ("1", "2"), is_drawn_by_logarithm=True).is_log
-    assert not Column("a", "a", ("0", "2"), is_drawn_by_logarithm=True).is_log
+def test_the_page_shows_inherited_beside_trained(tmp_path: Path) -> None:
+    page = write_inherited(tmp_path / "a", [(0.3, 0.1), (0.5, 0.3), (0.4, 0.2), (0.6, 0.4), (None, 9.0)])
+    assert inherited_pairs(compare(tmp_path / "a")) == [(0.3, 0.1), (0.5, 0.3), (0.4, 0.2), (0.6, 0.4)]
+    assert "Rank correlation (Spearman) of 4 jobs: 1.00" in page.text
+    assert "Rank correlation" not in write_inherited(tmp_path / "b", [(0.3, 0.1), (0.5, 0.3)]).text
+    page = write_inherited(tmp_path / "c", [(0.3, 0.1), (0.3, 0.3), (0.3, 0.2)])
+    assert "The 3 jobs have no rank correlation: one of the two is the same for all." in page.text

@@ -1,4 +1,7 @@
+"""The page of a run: what it says and draws, and what a folder of a stranger's, or a broken one, may do."""
+
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +11,9 @@ import pytest
 
 from mlotool.core.errors import ConfigError
 from mlotool.report import write_report
+from mlotool.report.formats import NONE
 from tests.report.html_check import read_page
-from tests.report.run_folders import mwn_config, mwn_rows, mwn_summary, problem, weight_arrays, write_metrics, write_run
+from tests.report.run_folders import mwn_config, mwn_rows, mwn_summary, problem, weight_arrays, write_run
 
 FEW_ROWS = [(1, "classifier/loss", 2.3), (2, "classifier/loss", 2.1), (2, "val/accuracy", 0.1)]
 
@@ -40,18 +44,10 @@ def test_the_page_and_the_figures_of_a_finished_run(tmp_path: Path) -> None:
         assert text in page.text, text
     assert "Notes on this folder" not in page.text
 
-    names = {file.name: file.read_bytes() for file in (run / "report").iterdir()}
-    assert set(names) == {
-        "loss-reweight.svg",
-        "loss-classifier.svg",
-        "training-gradient_norm.svg",
-        "training-lr.svg",
-        "evaluation-accuracy.svg",
-        "evaluation-loss.svg",
-        "weights-against-loss.svg",
-        "weights-histogram.svg",
-    }
-    assert all(content.startswith(b"<svg ") and len(content) > 3000 for content in names.values())
+    drawn = {file.stem: file.read_bytes() for file in (run / "report").iterdir()}
+    names = "loss-reweight loss-classifier training-gradient_norm training-lr evaluation-accuracy evaluation-loss"
+    assert set(drawn) == {*names.split(), "weights-against-loss", "weights-histogram"}
+    assert all(content.startswith(b"<svg ") and len(content) > 3000 for content in drawn.values())
 
 
 def test_a_report_is_written_again_over_the_old_one_byte_for_byte(tmp_path: Path) -> None:
@@ -85,34 +81,35 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert page.text.count("<img src=x onerror=alert(1)>") >= 5
 
 
-def test_figures_of_hostile_names_stay_in_their_folder(tmp_path: Path) -> None:
-    rows = [(1, "classifier/../../x", 1.0), (1, "classifier/..//..//x", 2.0), (1, "reweight/.", 2.0)]
-    run = write_run(tmp_path / "a" / "run", rows=rows)
-    write_report(run)
-    assert {file.suffix for file in (run / "report").iterdir()} == {".svg"}
-    assert [entry.name for entry in (tmp_path / "a").iterdir()] == ["run"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+def test_what_is_evaluated_in_the_end_stands_under_the_best_checkpoint(tmp_path: Path) -> None:
+    rows = [*FEW_ROWS, (1000, "weights/wrong_label_auc", 0.9731), (800, "test/accuracy", 0.9)]
+    page = read_page(write_report(write_run(tmp_path / "run", rows=rows)))
+    table = re.findall(r'<tr><th scope="row">([^<]*)</th><td[^>]*>([^<]*)</td><td[^>]*>([^<]*)</td></tr>', page.source)
+    assert ("accuracy", NONE, "0.9127") in table
+    assert ("wrong_label_auc", NONE, "0.9731") in table
+    assert "test: 0.9 at the best checkpoint (tick 800)." in page.text
 
 
-@pytest.mark.parametrize("missing", ["config.yaml", "recipe.yaml", "summary.json", "metrics.csv"])
-def test_a_missing_file_leaves_the_rest(tmp_path: Path, missing: str) -> None:
-    run = write_run(tmp_path / "run", rows=FEW_ROWS)
-    (run / missing).unlink()
-    page = read_page(write_report(run))
-    assert "Final metrics" in page.text
-    if missing == "summary.json":
-        assert "no summary" in page.text
-    if missing in ("config.yaml", "provenance.json", "summary.json"):
-        assert f"{missing} is missing" in page.text
+def test_what_upper_problems_learned_is_drawn_one_card_a_problem(tmp_path: Path) -> None:
+    for num, is_named in ((3, True), (32, False)):
+        rows = [(tick, f"reweight/learned_value_{place}", place + tick / 10) for tick in (1, 2) for place in range(num)]
+        page = read_page(write_report(write_run(tmp_path / str(num), rows=[*FEW_ROWS, *rows])))
+        assert f"reweight: the {num} learned values" in page.text
+        assert (f"value {num - 1}" in page.text) is is_named
 
 
-@pytest.mark.parametrize("text", ["{", "!!python/object:os.system {}", "\x00\x01"])
-def test_a_broken_file_leaves_the_rest(tmp_path: Path, text: str) -> None:
-    run = write_run(tmp_path / "run", rows=[])
-    for name in ("config.yaml", "provenance.json", "summary.json", "recipe.yaml", "overrides.txt", "metrics.csv"):
-        (run / name).write_text(text)
-    (run / "artifacts" / "weights.npz").write_text(text)
-    assert "run" in read_page(write_report(run)).text
+def test_a_missing_or_broken_file_leaves_the_rest(tmp_path: Path) -> None:
+    files = ("config.yaml", "provenance.json", "summary.json", "recipe.yaml", "overrides.txt", "metrics.csv")
+    for missing in files:
+        run = write_run(tmp_path / missing, rows=FEW_ROWS)
+        (run / missing).unlink()
+        page = read_page(write_report(run))
+        assert (f"{missing} is missing" in page.text) is (missing in files[:3])
+        assert ("no summary" in page.text) is (missing == "summary.json")
+    for text in ("!!python/object:os.system {}", "\x00\x01"):
+        for name in (*files, "artifacts/weights.npz"):
+            (run / name).write_text(text)
+        assert "config.yaml could not be read" in read_page(write_report(run)).text
 
 
 def test_a_failed_run_shows_its_error_and_its_last_finite_values(tmp_path: Path) -> None:
@@ -147,13 +144,6 @@ def test_unreadable_lines_are_counted_and_the_rest_is_drawn(tmp_path: Path) -> N
     assert (run / "report" / "loss-classifier.svg").is_file()
 
 
-def test_a_huge_file_gives_a_small_page(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).normal(size=50_000)
-    run = write_run(tmp_path / "run", rows=[])
-    write_metrics(run, ((tick, "classifier/loss", value) for tick, value in enumerate(values.tolist())))
-    assert len(read_page(write_report(run)).source) < 300_000
-
-
 def test_many_keys_are_not_all_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlotool.report.run_page.MAX_SERIES", 3)
     run = write_run(tmp_path / "run", rows=[(1, f"classifier/m{index}", 1.0) for index in range(9)])
@@ -175,16 +165,6 @@ def test_weight_artifacts(tmp_path: Path, change: str) -> None:
     assert ("difficulty: weight against loss" in page.text) == (change == "other name")
 
 
-@pytest.mark.parametrize(("low", "high", "are_equal"), [(0.999, 1.0, True), (0.9, 1.0, False)])
-def test_weights_alone_are_drawn_and_called_equal_where_they_are(
-    tmp_path: Path, low: float, high: float, *, are_equal: bool
-) -> None:
-    run = write_run(tmp_path / "run", rows=[], arrays={"weight": np.linspace(low, high, 40)})
-    page = read_page(write_report(run))
-    assert "who got which weight" in page.text and "weight against loss" not in page.text
-    assert ("All weights are within 1% of each other" in page.text) == are_equal
-
-
 def test_artifacts_that_are_no_weights_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=[], arrays={"loss": np.zeros(3), "weight": np.zeros(4)})
     np.savez(run / "artifacts" / "other.npz", confusion=np.eye(3))
@@ -194,17 +174,12 @@ def test_artifacts_that_are_no_weights_are_left_out(tmp_path: Path) -> None:
     assert "who got which weight" not in page.text
 
 
-@pytest.mark.parametrize("found", ["no such folder", "a file", "an empty folder", "a folder with notes.txt"])
-def test_what_is_no_run_folder_is_refused(tmp_path: Path, found: str) -> None:
-    path = tmp_path / "run"
-    if found == "a file":
-        path.write_text("x")
-    elif found != "no such folder":
-        path.mkdir()
-    if found.startswith("a folder"):
-        (path / "notes.txt").write_text("x")
-    with pytest.raises(ConfigError, match=f"found {found}; expected .* Give the folder"):
-        write_report(path)
+def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for name, found in (("nowhere", "no such folder"), ("file", "a file"), ("empty", "another folder")):
+        with pytest.raises(ConfigError, match=f"found {found}; expected .* Give the folder"):
+            write_report(tmp_path / name)
 
 
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
