@@ -44,11 +44,9 @@ def main(words: Sequence[str]) -> int:
     from mlotool.cli.arguments import require_recipe
     from mlotool.cli.hydra_app import call_hydra, never, open_sources
     from mlotool.cli.job import Job
-    from mlotool.config.schema import check_overrides
 
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
-    check_overrides(request.overrides)
     _warn_of_repeated(request.overrides)
     shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
     if not shows_only:

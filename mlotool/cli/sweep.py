@@ -196,7 +196,7 @@ def _said(words: list[str]) -> list[str]:
 def _words_of(file: Path) -> list[str]:
     try:
         text = read_text(file.parent, file.name, MAX_CONFIG_BYTES)
-        config = parse_document(file, text or "", is_fast=True).data
+        config = parse_document(file, text or "").data
         return [str(word) for word in config["hydra"]["overrides"]["task"]]
     # Of a sweep that was killed while it wrote, of another version of Hydra, or of a stranger.
     except (ConfigError, KeyError, TypeError):

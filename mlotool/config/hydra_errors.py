@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.recipes import GROUP, list_recipes
-from mlotool.config.schema import GROUPS, Place, schema_faults
+from mlotool.config.schema import GROUPS, Place, value_faults
 from mlotool.config.sources import loaded_recipes
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
@@ -53,12 +53,12 @@ def _is_of_libraries(error: BaseException) -> bool:
 
 def _faults(words: Sequence[str]) -> list[str]:
     """Return what does not fit the schema in the recipes that were read and in the overrides."""
-    faults = []
-    for document in loaded_recipes():
-        for place, fault in schema_faults(document.data).items():
-            faults.append(f"{document.path}, line {_line(document.text, place)}: {fault}")
-    for word in words:
-        faults += schema_faults(_content(word)).values()
+    faults = [
+        f"{document.path}, line {_line(document.text, place)}: {fault}"
+        for document in loaded_recipes()
+        for place, fault in value_faults(document.data)
+    ]
+    faults += [fault for word in words for _, fault in value_faults(_content(word))]
     return fault_list(faults).splitlines()
 
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from mlotool import Schedule
 from mlotool.config import build, check
-from mlotool.config.parameter_groups import grouped
+from mlotool.config.instantiate import grouped
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]

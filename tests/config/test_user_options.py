@@ -9,8 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mlotool.config import check, compose
-from mlotool.config.options import option_names, options_folder, own_options
-from mlotool.config.recipes import package_dir
+from mlotool.config.recipes import option_names, options_folder, own_options, package_dir
 from mlotool.config.sweep_plan import read_sweep
 from mlotool.core.errors import ConfigError
 from tests.config.conftest import message_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from mlotool.config.instantiate import NodeFactory, instantiate
+from mlotool.config.instantiate import NodeFactory
 from mlotool.spaces import Operator, Space
 
 
@@ -61,5 +61,5 @@ def test_a_single_number_stays_one() -> None:
 
 @pytest.mark.parametrize("settings", [{"kernel_size": 5}, {"dilation": 2}, {"kernel_size": [5, 5]}], ids=str)
 def test_a_candidate_of_a_recipe_is_fitted_too(settings: dict[str, Any]) -> None:
-    other = NodeFactory("candidates.other", {"_target_": "torch.nn.Conv2d", **settings}, instantiate)
+    other = NodeFactory("candidates.other", {"_target_": "torch.nn.Conv2d", **settings})
     assert replaced(nn.Conv2d(8, 8, 3, padding=1), other).padding == (2, 2)
