@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import OmegaConf
 
-from mlotool.config.instantiate import bind, instantiate, optimizer_factory, require_kind, scheduler_factory
-from mlotool.config.parameter_groups import optimizer_roles
+from mlotool.config.instantiate import (
+    bind,
+    instantiate,
+    optimizer_factory,
+    optimizer_roles,
+    require_kind,
+    scheduler_factory,
+)
 from mlotool.config.recipes import package_dir
 from mlotool.config.user_data import LimitedData, split_of
 
