@@ -18,20 +18,10 @@ from mlotool.config.safety import DANGEROUS
 from mlotool.config.schema import OPTION_GROUPS, members, node_kind, walk
 from mlotool.config.sources import loaded_recipes
 from mlotool.config.trusted import CONTAINERS, is_of_user, resolve, trust_fault
+from mlotool.core import settings as ranges
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.core.settings import (
-    BelowOne,
-    Count,
-    Layers,
-    NonNegative,
-    Positive,
-    Share,
-    Whole,
-    parameters,
-    setting_fault,
-    words,
-)
+from mlotool.core.settings import Count, NonNegative, parameters, setting_fault, words
 
 Values = Mapping[str, Any]
 Signature = Mapping[str, Parameter]
@@ -43,24 +33,24 @@ _COUNTS = ("step_size", "T_max", "T_0", "T_mult", "total_iters", "total_steps", 
 TORCH_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "torch.optim.lr_scheduler.": {
         **dict.fromkeys((*_COUNTS, "step_size_up", "step_size_down"), Count),
-        **dict.fromkeys(("gamma", "base_lr", "max_lr", "div_factor", "final_div_factor", "factor"), Positive),
+        **dict.fromkeys(("gamma", "base_lr", "max_lr", "div_factor", "final_div_factor", "factor"), ranges.Positive),
         **dict.fromkeys(("eta_min", "min_lr", "power", "threshold"), NonNegative),
-        **dict.fromkeys(("patience", "cooldown"), Whole),
-        **dict.fromkeys(("base_momentum", "max_momentum"), BelowOne),
-        **dict.fromkeys(("end_factor", "pct_start"), Share),
+        **dict.fromkeys(("patience", "cooldown"), ranges.Whole),
+        **dict.fromkeys(("base_momentum", "max_momentum"), ranges.BelowOne),
+        **dict.fromkeys(("end_factor", "pct_start"), ranges.Share),
         "milestones": Annotated[Sequence[Count], MinLen(1)],
         "start_factor": Annotated[float, Gt(0), Le(1)],
     },
     "torch.optim.": {
         **dict.fromkeys(("lr", "weight_decay", "eps", "alpha", "dampening", "lambd", "lr_decay"), NonNegative),
-        "momentum": BelowOne,
-        "betas": Sequence[BelowOne],
+        "momentum": ranges.BelowOne,
+        "betas": Sequence[ranges.BelowOne],
         "max_iter": Count,
         "history_size": Count,
     },
     "torch.nn.": {
-        **dict.fromkeys(("num_layers", "num_encoder_layers", "num_decoder_layers"), Layers),
-        **dict.fromkeys(("p", "dropout"), Share),
+        **dict.fromkeys(("num_layers", "num_encoder_layers", "num_decoder_layers"), ranges.Layers),
+        **dict.fromkeys(("p", "dropout"), ranges.Share),
     },
 }
 """Ranges of settings that torch would take without a word, by the beginning of the target's name."""
@@ -191,12 +181,8 @@ class _Node:
         group, key = "model" if self.kind == "module" else self.kind, self.key
         if not (isinstance(self.node, str) and group in OPTION_GROUPS and self.node in option_names(group)):
             return f"Write {key}: {{_target_: .., ..}}."
-        choice, address = ("", "override /") if key == group else ("+", "/")
-        place = group if key == group else f"{group}@{key}"
-        return (
-            f"Write {choice}{place}={self.node} on the command line, or `- {address}{place}: {self.node}` at the end "
-            "of the recipe's defaults list."
-        )
+        address = f"override /{group}" if key == group else f"/{group}@{key}"
+        return f"Write `- {address}: {self.node}` at the end of the recipe's defaults list."
 
     def _special_faults(self) -> Iterator[str]:
         key, node, name = self.key, self.node, self.node["_target_"]
@@ -205,17 +191,13 @@ class _Node:
                 yield f"{key}.{keyword}: found {node[keyword]!r}; mlotool knows how to build each node. Remove it."
         if "_args_" in node and not (name in CONTAINERS and isinstance(node["_args_"], list)):
             # By position a setting would have no name that the checks know it by.
-            lists = (
-                "a list of modules" if name in CONTAINERS else f"keywords; only {', '.join(CONTAINERS)} takes a list"
-            )
-            yield f"{key}._args_: found {node['_args_']!r} for {name}; expected {lists}. Write {key}.<name>: .."
+            wanted = f"keywords; only {', '.join(CONTAINERS)} takes a list of modules"
+            yield f"{key}._args_: found {node['_args_']!r} for {name}; expected {wanted}. Write {key}.<name>: .."
         # `data.download` is the user's to set on the command line, and so is what the user's own package takes.
         for keyword, allowed in DANGEROUS.items() if self.kind != "data" and not is_of_user(name) else ():
             if keyword in node and not any(node[keyword] is value for value in allowed):
-                yield (
-                    f"{key}.{keyword}: found {node[keyword]!r}; expected nothing that downloads, unpickles or chooses "
-                    "where files go. Remove it."
-                )
+                wanted = "nothing that downloads, unpickles or chooses where files go"
+                yield f"{key}.{keyword}: found {node[keyword]!r}; expected {wanted}. Remove it."
 
     def _role_faults(self, roles: Values, signature: Signature) -> Iterator[str]:
         keywords = [parameter for parameter in signature.values() if parameter.kind is Parameter.KEYWORD_ONLY]
@@ -223,10 +205,7 @@ class _Node:
         for role, player in roles.items():
             key = f"{self.key}.roles.{role}"
             if role not in known and not _is_open(signature):
-                by_position = [name for name, parameter in signature.items() if parameter.kind in _BY_POSITION][1:]
-                advice = (
-                    f"Write a * before it: def f(batch, *, {role})." if role in by_position else "Correct the role."
-                )
+                advice = f"Write a * before it: def f(batch, *, {role})." if role in signature else "Correct the role."
                 yield (
                     f"{key}: unknown role '{role}' of {self.node['_target_']}; expected a keyword-only argument, one "
                     f"of {', '.join(known) or 'none'}.{did_you_mean(role, known)} {advice}"
@@ -262,13 +241,14 @@ class _Node:
                 )
         for parameter in () if is_filled or self.is_filled else named:
             if parameter.default is Parameter.empty and parameter.name not in (*settings, *filled):
-                may_be_role = parameter.kind is Parameter.KEYWORD_ONLY and parameter.annotation is Parameter.empty
-                has_words = parameter.annotation is not Parameter.empty and not is_role(parameter)
-                wanted = f" ({words(parameter.annotation)})" if has_words else ""
-                where = f"{key}.roles.{parameter.name}" if is_role(parameter) else f"{key}.{parameter.name}"
-                if may_be_role and "roles" in OURS.get(self.kind, ()):
-                    where = f"{key}.roles.{parameter.name}: <problem> if it is a module, or {where} if it is a setting"
-                yield f"{key}.{parameter.name}: missing; {name} expects it{wanted}. Write {where}."
+                role, where = f"{key}.roles.{parameter.name}", f"{key}.{parameter.name}"
+                if is_role(parameter):
+                    where = role
+                elif parameter.annotation is not Parameter.empty:
+                    where += f", {words(parameter.annotation)}"
+                elif parameter.kind is Parameter.KEYWORD_ONLY and "roles" in OURS.get(self.kind, ()):
+                    where = f"{role}: <problem> if it is a module, or {where} if it is a setting"
+                yield f"{key}.{parameter.name}: missing; {name} expects it. Write {where}."
 
     def _setting_faults(self, place: str, target: str, parameter: Parameter, value: Any) -> Iterator[str]:
         name = parameter.name

@@ -1,22 +1,17 @@
 """Values that fit their own setting, but not each other: names, edges, splits, metrics, and what has no effect."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from mlotool.config import schema
 from mlotool.config.instantiate import optimizer_roles
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.reading import leaves
 from mlotool.config.resolve import is_known
-from mlotool.config.schema import (
-    CLASSIFICATION_METRIC_NAMES,
-    METRIC_NAMES,
-    OF_ONE_OBJECTIVE,
-    is_identifier,
-    is_plain_name,
-    name_fault,
-)
+from mlotool.config.schema import METRIC_NAMES, is_identifier, is_plain_name, name_fault
 from mlotool.config.trusted import is_of_user
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
@@ -49,25 +44,20 @@ def name_faults(values: Values) -> Iterator[str]:
     if not problems:
         yield "problems: found none; expected at least one. Choose a recipe: mlotool run +recipe=mwn."
     for key, names in (("analyses", analyses), ("evaluate.splits", splits)):
-        for name in names:
-            if not is_plain_name(name):
-                yield f"{key}: found the name {name!r}; expected letters, digits, '-', '_' and '.'. Rename it."
-    for problem in problems:
-        if not is_identifier(problem):
-            yield (
-                f"problems.{problem}: found the name {problem!r}; expected letters, digits and '_', not beginning with "
-                "a digit. Rename the problem."
-            )
-    for key, names, suffix, kind, others in (
-        ("problems", problems, "problem", "split in evaluate.splits", splits),
-        ("analyses", analyses, "analysis", "problem", problems),
-        ("analyses", analyses, "analysis", "split", splits),
+        for name in itertools.filterfalse(is_plain_name, names):
+            yield f"{key}: found the name {name!r}; expected letters, digits, '-', '_' and '.'. Rename it."
+    for name in itertools.filterfalse(is_identifier, problems):
+        yield f"problems.{name}: found the name {name!r}; expected letters and '_', then also digits. Rename it."
+    for key, names, others in (
+        ("problems", problems, {"split": splits}),
+        ("analyses", analyses, {"problem": problems, "split": splits}),
     ):
-        for name in [name for name in names if name in others]:
-            yield (
-                f"{key}.{name}: found the name of a {kind}; expected a name of its own, since metrics are logged as "
-                f"<name>/<metric>. Rename it to {name}_{suffix}."
-            )
+        for name, kind in itertools.product(names, others):
+            if name in others[kind]:
+                yield (
+                    f"{key}.{name}: found the name of a {kind}; expected a name of its own, since metrics are logged "
+                    "as <name>/<metric>. Rename it."
+                )
 
 
 def _splits(values: Values) -> Values:
@@ -91,11 +81,8 @@ def graph_faults(values: Values) -> Iterator[str]:
             f"Write graph.upper_to_lower.{name}: [{other}] and graph.lower_to_upper.{other}: [{name}]."
             for other in sorted(players & {*graph.readers(name), *graph.uppers(name)})
         )
-        yield (
-            f"graph: '{name}' reads no problem's solution, and its loss does not use its own module, so that it cannot "
-            "learn. "
-            + (f"The edges are the wrong way round? {advice}" if advice else f"Add a role for '{name}' to its loss.")
-        )
+        advice = f"The edges are the wrong way round? {advice}" if advice else f"Add a role for '{name}' to its loss."
+        yield f"graph: '{name}' reads no solution, and its loss does not use its own module: it cannot learn. {advice}"
 
 
 def _other_uses(problem: Values) -> dict[str, str]:
@@ -120,16 +107,13 @@ def stream_faults(values: Values) -> Iterator[str]:
         other, key = problem.get("same_batch_as"), f"problems.{name}.same_batch_as"
         streaming = [other_name for other_name, node in problems.items() if node.get("stream") and other_name != name]
         if isinstance(other, str) and problem.get("stream"):
-            yield (
-                f"{key}: found '{other}' beside a stream; expected one of the two. Write problems.{name}.stream: null, "
-                "or remove same_batch_as."
-            )
+            yield f"{key}: found '{other}' beside a stream; expected one of the two. Remove one of them."
         elif isinstance(other, str) and other not in streaming:
             yield unknown_name(key, other, streaming)
         if devices != 1 and problem.get("tasks") is not None:
             yield (
-                f"problems.{name}.tasks: found {problem['tasks']} with runner.devices={devices}; expected null, since "
-                "ranks would divide the tasks, the batch's first axis. Set runner.devices=1."
+                f"problems.{name}.tasks: found {problem['tasks']} with runner.devices={devices}, whose ranks would "
+                "divide the tasks; expected null. Set runner.devices=1."
             )
     sizes = values["data"].get("sizes") if isinstance(values["data"], Mapping) else None
     if isinstance(sizes, Mapping):
@@ -158,7 +142,7 @@ def evaluation_faults(values: Values) -> Iterator[str]:
     for argument, source in evaluate.get("arguments", {}).items():
         name, dot, method = str(source).partition(".")
         if is_known(source) and (name not in problems or (dot and not method.isidentifier())):
-            advice = "Write a problem, or a problem and a method of its module: problem.method."
+            advice = "Write a problem, or a method of its module: problem.method."
             yield unknown_name(f"evaluate.arguments.{argument}", source, problems, advice)
     is_wrong = any(isinstance(metric, str) and metric not in METRIC_NAMES for metric in evaluate.get("metrics", ()))
     # Where the list of metrics is wrong, a metric that is right has no fault of its own.
@@ -172,19 +156,15 @@ def evaluation_faults(values: Values) -> Iterator[str]:
     if patience is not None and is_known(objective) and not is_evaluated:
         yield (
             f"runner.early_stopping_patience: found {patience} with objective={objective or 'null'}; expected an "
-            "objective that is evaluated during training. Set objective=val/accuracy and evaluate.splits.val=100, or "
-            "runner.early_stopping_patience=null."
+            "objective that is evaluated during training. Set evaluate.splits.val=100, or leave the patience out."
         )
     if values["runner"]["max_ticks"] == 0:
         if not splits and not values["analyses"]:
-            yield (
-                "runner.max_ticks: found 0 with nothing to evaluate; expected ticks, or evaluate.splits. Write "
-                "evaluate.splits.val=end, or at least one tick."
-            )
+            yield "runner.max_ticks: found 0 with nothing to evaluate; expected ticks. Set evaluate.splits.val=end."
         if source in problems:
             yield (
-                f"objective: found '{objective}' with runner.max_ticks=0; expected a metric of a split, since losses "
-                "are those of ticks. Set objective=val/accuracy."
+                f"objective: found '{objective}' with runner.max_ticks=0; expected a metric of a split. Set "
+                "objective=val/accuracy."
             )
 
 
@@ -225,7 +205,7 @@ def class_faults(metrics: Iterable[Any], num_classes: Any) -> Iterator[str]:
         num_classes: what the data says, None where it says nothing.
     """
     for name in metrics:
-        if name not in CLASSIFICATION_METRIC_NAMES:
+        if name not in schema.CLASSIFICATION_METRIC_NAMES:
             continue
         if not num_classes:
             yield (
@@ -233,10 +213,7 @@ def class_faults(metrics: Iterable[Any], num_classes: Any) -> Iterator[str]:
                 "Use one of mean_squared_error, mean_absolute_error, r2, or data with classes."
             )
         elif not isinstance(num_classes, Integral) or isinstance(num_classes, bool) or num_classes < 2:
-            yield (
-                f"data.num_classes: found {num_classes!r}, which '{name}' cannot count; expected a whole number of at "
-                "least 2. Correct it."
-            )
+            yield f"data.num_classes: found {num_classes!r}; '{name}' expects a whole number of at least 2. Correct it."
 
 
 def sweep_faults(values: Values) -> Iterator[str]:
@@ -244,25 +221,22 @@ def sweep_faults(values: Values) -> Iterator[str]:
     sweep = values["sweep"]
     options, second = sweep["launcher_options"], sweep["second_objective"]
     if sweep["launcher"] == "local" and isinstance(options, Mapping) and options:
-        yield (
-            f"sweep.launcher_options: found {options} with sweep.launcher=local, which has none; expected "
-            "sweep.launcher=slurm or ray. Choose one, or leave the options out."
-        )
+        yield f"sweep.launcher_options: found {options}; expected none with sweep.launcher=local. Choose slurm or ray."
     if sweep["method"] == "grid" and is_known(sweep["repeats"]) and sweep["repeats"] != 1:
-        yield (
-            f"sweep.repeats: found {sweep['repeats']} in a grid; expected 1, as there each seed is a value. Write "
-            f"'seed=range(0,{sweep['repeats']})'."
-        )
+        repeats = sweep["repeats"]
+        yield f"sweep.repeats: found {repeats} in a grid; expected 1. Write 'seed=range(0,{repeats})'."
     if second is not None and sweep["second_objective_mode"] is None:
+        key = "sweep.second_objective_mode"
+        yield f"{key}: found null beside sweep.second_objective={second}; expected min or max. Write {key}=min."
+    if second is not None and sweep["sampler"] in schema.OF_ONE_OBJECTIVE:
         yield (
-            f"sweep.second_objective_mode: found null beside sweep.second_objective={second}; expected min or max. "
-            "Write sweep.second_objective_mode=min."
+            f"sweep.sampler: found {sweep['sampler']}, which looks at one objective, beside sweep.second_objective="
+            f"{second}; expected another. Write sweep.sampler=nsga2."
         )
-    if second is not None and sweep["sampler"] in OF_ONE_OBJECTIVE:
-        yield (
-            f"sweep.sampler: found {sweep['sampler']} beside sweep.second_objective={second}; expected a sampler that "
-            "takes two objectives: nsga2, tpe, random, qmc or brute_force. Write sweep.sampler=nsga2."
-        )
+
+
+ALL = (name_faults, graph_faults, stream_faults, evaluation_faults, sweep_faults)
+"""What yields faults of a config."""
 
 
 def nan_faults(values: Values, known: Sequence[str]) -> Iterator[str]:
@@ -294,10 +268,7 @@ def warnings_of(values: Values, hypergradients: Values) -> Iterator[str]:
     if values["runner"]["tf32"] is True:
         yield from filter(None, (_coarse(key, node) for key, node in hypergradients.items()))
     if logger["mode"] != "offline" and logger["wandb"] is False:
-        yield (
-            f"logger.mode: found '{logger['mode']}' with logger.wandb=false, which ignores it. Set logger.wandb=true, "
-            "or leave logger.mode out."
-        )
+        yield f"logger.mode: found '{logger['mode']}' with logger.wandb=false, which ignores it. Set logger.wandb=true."
     yield from _objective_warnings(values)
 
 
@@ -307,14 +278,14 @@ def _stream_warnings(key: str, problem: Values, values: Values) -> Iterator[str]
     size = sizes.get(split) if isinstance(sizes, Mapping) else None
     if isinstance(size, int) and isinstance(batch_size, int) and 0 < size < batch_size:
         yield (
-            f"{key}.stream.batch_size: found {batch_size}, while data.sizes.{split}={size}, so each batch has {size} "
-            f"samples. Set {key}.stream.batch_size={size}, or data.sizes.{split}={batch_size}."
+            f"{key}.stream.batch_size: found {batch_size} with data.sizes.{split}={size}, so each batch has {size} "
+            f"samples. Set {key}.stream.batch_size={size}."
         )
     steps = problem.get("unroll_steps")
     if problem.get("tasks") is not None and isinstance(steps, int) and isinstance(repeat, int) and repeat % steps:
         yield (
-            f"{key}.stream.repeat: found {repeat} with unroll_steps={steps} and tasks, so the tasks change before all "
-            f"of their steps are done. Set {key}.stream.repeat={steps}."
+            f"{key}.stream.repeat: found {repeat} with unroll_steps={steps}, so tasks change before their steps are "
+            f"done. Set {key}.stream.repeat={steps}."
         )
     of_objective = str(values["objective"] or "").partition("/")[0]
     if split == "test" or (split == of_objective and split in _splits(values)):
@@ -333,17 +304,13 @@ def _unused(name: str, problem: Values, values: Values) -> Iterator[str]:
     ]
     for setting in [*settings, *(["hypergradient"] if problem.get("hypergradient") is not None else [])]:
         if not readers.get(name):
-            found = "one" if setting == "hypergradient" else problem[setting]
-            yield (
-                f"{key}.{setting}: found {found}, while no problem reads the solution of '{name}'; expected it at the "
-                "lower problem. Here it has no effect. "
-                + (f"Move it to problems.{lower}.{setting}." if lower else "Remove it.")
-            )
+            advice = f"Move it to problems.{lower}.{setting}." if lower else "Remove it."
+            yield f"{key}.{setting}: has no effect, as no problem reads the solution of '{name}'. {advice}"
     is_evaluated = any(isinstance(every, int) for every in _splits(values).values())
     if problem.get("scheduler") is not None and problem["scheduler_interval"] == "evaluation" and not is_evaluated:
         yield (
-            f"{key}.scheduler_interval: found evaluation, while nothing is evaluated during training, so the scheduler "
-            f"never steps. Set evaluate.splits.val=100, or {key}.scheduler_interval=step."
+            f"{key}.scheduler_interval: found evaluation, but nothing is evaluated during training, so the scheduler "
+            "never steps. Set evaluate.splits.val=100."
         )
 
 
@@ -360,7 +327,7 @@ def _idle_uppers(values: Values) -> Iterator[str]:
         if uppers and steps > ticks:
             yield (
                 f"runner.max_ticks: found {ticks}, while {', '.join(uppers)} waits for {steps} steps of '{lower}', so "
-                f"nothing above '{lower}' is trained. Set runner.max_ticks={2 * steps}."
+                f"nothing above it is trained. Set runner.max_ticks={2 * steps}."
             )
 
 
@@ -370,10 +337,7 @@ def _coarse(key: str, node: Values) -> str | None:
     kind = "finite differences" if node.get("product") == "finite_difference" else target
     if kind not in ("finite differences", "Penalty", "EvolutionStrategies"):
         return None
-    return (
-        f"runner.tf32: found true, while {key} compares nearby points ({kind}), which TF32 rounds to three digits on a "
-        f"GPU. Set runner.tf32=false, or for {key} an option with second derivatives, such as neumann."
-    )
+    return f"runner.tf32: found true, while {key} compares nearby points ({kind}) of which TF32 keeps three digits."
 
 
 def _objective_warnings(values: Values) -> Iterator[str]:
@@ -388,7 +352,6 @@ def _objective_warnings(values: Values) -> Iterator[str]:
     is_whole = isinstance(patience, int) and isinstance(every, int) and values["debug"]["limit_ticks"] is None
     if is_whole and (patience + 1) * every > runner["max_ticks"]:
         yield (
-            f"runner.early_stopping_patience: found {patience} with evaluate.splits.{source}={every} and "
-            f"runner.max_ticks={runner['max_ticks']}, so the run is never stopped early. Lower "
-            f"evaluate.splits.{source}, or leave the patience out."
+            f"runner.early_stopping_patience: found {patience} with evaluate.splits.{source}={every}, so the run of "
+            f"{runner['max_ticks']} ticks is never stopped early. Lower evaluate.splits.{source}."
         )

@@ -13,14 +13,7 @@ from mlotool.config import check_values
 from mlotool.config.building import Built, assemble, cut_down
 from mlotool.config.check_targets import target_faults
 from mlotool.config.hydra_errors import config_errors
-from mlotool.config.instantiate import (
-    GROUPS_KEY,
-    instantiate,
-    optimizer_factory,
-    optimizer_roles,
-    require_kind,
-    scheduler_factory,
-)
+from mlotool.config.instantiate import instantiate, optimizer_factory, optimizer_roles, require_kind, scheduler_factory
 from mlotool.config.reading import leaves
 from mlotool.config.resolve import resolve_config
 from mlotool.config.run_config import decision_faults, finished_run, folder_of
@@ -72,16 +65,8 @@ def checked(
     with config_errors():
         values, faults = resolve_config(config)
     faults += [fault for _, fault in value_faults(values)]
-    for of_values in (
-        check_values.name_faults,
-        check_values.graph_faults,
-        check_values.stream_faults,
-        check_values.evaluation_faults,
-        check_values.sweep_faults,
-        decision_faults,
-        target_faults,
-    ):
-        faults += of_values(values)
+    for faults_of in (*check_values.ALL, decision_faults, target_faults):
+        faults += faults_of(values)
     faults += check_values.nan_faults(values, faults)
     if machine:
         faults += machine_faults(values)
@@ -181,7 +166,7 @@ class _DryBuild:
             parameters = [torch.nn.Parameter(torch.zeros(2, 2))]
             optimizer = None
             if self._is_ready(f"{key}.optimizer", node):
-                settings = _without(node, (GROUPS_KEY, *optimizer_roles(node)))
+                settings = _without(node, ("groups", *optimizer_roles(node)))
                 optimizer = self._noted(partial(optimizer_factory(f"{key}.optimizer", settings), parameters))
             if optimizer is not None and self._is_ready(f"{key}.scheduler", scheduler):
                 self._noted(partial(scheduler_factory(f"{key}.scheduler", scheduler), optimizer))

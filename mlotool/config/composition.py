@@ -21,13 +21,13 @@ from omegaconf.errors import OmegaConfBaseException
 from mlotool.config import recipes, safety
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.provenance import Origin
-from mlotool.config.reading import Document, leaves, read_document
-from mlotool.config.recipes import FOLDER, GROUP
+from mlotool.config.reading import leaves, read_document
+from mlotool.config.recipes import GROUP
 from mlotool.config.run_config import DECISIONS_KEY, FOLDER_KEY, fill_decisions
 from mlotool.config.schema import GROUPS, MAX_NAME, OPTION_GROUPS, boolean_faults, is_boolean, name_fault
 from mlotool.config.sources import loaded_recipes, sources
 from mlotool.config.trusted import trust_all
-from mlotool.core.arguments import is_path, require, require_texts, shown
+from mlotool.core.arguments import require, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 
@@ -64,7 +64,10 @@ def compose(
         1
     """
     recipe = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
-    _check_kinds(recipe, overrides, trust)
+    wanted = "a name, such as 'mwn', or the path of a file"
+    require(isinstance(recipe, str | None), "compose.recipe", recipe, wanted, "Write compose('mwn').")
+    require_texts("compose.overrides", overrides, "seed=1")
+    require_texts("compose.trust", trust, "mymodels")
     trust_all(trust)
     argument, folders = recipes.recipe_argument(recipe)
     path = _recipe_path(recipe, overrides, folders)
@@ -80,30 +83,13 @@ def compose(
     return config
 
 
-def _check_kinds(recipe: Any, overrides: Any, trust: Any) -> None:
-    if not isinstance(recipe, str | None):
-        raise ConfigError(
-            f"compose.recipe: found {shown(recipe)}; expected a name, such as 'mwn', or the path of a file. Write "
-            "compose('mwn')."
-        )
-    require_texts("compose.overrides", overrides, "seed=1")
-    require_texts("compose.trust", trust, "mymodels")
-
-
 def check_composed(config: Any) -> None:
     """Refuse what is no composed config: a recipe's name, plain dicts, a part of one.
 
     Raises:
         ConfigError: it is none.
     """
-    advice = "Write mlotool.run(mlotool.compose('mwn'))."
-    if is_path(config):
-        advice = f"Write mlotool.run(mlotool.compose({os.fspath(config)!r}))."
-    elif isinstance(config, Mapping):
-        advice = (
-            "Write what differs from a recipe as overrides, mlotool.run(mlotool.compose('mwn', ['seed=1'])), or all of "
-            "it as a recipe file, mlotool.run(mlotool.compose('mine.yaml'))."
-        )
+    advice = "Write mlotool.run(mlotool.compose('mwn', ['seed=1'])), or compose('mine.yaml')."
     is_whole = isinstance(config, DictConfig) and "runner" in config
     require(is_whole, "run.config", config, "a config that mlotool.compose has returned", advice)
 
@@ -180,9 +166,9 @@ def _hydra_word(override: Override) -> str:
     first, _, rest = override.key_or_group.partition(".")
     if override.type != OverrideType.CHANGE:
         return word
-    if (first, rest) == (DECISIONS_KEY, "") and all(isinstance(each, str | QuotedString) for each in values):
+    if (first, rest) == (DECISIONS_KEY, "") and all(isinstance(item, str | QuotedString) for item in values):
         return f"{FOLDER_KEY}={word.partition('=')[2]}"
-    is_node = any(isinstance(each, dict) and (_TARGET in each or first in _OPEN) for each in values)
+    is_node = any(isinstance(item, dict) and (_TARGET in item or first in _OPEN) for item in values)
     return f"++{word}" if is_node or (first == DECISIONS_KEY and rest) else word
 
 
@@ -204,16 +190,15 @@ def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str])
             raise ConfigError(f"problems.{rest[0]}: there is no such problem.{hint} Correct {override.input_line}.")
         with config_errors(words=[override.input_line or ""]), open_dict(config):
             config.merge_with(_tree(path, override.value()))
-    size = 0
     for address, chosen in choices.items():
         if str(address).partition("@")[0] in OPTION_GROUPS and isinstance(chosen, str):
             place = safety.full_address(str(address))
             option, package = _option(place, chosen), place.partition("@")[2]
-            size += option.num_nodes * (option.path.parts[0] == FOLDER.name)
             if not any(word.lstrip("+").startswith((f"{package}={{", f"{package}.{_TARGET}=")) for word in words):
-                _check_target(config, package, f"{address}={chosen}", option.data)
-    size += sum(_option(address, name).num_nodes for address, names in _lists(words) for name in names)
-    safety.check_total(size)
+                _check_target(config, package, f"{address}={chosen}", option)
+    for address, names in _lists(words):
+        for name in names:
+            _option(address, name)
     fill_decisions(config)
 
 
@@ -274,18 +259,18 @@ def _address(override: Override) -> str:
     return safety.full_address(override.get_key_element().lstrip("+~"))
 
 
-def _option(address: str, name: str) -> Document:
-    """Return the file of an option, which is held to the rules for recipes where it is the user's."""
+def _option(address: str, name: str) -> dict[Any, Any]:
+    """Return the content of an option, which is held to the rules for recipes where it is the user's."""
     group, _, package = address.partition("@")
     if built_in := recipes.built_in_option(group, name):
         recipes.check_name(group, name)
-        return read_document(built_in)
+        return read_document(built_in).data
     own = recipes.own_option(group, name)
     if own is None:
-        return Document(Path(name), "", {})
-    document = safety.read_option(group, own)
-    safety.check_placed(own, _tree(package.split("."), document.data))
-    return document
+        return {}
+    content = safety.read_option(group, own).data
+    safety.check_placed(own, _tree(package.split("."), content))
+    return content
 
 
 def _check_target(config: DictConfig, package: str, choice: str, option: Mapping[Any, Any]) -> None:
@@ -295,8 +280,7 @@ def _check_target(config: DictConfig, package: str, choice: str, option: Mapping
     if target is not None and found is not None and found != target:
         raise ConfigError(
             f"{package}: found the target {found} beside the choice {choice}, which is {target}; expected one of them, "
-            "as their keys are merged. Leave the choice out, or remove the node that the recipe writes out; a recipe "
-            f"chooses no option by `- override /{choice.partition('=')[0]}: null` in its defaults list."
+            f"as their keys are merged. Leave the choice out: `- override /{choice.partition('=')[0]}: null`."
         )
 
 

@@ -84,14 +84,13 @@ class Drawer:
     """
 
     def __init__(self, plan: SweepPlan) -> None:
-        self._fixed = [word for word in plan.fixed if not word.startswith("hydra.")]
+        self._fixed = plan.shared_words
         self._without_values = WithoutValues()
         self._composed: tuple[tuple[str, ...], Mapping[str, Any]] | None = None
-        first = [f"{each.key}={each.first}" for each in plan.dimensions]
         self.is_needed = False
-        self._are_modules_fixed = not any(".module" in each.key for each in plan.dimensions)
+        self._are_modules_fixed = not any(".module" in dimension.key for dimension in plan.dimensions)
         # A choice that is wrong fails in a job of its own, as others may be right.
-        for words in (first, []):
+        for words in (plan.first_words, []):
             try:
                 self._values(words)
             except ConfigError as error:
@@ -104,7 +103,7 @@ class Drawer:
 
     def _look(self, words: Sequence[str]) -> None:
         modules = [problem["module"] for problem in self._values(words)["problems"].values()]
-        self.is_needed = any(_targets(each) & {SPACE} for each in modules)
+        self.is_needed = any(SPACE in _targets(module) for module in modules)
         if self.is_needed:
             try:
                 values, _ = checked(compose(None, [*self._fixed, *words]), targets=True)

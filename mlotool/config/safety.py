@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.config.reading import MAX_RECIPE_NODES, Document, leaves, read_document
-from mlotool.config.recipes import FOLDER, package_dir, recipe_file, recipe_folders, what_to_do_with_a_run
+from mlotool.config.recipes import package_dir, recipe_file, recipe_folders, what_to_do_with_a_run
 from mlotool.config.schema import GROUPS, MISSING, ROOT_KEYS, boolean_faults, is_container, name_fault
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
@@ -58,9 +58,7 @@ def check_recipe_file(path: Path | str) -> None:
         file = waiting.pop()
         if file in seen:
             # Hydra would follow a circle for ever, and a tree of such that doubles at each step for very long.
-            raise ConfigError(
-                f"{path}: found '{file.stem}' twice among what it inherits. Remove it from one of the defaults lists."
-            )
+            raise ConfigError(f"{path}: found '{file.stem}' twice among what it inherits. Remove one of them.")
         seen.add(file)
         document = check_recipe(file)
         defaults = document.data.get("defaults") or []
@@ -83,10 +81,14 @@ def check_recipe(path: Path) -> Document:
             f"{path}: found the config of a run, which has every value; expected a recipe. "
             f"{what_to_do_with_a_run(folder)}"
         )
-    faults = [*_header_faults(document), *content_faults(document), *_defaults_faults(document.data.get("defaults"))]
+    faults = [*_header_faults(document), *content_faults(document.data)]
+    _refuse(path, [*faults, *_defaults_faults(document.data.get("defaults"))])
+    return document
+
+
+def _refuse(path: Path, faults: list[str]) -> None:
     if faults:
         raise ConfigError(fault_list([f"{path}: {fault}" for fault in faults]))
-    return document
 
 
 def read_option(group: str, file: Path) -> Document:
@@ -96,23 +98,13 @@ def read_option(group: str, file: Path) -> Document:
         ConfigError: it is none, or has what an option cannot have wherever it is placed.
     """
     document = read_document(file, max_nodes=MAX_RECIPE_NODES)
-    what = f"Write `{'_target_: ..` and its arguments' if group in TARGET_GROUPS else 'key: value` lines'}"
-    what += f", as the built-in options do; see {package_dir('conf') / group}."
-    faults = [
-        f"found the header '{header[:60]}'; expected none, as the choice says where an option goes. Remove it."
-        for header in _headers(document.text)
-    ]
+    faults = [f"found the header '{header[:60]}'; expected none. Remove it." for header in _headers(document.text)]
+    wanted = "'_target_'" if group in TARGET_GROUPS else "keys"
     if "defaults" in document.data:
-        faults.append(
-            "found the key 'defaults'; expected the option's own keys, all of them. Write them out, or choose the "
-            "other option in a recipe and change its keys there."
-        )
-    elif not document.data:
-        faults.append(f"found no keys; expected those of an option of {group}. {what}")
-    elif group in TARGET_GROUPS and "_target_" not in document.data:
-        faults.append(f"found no key '_target_'; expected the class or function that is called. {what}")
-    if faults:
-        raise ConfigError(fault_list([f"{file}: {fault}" for fault in faults]))
+        faults.append("found the key 'defaults'; expected the option's own keys, all of them. Write them out.")
+    elif not document.data or (group in TARGET_GROUPS and "_target_" not in document.data):
+        faults.append(f"found no {wanted}; expected an option as those in {package_dir('conf') / group}. Correct it.")
+    _refuse(file, faults)
     return document
 
 
@@ -126,18 +118,7 @@ def check_placed(file: Path, content: dict[Any, Any]) -> None:
     Raises:
         ConfigError: with every fault.
     """
-    faults = content_faults(Document(file, "", content))
-    if faults:
-        raise ConfigError(fault_list([f"{file}: {fault}" for fault in faults]))
-
-
-def check_total(num_nodes: int) -> None:
-    """Refuse more values in all options of ./conf that one config chooses than a recipe may have."""
-    if num_nodes > MAX_RECIPE_NODES:
-        raise ConfigError(
-            f"{FOLDER}: found more than {MAX_RECIPE_NODES} values in the options that were chosen from it. Choose "
-            "fewer of them, or write smaller ones."
-        )
+    _refuse(file, content_faults(content))
 
 
 def recipe_entries(defaults: Any) -> Iterator[str]:
@@ -177,17 +158,13 @@ def full_address(address: str) -> str:
 def key_faults(where: str, group: str, package: str | None) -> Iterator[str]:
     """Yield what is wrong with `group@package`, the address of a choice."""
     if group not in GROUPS:
-        advice = "Hydra's own groups belong on the command line." if group.split("/")[0] == "hydra" else "Correct it."
         known = ", ".join(GROUPS)
-        yield f"{where}: found the group '{group}'; expected one of {known}.{did_you_mean(group, GROUPS)} {advice}"
+        yield f"{where}: found the group '{group}'; expected one of {known}.{did_you_mean(group, GROUPS)} Correct it."
     if group == "recipe" and package is not None:
         # Below another key its values would stand where no check of its file looked for them.
         yield f"{where}: found the package '{package}'; expected none, as a recipe is a whole. Remove the @ and it."
     elif package is not None and not (_PACKAGE.fullmatch(package) and package.split(".")[0] in ROOT_KEYS):
-        yield (
-            f"{where}: found the package '{package}'; expected a place in the recipe such as "
-            "problems.classifier.module. Correct what stands behind the @."
-        )
+        yield f"{where}: found the package '{package}'; expected a place such as problems.x.module. Correct it."
 
 
 def _option_faults(where: str, value: Any) -> Iterator[str]:
@@ -240,21 +217,13 @@ def _headers(text: str) -> Iterator[str]:
 
 
 def _header_faults(document: Document) -> Iterator[str]:
-    headers = list(_headers(document.text))
     first = next((line.strip() for line in document.text.splitlines() if line.strip()), "")
-    if first != PACKAGE_HEADER:
-        yield (
-            f"found '{first[:60]}' as the first line; expected '{PACKAGE_HEADER}', without which the keys would land "
-            "under 'recipe'. Put that line first."
-        )
-    for header in headers:
-        if header != PACKAGE_HEADER:
-            yield f"found the header '{header}'; expected '{PACKAGE_HEADER}' and no other. Remove it."
+    if first != PACKAGE_HEADER or set(_headers(document.text)) != {PACKAGE_HEADER}:
+        yield f"found '{first[:60]}' as the first line; expected '{PACKAGE_HEADER}' and no other header. Correct it."
 
 
-def content_faults(document: Document) -> list[str]:
+def content_faults(data: dict[Any, Any]) -> list[str]:
     """Return what is wrong with the keys and values of a recipe, or of an option in its place; defaults lists aside."""
-    data = document.data
     # Defaults and Hydra's node have checks of their own.
     content = {key: value for key, value in data.items() if key not in ("defaults", "hydra")}
     faults = list(_root_faults(data))
@@ -289,10 +258,7 @@ def _root_faults(data: dict[Any, Any]) -> Iterator[str]:
         surplus = [f"hydra.{key}".rstrip(".") for key in node if key != "sweeper" or not isinstance(sweeper, dict)]
         surplus += [f"hydra.sweeper.{key}" for key in sweeper if key != "params"] if isinstance(sweeper, dict) else []
         for key in surplus:
-            yield (
-                f"found the key '{key}'; expected nothing under hydra but hydra.sweeper.params, since Hydra calls "
-                "targets and moves output folders on its own. Remove it, or give it on the command line."
-            )
+            yield f"found the key '{key}'; expected nothing under hydra but hydra.sweeper.params. Remove it."
         if isinstance(sweeper, dict):
             yield from _sweep_faults(sweeper.get("params"), "hydra.sweeper.params")
 
@@ -306,10 +272,7 @@ def _sweep_faults(params: Any, place: str) -> Iterator[str]:
         match = _SWEPT_KEY.fullmatch(str(key))
         parts = match["path"].split(".") if match else [""]
         if match is None or parts[0] not in {*ROOT_KEYS, *GROUPS} - {"name", "sweep", "resume"}:
-            yield (
-                f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name, sweep or "
-                "resume. Correct it."
-            )
+            yield f"{where}: expected a key such as problems.<name>.tasks, not name, sweep or resume. Correct it."
         elif parts[-1] in DANGEROUS:
             yield f"{where}: expected no key that downloads, unpickles or chooses where files go. Remove it."
         elif parts[0] == "logger" and len(parts) > 1:
@@ -337,17 +300,14 @@ def _key_faults(place: str, node: Any) -> Iterator[str]:
 def _value_faults(key: str, value: Any) -> Iterator[str]:
     if is_dangerous(key, value):
         yield (
-            f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. Remove it; for "
-            "data.download write data.download=true on the command line."
+            f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. Remove it, or say "
+            "it on the command line: data.download=true."
         )
     yield from boolean_faults(key, value)
     if key.startswith("logger.loggers"):
         yield f"{key}: found {value!r}; expected no logger in a recipe, which may not send a run away. Remove it."
     if key == "logger.mode" and value not in OFFLINE_MODES:
-        yield (
-            f"logger.mode: found {value!r}; expected {' or '.join(OFFLINE_MODES)}, as a recipe may not send a run to "
-            "an account. Remove it; to upload yours write logger.mode=online on the command line."
-        )
+        yield f"{key}: found {value!r}; expected {' or '.join(OFFLINE_MODES)} in a recipe. Say it on the command line."
     if isinstance(value, str):
         yield from _reference_faults(key, value)
         yield from place_faults(key, value)
@@ -359,10 +319,7 @@ def _reference_faults(key: str, value: str) -> Iterator[str]:
         return
     match = _REFERENCE.fullmatch(value)
     if match is None or (match["default"] and match["resolver"] != "select"):
-        yield (
-            f"{key}: found {value!r}; expected a reference alone, such as ${{data.num_classes}}, without a resolver or "
-            "other text. Write the value, or give it on the command line."
-        )
+        yield f"{key}: found {value!r}; expected a reference alone, such as ${{data.num_classes}}. Write the value."
     elif not match["dots"] and match["root"] not in ROOT_KEYS:
         yield f"{key}: found {value!r}; expected a reference to one of {', '.join(ROOT_KEYS)}. Correct it."
     elif "." not in key and is_container(key):
@@ -378,10 +335,8 @@ def place_faults(key: str, value: str) -> Iterator[str]:
     """
     # `${..seed}` climbs in the config, not on the disk.
     if _OUTSIDE.match(value) or "://" in value or ".." in re.split(r"[/\\]", value):
-        yield (
-            f"{key}: found {value!r}; expected a path below the working folder, such as datasets/mine. Write one, or "
-            f"give it on the command line: {key}=.."
-        )
+        wanted = "a path below the working folder, such as datasets/mine"
+        yield f"{key}: found {value!r}; expected {wanted}. Write one, or give it on the command line: {key}=.."
 
 
 def is_dangerous(key: str, value: Any) -> bool:

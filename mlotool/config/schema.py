@@ -15,19 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform,
 
 from annotated_types import Ge, Le, MinLen
 
-from mlotool.core.messages import did_you_mean
-from mlotool.core.settings import (
-    Count,
-    Positive,
-    Precision,
-    Rounds,
-    Seed,
-    Threads,
-    Whole,
-    parameters,
-    setting_fault,
-    words,
-)
+from mlotool.core import settings as ranges
+from mlotool.core.messages import did_you_mean, shown
+from mlotool.core.settings import Count, Precision, parameters, setting_fault, words
 from mlotool.problem.settings import ProblemSettings
 
 # As omegaconf has it, whose import completion cannot wait for.
@@ -66,31 +56,21 @@ PRUNERS = {
 OF_ONE_OBJECTIVE = (*OWN_SAMPLERS, "cmaes", "gp")
 """Samplers that look at one objective."""
 
-METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
-    "accuracy": "max",
-    "balanced_accuracy": "max",
-    "precision": "max",
-    "recall": "max",
-    "f1": "max",
-    "auroc": "max",
-    "average_precision": "max",
-    "calibration_error": "min",
-    "cohen_kappa": "max",
-    "matthews_corrcoef": "max",
-    "cross_entropy": "min",
-    "nats_per_token": "min",
-    "bits_per_token": "min",
-    "mean_squared_error": "min",
-    "mean_absolute_error": "min",
-    "r2": "max",
-}
-METRIC_NAMES = tuple(METRIC_DIRECTIONS)
-MetricName = Literal[*METRIC_NAMES]  # type: ignore[valid-type]
-"""What `evaluate.metrics` may name, and whether the largest or the smallest value is the best; a test holds the names
-equal to what the runner evaluates, which knows torch."""
+CLASSIFICATION_METRIC_NAMES = (
+    *("accuracy", "balanced_accuracy", "precision", "recall", "f1", "auroc", "average_precision"),
+    *("calibration_error", "cohen_kappa", "matthews_corrcoef"),
+)
+"""Metrics that need `num_classes` of the data."""
 
-CLASSIFICATION_METRIC_NAMES = METRIC_NAMES[: METRIC_NAMES.index("cross_entropy")]
-"""Those that need `num_classes` of the data."""
+_ERRORS = ("cross_entropy", "nats_per_token", "bits_per_token", "mean_squared_error", "mean_absolute_error")
+METRIC_NAMES = (*CLASSIFICATION_METRIC_NAMES, *_ERRORS, "r2")
+MetricName = Literal[*METRIC_NAMES]  # type: ignore[valid-type]
+"""What `evaluate.metrics` may name; a test holds the names equal to what the runner evaluates, which knows torch."""
+
+METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
+    name: "min" if name in ("calibration_error", *_ERRORS) else "max" for name in METRIC_NAMES
+}
+"""Whether the largest or the smallest value of a metric is the best."""
 
 
 _annotations: dict[type, dict[str, Any]] = {}
@@ -282,9 +262,9 @@ class RunnerConfig:
     tf32: bool = False
     trace: bool | Literal["auto", "inductor", "cuda_graph"] = "auto"
     deterministic: bool = True
-    num_threads: Threads | None = None
+    num_threads: ranges.Threads | None = None
     checkpoint: bool = True
-    checkpoint_seconds: Positive = 30.0
+    checkpoint_seconds: ranges.Positive = 30.0
     keep_checkpoints: Count = 1
     early_stopping_patience: Count | None = None
     progress_bar: bool = True
@@ -325,7 +305,7 @@ class DebugConfig:
 
     limit_ticks: Count | None = None
     limit_samples: Count | None = None
-    limit_warmup_steps: Whole | None = None
+    limit_warmup_steps: ranges.Whole | None = None
     limit_unroll_steps: Count | None = None
 
 
@@ -359,17 +339,17 @@ class SweepConfig:
 
     method: Literal["grid", "optuna"] = "grid"
     params: dict[str, Any] = field(default_factory=dict)
-    fuse: Rounds | Literal["auto"] = 1
+    fuse: ranges.Rounds | Literal["auto"] = 1
     workers: Processes = 1
     devices: Annotated[list[str], MinLen(1)] | None = None
     jobs_per_device: Processes = 1
     launcher: Literal["local", "slurm", "ray"] = "local"
     launcher_options: Mapping[str, Any] | None = None
-    num_trials: Rounds = 20
-    repeats: Rounds = 1
+    num_trials: ranges.Rounds = 20
+    repeats: ranges.Rounds = 1
     second_objective: str | None = None
     second_objective_mode: Literal["min", "max"] | None = None
-    seed: Seed = 0
+    seed: ranges.Seed = 0
     sampler: Literal[*SAMPLERS] = "tpe"  # type: ignore[valid-type]
     sampler_options: Mapping[str, Any] | None = None
     pruner: Literal[*PRUNERS] = "none"  # type: ignore[valid-type]
@@ -411,7 +391,7 @@ class Config:
     """
 
     name: str = "unnamed"
-    seed: Seed = 0
+    seed: ranges.Seed = 0
     resume: Annotated[str, MinLen(1)] | None = None
     inherit: Annotated[str, MinLen(1)] | None = None
     data: Annotated[Any, Kind("data")] = MISSING
@@ -627,9 +607,8 @@ def name_fault(name: Any) -> str | None:
     """Return what was found and expected where a run's `name` can name no folder; None where it can."""
     if is_plain_name(name):
         return None
-    if isinstance(name, str) and len(name) > MAX_NAME:
-        return f"name: found {len(name)} characters, {name[:20]!r}...; expected at most {MAX_NAME}. Shorten it."
-    return f"name: found {name!r}; expected letters, digits, '-', '_' and '.', as it names a folder. Correct it."
+    kinds = f"letters, digits, '-', '_' and '.', at most {MAX_NAME}, as it names a folder"
+    return f"name: found {shown(name)}; expected {kinds}. Correct it."
 
 
 def is_identifier(name: Any) -> bool:
