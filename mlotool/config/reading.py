@@ -146,60 +146,45 @@ def _num_nodes(path: Path, text: str, max_nodes: int) -> int:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise _too_deep(path, event)
-    root = yaml.compose(text, _Loader)
-    num_nodes, height = (0, 0) if root is None else _Size(path).of(root)
-    if height > MAX_DEPTH:
-        raise _too_deep(path, root)
-    if num_nodes > max_nodes + 1:
-        raise ConfigError(
-            f"{path}: its aliases and lists expand to more than {max_nodes} values. Write less, or keep data in files "
-            "of its own."
-        )
+    num_nodes, root = 0, yaml.compose(text, _Loader)
+    waiting = [] if root is None else [(root, 0)]
+    # An alias is the node itself once more: one that contains itself never ends, but for the limits.
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise _too_deep(path, node)
+        items: list[yaml.Node] = []
+        num_nodes += 1
+        if isinstance(node, yaml.ScalarNode):
+            _check_text(path, node, "text", MAX_TEXT)
+            _check_number(path, node)
+            num_nodes += len(node.value) // _CHARACTERS_A_NODE
+        elif isinstance(node, yaml.MappingNode):
+            num_nodes += _checked_keys(path, [key for key, _ in node.value])
+            items = [item for _, item in node.value]
+        else:
+            items = node.value
+        if num_nodes + len(waiting) + len(items) > max_nodes + 1:
+            raise ConfigError(
+                f"{path}: its aliases and lists expand to more than {max_nodes} values. Write less, or keep data in "
+                "files of its own."
+            )
+        waiting += [(item, depth + 1) for item in items]
     return num_nodes
 
 
-class _Size:
-    """Counts the values and levels of nodes, each node once, however many aliases it has."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._sizes: dict[int, tuple[int, int] | None] = {}
-
-    def of(self, node: yaml.Node) -> tuple[int, int]:
-        """Return the number of values and of levels of a node; refuse texts and keys that nobody can mean."""
-        if isinstance(node, yaml.ScalarNode):
-            _check_text(self._path, node, "text", MAX_TEXT)
-            _check_number(self._path, node)
-            return 1 + len(node.value) // _CHARACTERS_A_NODE, 0
-        if id(node) not in self._sizes:
-            self._sizes[id(node)] = None
-            items, num_keys = node.value, 0
-            if isinstance(node, yaml.MappingNode):
-                num_keys = self._checked_keys([key for key, _ in node.value])
-                items = [item for _, item in node.value]
-            counts, heights = zip(*map(self.of, items), strict=True) if items else ((), ())
-            self._sizes[id(node)] = 1 + num_keys + sum(counts), 1 + max(heights, default=0)
-        size = self._sizes[id(node)]
-        if size is None:
-            raise ConfigError(f"{self._path}: an alias contains itself{_line(node)}. Write the value out.")
-        return size
-
-    def _checked_keys(self, keys: list[yaml.Node]) -> int:
-        """Return how many values keys count for, which are texts, each once."""
-        names: set[str] = set()
-        for key in keys:
-            if not isinstance(key, yaml.ScalarNode) or key.tag not in _KEY_TAGS:
-                raise ConfigError(
-                    f"{self._path}: found the key {_shown(str(key.value))!r}{_line(key)}; expected a text. Put quotes "
-                    "around it."
-                )
-            _check_text(self._path, key, "key", MAX_KEY)
-            if key.value in names and key.value != "<<":
-                raise ConfigError(
-                    f"{self._path}: found the key '{_shown(key.value)}' twice, again{_line(key)}. Remove one."
-                )
-            names.add(key.value)
-        return sum(1 + len(key.value) // _CHARACTERS_A_NODE for key in keys)
+def _checked_keys(path: Path, keys: list[yaml.Node]) -> int:
+    """Return how many values keys count for, which are texts, each once."""
+    names: set[str] = set()
+    for key in keys:
+        if not isinstance(key, yaml.ScalarNode) or key.tag not in _KEY_TAGS:
+            text = _shown(str(key.value))
+            raise ConfigError(f"{path}: found the key {text!r}{_line(key)}; expected a text. Put quotes around it.")
+        _check_text(path, key, "key", MAX_KEY)
+        if key.value in names and key.value != "<<":
+            raise ConfigError(f"{path}: found the key '{_shown(key.value)}' twice, again{_line(key)}. Remove one.")
+        names.add(key.value)
+    return sum(1 + len(key.value) // _CHARACTERS_A_NODE for key in keys)
 
 
 def _too_deep(path: Path, where: Any) -> ConfigError:
@@ -207,16 +192,13 @@ def _too_deep(path: Path, where: Any) -> ConfigError:
 
 
 def _check_text(path: Path, node: yaml.ScalarNode, what: str, limit: int) -> None:
+    found = f"{path}: found the {what} '{_shown(node.value)}'"
     if len(node.value) > limit:
         raise ConfigError(
-            f"{path}: found the {what} '{_shown(node.value)}' of {len(node.value)} characters{_line(node)}; "
-            f"expected at most {limit}. Shorten it."
+            f"{found} of {len(node.value)} characters{_line(node)}; expected at most {limit}. Shorten it."
         )
     if not is_printable(node.value):
-        raise ConfigError(
-            f"{path}: found the {what} '{_shown(node.value)}' with characters that do not print{_line(node)}. Remove "
-            "them."
-        )
+        raise ConfigError(f"{found} with characters that do not print{_line(node)}. Remove them.")
 
 
 def _check_number(path: Path, node: yaml.ScalarNode) -> None:
