@@ -15,7 +15,7 @@ from mlotool.config.reading import leaves
 from mlotool.config.recipes import option_names
 from mlotool.config.resolve import is_known
 from mlotool.config.safety import DANGEROUS
-from mlotool.config.schema import OPTION_GROUPS, members, node_kind, walk
+from mlotool.config.schema import OPTION_GROUPS, is_node, members, node_kind, walk
 from mlotool.config.sources import loaded_recipes
 from mlotool.config.trusted import CONTAINERS, is_of_user, resolve, trust_fault
 from mlotool.core import settings as ranges
@@ -90,14 +90,10 @@ def target_faults(values: Values) -> Iterator[str]:
     for path, node, annotation in walk(values):
         kind, others = node_kind(annotation), [member for member in members(annotation) if not node_kind(member)]
         # A metric's name is no node, and null is none where the schema allows it.
-        is_other = (node is None and NoneType in others) or (others not in ([], [NoneType]) and not _is_node(node))
+        is_other = (node is None and NoneType in others) or (others not in ([], [NoneType]) and not is_node(node))
         if kind is not None and is_known(node) and not is_other:
             known = {"seed": values["seed"]} if kind == "data" else referred
             yield from _Node(".".join(path), node, kind, values["problems"], known).faults()
-
-
-def _is_node(value: Any) -> bool:
-    return isinstance(value, Mapping) and "_target_" in value
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class _Node:
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with the node, and with those inside it."""
         key, node, kind = self.key, self.node, self.kind
-        if not _is_node(node):
+        if not is_node(node):
             found = "no _target_" if isinstance(node, Mapping) else repr(node)
             yield f"{key}: found {found}; expected a node that says what to build. {self._what_to_write()}"
             return
@@ -277,7 +273,7 @@ def _nodes_below(key: str, node: Any) -> Iterator[tuple[str, Any]]:
     items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for name, value in items:
         place = f"{key}[{name}]" if isinstance(node, list) else f"{key}.{name}"
-        if _is_node(value):
+        if is_node(value):
             yield place, value
         else:
             yield from _nodes_below(place, value)

@@ -79,7 +79,11 @@ def compose(
         with open_dict(config):
             del config["hydra"]
         finish(config, choices, overrides)
-    _keep_origin(config, Origin(_call(recipe, overrides, trust), tuple(overrides), path))
+    trusting = f", trust={list(trust)!r}" if trust else ""
+    call = f"mlotool.run(mlotool.compose({recipe!r}, {list(overrides)!r}{trusting}))"
+    # By identity, not in a WeakKeyDictionary: a DictConfig's hash is that of its values, which may be changed.
+    _origins[id(config)] = Origin(call, tuple(overrides), path)
+    weakref.finalize(config, _origins.pop, id(config), None)
     return config
 
 
@@ -287,17 +291,6 @@ def _check_target(config: DictConfig, package: str, choice: str, option: Mapping
 def origin_of(config: Any) -> Origin | None:
     """Return where a config that `compose` made came from; None for any other, a copy of one too."""
     return _origins.get(id(config))
-
-
-def _keep_origin(config: DictConfig, origin: Origin) -> None:
-    # By identity, not in a WeakKeyDictionary: a DictConfig's hash is that of its values, which may be changed.
-    _origins[id(config)] = origin
-    weakref.finalize(config, _origins.pop, id(config), None)
-
-
-def _call(recipe: str | None, overrides: Sequence[str], trust: Sequence[str]) -> str:
-    trusting = f", trust={list(trust)!r}" if trust else ""
-    return f"mlotool.run(mlotool.compose({recipe!r}, {list(overrides)!r}{trusting}))"
 
 
 def _recipe_path(recipe: str | None, overrides: Sequence[str], folders: Sequence[Path]) -> Path | None:

@@ -139,15 +139,11 @@ class Drawer:
             # One that makes no model has asked as well.
             with suppress(ConfigError):
                 self._without_values(partial(_decisions, values, decide, seen))
-        name = next((each for each in given if each not in seen), None)
-        if name is None:
-            return
-        few = ", ".join([*seen][:10]) + (", .." if len(seen) > 10 else "")
-        raise ConfigError(
-            f"decisions.{name}: found {shown(given[name])}, but none of {_NUM_LOOKED_AT} models that were looked at "
-            f"asks for a decision of this name; expected one of {few or 'none'}.{did_you_mean(name, list(seen))} "
-            "Correct the name, or remove it."
-        )
+        for name in [name for name in given if name not in seen]:
+            raise ConfigError(
+                f"decisions.{name}: found {shown(given[name])}, but none of {_NUM_LOOKED_AT} models asks for it; "
+                f"expected one of {', '.join(seen) or 'none'}.{did_you_mean(name, list(seen))} Correct the name."
+            )
 
     def draw(self, words: Sequence[str], decide: "Decide") -> "dict[str, Value | None]":
         """Make the decisions of a job that its recipe does not make.

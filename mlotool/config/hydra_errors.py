@@ -6,6 +6,7 @@ What does not fit the schema is said in one go, for all recipes and overrides of
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,8 @@ def _content(word: str) -> dict[str, Any]:
     key = override.key_or_group
     if override.is_delete() or override.is_sweep_override() or key in GROUPS or "/" in key or override.package:
         return {}
-    content: Any = override.value()
-    for part in reversed(key.split(".")):
-        content = {part: content}
-    return content if isinstance(content, dict) else {}
+    content: dict[str, Any] = reduce(lambda below, part: {part: below}, reversed(key.split(".")), override.value())
+    return content
 
 
 def _line(text: str, place: Place) -> int:
@@ -112,6 +111,6 @@ def _text(error: BaseException) -> str:
 def _hint(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        return did_you_mean(name, [each.name for each in list_recipes()] if group == GROUP else error.options or ())
+        return did_you_mean(name, [recipe.name for recipe in list_recipes()] if group == GROUP else error.options or ())
     parent, key = getattr(error, "parent_node", None), getattr(error, "key", None)
     return did_you_mean(str(key), map(str, parent)) if isinstance(parent, DictConfig) and parent else ""

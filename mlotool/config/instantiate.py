@@ -207,20 +207,11 @@ def _patterns(group: Node) -> list[str]:
     return patterns if all(isinstance(pattern, str) for pattern in patterns) else []
 
 
-_KINDS = {
-    "AbstractHypergradient": "a hypergradient, a subclass of mlotool.program.AbstractHypergradient",
-    "AbstractParallel": "layer-parallel training, a subclass of mlotool.problem.parallel.AbstractParallel",
-}
-
-
 def require_kind(key: str, node: Node, value: Any, kind: type) -> None:
     """Raise ConfigError if what a target has returned is not of a kind."""
     if not isinstance(value, kind):
-        expected = _KINDS.get(kind.__name__, f"a torch {kind.__name__}")
-        raise ConfigError(
-            f"{key}: {node['_target_']} has returned {kind_of(value)}; expected {expected}. "
-            "Name such a class, or a function that returns one."
-        )
+        wanted = f"an instance of {kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(f"{key}: {node['_target_']} has returned {kind_of(value)}; expected {wanted}. Name another.")
 
 
 def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:

@@ -155,10 +155,7 @@ def recipe_argument(recipe: str | None) -> tuple[list[str], list[Path]]:
         return [f"+{GROUP}={quoted(recipe)}"], []
     path = Path(os.path.normpath(at_home(recipe).absolute()))
     if not is_literal(str(path)):
-        raise ConfigError(
-            f"recipe: found '{recipe}'; expected a path without '$' and backslashes, which Hydra would resolve. Rename "
-            "the file or its folder."
-        )
+        raise ConfigError(f"recipe: found '{recipe}'; expected a path without '$' and backslashes. Rename it.")
     if path.suffix != SUFFIX or not path.is_file():
         siblings = [str(other) for other in path.parent.glob(f"*{SUFFIX}")]
         raise ConfigError(
@@ -248,10 +245,8 @@ def check_name(group: str, name: str) -> None:
     """
     file, built_in = own_option(group, name), built_in_option(group, name)
     if file is not None and built_in is not None and not cmp(file, built_in, shallow=False):
-        raise ConfigError(
-            f"{group}={name}: found {file}, which has the name of a built-in option. Rename it, e.g. to "
-            f"{file.with_stem(f'my_{name}')}."
-        )
+        other = file.with_stem(f"my_{name}")
+        raise ConfigError(f"{group}={name}: found {file}, a built-in option's name. Rename it, e.g. to {other}.")
 
 
 def _names(folder: Path) -> list[str]:

@@ -129,9 +129,9 @@ class _Resolver:
         self._num_references -= is_reference
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             self.has_large_number = True
+            found = f"found a whole number of {value.bit_length()} bits"
             self.faults.append(
-                f"{place}: found a whole number of {value.bit_length()} bits; expected at most {MAX_BITS}, as torch's "
-                f"numbers have. Correct {place}."
+                f"{place}: {found}; expected at most {MAX_BITS}, as torch's numbers have. Correct {place}."
             )
         return value
 
@@ -142,10 +142,8 @@ def _unresolved(place: str, reference: str, reason: str) -> str:
     if of_data and "not found" in reason:
         parts = place.split(".")
         node = ".".join(parts[:3]) if parts[0] == "problems" else parts[0]
-        return (
-            f"{place}: found {reference}, while the data has no {of_data['key']}; expected data and a {parts[-2]} that "
-            f"fit each other. Choose other data (data=..), or another {node}."
-        )
+        what = f"found {reference}, while the data has no {of_data['key']}"
+        return f"{place}: {what}; expected data that fit. Choose other data (data=..), or another {node}."
     return f"{place}: found {reference} ({reason}); expected a reference to a key that has a value. Correct {place}."
 
 

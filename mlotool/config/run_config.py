@@ -140,9 +140,7 @@ def load_run_config(
     for key, value in leaves(document.data):
         if isinstance(value, str) and "${" in value:
             # Every reference was resolved when it was written; what looks like one now was put there.
-            raise ConfigError(
-                f"{path}: {key}: found {value!r}; expected no reference, as a run writes none. Remove it."
-            )
+            raise ConfigError(f"{path}: {key}: found {value!r}; expected no reference. Remove it.")
     said = dict(_override(path, document.data, word) for word in overrides)
     if not is_own and (faults := [f"{path}: {fault}" for fault in _faults(document.data, said, built)]):
         raise ConfigError(fault_list(faults))
@@ -326,10 +324,8 @@ def _of_analyses(folder: Path, config: Mapping[str, Any]) -> Decisions | None:
     places = [Path("artifacts") / f"{name}_decisions.txt" for name in names]
     texts = {place: text for place in places if (text := read_text(folder, place)) is not None}
     if len(texts) > 1:
-        raise ConfigError(
-            f"decisions: found '{folder}', in which {', '.join(map(str, texts))} hold decisions; expected one of them. "
-            "Write the decisions by name."
-        )
+        listed = ", ".join(map(str, texts))
+        raise ConfigError(f"decisions: found {listed} in '{folder}'; expected one of them. Write decisions by name.")
     decisions: Decisions = {}
     for place, text in texts.items():
         for line in filter(None, map(str.strip, text.splitlines())):

@@ -535,7 +535,7 @@ def value_faults(values: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
         plain = [member for member in members(annotation) if node_kind(member) is None]
         if annotation is None and path not in ("hydra", "defaults"):
             yield place, unknown_key(path)
-        elif annotation is None or is_later or plain in ([], [NoneType]) or "_target_" in _keys_of(value):
+        elif annotation is None or is_later or plain in ([], [NoneType]) or is_node(value):
             continue
         elif dataclass_at(path) is not None and not (value is None and NoneType in plain):
             found = "null" if value is None else repr(value)
@@ -544,8 +544,9 @@ def value_faults(values: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
             yield place, fault
 
 
-def _keys_of(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def is_node(value: Any) -> bool:
+    """Say whether a value is a node that says by `_target_` what to build."""
+    return isinstance(value, Mapping) and "_target_" in value
 
 
 def boolean_faults(key: str, value: Any) -> Iterator[str]:

@@ -49,10 +49,7 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
     """
     for folder in (Path.cwd(), *extra):
         if not recipes.is_literal(str(folder)):
-            raise ConfigError(
-                f"Found the folder '{folder}'; expected one without '$' and backslashes in its path, which Hydra would "
-                "resolve. Rename it."
-            )
+            raise ConfigError(f"Found the folder '{folder}'; expected a path without '$' and backslashes. Rename it.")
     recipes.named_folders[:] = [Path(folder).absolute() for folder in extra]
     _loaded.clear()
     plugins = Plugins.instance()
@@ -173,10 +170,6 @@ class OptionsSource(_FolderSource):
     def scheme() -> str:
         """Return `options`."""
         return "options"
-
-    def available(self) -> bool:
-        """Say whether the folder is there."""
-        return recipes.options_folder() is not None
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the groups, or the options of one."""

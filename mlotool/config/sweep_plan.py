@@ -42,9 +42,6 @@ TAGS = ("log", "int")
 _LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
 """Of what the last tick of a job depends on."""
 
-_OF_NEW_STUDIES: dict[str, Any] = {"repeats": 1, "second_objective": None}
-"""What a sweep's identity names where it is not as here: older ones have no such keys."""
-
 _DIRECTION = ("objective", "objective_mode", "evaluate", "recipe")
 """Of what it depends on whether a larger objective is better."""
 
@@ -153,12 +150,11 @@ class SweepPlan:
         dimensions = [{**asdict(dimension), "choices": list(dimension.choices)} for dimension in self.dimensions]
         fixed, keys = self.shared_words, ["method"]
         if self.settings["method"] == "optuna":
-            keys += ["seed", "sampler", "pruner", *_OF_NEW_STUDIES]
+            keys += ["seed", "sampler", "pruner", "repeats", "second_objective"]
         else:
             # A study compares jobs of one length.
             fixed = [word for word in fixed if not may_differ(word.lstrip("+").partition("=")[0])]
-        named = {key: self.settings[key] for key in keys if self.settings[key] != _OF_NEW_STUDIES.get(key, "")}
-        return {"fixed": sorted(fixed), "dimensions": dimensions, **named}
+        return {"fixed": sorted(fixed), "dimensions": dimensions, **{key: self.settings[key] for key in keys}}
 
 
 def read_sweep(words: Sequence[str]) -> SweepPlan:
