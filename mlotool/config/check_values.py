@@ -213,7 +213,7 @@ def class_faults(metrics: Iterable[Any], num_classes: Any) -> Iterator[str]:
                 "Use one of mean_squared_error, mean_absolute_error, r2, or data with classes."
             )
         elif not isinstance(num_classes, Integral) or isinstance(num_classes, bool) or num_classes < 2:
-            yield f"data.num_classes: found {num_classes!r}; '{name}' expects a whole number of at least 2. Correct it."
+            yield f"data.num_classes: found {num_classes!r}, for '{name}'; expected a whole number of at least 2."
 
 
 def sweep_faults(values: Values) -> Iterator[str]:
@@ -344,10 +344,9 @@ def _objective_warnings(values: Values) -> Iterator[str]:
     runner, source = values["runner"], str(values["objective"] or "").partition("/")[0]
     patience, every = runner["early_stopping_patience"], _splits(values).get(source)
     if source == "test":
-        chosen = "the best checkpoint" + (" and the end of training" if patience is not None else "")
         yield (
-            f"objective: '{values['objective']}' selects {chosen} on test data, so the test metrics are too good. Set "
-            "objective=val/accuracy."
+            f"objective: '{values['objective']}' selects the best checkpoint on test data, so the test metrics are too "
+            "good. Set objective=val/accuracy."
         )
     is_whole = isinstance(patience, int) and isinstance(every, int) and values["debug"]["limit_ticks"] is None
     if is_whole and (patience + 1) * every > runner["max_ticks"]:

@@ -240,9 +240,9 @@ def key_of(word: str) -> str:
 
 def is_apart(words: Sequence[str], place: int) -> bool:
     """Say whether no other override sets the same key as one of them, or one above or below it: their order counts."""
-    own = f"{key_of(words[place])}."
+    key = f"{key_of(words[place])}."
     others = [f"{key_of(word)}." for word in (*words[:place], *words[place + 1 :])]
-    return not any(own.startswith(other) or other.startswith(own) for other in others)
+    return not any(key.startswith(other) or other.startswith(key) for other in others)
 
 
 def _tree(path: Sequence[str], value: Any) -> Any:
@@ -269,11 +269,11 @@ def _option(address: str, name: str) -> dict[Any, Any]:
     if built_in := recipes.built_in_option(group, name):
         recipes.check_name(group, name)
         return read_document(built_in).data
-    own = recipes.own_option(group, name)
-    if own is None:
+    file = recipes.own_option(group, name)
+    if file is None:
         return {}
-    content = safety.read_option(group, own).data
-    safety.check_placed(own, _tree(package.split("."), content))
+    content = safety.read_option(group, file).data
+    safety.check_placed(file, _tree(package.split("."), content))
     return content
 
 
@@ -330,8 +330,7 @@ class SetParts:
             config: plain, with every reference resolved.
         """
         always = {"name", "data", *(["hypergradient"] if config["graph"]["lower_to_upper"] else [])}
-        part: dict[str, Any] = _part(config, "", self.keys | always)
-        return part
+        return dict(_part(config, "", self.keys | always))
 
 
 def set_parts(words: Sequence[str], folders: Sequence[Path] = ()) -> SetParts:

@@ -38,9 +38,9 @@ def config_errors(path: Path | None = None, words: Sequence[str] = ()) -> Iterat
     try:
         yield
     except Exception as error:
-        own = next((cause for cause in _chain(error) if isinstance(cause, ConfigError)), None)
-        if own is not None:
-            raise own from None
+        ours = next((cause for cause in _chain(error) if isinstance(cause, ConfigError)), None)
+        if ours is not None:
+            raise ours from None
         if not isinstance(error, _ERRORS) and not _is_of_libraries(error):
             raise
         text = "\n".join(_faults(words)) or _text(error)

@@ -70,8 +70,8 @@ def direction_faults(values: Values) -> Iterator[str]:
 def _listed(values: Values, key: str) -> list[Any]:
     # The page of a run reads what may have been edited.
     evaluate = values.get("evaluate")
-    found = evaluate.get(key) if isinstance(evaluate, Mapping) else None
-    return list(found) if isinstance(found, Mapping | Sequence) else []
+    names = evaluate.get(key) if isinstance(evaluate, Mapping) else None
+    return list(names) if isinstance(names, Mapping | Sequence) else []
 
 
 def _written(values: Values) -> Direction | None:

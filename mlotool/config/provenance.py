@@ -173,8 +173,8 @@ def _runs_programs(folder: Path) -> bool:
     settings = _git_output(folder, "config", "--show-scope", "--name-only", "--list")
     if settings is None:
         return True
-    own = (line.partition("\t")[2].lower() for line in settings.splitlines() if line.startswith(("local", "worktree")))
-    return not all(_HARMLESS_GIT.fullmatch(name) for name in own)
+    scopes = [line.lower().partition("\t")[::2] for line in settings.splitlines()]
+    return not all(_HARMLESS_GIT.fullmatch(name) for scope, name in scopes if scope in ("local", "worktree"))
 
 
 def _git_output(folder: Path, *arguments: str) -> str | None:

@@ -98,14 +98,14 @@ class RecipeInfo:
 
 def list_recipes() -> list[RecipeInfo]:
     """Return the recipes by name; one that is hidden by another of its name is left out."""
-    found: dict[str, RecipeInfo] = {}
+    by_name: dict[str, RecipeInfo] = {}
     for source, folder in recipe_folders():
         for path in sorted(folder.rglob(f"*{SUFFIX}")):
             name = path.relative_to(folder).with_suffix("").as_posix()
             is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
             if not is_hidden and recipe_file(folder, name) is not None:
-                found.setdefault(name, RecipeInfo(name, path, source, *_summary_and_task(path)))
-    return sorted(found.values(), key=lambda recipe: recipe.name)
+                by_name.setdefault(name, RecipeInfo(name, path, source, *_summary_and_task(path)))
+    return sorted(by_name.values(), key=lambda recipe: recipe.name)
 
 
 def find_recipe(name: str) -> Path:

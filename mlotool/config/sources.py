@@ -194,8 +194,8 @@ class RecipesSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append them in the order in which they are looked through."""
-        own = str(package_dir("conf"))
-        if not any(entry.provider == "main" and entry.path.endswith(own) for entry in search_path.get_path()):
+        conf = str(package_dir("conf"))
+        if not any(entry.provider == "main" and entry.path.endswith(conf) for entry in search_path.get_path()):
             return
         for _, folder in recipes.recipe_folders():
             search_path.append(provider="mlotool", path=f"recipes://{folder}")

@@ -15,8 +15,8 @@ RESULT = RunResult({}, Path("outputs/mwn/then"), None, None)
 CONFIG = make_config()
 COMPOSED = "expected a config that mlotool.compose has returned"
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = {
-    "name": (run, ("mwn",), {}, f"run.config: found 'mwn'; {COMPOSED}. Write mlotool.run(mlotool.compose('mwn'))."),
-    "dict": (run, ({"name": "a"},), {}, f"run.config: found {{name: 'a'}}; {COMPOSED}. Write what differs from"),
+    "name": (run, ("mwn",), {}, f"run.config: found 'mwn'; {COMPOSED}. Write mlotool.run(mlotool.compose('mwn'"),
+    "dict": (run, ({"name": "a"},), {}, f"run.config: found {{name: 'a'}}; {COMPOSED}. Write mlotool.run("),
     "folder": (run, (CONFIG,), {"output_dir": 3}, "run.output_dir: found 3; expected a path or null"),
     "resume": (run, (CONFIG,), {"resume": True}, "run.resume: found True; expected 'auto', a run folder, a checkpoint"),
     "load result": (

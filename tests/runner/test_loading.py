@@ -42,9 +42,7 @@ def test_wrong_names(tiny_run: Run) -> None:
 def test_an_override_replaces_a_list_whole(tiny_run: Run) -> None:
     run_dir = tiny_run().output_dir
     assert set(evaluate(run_dir, "test", overrides=["evaluate.metrics=[f1]"])) == {"test/f1"}
-    with pytest.raises(
-        ConfigError, match=r"'evaluate\.metrics=f1'; expected a list of plain values, since .* has .*acc"
-    ):
+    with pytest.raises(ConfigError, match=r"'evaluate\.metrics=f1'; expected a list, as .* has there"):
         evaluate(run_dir, "test", overrides=["evaluate.metrics=f1"])
 
 
