@@ -201,7 +201,8 @@ class _Node:
         for role, player in roles.items():
             key = f"{self.key}.roles.{role}"
             if role not in known and not _is_open(signature):
-                advice = f"Write a * before it: def f(batch, *, {role})." if role in signature else "Correct the role."
+                is_positional = role in signature and signature[role].kind in _BY_POSITION
+                advice = f"Write a * before it: def f(batch, *, {role})." if is_positional else "Correct the role."
                 yield (
                     f"{key}: unknown role '{role}' of {self.node['_target_']}; expected a keyword-only argument, one "
                     f"of {', '.join(known) or 'none'}.{did_you_mean(role, known)} {advice}"

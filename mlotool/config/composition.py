@@ -131,8 +131,7 @@ def _override_faults(override: Override) -> Iterator[str]:
     names = value if isinstance(value, list) else [value]
     is_choice = key in GROUPS and not override.is_sweep_override() and not override.is_delete()
     if is_choice and not isinstance(value, dict) and not all(isinstance(name, str) for name in names):
-        found = override.get_value_element_as_str()
-        yield f"{key}: found {found}; expected the name of an option, as in data=digits. Write one, or leave it out."
+        yield f"{override.input_line}: expected the name of an option, as in data=digits. Write one, or leave it out."
     # Hydra makes the folder of a run before its name is checked.
     if key == "name" and isinstance(value, str) and len(value) > MAX_NAME and "$" not in value:
         yield str(name_fault(value))

@@ -169,7 +169,7 @@ def _num_nodes(path: Path, text: str, max_nodes: int) -> int:
                 f"{path}: its aliases and lists expand to more than {max_nodes} values. Write less, or keep data in "
                 "files of its own."
             )
-        waiting += [(item, depth + 1) for item in items]
+        waiting += [(item, depth + 1) for item in reversed(items)]
     return num_nodes
 
 
