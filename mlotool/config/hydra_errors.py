@@ -72,8 +72,8 @@ def _content(word: str) -> dict[str, Any]:
     key = override.key_or_group
     if override.is_delete() or override.is_sweep_override() or key in GROUPS or "/" in key or override.package:
         return {}
-    content: dict[str, Any] = reduce(lambda below, part: {part: below}, reversed(key.split(".")), override.value())
-    return content
+    value: Any = override.value()
+    return dict(reduce(lambda below, part: {part: below}, reversed(key.split(".")), value))
 
 
 def _line(text: str, place: Place) -> int:
