@@ -68,8 +68,7 @@ def _recipe_names(prefix: str) -> list[str]:
 
 
 def _override_offers(request: Request, current: str) -> list[str]:
-    from mlotool.config.options import option_names
-    from mlotool.config.recipes import GROUP
+    from mlotool.config.recipes import GROUP, option_names
     from mlotool.config.schema import GROUPS
 
     address, equals, value = current.partition("=")

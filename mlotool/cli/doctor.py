@@ -61,8 +61,7 @@ def _package(name: str, purpose: str | None) -> Finding:
 
 def _options() -> Iterator[Finding]:
     """Say where `data=..` and the like are looked for, and what in ./conf will not be found."""
-    from mlotool.config.options import is_built_in, options_folder, own_options, surplus_folders
-    from mlotool.config.recipes import package_dir
+    from mlotool.config.recipes import built_in_option, options_folder, own_options, package_dir, surplus_folders
     from mlotool.config.schema import OPTION_GROUPS
 
     own = {group: own_options(group) for group in OPTION_GROUPS} if options_folder() else {}
@@ -70,7 +69,9 @@ def _options() -> Iterator[Finding]:
     yield GOOD, "options", f"{package_dir('conf')}; yours in ./conf/<group>/<name>.yaml: {found or 'none'}"
     for folder in surplus_folders():
         yield NOTE, "options", f"{folder} is no group's; expected {', '.join(OPTION_GROUPS)}"
-    for group, name in [(group, name) for group, names in own.items() for name in names if is_built_in(group, name)]:
+    for group, name in [
+        (group, name) for group, names in own.items() for name in names if built_in_option(group, name)
+    ]:
         yield NOTE, "options", f"conf/{group}/{name}.yaml has the name of a built-in option; rename it"
 
 

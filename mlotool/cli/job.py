@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from mlotool import config as configuration
 from mlotool.cli.terminal import nearby, plain_console, print_lines, say, warn
-from mlotool.config.schema import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.process import import_large, import_torch
 from mlotool.sweep.job_folder import note_failure
@@ -67,7 +66,6 @@ class Job:
         if hydra.mode == RunMode.MULTIRUN:
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
         try:
-            check_overrides(overrides)
             finish(config, hydra.runtime.choices, overrides)
             recipe = recipe_path(hydra.runtime.choices, self.recipe_file)
             if self.sweep_dir is None and recipe is not None and is_first_rank():

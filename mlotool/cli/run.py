@@ -36,11 +36,9 @@ def main(words: Sequence[str]) -> int:
     """Run; 0 when every job finished."""
     arguments = _parser().parse(words)
     from mlotool.cli.hydra_app import call_hydra, never, open_sources
-    from mlotool.config.schema import check_overrides
 
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
-    check_overrides(request.overrides)
     shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
     if not shows_only:
         require_recipe(request, "run")

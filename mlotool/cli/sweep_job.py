@@ -22,7 +22,6 @@ from mlotool.cli.terminal import say, warn
 from mlotool.config import Origin
 from mlotool.config.composition import finish, is_apart, key_of, with_values
 from mlotool.config.provenance import repositories_asked_once
-from mlotool.config.schema import check_overrides
 from mlotool.core.errors import WriteError
 from mlotool.core.process import import_large, import_torch, leave
 from mlotool.core.run_files import read_json
@@ -210,7 +209,6 @@ class _Configs:
         Raises:
             ConfigError: it cannot be composed.
         """
-        check_overrides(spec.words)
         words = [*spec.words, *_own_words(folder, is_resumed=is_resumed)]
         if any(_OF_HYDRA in word for word in words):
             return _composed(spec, words)

@@ -28,33 +28,10 @@ _HOMES = {
     "mlotool.config.trusted": ("trust", "trust_all"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = [
-    "CONFIG_NAME",
-    "VERSION_KEYWORDS",
-    "Analysis",
-    "Built",
-    "Origin",
-    "RecipeInfo",
-    "build",
-    "build_module",
-    "check",
-    "check_recipe_file",
-    "compose",
-    "config_errors",
-    "derived_seed",
-    "differences",
-    "find_recipe",
-    "finish_provenance",
-    "hypergradient_options",
-    "list_recipes",
-    "load_run_config",
-    "note_resume",
-    "package_dir",
-    "register_sources",
-    "trust",
-    "trust_all",
-    "write_provenance",
-]
+__all__ = ["CONFIG_NAME", "VERSION_KEYWORDS", "build", "check", "check_recipe_file", "compose", "config_errors"]
+__all__ += ["Analysis", "Built", "build_module", "derived_seed", "hypergradient_options", "register_sources"]
+__all__ += ["RecipeInfo", "differences", "find_recipe", "list_recipes", "load_run_config", "package_dir"]
+__all__ += ["Origin", "finish_provenance", "note_resume", "trust", "trust_all", "write_provenance"]
 
 
 def __getattr__(name: str) -> Any:

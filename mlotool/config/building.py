@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import OmegaConf
 
-from mlotool.config.instantiate import bind, instantiate, optimizer_factory, require_kind, scheduler_factory
-from mlotool.config.parameter_groups import optimizer_roles
+from mlotool.config import instantiate as nodes
+from mlotool.config.instantiate import bind, instantiate, require_kind
 from mlotool.config.recipes import package_dir
 from mlotool.config.user_data import LimitedData, split_of
+from mlotool.core.settings import parameters
+from mlotool.problem.settings import ProblemSettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,19 +25,7 @@ if TYPE_CHECKING:
     from mlotool.spaces.decisions import Decide, Decision, Decisions
 
 Values = Mapping[str, Any]
-SETTINGS = (
-    "scheduler_interval",
-    "unroll_steps",
-    "warmup_steps",
-    "roll_back",
-    "gradient_clip_norm",
-    "accumulate_batches",
-    "reset_to",
-    "tasks",
-    "compile",
-    "shard",
-    "remat",
-)
+SETTINGS = tuple(name for name in parameters(ProblemSettings) if name not in ("optimizer_roles", "precision"))
 
 
 @dataclass(frozen=True)
@@ -122,12 +112,12 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     program = Program(problems, graph, reduce, run_length=values["runner"]["max_ticks"], **tracing)
     if values["runner"]["checkpoint"]:
         check_saved(problems)
-    own = {name: made for name, made in decisions.items() if made}
+    asked_for = {name: made for name, made in decisions.items() if made}
     callbacks, loggers = (
         [instantiate(f"{root}.{name}[{index}]", node) for index, node in enumerate(values[root].get(name, ()))]
         for root, name in (("runner", "callbacks"), ("logger", "loggers"))
     )
-    return Built(program, data, analyses, _metrics(values["evaluate"] or {}), own, callbacks, loggers)
+    return Built(program, data, analyses, _metrics(values["evaluate"] or {}), asked_for, callbacks, loggers)
 
 
 def hypergradient_options(config: Any) -> dict[str, Callable[[], Any]]:
@@ -171,7 +161,7 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
 
     node, key = values["problems"][name], f"problems.{name}"
     scheduler, settings = node["scheduler"], {setting: node[setting] for setting in SETTINGS}
-    rates = optimizer_roles(node["optimizer"])
+    rates = nodes.optimizer_roles(node["optimizer"])
     for setting in ("warmup_steps", "unroll_steps"):
         limit = values["debug"][f"limit_{setting}"]
         if limit is not None:
@@ -183,13 +173,13 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
         bind(f"{key}.loss", node["loss"], without=["roles"]),
         roles=node["loss"].get("roles"),
         stream=stream,
-        optimizer=optimizer_factory(
+        optimizer=nodes.optimizer_factory(
             f"{key}.optimizer",
             {setting: value for setting, value in node["optimizer"].items() if setting not in rates},
-            lambda: {id(tensor): each for each, tensor in module.named_parameters()},
+            lambda: {id(tensor): path for path, tensor in module.named_parameters()},
         ),
         optimizer_roles=rates,
-        scheduler=None if scheduler is None else scheduler_factory(f"{key}.scheduler", scheduler),
+        scheduler=None if scheduler is None else nodes.scheduler_factory(f"{key}.scheduler", scheduler),
         hypergradient=_hypergradient(f"{key}.hypergradient", node, values) if is_read else None,
         precision=node["precision"] or values["runner"]["precision"],
         parallel=_parallel(name, node["parallel"], values["seed"]),
@@ -286,8 +276,9 @@ def _stream(name: str, node: Values | None, seed: int, data: Any) -> "Stream | N
 def _hypergradient(key: str, node: Values, values: Values) -> Any:
     from mlotool.program import AbstractHypergradient
 
-    own = node["hypergradient"]
-    key, chosen = ("hypergradient", values["hypergradient"]) if own is None else (key, own)
+    chosen = node["hypergradient"]
+    if chosen is None:
+        key, chosen = "hypergradient", values["hypergradient"]
     algorithm = instantiate(key, chosen)
     require_kind(key, chosen, algorithm, AbstractHypergradient)
     return algorithm

@@ -1,13 +1,12 @@
 """From a recipe's name and overrides to one config, by Hydra's public interface."""
 
 import os
-import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,16 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from mlotool.config.found_decisions import FOLDER_KEY, fill_decisions
-from mlotool.config.found_decisions import KEY as DECISIONS
+from mlotool.config import recipes, safety
 from mlotool.config.hydra_errors import config_errors
-from mlotool.config.options import (
-    FOLDER,
-    TARGET_GROUPS,
-    check_name,
-    check_placed,
-    check_total,
-    command_line_folders,
-    option_file,
-    read_option,
-)
 from mlotool.config.provenance import Origin
-from mlotool.config.reading import Document, read_document
-from mlotool.config.recipes import GROUP, SUFFIX, find_recipe, package_dir, recipe_argument
-from mlotool.config.safety import check_recipe_file, choices_in, full_address, key_faults
-from mlotool.config.schema import GROUPS, OPTION_GROUPS, check_overrides, is_boolean
+from mlotool.config.reading import leaves, read_document
+from mlotool.config.recipes import GROUP
+from mlotool.config.run_config import DECISIONS_KEY, FOLDER_KEY, fill_decisions
+from mlotool.config.schema import GROUPS, MAX_NAME, OPTION_GROUPS, boolean_faults, is_boolean, name_fault
 from mlotool.config.sources import loaded_recipes, sources
 from mlotool.config.trusted import trust_all
-from mlotool.core.arguments import is_path, require, require_texts, shown
+from mlotool.core.arguments import require, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 
@@ -47,8 +35,7 @@ CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.
 VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 _TARGET = "_target_"
-_MAY_BE_NULL = re.compile(r"(evaluate|problems\.[^.]+\.stream)(?P<rest>\..+)?")
-_OPEN = ("evaluate", "graph", "analyses", DECISIONS)
+_OPEN = ("evaluate", "graph", "analyses", DECISIONS_KEY)
 """Nodes with keys that have their names from users."""
 
 _origins: dict[int, Origin] = {}
@@ -77,32 +64,27 @@ def compose(
         1
     """
     recipe = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
-    _check_kinds(recipe, overrides, trust)
+    wanted = "a name, such as 'mwn', or the path of a file"
+    require(isinstance(recipe, str | None), "compose.recipe", recipe, wanted, "Write compose('mwn').")
+    require_texts("compose.overrides", overrides, "seed=1")
+    require_texts("compose.trust", trust, "mymodels")
     trust_all(trust)
-    check_overrides(overrides)
-    argument, folders = recipe_argument(recipe)
+    argument, folders = recipes.recipe_argument(recipe)
     path = _recipe_path(recipe, overrides, folders)
     with sources(folders):
         if path is not None:
-            check_recipe_file(path)
-    with sources(folders):
+            safety.check_recipe_file(path)
         config = compose_words([*argument, *overrides])
         choices = config.hydra.runtime.choices
         with open_dict(config):
             del config["hydra"]
         finish(config, choices, overrides)
-    _keep_origin(config, Origin(_call(recipe, overrides, trust), tuple(overrides), path))
+    trusting = f", trust={list(trust)!r}" if trust else ""
+    call = f"mlotool.run(mlotool.compose({recipe!r}, {list(overrides)!r}{trusting}))"
+    # By identity, not in a WeakKeyDictionary: a DictConfig's hash is that of its values, which may be changed.
+    _origins[id(config)] = Origin(call, tuple(overrides), path)
+    weakref.finalize(config, _origins.pop, id(config), None)
     return config
-
-
-def _check_kinds(recipe: Any, overrides: Any, trust: Any) -> None:
-    if not isinstance(recipe, str | None):
-        raise ConfigError(
-            f"compose.recipe: found {shown(recipe)}; expected a name, such as 'mwn', or the path of a file. Write "
-            "compose('mwn')."
-        )
-    require_texts("compose.overrides", overrides, "seed=1")
-    require_texts("compose.trust", trust, "mymodels")
 
 
 def check_composed(config: Any) -> None:
@@ -111,21 +93,14 @@ def check_composed(config: Any) -> None:
     Raises:
         ConfigError: it is none.
     """
-    advice = "Write mlotool.run(mlotool.compose('mwn'))."
-    if is_path(config):
-        advice = f"Write mlotool.run(mlotool.compose({os.fspath(config)!r}))."
-    elif isinstance(config, Mapping):
-        advice = (
-            "Write what differs from a recipe as overrides, mlotool.run(mlotool.compose('mwn', ['seed=1'])), or all of "
-            "it as a recipe file, mlotool.run(mlotool.compose('mine.yaml'))."
-        )
+    advice = "Write mlotool.run(mlotool.compose('mwn', ['seed=1'])), or compose('mine.yaml')."
     is_whole = isinstance(config, DictConfig) and "runner" in config
     require(is_whole, "run.config", config, "a config that mlotool.compose has returned", advice)
 
 
 def compose_words(words: Sequence[str]) -> DictConfig:
     """Return what Hydra composes of a command line, with its own node `hydra`; recipes must be registered."""
-    with config_errors(words=words), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
+    with config_errors(words=words), initialize_config_dir(str(recipes.package_dir("conf")), **VERSION_KEYWORDS):
         return hydra_compose(CONFIG_NAME, hydra_words(words), return_hydra_config=True)
 
 
@@ -139,28 +114,29 @@ def hydra_words(words: Sequence[str]) -> list[str]:
         ConfigError: an option is chosen for a place outside of the config.
     """
     overrides = _parsed(tuple(words))
-    faults = [
-        fault
-        for override in overrides
-        if override.package is not None and override.key_or_group in OPTION_GROUPS
-        for fault in key_faults(override.input_line or "", override.key_or_group, override.package)
-    ]
-    for override in overrides:
-        value = None if override.is_sweep_override() else override.value()
-        is_choice = override.key_or_group in GROUPS and not (override.is_sweep_override() or override.is_delete())
-        # Hydra takes a number in a list for a text without looking, and fails; of null it does not say where.
-        names = value if isinstance(value, list) else [value]
-        if is_choice and not isinstance(value, dict) and not all(isinstance(name, str) for name in names):
-            faults.append(
-                f"{override.key_or_group}: found {override.get_value_element_as_str()}; expected the name of an "
-                "option, as in data=digits. Write one, or leave it out."
-            )
+    faults = [fault for override in overrides for fault in _override_faults(override)]
     if faults:
         raise ConfigError("\n".join(faults))
     searched = [override.value() for override in overrides if override.key_or_group == "hydra.searchpath"]
     folders = [str(folder) for value in searched if isinstance(value, list) for folder in value]
-    command_line_folders[:] = [Path(folder.removeprefix("file://")) for folder in folders]
+    recipes.command_line_folders[:] = [Path(folder.removeprefix("file://")) for folder in folders]
     return [_hydra_word(override) for override in overrides if not _is_later(override)]
+
+
+def _override_faults(override: Override) -> Iterator[str]:
+    """Yield what is wrong with an override that Hydra or OmegaConf take, or fail at without saying where."""
+    key, value = override.key_or_group, override.value()
+    if override.package is not None and key in OPTION_GROUPS:
+        yield from safety.key_faults(override.input_line or "", key, override.package)
+    names = value if isinstance(value, list) else [value]
+    is_choice = key in GROUPS and not override.is_sweep_override() and not override.is_delete()
+    if is_choice and not isinstance(value, dict) and not all(isinstance(name, str) for name in names):
+        yield f"{override.input_line}: expected the name of an option, as in data=digits. Write one, or leave it out."
+    # Hydra makes the folder of a run before its name is checked.
+    if key == "name" and isinstance(value, str) and len(value) > MAX_NAME and "$" not in value:
+        yield str(name_fault(value))
+    for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
+        yield from boolean_faults(key, choice)
 
 
 def is_sweep(word: str) -> bool:
@@ -180,10 +156,11 @@ def _parsed(words: tuple[str, ...]) -> list[Override]:
 
 
 def _is_later(override: Override) -> bool:
-    node = _MAY_BE_NULL.fullmatch(override.key_or_group)
-    if node is None or override.is_delete() or override.is_sweep_override() or override.package is not None:
+    path = override.key_or_group.split(".")
+    depth = 1 if path[0] == "evaluate" else 3 if path[0] == "problems" and path[2:3] == ["stream"] else 0
+    if not depth or override.is_delete() or override.is_sweep_override() or override.package is not None:
         return False
-    return bool(node["rest"]) or isinstance(override.value(), dict)
+    return len(path) > depth or isinstance(override.value(), dict)
 
 
 def _hydra_word(override: Override) -> str:
@@ -192,10 +169,10 @@ def _hydra_word(override: Override) -> str:
     first, _, rest = override.key_or_group.partition(".")
     if override.type != OverrideType.CHANGE:
         return word
-    if (first, rest) == (DECISIONS, "") and all(isinstance(each, str | QuotedString) for each in values):
+    if (first, rest) == (DECISIONS_KEY, "") and all(isinstance(item, str | QuotedString) for item in values):
         return f"{FOLDER_KEY}={word.partition('=')[2]}"
-    is_node = any(isinstance(each, dict) and (_TARGET in each or first in _OPEN) for each in values)
-    return f"++{word}" if is_node or (first == DECISIONS and rest) else word
+    is_node = any(isinstance(item, dict) and (_TARGET in item or first in _OPEN) for item in values)
+    return f"++{word}" if is_node or (first == DECISIONS_KEY and rest) else word
 
 
 def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str]) -> None:
@@ -210,23 +187,21 @@ def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str])
         ConfigError: an option is not what it is called, or a recipe writes out a node beside it.
     """
     for override in filter(_is_later, _parsed(tuple(words))):
-        first, name, *_ = path = [*override.key_or_group.split("."), ""]
-        if first == "problems" and name not in config.problems:
-            hint = did_you_mean(name, map(str, config.problems))
-            raise ConfigError(f"problems.{name}: there is no such problem.{hint} Correct {override.input_line}.")
+        first, *rest = path = override.key_or_group.split(".")
+        if first == "problems" and rest[0] not in config.problems:
+            hint = did_you_mean(rest[0], map(str, config.problems))
+            raise ConfigError(f"problems.{rest[0]}: there is no such problem.{hint} Correct {override.input_line}.")
         with config_errors(words=[override.input_line or ""]), open_dict(config):
-            config.merge_with(_tree(path[:-1], override.value()))
-    size = 0
+            config.merge_with(_tree(path, override.value()))
     for address, chosen in choices.items():
         if str(address).partition("@")[0] in OPTION_GROUPS and isinstance(chosen, str):
-            place = full_address(str(address))
+            place = safety.full_address(str(address))
             option, package = _option(place, chosen), place.partition("@")[2]
-            size += option.num_nodes * (option.path.parts[0] == FOLDER.name)
             if not any(word.lstrip("+").startswith((f"{package}={{", f"{package}.{_TARGET}=")) for word in words):
-                _check_target(config, package, f"{address}={chosen}", option.data)
-    for address, options in _lists(words):
-        size += sum(_option(address, name).num_nodes for name in options)
-    check_total(size)
+                _check_target(config, package, f"{address}={chosen}", option)
+    for address, names in _lists(words):
+        for name in names:
+            _option(address, name)
     fill_decisions(config)
 
 
@@ -244,7 +219,7 @@ def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
         key, value = override.key_or_group, override.value()
         is_value = isinstance(value, int | float | str) and "${" not in str(value) and override.package is None
         is_value = is_value and not (is_boolean(key) and not isinstance(value, bool))
-        is_free = key not in GROUPS and key.partition(".")[0] not in (DECISIONS, FOLDER_KEY, "hydra")
+        is_free = key not in GROUPS and key.partition(".")[0] not in (DECISIONS_KEY, FOLDER_KEY, "hydra")
         before = OmegaConf.select(copied, key, throw_on_resolution_failure=False)
         is_leaf = before is not None and not OmegaConf.is_config(before) and not key.rpartition(".")[2].startswith("_")
         if not (override.type == OverrideType.CHANGE and is_value and is_free and is_leaf):
@@ -264,15 +239,13 @@ def key_of(word: str) -> str:
 
 def is_apart(words: Sequence[str], place: int) -> bool:
     """Say whether no other override sets the same key as one of them, or one above or below it: their order counts."""
-    own = f"{key_of(words[place])}."
+    key = f"{key_of(words[place])}."
     others = [f"{key_of(word)}." for word in (*words[:place], *words[place + 1 :])]
-    return not any(own.startswith(other) or other.startswith(own) for other in others)
+    return not any(key.startswith(other) or other.startswith(key) for other in others)
 
 
 def _tree(path: Sequence[str], value: Any) -> Any:
-    for part in reversed(path):
-        value = {part: value}
-    return value
+    return reduce(lambda below, part: {part: below}, reversed(path), value)
 
 
 def _lists(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -280,25 +253,27 @@ def _lists(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     for override in _parsed(tuple(words)):
         value = None if override.is_sweep_override() else override.value()
         if isinstance(value, list) and override.key_or_group in OPTION_GROUPS:
-            yield full_address(override.get_key_element().lstrip("+~")), list(map(str, value))
+            yield _address(override), list(map(str, value))
     for recipe in loaded_recipes():
-        for word in ("", "override"):
-            yield from (each for each in choices_in(recipe.data.get("defaults"), word) if len(each[1]) > 1)
+        yield from (choice for choice in safety.choices_in(recipe.data.get("defaults")) if len(choice[1]) > 1)
 
 
-def _option(address: str, name: str) -> Document:
-    """Return the file of an option, which is held to the rules for recipes where it is the user's."""
+def _address(override: Override) -> str:
+    return safety.full_address(override.get_key_element().lstrip("+~"))
+
+
+def _option(address: str, name: str) -> dict[Any, Any]:
+    """Return the content of an option, which is held to the rules for recipes where it is the user's."""
     group, _, package = address.partition("@")
-    built_in = package_dir("conf") / group / f"{name}{SUFFIX}"
-    if built_in.is_file():
-        check_name(group, name)
-        return read_document(built_in)
-    own = option_file(group, name) if group in OPTION_GROUPS else None
-    if own is None:
-        return Document(Path(name), "", {})
-    document = read_option(group, own)
-    check_placed(own, _tree(package.split("."), document.data))
-    return document
+    if built_in := recipes.built_in_option(group, name):
+        recipes.check_name(group, name)
+        return read_document(built_in).data
+    file = recipes.own_option(group, name)
+    if file is None:
+        return {}
+    content = safety.read_option(group, file).data
+    safety.check_placed(file, _tree(package.split("."), content))
+    return content
 
 
 def _check_target(config: DictConfig, package: str, choice: str, option: Mapping[Any, Any]) -> None:
@@ -308,8 +283,7 @@ def _check_target(config: DictConfig, package: str, choice: str, option: Mapping
     if target is not None and found is not None and found != target:
         raise ConfigError(
             f"{package}: found the target {found} beside the choice {choice}, which is {target}; expected one of them, "
-            "as their keys are merged. Leave the choice out, or remove the node that the recipe writes out; a recipe "
-            f"chooses no option by `- override /{choice.partition('=')[0]}: null` in its defaults list."
+            f"as their keys are merged. Leave the choice out: `- override /{choice.partition('=')[0]}: null`."
         )
 
 
@@ -318,37 +292,20 @@ def origin_of(config: Any) -> Origin | None:
     return _origins.get(id(config))
 
 
-def _keep_origin(config: DictConfig, origin: Origin) -> None:
-    # By identity, not in a WeakKeyDictionary: a DictConfig's hash is that of its values, which may be changed.
-    _origins[id(config)] = origin
-    weakref.finalize(config, _origins.pop, id(config), None)
-
-
-def _call(recipe: str | None, overrides: Sequence[str], trust: Sequence[str]) -> str:
-    trusting = f", trust={list(trust)!r}" if trust else ""
-    return f"mlotool.run(mlotool.compose({recipe!r}, {list(overrides)!r}{trusting}))"
-
-
 def _recipe_path(recipe: str | None, overrides: Sequence[str], folders: Sequence[Path]) -> Path | None:
     if recipe is not None:
-        return folders[0] / Path(recipe).name if folders else find_recipe(recipe)
+        return folders[0] / Path(recipe).name if folders else recipes.find_recipe(recipe)
     names = [word.partition("=")[2].strip("'\"") for word in overrides if word.lstrip("+").startswith(f"{GROUP}=")]
     if names:
         # Several, in a list, are no one file, and null is none.
         with suppress(ConfigError):
-            return find_recipe(names[-1])
+            return recipes.find_recipe(names[-1])
     return None
 
 
 def plain(node: Any) -> Any:
     """Return a config as dicts, lists and scalars, with every interpolation resolved."""
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-
-
-_KEY = re.compile(r"\+{0,2}(?P<key>[\w.]+)=.*", re.DOTALL)
-_CHOICE = re.compile(r"\+?(?P<address>\w+(@[\w.]+)?)=.*", re.DOTALL)
-# No run can be understood without them, whoever has chosen them.
-_ALWAYS = ("name", "data")
 
 
 @dataclass(frozen=True)
@@ -358,22 +315,21 @@ class SetParts:
     Args:
         inherited: the recipes below the named one, the nearest first.
         options: what they choose, as it would be written: `hypergradient=cg`.
-        keys: a tree of what they set; a leaf stands for all that is below it.
+        keys: dotted, that they set; one stands for all that is below it.
     """
 
     inherited: list[str]
     options: list[str]
-    keys: dict[str, Any]
+    keys: frozenset[str]
 
     def values(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of a resolved config that they set, and its data.
+        """Return the part of a resolved config that they set, its name and its data, which no run is without.
 
         Args:
             config: plain, with every reference resolved.
         """
-        always = (*_ALWAYS, *(["hypergradient"] if config["graph"]["lower_to_upper"] else []))
-        found: dict[str, Any] = _part(config, {**dict.fromkeys(always), **self.keys})
-        return found
+        always = {"name", "data", *(["hypergradient"] if config["graph"]["lower_to_upper"] else [])}
+        return dict(_part(config, "", self.keys | always))
 
 
 def set_parts(words: Sequence[str], folders: Sequence[Path] = ()) -> SetParts:
@@ -392,56 +348,28 @@ def set_parts(words: Sequence[str], folders: Sequence[Path] = ()) -> SetParts:
     """
     with sources(folders):
         choices = compose_words(words).hydra.runtime.choices
-        recipes = loaded_recipes()
-    named = {full_address(match["address"]) for match in map(_CHOICE.fullmatch, words) if match}
-    for recipe in recipes:
-        entries = recipe.data.get("defaults")
-        named |= {address for word in ("", "override") for address, _ in choices_in(entries, word)}
-    keys: dict[str, Any] = {}
-    for recipe in reversed(recipes):
-        for key in recipe.data.keys() - {"defaults", "hydra"}:
-            keys[key] = _merged(keys.get(key), recipe.data[key]) if key in keys else recipe.data[key]
+        loaded = loaded_recipes()
+    overrides = [override for override in _parsed(tuple(words)) if not override.is_delete()]
+    keys = {override.key_or_group for override in overrides if override.key_or_group not in GROUPS}
+    # A default of conf/config.yaml is nobody's choice.
+    chosen = {_address(override) for override in overrides}
+    for recipe in loaded:
+        chosen |= {address for address, _ in safety.choices_in(recipe.data.get("defaults"))}
+        keys |= {key.partition("[")[0] for key, _ in leaves(recipe.data)}
     options = []
     for address, name in reversed(choices.items()):
-        group, _, package = str(address).partition("@")
-        # A default of conf/config.yaml is nobody's choice.
-        if group in OPTION_GROUPS and isinstance(name, str) and full_address(str(address)) in named:
+        group, _, package = place = safety.full_address(str(address)).partition("@")
+        if group in OPTION_GROUPS and isinstance(name, str) and "".join(place) in chosen:
             options.append(f"{address}={name}")
-            _add_option(keys, (package or group).split("."), group, name)
-    for match in filter(None, map(_KEY.fullmatch, words)):
-        if match["key"] not in GROUPS:
-            _add(keys, match["key"].split("."))
-    return SetParts([recipe.path.stem for recipe in recipes[1:]], options, keys)
+            file = None if group in safety.TARGET_GROUPS else recipes.option_file(group, name)
+            keys |= {package} if file is None else {f"{package}.{key}" for key in read_document(file).data}
+    return SetParts([recipe.path.stem for recipe in loaded[1:]], options, frozenset(keys))
 
 
-def _add_option(keys: dict[str, Any], path: Sequence[str], group: str, name: str) -> None:
-    if group in TARGET_GROUPS:
-        _add(keys, path)
-        return
-    built_in = package_dir("conf") / group / f"{name}{SUFFIX}"
-    file = built_in if built_in.is_file() else option_file(group, name)
-    for key in () if file is None else read_document(file).data:
-        if key != "defaults":
-            _add(keys, [*path, key])
-
-
-def _merged(below: Any, above: Any) -> Any:
-    if isinstance(below, dict) and isinstance(above, dict):
-        return below | {key: _merged(below[key], above[key]) if key in below else above[key] for key in above}
-    return above
-
-
-def _add(keys: dict[str, Any], path: Sequence[str]) -> None:
-    for part in path[:-1]:
-        child = keys.setdefault(part, {})
-        if not isinstance(child, dict):
-            return
-        keys = child
-    keys[path[-1]] = None
-
-
-def _part(value: Any, keys: Any) -> Any:
-    """Return what `keys` has of a tree; where it names no keys, all."""
-    if not isinstance(value, dict) or not isinstance(keys, dict):
+def _part(value: Any, path: str, keys: frozenset[str]) -> Any:
+    """Return what keys have of a tree that stands at a dotted path."""
+    if path in keys or not isinstance(value, dict):
         return value
-    return {key: _part(child, keys[key]) for key, child in value.items() if key in keys}
+    places = {key: f"{path}.{key}".lstrip(".") for key in value}
+    above = {key: place for key, place in places.items() if any(f"{name}.".startswith(f"{place}.") for name in keys)}
+    return {key: _part(value[key], place, keys) for key, place in above.items()}

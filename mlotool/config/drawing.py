@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlotool.config.checks import checked
@@ -62,6 +63,10 @@ class WithoutValues:
         return built
 
 
+def _first(_: str, candidates: "Sequence[Value]") -> "Value":
+    return candidates[0]
+
+
 def _first_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
@@ -87,14 +92,13 @@ class Drawer:
     """
 
     def __init__(self, plan: SweepPlan) -> None:
-        self._fixed = [word for word in plan.fixed if not word.startswith("hydra.")]
+        self._fixed = plan.shared_words
         self._without_values = WithoutValues()
         self._composed: tuple[tuple[str, ...], Mapping[str, Any]] | None = None
-        first = [f"{each.key}={each.first}" for each in plan.dimensions]
         self.is_needed = False
-        self._are_modules_fixed = not any(".module" in each.key for each in plan.dimensions)
+        self._are_modules_fixed = not any(".module" in dimension.key for dimension in plan.dimensions)
         # A choice that is wrong fails in a job of its own, as others may be right.
-        for words in (first, []):
+        for words in (plan.first_words, []):
             try:
                 self._values(words)
             except ConfigError as error:
@@ -107,7 +111,7 @@ class Drawer:
 
     def _look(self, words: Sequence[str]) -> None:
         modules = [problem["module"] for problem in self._values(words)["problems"].values()]
-        self.is_needed = any(_targets(each) & {SPACE} for each in modules)
+        self.is_needed = any(SPACE in _targets(module) for module in modules)
         if self.is_needed:
             try:
                 values, _ = checked(compose(None, [*self._fixed, *words]), targets=True)
@@ -116,7 +120,7 @@ class Drawer:
                 self._refuse_modules(error)
         if self.is_needed or any(map(is_of_user, set().union(*map(_targets, modules)))):
             try:
-                drawn = self.draw(words, lambda name, candidates: candidates[0])
+                drawn = self.draw(words, _first)
                 self.is_needed |= any(value is not None for value in drawn.values())
             except RefusedModelError as error:
                 raise ConfigError(f"{error} These are the first candidates of all decisions.") from error
@@ -133,25 +137,20 @@ class Drawer:
     def _check_asked(self, words: Sequence[str]) -> None:
         """Refuse a decision of the recipe that no model asks for, as far as some of them show."""
         values = self._values(words)
-        given: Mapping[str, Any] = values["decisions"]
+        fixed: Mapping[str, Any] = values["decisions"]
         seen: dict[str, None] = {}
         generator = random.Random(0)
-        for number in range(_NUM_LOOKED_AT):
-            if given.keys() <= seen.keys():
+        for decide in (_first, *repeat(lambda _, candidates: generator.choice(candidates), _NUM_LOOKED_AT - 1)):
+            if fixed.keys() <= seen.keys():
                 return
-            decide = (lambda _, candidates: candidates[0]) if number == 0 else (lambda _, each: generator.choice(each))
             # One that makes no model has asked as well.
             with suppress(ConfigError):
                 self._without_values(partial(_decisions, values, decide, seen))
-        name = next((each for each in given if each not in seen), None)
-        if name is None:
-            return
-        few = ", ".join([*seen][:10]) + (", .." if len(seen) > 10 else "")
-        raise ConfigError(
-            f"decisions.{name}: found {shown(given[name])}, but none of {_NUM_LOOKED_AT} models that were looked at "
-            f"asks for a decision of this name; expected one of {few or 'none'}.{did_you_mean(name, list(seen))} "
-            "Correct the name, or remove it."
-        )
+        for name in [name for name in fixed if name not in seen]:
+            raise ConfigError(
+                f"decisions.{name}: found {shown(fixed[name])}, but none of {_NUM_LOOKED_AT} models asks for it; "
+                f"expected one of {', '.join(seen) or 'none'}.{did_you_mean(name, list(seen))} Correct the name."
+            )
 
     def draw(self, words: Sequence[str], decide: "Decide") -> "dict[str, Value | None]":
         """Make the decisions of a job that its recipe does not make.
@@ -195,20 +194,20 @@ def _decisions(
 ) -> "dict[str, Value | None]":
     from mlotool.config.building import build_modules
 
-    given: Mapping[str, Any] = values["decisions"]
+    fixed: Mapping[str, Any] = values["decisions"]
     asked: dict[str, Value | None] = {}
     names = {} if seen is None else seen
 
     def made(name: str, candidates: "tuple[Value, ...]") -> "Value":
         names[name] = None
-        if name in given:
-            found: Value = given[name]
-            return found
+        if name in fixed:
+            value: Value = fixed[name]
+            return value
         # There is nothing to decide between one.
         value = candidates[0] if len(candidates) == 1 else decide(name, candidates)
         if len(candidates) > 1:
             asked[name] = value
         return value
 
-    found = build_modules(values, made).made
-    return asked | {name: None for name in given if name not in found}
+    all_made = build_modules(values, made).made
+    return asked | {name: None for name in fixed if name not in all_made}

@@ -6,6 +6,7 @@ What does not fit the schema is said in one go, for all recipes and overrides of
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.recipes import GROUP, list_recipes
-from mlotool.config.schema import GROUPS, Place, schema_faults
+from mlotool.config.schema import GROUPS, Place, value_faults
 from mlotool.config.sources import loaded_recipes
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
@@ -37,9 +38,9 @@ def config_errors(path: Path | None = None, words: Sequence[str] = ()) -> Iterat
     try:
         yield
     except Exception as error:
-        own = next((cause for cause in _chain(error) if isinstance(cause, ConfigError)), None)
-        if own is not None:
-            raise own from None
+        ours = next((cause for cause in _chain(error) if isinstance(cause, ConfigError)), None)
+        if ours is not None:
+            raise ours from None
         if not isinstance(error, _ERRORS) and not _is_of_libraries(error):
             raise
         text = "\n".join(_faults(words)) or _text(error)
@@ -53,12 +54,12 @@ def _is_of_libraries(error: BaseException) -> bool:
 
 def _faults(words: Sequence[str]) -> list[str]:
     """Return what does not fit the schema in the recipes that were read and in the overrides."""
-    faults = []
-    for document in loaded_recipes():
-        for place, fault in schema_faults(document.data).items():
-            faults.append(f"{document.path}, line {_line(document.text, place)}: {fault}")
-    for word in words:
-        faults += schema_faults(_content(word)).values()
+    faults = [
+        f"{document.path}, line {_line(document.text, place)}: {fault}"
+        for document in loaded_recipes()
+        for place, fault in value_faults(document.data)
+    ]
+    faults += [fault for word in words for _, fault in value_faults(_content(word))]
     return fault_list(faults).splitlines()
 
 
@@ -71,10 +72,8 @@ def _content(word: str) -> dict[str, Any]:
     key = override.key_or_group
     if override.is_delete() or override.is_sweep_override() or key in GROUPS or "/" in key or override.package:
         return {}
-    content: Any = override.value()
-    for part in reversed(key.split(".")):
-        content = {part: content}
-    return content if isinstance(content, dict) else {}
+    value: Any = override.value()
+    return dict(reduce(lambda below, part: {part: below}, reversed(key.split(".")), value))
 
 
 def _line(text: str, place: Place) -> int:
@@ -112,6 +111,6 @@ def _text(error: BaseException) -> str:
 def _hint(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        return did_you_mean(name, [each.name for each in list_recipes()] if group == GROUP else error.options or ())
+        return did_you_mean(name, [recipe.name for recipe in list_recipes()] if group == GROUP else error.options or ())
     parent, key = getattr(error, "parent_node", None), getattr(error, "key", None)
     return did_you_mean(str(key), map(str, parent)) if isinstance(parent, DictConfig) and parent else ""

@@ -3,26 +3,24 @@
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from mlotool.config.parameter_groups import KEY, grouped
 from mlotool.config.trusted import CONTAINERS, resolve
+from mlotool.core import user_code
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedError
 from mlotool.core.messages import kind_of
-from mlotool.core.user_code import (
-    MORE_MEMORY,
-    Call,
-    explained,
-    is_of_user,
-    is_out_of_memory,
-    is_refusal,
-    note,
-    user_frame,
-)
 
-Instantiate = Callable[..., Any]
+Node = Mapping[str, Any]
+SPECIAL = ("_target_", "_args_")
+GROUPS_KEY = "groups"
+_GROUP = "{match: classifier.*, lr: 0.01}"
+
+# Optimizers with a fused kernel on the CPU and on CUDA, and the settings that ask for another one.
+_FUSED = ("torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW")
+_OTHER_KERNELS = ("foreach", "differentiable", "capturable")
 
 
 class NodeFactory:
@@ -33,37 +31,17 @@ class NodeFactory:
     Args:
         key: where the node stands.
         node: has `_target_`.
-        instantiate: builds a node.
     """
 
     takes_settings = True
     """`mlotool.spaces` hands over all that it knows of a place."""
 
-    def __init__(self, key: str, node: Mapping[str, Any], instantiate: Instantiate) -> None:
-        self._key, self._node, self._instantiate = key, node, instantiate
+    def __init__(self, key: str, node: Node) -> None:
+        self._key, self._node = key, node
 
     def __call__(self, **settings: Any) -> Any:
         """Return what the node describes."""
-        return self._instantiate(self._key, self._node, **settings)
-
-
-def as_factories(key: str, value: Any, instantiate: Instantiate) -> Any:
-    """Return a value in which each node with a `_target_` is a function that builds it; other values stay."""
-    if isinstance(value, Mapping):
-        if "_target_" in value:
-            return NodeFactory(key, value, instantiate)
-        return {name: as_factories(f"{key}.{name}", each, instantiate) for name, each in value.items()}
-    if isinstance(value, list):
-        return [as_factories(f"{key}[{index}]", each, instantiate) for index, each in enumerate(value)]
-    return value
-
-
-Node = Mapping[str, Any]
-SPECIAL = ("_target_", "_args_")
-
-# Optimizers with a fused kernel on the CPU and on CUDA, and the settings that ask for another one.
-_FUSED = ("torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW")
-_OTHER_KERNELS = ("foreach", "differentiable", "capturable")
+        return instantiate(self._key, self._node, **settings)
 
 
 def instantiate(key: str, node: Any, **context: Any) -> Any:
@@ -77,13 +55,18 @@ def instantiate(key: str, node: Any, **context: Any) -> Any:
     Raises:
         ConfigError: a target is not trusted, or does not accept its settings.
     """
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            return _call(key, *_prepared(key, node, context))
-        return {name: instantiate(f"{key}.{name}", value, **context) for name, value in node.items()}
-    if isinstance(node, list):
-        return [instantiate(f"{key}[{index}]", value, **context) for index, value in enumerate(node)]
-    return node
+    return _with_nodes(key, node, lambda key, node: _call(key, *_prepared(key, node, context)))
+
+
+def _with_nodes(key: str, value: Any, make: Callable[[str, Node], Any]) -> Any:
+    """Return a value in which what `make` returns takes the place of each node with a `_target_`."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            return make(key, value)
+        return {name: _with_nodes(f"{key}.{name}", item, make) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_nodes(f"{key}[{index}]", item, make) for index, item in enumerate(value)]
+    return value
 
 
 def bind(key: str, node: Node, without: Iterable[str]) -> Callable[..., Any]:
@@ -109,29 +92,33 @@ def optimizer_factory(
         node: has `_target_`, and may have `groups`.
         names: the parameters' names by identity, for `groups`.
     """
-    # YAML has no tuples, and `betas` must be one for some of torch's code paths.
-    fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in node.items() if name != KEY}
-    groups = node.get(KEY)
+    settings = {name: _plain(value) for name, value in node.items() if name != GROUPS_KEY}
+    groups = node.get(GROUPS_KEY)
 
     def make(parameters: Iterable[Any]) -> Any:
-        params = list(parameters)
-        fused = {"fused": True} if _can_fuse(fixed, params) else {}
-        if groups:
-            named = names()
-            params = grouped(f"{key}.{KEY}", groups, {named[id(each)]: each for each in params})
         from torch.optim import Optimizer
 
-        optimizer = instantiate(key, fused | fixed | {"params": params})
+        params = list(parameters)
+        fused = {"fused": True} if _can_fuse(settings, params) else {}
+        if groups:
+            path_of = names()
+            params = grouped(f"{key}.{GROUPS_KEY}", groups, {path_of[id(tensor)]: tensor for tensor in params})
+        optimizer = instantiate(key, fused | settings | {"params": params})
         require_kind(key, node, optimizer, Optimizer)
         return optimizer
 
     return make
 
 
+def _plain(value: Any) -> Any:
+    # YAML has no tuples, and `betas` must be one for some of torch's code paths.
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _can_fuse(node: Node, params: Iterable[Any]) -> bool:
     """Say whether torch can update all parameters in one kernel: less than half of the time of a small step."""
     is_free = node["_target_"] in _FUSED and not any(node.get(name) for name in _OTHER_KERNELS)
-    return is_free and all(each.is_floating_point() and each.device.type in ("cpu", "cuda") for each in params)
+    return is_free and all(tensor.is_floating_point() and tensor.device.type in ("cpu", "cuda") for tensor in params)
 
 
 def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:
@@ -147,51 +134,107 @@ def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:
     return make
 
 
-_KINDS = {
-    "AbstractHypergradient": "a hypergradient, a subclass of mlotool.program.AbstractHypergradient",
-    "AbstractParallel": "layer-parallel training, a subclass of mlotool.problem.parallel.AbstractParallel",
-}
+def optimizer_roles(node: Any) -> dict[str, str]:
+    """Return the problem's name by setting, for the settings of an optimizer's node that a problem gives.
+
+    Example:
+        >>> optimizer_roles({"_target_": "torch.optim.SGD", "lr": {"problem": "rates"}, "momentum": 0.9})
+        {'lr': 'rates'}
+    """
+    if not isinstance(node, Mapping):
+        return {}
+    return {
+        key: value["problem"]
+        for key, value in node.items()
+        if isinstance(value, Mapping) and set(value) == {"problem"} and isinstance(value["problem"], str)
+    }
+
+
+def grouped(key: str, groups: Sequence[Node], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return an optimizer's parameter groups: first those that no pattern matches, then one for each entry.
+
+    A parameter is in the first group one of whose patterns matches its name (`*` is any text, dots included).
+
+    Args:
+        key: where the groups stand, for messages.
+        groups: each with `match`, a pattern or a list of them, and settings.
+        parameters: by name in the problem's module.
+
+    Raises:
+        ConfigError: a group is left without a parameter.
+
+    Example:
+        >>> grouped("groups", [{"match": "head.*", "lr": 0.1}], {"body.weight": 1, "head.weight": 2})
+        [{'params': [1]}, {'params': [2], 'lr': 0.1}]
+    """
+    rest, made = dict(parameters), list[dict[str, Any]]()
+    for index, group in enumerate(groups):
+        names = [name for name in rest if any(fnmatchcase(name, pattern) for pattern in _patterns(group))]
+        if not names:
+            raise ConfigError(
+                f"{key}[{index}].match: found {group['match']!r}, which no parameter that is left has; expected a "
+                f"pattern for some of {', '.join(parameters)}. Correct the pattern, or remove the group."
+            )
+        settings = {name: _plain(value) for name, value in settings_of(group).items()}
+        made.append({"params": [rest.pop(name) for name in names], **settings})
+    return [{"params": list(rest.values())}, *made] if rest else made
+
+
+def group_faults(key: str, node: Node) -> Iterator[str]:
+    """Yield what is wrong with the shape of an optimizer's groups; `key` is the optimizer's."""
+    groups, learned = node.get(GROUPS_KEY, []), optimizer_roles(node)
+    if not isinstance(groups, list):
+        yield f"{key}.{GROUPS_KEY}: found {groups!r}; expected a list. Write {key}.{GROUPS_KEY}: [{_GROUP}]."
+        return
+    for index, group in enumerate(groups):
+        place = f"{key}.{GROUPS_KEY}[{index}]"
+        if not isinstance(group, Mapping) or not _patterns(group) or len(group) < 2:
+            yield f"{place}: found {group!r}; expected `match` and settings of the optimizer. Write {_GROUP}."
+            continue
+        for name in group:
+            if name in learned or name in optimizer_roles(group):
+                yield f"{place}.{name}: found {group[name]!r}; expected no setting that a problem gives. Remove it."
+
+
+def settings_of(group: Node) -> dict[str, Any]:
+    """Return the settings of one group, without what it matches."""
+    return {name: value for name, value in group.items() if name != "match"}
+
+
+def _patterns(group: Node) -> list[str]:
+    match = group.get("match")
+    patterns: list[Any] = match if isinstance(match, list) else [match]
+    return patterns if all(isinstance(pattern, str) for pattern in patterns) else []
 
 
 def require_kind(key: str, node: Node, value: Any, kind: type) -> None:
     """Raise ConfigError if what a target has returned is not of a kind."""
     if not isinstance(value, kind):
-        expected = _KINDS.get(kind.__name__, f"a torch {kind.__name__}")
-        raise ConfigError(
-            f"{key}: {node['_target_']} has returned {kind_of(value)}; expected {expected}. "
-            "Name such a class, or a function that returns one."
-        )
+        wanted = f"an instance of {kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(f"{key}: {node['_target_']} has returned {kind_of(value)}; expected {wanted}. Name another.")
 
 
 def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
-    target = resolve(key, node["_target_"])
-    settings = {name: value for name, value in node.items() if name not in SPECIAL}
+    """Return a node's target, and the arguments by position and by name, with the nodes inside it built."""
+    target, settings = resolve(key, node["_target_"]), dict[str, Any]()
     lazy = getattr(target, "factories", ())
-    built = {
-        name: as_factories(f"{key}.{name}", value, instantiate)
-        if name in lazy
-        else _plain_or_built(f"{key}.{name}", value, context)
-        for name, value in settings.items()
-    }
+    for name, value in node.items():
+        place = f"{key}.{name}"
+        if name in lazy:
+            settings[name] = _with_nodes(place, value, NodeFactory)
+        elif name not in SPECIAL:
+            # A list of parameters passes through: it is no part of the config.
+            settings[name] = value if name == "params" else instantiate(place, value, **context)
     if getattr(target, "takes_place", False) and "place" in inspect.signature(target).parameters:
-        built.setdefault("place", _place(key))
+        # Where it is in a problem's module; "" for the module itself, which has a seed of its problem's own.
+        settings.setdefault("place", re.sub(r"^problems\.[^.]+\.module\.?", "", key))
     assert "_args_" not in node or node["_target_"] in CONTAINERS, f"{key}: _args_ is unchecked"
-    arguments = [instantiate(f"{key}._args_[{i}]", value, **context) for i, value in enumerate(node.get("_args_", ()))]
+    arguments: list[Any] = instantiate(f"{key}._args_", list(node.get("_args_", ())), **context)
     if context:
         from mlotool.spaces.building import taken
 
-        built |= taken(context, inspect.signature(target).parameters, built)
-    return target, arguments, built
-
-
-def _place(key: str) -> str:
-    """Return where in a problem's module a key is; "" for the module itself, which has a seed of its problem's own."""
-    return re.sub(r"^problems\.[^.]+\.module\.?", "", key)
-
-
-def _plain_or_built(key: str, value: Any, context: Mapping[str, Any]) -> Any:
-    # A list of parameters passes through: it is no part of the config.
-    return value if key.endswith(".params") else instantiate(key, value, **context)
+        settings |= taken(context, inspect.signature(target).parameters, settings)
+    return target, arguments, settings
 
 
 def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any]) -> Any:
@@ -208,24 +251,21 @@ def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any])
         raise
     # SystemExit and asyncio.CancelledError, which code of the user's may raise, are no Exceptions.
     except BaseException as error:
+        frame, is_out_of_memory = user_code.user_frame(error), user_code.is_out_of_memory(error)
         # Code of the user's may fail in what it inherits, too.
-        is_inside = is_of_user(target) and error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        is_inside = user_code.is_of_user(target) and error.__traceback__ is not None and error.__traceback__.tb_next
         # What a space raises itself, outside of a model's or a mutator's code, is none of its settings' faults.
-        is_own = target.__module__.startswith("mlotool.spaces.") and user_frame(error) is None
-        kind = RefusedError if is_refusal(error) and not is_own else ConfigError
-        if user_frame(error) is not None or (is_inside and not is_out_of_memory(error)):
-            note(error, lambda: Call(key, target, advice=f"Correct it, or the values under {key}."))
-            raise kind(explained(error)) from error
-        name = f"{target.__module__}.{target.__qualname__}"
-        if is_out_of_memory(error):
-            reason = f"{type(error).__name__}: {error}".rstrip(": .")
-            raise ConfigError(f"{key}: {name} cannot be built ({reason}). {MORE_MEMORY}") from error
-        raise kind(
-            f"{key}: {name} does not accept its settings: {type(error).__name__}: {error}{_where(error)}. "
-            f"Correct the values under {key}."
-        ) from error
-
-
-def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    return f" (in {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        is_spaces = target.__module__.startswith("mlotool.spaces.") and frame is None
+        kind = RefusedError if user_code.is_refusal(error) and not is_spaces else ConfigError
+        advice = f"Correct it, or the values under {key}."
+        if frame is not None or (is_inside and not is_out_of_memory):
+            user_code.note(error, lambda: user_code.Call(key, target, advice=advice))
+            raise kind(user_code.explained(error)) from error
+        name, reason = f"{target.__module__}.{target.__qualname__}", f"{type(error).__name__}: {error}"
+        if is_out_of_memory:
+            raise ConfigError(
+                f"{key}: {name} cannot be built ({reason.rstrip(': .')}). {user_code.MORE_MEMORY}"
+            ) from error
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        where = f" (in {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        raise kind(f"{key}: {name} does not accept its settings: {reason}{where}. {advice}") from error

@@ -8,8 +8,6 @@ from mlotool.config.schema import METRIC_DIRECTIONS
 Values = Mapping[str, Any]
 Direction = Literal["max", "min"]
 
-_WORDS = {"max": "larger", "min": "smaller"}
-
 
 def objective_direction(values: Values) -> Direction | None:
     """Return whether a run's best objective is its largest or its smallest; None where nobody knows.
@@ -62,22 +60,18 @@ def direction_faults(values: Values) -> Iterator[str]:
     if known is None and written is None:
         yield (
             f"objective_mode: found nothing for objective={key}, of which it is not known whether larger or smaller is "
-            "better; expected max or min. Set objective_mode=max if larger values are better, and else "
-            "objective_mode=min."
+            "better; expected max or min. Set objective_mode=max if larger values are better."
         )
     elif is_wrong_way_round(values):
-        yield (
-            f"objective_mode: found '{written}' with objective={key}; expected {known}, as {_WORDS[str(known)]} values "
-            f"of {key.partition('/')[2]} are better. Remove objective_mode, which is derived, or write "
-            "objective_mode=null."
-        )
+        better = f"{'larger' if known == 'max' else 'smaller'} values of {key.partition('/')[2]} are better"
+        yield f"objective_mode: found '{written}' with objective={key}; expected {known}, as {better}. Remove it."
 
 
 def _listed(values: Values, key: str) -> list[Any]:
     # The page of a run reads what may have been edited.
     evaluate = values.get("evaluate")
-    found = evaluate.get(key) if isinstance(evaluate, Mapping) else None
-    return list(found) if isinstance(found, Mapping | Sequence) else []
+    names = evaluate.get(key) if isinstance(evaluate, Mapping) else None
+    return list(names) if isinstance(names, Mapping | Sequence) else []
 
 
 def _written(values: Values) -> Direction | None:

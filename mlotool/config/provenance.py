@@ -20,15 +20,8 @@ from mlotool.core.run_files import read_json
 
 FILE = "provenance.json"
 PACKAGES = (
-    "torch",
-    "torchvision",
-    "torchmetrics",
-    "pytorch-lightning",
-    "hydra-core",
-    "omegaconf",
-    "numpy",
-    "scikit-learn",
-    "wandb",
+    *("torch", "torchvision", "torchmetrics", "pytorch-lightning", "hydra-core", "omegaconf", "numpy"),
+    *("scikit-learn", "wandb"),
 )
 # What a repository may set without a program of its choice being run: no filters, no monitor, no fetching.
 _HARMLESS_GIT = re.compile(
@@ -120,22 +113,15 @@ def note_resume(run_dir: Path | str, config: Any, origin: Origin, tick: int) -> 
     if not path.is_file():
         write_provenance(run_dir, config, origin)
     record = read_json(Path(run_dir), FILE) or {}
-    now = _surroundings(config.runner.accelerator)
+    now, earlier, versions = _surroundings(config.runner.accelerator), record.get("resumes"), record.get("versions")
     entry = {"date": _now().isoformat(timespec="seconds"), "tick": tick, "command": origin.command, **now}
-    earlier = record.get("resumes")
-    record["resumes"] = [
-        *(earlier if isinstance(earlier, list) else []),
-        {**entry, "overrides": list(origin.overrides)},
-    ]
+    record["resumes"] = earlier if isinstance(earlier, list) else []
+    record["resumes"].append({**entry, "overrides": list(origin.overrides)})
     record["finished"] = record["duration_s"] = None
     _write(Path(run_dir), record)
-    versions = record.get("versions")
-    before = {
-        key: {**(versions if isinstance(versions, dict) else {}), **record}.get(key)
-        for key in ("mlotool", "torch", "device")
-    }
-    after = {**now["versions"], **now}
-    return [f"{key} {old} then, {after[key]} now" for key, old in before.items() if old != after[key]]
+    before, after = {**(versions if isinstance(versions, dict) else {}), **record}, {**now["versions"], **now}
+    changed = [key for key in ("mlotool", "torch", "device") if before.get(key) != after[key]]
+    return [f"{key} {before.get(key)} then, {after[key]} now" for key in changed]
 
 
 def _surroundings(accelerator: str) -> dict[str, Any]:
@@ -187,19 +173,14 @@ def _runs_programs(folder: Path) -> bool:
     settings = _git_output(folder, "config", "--show-scope", "--name-only", "--list")
     if settings is None:
         return True
-    own = (line.partition("\t")[2].lower() for line in settings.splitlines() if line.startswith(("local", "worktree")))
-    return not all(_HARMLESS_GIT.fullmatch(name) for name in own)
+    scopes = [line.lower().partition("\t")[::2] for line in settings.splitlines()]
+    return not all(_HARMLESS_GIT.fullmatch(name) for scope, name in scopes if scope in ("local", "worktree"))
 
 
 def _git_output(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        result = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None

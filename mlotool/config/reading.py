@@ -1,10 +1,11 @@
 """YAML files of anybody's: read within limits, as plain text, numbers, lists and mappings.
 
-The limits are checked on the parser's events, before anything is built: no tag is ever constructed, no alias expanded.
+The limits are checked on the parser's events and nodes, before anything is built: no tag is ever constructed, no alias
+expanded. Hydra and OmegaConf get what was read here, and read no text themselves.
 """
 
-import pickle
 import re
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,9 @@ MAX_KEY = 200
 # A text counts as one value more for every so many characters, so that aliases do not multiply long ones either.
 _CHARACTERS_A_NODE = 20
 _CUT = 60
+_KEY_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "merge"))
+# As OmegaConf reads numbers: to YAML 1.1 `1e-3` is a text.
+_FLOAT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Document:
     """Its values, with aliases expanded; a long text counts as several."""
 
 
-class _Plain:
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads a date as the text that it is, as OmegaConf does."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
@@ -48,63 +52,53 @@ class _Plain:
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Build a value; `0b_` is a number to YAML's pattern, and none to Python."""
         try:
-            return super().construct_object(node, deep)  # type: ignore[misc]
+            return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
             raise yaml.constructor.ConstructorError(
                 None, None, f"found {node.value!r}, which is no number; put quotes around it", node.start_mark
             ) from error
 
 
-class _Loader(_Plain, yaml.SafeLoader):
-    """The parser that OmegaConf has as well."""
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-class _FastLoader(_Plain, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Written in C it is ten times as fast, but not every PyYAML has it, and OmegaConf reads with the other one."""
-
-
-def read_document(path: Path, *, is_fast: bool = False, max_nodes: int = MAX_NODES) -> Document:
+def read_document(path: Path, *, max_nodes: int = MAX_NODES) -> Document:
     """Read a YAML file whose top is a mapping.
 
     Args:
         path: the file.
-        is_fast: read it with PyYAML's C parser; for what no other parser reads again, as Hydra does recipes.
         max_nodes: values that it may have, with aliases expanded.
 
     Raises:
         ConfigError: it is no such file, or larger, deeper or stranger than a config has to be.
     """
-    return parse_document(path, read_text(path), is_fast=is_fast, max_nodes=max_nodes)
+    return parse_document(path, read_text(path), max_nodes=max_nodes)
 
 
-def parse_document(path: Path, text: str, *, is_fast: bool = False, max_nodes: int = MAX_NODES) -> Document:
+def parse_document(path: Path, text: str, *, max_nodes: int = MAX_NODES) -> Document:
     """Parse the text of a file that was read already, as `read_document` does; the same text once a process."""
-    num_nodes, data = _parsed(path, text, _FastLoader if is_fast else _Loader, max_nodes)
-    return Document(path, text, pickle.loads(data), num_nodes)
+    num_nodes, data = _parsed(path, text, max_nodes)
+    return Document(path, text, deepcopy(data), num_nodes)
 
 
-@lru_cache(maxsize=64)
-def _parsed(path: Path, text: str, loader: Any, max_nodes: int) -> tuple[int, bytes]:
-    """Return the number of a text's values and its content, pickled: whoever asks gets values of his own."""
+@lru_cache(maxsize=256)
+def _parsed(path: Path, text: str, max_nodes: int) -> tuple[int, dict[Any, Any]]:
+    """Return the number of a text's values, and its content."""
     try:
-        num_nodes = _num_nodes(path, text, loader, max_nodes)
-        data = yaml.load(text, loader)
-        _check_keys(path, data)
+        num_nodes = _num_nodes(path, text, max_nodes)
+        data = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: this is not YAML: {_place(error)}. Correct the file there.") from error
-    except ConfigError:
-        raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: found a value that YAML cannot read ({error}); expected plain texts and numbers. Put quotes "
-            "around it."
-        ) from error
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: found a value that YAML cannot read ({error}). Put quotes around it.") from error
     if data is not None and not isinstance(data, dict):
         raise ConfigError(
             f"{path}: found a {type(data).__name__} at the top; expected keys. Write `key: value` lines; see "
             "`mlotool show mwn`."
         )
-    return num_nodes, pickle.dumps(data or {}, pickle.HIGHEST_PROTOCOL)
+    return num_nodes, data or {}
 
 
 def read_text(path: Path) -> str:
@@ -119,10 +113,7 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(
-                f"{path}: found more than {MAX_BYTES} bytes; expected at most {MAX_BYTES}. Keep data in "
-                "files of its own."
-            )
+            raise ConfigError(f"{path}: found more than {MAX_BYTES} bytes. Keep data in files of its own.")
         text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); expected a YAML text file. Correct the file.") from error
@@ -134,9 +125,9 @@ def read_text(path: Path) -> str:
 def leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Return the texts, numbers and nulls of a tree with their dotted keys; empty mappings and lists have none."""
     if isinstance(node, dict):
-        return [leaf for key, each in node.items() for leaf in leaves(each, f"{prefix}.{key}" if prefix else str(key))]
+        return [leaf for key, item in node.items() for leaf in leaves(item, f"{prefix}.{key}" if prefix else str(key))]
     if isinstance(node, list):
-        return [leaf for index, each in enumerate(node) for leaf in leaves(each, f"{prefix}[{index}]")]
+        return [leaf for index, item in enumerate(node) for leaf in leaves(item, f"{prefix}[{index}]")]
     return [(prefix, node)]
 
 
@@ -145,117 +136,83 @@ def is_printable(text: str) -> bool:
     return text.replace("\n", "").replace("\t", "").isprintable()
 
 
-def _num_nodes(path: Path, text: str, loader: Any, max_nodes: int) -> int:
+def _num_nodes(path: Path, text: str, max_nodes: int) -> int:
     """Return the number of values with aliases expanded; refuse tags, depth, odd texts, and too many values."""
     depth = 0
     # Before a tree is made of them, for which each level is a call.
-    for event in yaml.parse(text, loader):
+    for event in yaml.parse(text, _Loader):
         if getattr(event, "tag", None) is not None:
-            raise ConfigError(
-                f"{path}: found the YAML tag '{_shown(event.tag)}'{_line(event)}; expected plain values. Remove the "
-                "tag."
-            )
+            raise ConfigError(f"{path}: found the YAML tag '{_shown(event.tag)}'{_line(event)}. Remove the tag.")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise _too_deep(path, event)
-    root = yaml.compose(text, loader)
-    num_nodes, height = (0, 0) if root is None else _Size(path).of(root)
-    if height > MAX_DEPTH:
-        raise _too_deep(path, root)
-    if num_nodes > max_nodes + 1:
-        raise ConfigError(
-            f"{path}: its aliases and lists expand to more than {max_nodes} values; expected at most {max_nodes}. "
-            "Write less, or keep data in files of its own."
-        )
+    num_nodes, root = 0, yaml.compose(text, _Loader)
+    waiting = [] if root is None else [(root, 0)]
+    # An alias is the node itself once more: one that contains itself never ends, but for the limits.
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise _too_deep(path, node)
+        items: list[yaml.Node] = []
+        num_nodes += 1
+        if isinstance(node, yaml.ScalarNode):
+            _check_text(path, node, "text", MAX_TEXT)
+            _check_number(path, node)
+            num_nodes += len(node.value) // _CHARACTERS_A_NODE
+        elif isinstance(node, yaml.MappingNode):
+            num_nodes += _checked_keys(path, [key for key, _ in node.value])
+            items = [item for _, item in node.value]
+        else:
+            items = node.value
+        if num_nodes + len(waiting) + len(items) > max_nodes + 1:
+            raise ConfigError(
+                f"{path}: its aliases and lists expand to more than {max_nodes} values. Write less, or keep data in "
+                "files of its own."
+            )
+        waiting += [(item, depth + 1) for item in reversed(items)]
     return num_nodes
 
 
-class _Size:
-    """Counts the values and levels of nodes, each node once, however many aliases it has."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._sizes: dict[int, tuple[int, int] | None] = {}
-
-    def of(self, node: yaml.Node, *, is_key: bool = False) -> tuple[int, int]:
-        if isinstance(node, yaml.ScalarNode):
-            _check_scalar(self._path, node, is_key=is_key)
-            return 1 + len(node.value) // _CHARACTERS_A_NODE, 0
-        if id(node) not in self._sizes:
-            self._sizes[id(node)] = None
-            is_mapping = isinstance(node, yaml.MappingNode)
-            if is_mapping:
-                self._check_twice(node)
-            pairs = node.value if is_mapping else [(None, item) for item in node.value]
-            parts = [self.of(item) for _, item in pairs] + [self.of(key, is_key=True) for key, _ in pairs if key]
-            heights = [height for _, height in parts]
-            self._sizes[id(node)] = 1 + sum(count for count, _ in parts), 1 + max(heights, default=0)
-        size = self._sizes[id(node)]
-        if size is None:
-            raise ConfigError(
-                f"{self._path}: an alias contains itself{_line(node)}; expected a tree. Write the value out."
-            )
-        return size
-
-    def _check_twice(self, node: yaml.MappingNode) -> None:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
-                raise ConfigError(
-                    f"{self._path}: found the key '{_shown(key.value)}' twice, again{_line(key)}; expected it once. "
-                    "Remove one."
-                )
-            seen.add(str(key.value))
+def _checked_keys(path: Path, keys: list[yaml.Node]) -> int:
+    """Return how many values keys count for, which are texts, each once."""
+    names: set[str] = set()
+    for key in keys:
+        if not isinstance(key, yaml.ScalarNode) or key.tag not in _KEY_TAGS:
+            text = _shown(str(key.value))
+            raise ConfigError(f"{path}: found the key {text!r}{_line(key)}; expected a text. Put quotes around it.")
+        _check_text(path, key, "key", MAX_KEY)
+        if key.value in names and key.value != "<<":
+            raise ConfigError(f"{path}: found the key '{_shown(key.value)}' twice, again{_line(key)}. Remove one.")
+        names.add(key.value)
+    return sum(1 + len(key.value) // _CHARACTERS_A_NODE for key in keys)
 
 
 def _too_deep(path: Path, where: Any) -> ConfigError:
-    return ConfigError(
-        f"{path}: found more than {MAX_DEPTH} levels{_line(where)}; expected at most {MAX_DEPTH} lists and mappings "
-        "inside each other. Write less deeply."
-    )
+    return ConfigError(f"{path}: found more than {MAX_DEPTH} levels{_line(where)}. Write less deeply.")
 
 
-def _check_scalar(path: Path, node: yaml.ScalarNode, *, is_key: bool) -> None:
-    what, limit = ("key", MAX_KEY) if is_key else ("text", MAX_TEXT)
+def _check_text(path: Path, node: yaml.ScalarNode, what: str, limit: int) -> None:
+    found = f"{path}: found the {what} '{_shown(node.value)}'"
     if len(node.value) > limit:
         raise ConfigError(
-            f"{path}: found the {what} '{_shown(node.value)}' of {len(node.value)} characters{_line(node)}; "
-            f"expected at most {limit}. Shorten it."
+            f"{found} of {len(node.value)} characters{_line(node)}; expected at most {limit}. Shorten it."
         )
     if not is_printable(node.value):
+        raise ConfigError(f"{found} with characters that do not print{_line(node)}. Remove them.")
+
+
+def _check_number(path: Path, node: yaml.ScalarNode) -> None:
+    """Refuse what YAML 1.1 takes for an octal number or one to the base 60."""
+    reading = ""
+    if re.fullmatch(r"[-+]?0[0-7_]*[0-7]", node.value):
+        reading = f"the octal number {int(node.value.replace('_', ''), 8)}"
+    elif re.fullmatch(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?", node.value):
+        reading = "a number to the base 60"
+    if reading and node.style is None:
         raise ConfigError(
-            f"{path}: found the {what} '{_shown(node.value)}' with characters that do not print{_line(node)}; "
-            "expected letters, digits and signs. Remove them."
+            f"{path}: found {node.value}{_line(node)}, which YAML reads as {reading}. Write the number that you mean, "
+            "or put quotes around a text."
         )
-    if not is_key and node.style is None and (read := _misread(node.value)):
-        raise ConfigError(
-            f"{path}: found {node.value}{_line(node)}, which YAML reads as {read}; expected a number without a zero "
-            "or a colon before it. Write the number that you mean, or put quotes around a text."
-        )
-
-
-def _misread(text: str) -> str:
-    """Return what YAML 1.1 takes a number with a leading zero or with colons for; nothing where it is none."""
-    if re.fullmatch(r"[-+]?0[0-7_]*[0-7]", text):
-        return f"the octal number {int(text.replace('_', ''), 8)}"
-    return "a number to the base 60" if re.fullmatch(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?", text) else ""
-
-
-def _check_keys(path: Path, data: Any) -> None:
-    """Refuse keys that are no texts: nothing that mlotool builds has such."""
-    waiting, seen = [data], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, dict):
-            for key in node:
-                if not isinstance(key, str | int) or isinstance(key, bool):
-                    raise ConfigError(f"{path}: found the key {key!r}; expected a text. Put quotes around it.")
-            waiting.extend(node.values())
-        elif isinstance(node, list):
-            waiting.extend(node)
 
 
 def _place(error: yaml.YAMLError) -> str:
@@ -270,4 +227,4 @@ def _line(where: Any) -> str:
 def _shown(text: str) -> str:
     """Return the beginning of a text, with what does not print as escapes."""
     cut = text if len(text) <= _CUT else f"{text[:_CUT]}..."
-    return re.sub(r"[^ -~]", lambda found: ascii(found[0])[1:-1], cut) if not is_printable(cut) else cut
+    return re.sub(r"[^ -~]", lambda character: ascii(character[0])[1:-1], cut) if not is_printable(cut) else cut

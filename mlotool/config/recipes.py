@@ -1,11 +1,13 @@
-"""The recipes there are."""
+"""The recipes there are, and the options of the config groups: conf/<group>/<name>.yaml. No Hydra here."""
 
 import os
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import takewhile
+from filecmp import cmp
+from itertools import islice, takewhile
 from pathlib import Path
 
+from mlotool.config.schema import OPTION_GROUPS
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
@@ -96,14 +98,14 @@ class RecipeInfo:
 
 def list_recipes() -> list[RecipeInfo]:
     """Return the recipes by name; one that is hidden by another of its name is left out."""
-    found: dict[str, RecipeInfo] = {}
+    by_name: dict[str, RecipeInfo] = {}
     for source, folder in recipe_folders():
         for path in sorted(folder.rglob(f"*{SUFFIX}")):
             name = path.relative_to(folder).with_suffix("").as_posix()
             is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
             if not is_hidden and recipe_file(folder, name) is not None:
-                found.setdefault(name, RecipeInfo(name, path, source, *_summary_and_task(path)))
-    return sorted(found.values(), key=lambda recipe: recipe.name)
+                by_name.setdefault(name, RecipeInfo(name, path, source, *_summary_and_task(path)))
+    return sorted(by_name.values(), key=lambda recipe: recipe.name)
 
 
 def find_recipe(name: str) -> Path:
@@ -127,11 +129,11 @@ def unknown_recipe(name: str) -> ConfigError:
         )
     names = [recipe.name for recipe in list_recipes() if len(recipe.name) <= _MAX_NAME][:_MAX_NAMES]
     near = get_close_matches(name[:_MAX_NAME].lower(), names, n=3)
-    hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     folders = ", ".join(str(folder) for _, folder in recipe_folders())
     return ConfigError(
-        f"recipe: found '{name}', which is not in {folders}; expected the name of a recipe there.{hint} "
-        "Run `mlotool list`, or give the path of a file: mlotool run path/to/recipe.yaml."
+        f"recipe: found '{name}', which is not in {folders}.{hint} Run `mlotool list`, or give the path of a file: "
+        "mlotool run path/to/recipe.yaml."
     )
 
 
@@ -153,21 +155,15 @@ def recipe_argument(recipe: str | None) -> tuple[list[str], list[Path]]:
         return [f"+{GROUP}={quoted(recipe)}"], []
     path = Path(os.path.normpath(at_home(recipe).absolute()))
     if not is_literal(str(path)):
-        raise ConfigError(
-            f"recipe: found '{recipe}'; expected a path without '$' and backslashes, which Hydra would resolve. Rename "
-            "the file or its folder."
-        )
+        raise ConfigError(f"recipe: found '{recipe}'; expected a path without '$' and backslashes. Rename it.")
     if path.suffix != SUFFIX or not path.is_file():
-        siblings = [str(other) for other in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
+        siblings = [str(other) for other in path.parent.glob(f"*{SUFFIX}")]
         raise ConfigError(
             f"recipe: found '{recipe}'; expected a file that is there and ends in {SUFFIX}."
             f"{did_you_mean(str(path), siblings)} Correct the path, or run `mlotool list` for the names of recipes."
         )
     if not is_inside(path, path.parent):
-        raise ConfigError(
-            f"recipe: found '{recipe}', a link to {path.resolve()}; expected a recipe that lies where it is named. "
-            "Give the path of the file itself."
-        )
+        raise ConfigError(f"recipe: found '{recipe}', a link to {path.resolve()}. Give the path of the file itself.")
     return [f"+{GROUP}={quoted(path.stem)}"], [path.parent]
 
 
@@ -188,3 +184,71 @@ def _summary_and_task(path: Path) -> tuple[str, str]:
     summaries = (line for line in header if line and not line.startswith(("@", _TASK)))
     tasks = (line.removeprefix(_TASK).strip() for line in header if line.startswith(_TASK))
     return next(summaries, ""), next(tasks, "")
+
+
+FOLDER = Path("conf")
+"""Of the user's options, below the working folder, which may be a stranger's."""
+
+_MAX_FOLDERS = 100
+command_line_folders: list[Path] = []
+"""Folders of options that the command line names: they come before ./conf, and are trusted."""
+
+
+def options_folder() -> Path | None:
+    """Return ./conf; None where there is none, or where it is the built-in one, as in a checkout of mlotool."""
+    built_in = package_dir("conf")
+    return FOLDER if FOLDER.is_dir() and not (built_in.is_dir() and FOLDER.samefile(built_in)) else None
+
+
+def built_in_option(group: str, name: str) -> Path | None:
+    """Return the file of a built-in option; None where there is none of that name."""
+    file = package_dir("conf") / group / f"{name}{SUFFIX}"
+    return file if file.is_file() else None
+
+
+def own_option(group: str, name: str) -> Path | None:
+    """Return the file of an option in ./conf; None where there is none, it is a link, or the command line names one."""
+    if options_folder() is None or group not in OPTION_GROUPS or "/" in name or name.startswith("."):
+        return None
+    if any((folder / group / f"{name}{SUFFIX}").is_file() for folder in command_line_folders):
+        return None
+    return recipe_file(FOLDER, f"{group}/{name}")
+
+
+def option_file(group: str, name: str) -> Path | None:
+    """Return the file of an option, a built-in or an own one."""
+    return built_in_option(group, name) or own_option(group, name)
+
+
+def own_options(group: str) -> list[str]:
+    """Return the names of the user's options of a group."""
+    return sorted(name for name in _names(FOLDER / group) if own_option(group, name) is not None)[:_MAX_NAMES]
+
+
+def option_names(group: str) -> list[str]:
+    """Return the names of all options of a group."""
+    return sorted({*_names(package_dir("conf") / group), *own_options(group)})
+
+
+def surplus_folders() -> list[Path]:
+    """Return the folders in ./conf that are no group's."""
+    folder = options_folder()
+    entries = [] if folder is None else sorted(islice(folder.iterdir(), _MAX_FOLDERS))
+    return [entry for entry in entries if entry.is_dir() and entry.name not in OPTION_GROUPS]
+
+
+def check_name(group: str, name: str) -> None:
+    """Refuse an option of the user's that has the name of a built-in one, unless it is a copy of it.
+
+    Raises:
+        ConfigError: which of them is meant cannot be known.
+    """
+    file, built_in = own_option(group, name), built_in_option(group, name)
+    if file is not None and built_in is not None and not cmp(file, built_in, shallow=False):
+        other = file.with_stem(f"my_{name}")
+        raise ConfigError(f"{group}={name}: found {file}, a built-in option's name. Rename it, e.g. to {other}.")
+
+
+def _names(folder: Path) -> list[str]:
+    files = folder.glob(f"*{SUFFIX}") if folder.is_dir() else ()
+    return [file.stem for file in files if not file.name.startswith((".", "_"))]

@@ -1,9 +1,13 @@
-"""The config.yaml of a run folder, which may be a stranger's: read as a recipe is, and held to a recipe's values."""
+"""The config and the results in a run's folder, which may be a stranger's: read as a recipe is, and held to its rules.
 
-import json
+No torch here, and no Hydra until a config of OmegaConf's is asked for.
+"""
+
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import fmean
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +16,19 @@ import yaml
 from mlotool.config.objective import objective_direction
 from mlotool.config.reading import Document, leaves, parse_document
 from mlotool.config.safety import is_dangerous, place_faults
-from mlotool.config.schema import defaults_at
+from mlotool.config.schema import defaults_at, is_plain_name
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
+from mlotool.core.messages import did_you_mean, fault_list, shown
 from mlotool.core.run_files import MAX_CONFIG_BYTES, read_json, read_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+FILE = "config.yaml"
+BUILT = ("data", "problems", "hypergradient", "analyses", "evaluate")
+"""What `evaluate` and `load` build from."""
+
+_RUN = "the folder of a run, outputs/<name>/<date>_<time>. Give the folder that `mlotool run` printed."
 
 
 def max_ticks(config: Mapping[str, Any]) -> int:
@@ -41,10 +51,8 @@ def has_finished(summary: Mapping[str, Any], old: Mapping[str, Any], last_tick: 
         old: its config, as a plain one.
         last_tick: until where it is wanted.
     """
-    if summary.get("status") != "finished":
-        return False
     num_ticks = summary.get("num_ticks")
-    if not isinstance(num_ticks, int):
+    if summary.get("status") != "finished" or not isinstance(num_ticks, int):
         return False
     has_stopped_early = num_ticks < max_ticks(old)
     return has_stopped_early or num_ticks >= last_tick
@@ -59,9 +67,6 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     return read_json(run_dir, "summary.json") or {}
 
 
-_RUN = "the folder of a finished run, outputs/<name>/<date>_<time>"
-
-
 def finished_run(key: str, folder: Path) -> dict[str, Any]:
     """Return the config of a run that has finished, as plain values.
 
@@ -73,19 +78,15 @@ def finished_run(key: str, folder: Path) -> dict[str, Any]:
         ConfigError: there is no such folder, it is no run's, or the run has not finished.
     """
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise ConfigError(f"{key}: found '{folder}', which {found}; expected {_RUN}. Correct the path.")
+        raise ConfigError(f"{key}: found '{folder}', where no folder is; expected {_RUN}")
     document = read_run_config(folder)
     if document is None or not isinstance(document.data.get("problems"), dict):
-        raise ConfigError(
-            f"{key}: found '{folder}', which has no config.yaml of a run; expected {_RUN}. Give the folder that "
-            "`mlotool run` printed."
-        )
+        raise ConfigError(f"{key}: found '{folder}', which has no config.yaml of a run; expected {_RUN}")
     status = read_summary(folder).get("status")
     if status != "finished":
-        shown = status if status in ("pruned", "failed", "infeasible", "interrupted") else "not finished"
+        found = status if status in ("pruned", "failed", "infeasible", "interrupted") else "not finished"
         raise ConfigError(
-            f"{key}: found '{folder}', a run that is {shown}; expected one that has finished. Go on with it first: the "
+            f"{key}: found '{folder}', a run that is {found}; expected one that has finished. Go on with it first: the "
             f"same command with resume={folder}."
         )
     return document.data
@@ -97,15 +98,6 @@ def folder_of(path: Path) -> Path:
     return path.parent.parent if is_checkpoint else path
 
 
-FILE = "config.yaml"
-BUILT = ("data", "problems", "hypergradient", "analyses", "evaluate")
-"""What `evaluate` and `load` build from."""
-
-MAX_FAULTS = 20
-MAX_WRITTEN = 60
-"""Characters of a list that a message has."""
-
-
 def read_run_config(run_dir: Path) -> Document | None:
     """Return config.yaml of a run folder; None where there is none.
 
@@ -113,7 +105,7 @@ def read_run_config(run_dir: Path) -> Document | None:
         ConfigError: it is behind a link that leads out of the folder, or larger, deeper or stranger than a config.
     """
     text = read_text(run_dir, FILE, MAX_CONFIG_BYTES)
-    return None if text is None else parse_document(run_dir / FILE, text, is_fast=True)
+    return None if text is None else parse_document(run_dir / FILE, text)
 
 
 def load_run_config(
@@ -142,23 +134,16 @@ def load_run_config(
     path = Path(run_dir) / FILE
     document = read_run_config(Path(run_dir))
     if document is None:
-        raise ConfigError(
-            f"'{run_dir}' has no config.yaml; expected the folder of a run, outputs/<name>/<date>_<time>. "
-            "Give the folder that `mlotool run` printed."
-        )
+        raise ConfigError(f"'{run_dir}' has no config.yaml; expected {_RUN}")
     if not document.data:
         raise ConfigError(f"{path}: found an empty file; expected the config that the run wrote. Put it back.")
     for key, value in leaves(document.data):
         if isinstance(value, str) and "${" in value:
             # Every reference was resolved when it was written; what looks like one now was put there.
-            raise ConfigError(
-                f"{path}: {key}: found {value!r}; expected plain values, as a run writes them. Write the value."
-            )
+            raise ConfigError(f"{path}: {key}: found {value!r}; expected no reference. Remove it.")
     said = dict(_override(path, document.data, word) for word in overrides)
-    faults = [] if is_own else [f"{path}: {fault}" for fault in _faults(document.data, said, built)]
-    if faults:
-        more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-        raise ConfigError("\n".join([*faults[:MAX_FAULTS], *more]))
+    if not is_own and (faults := [f"{path}: {fault}" for fault in _faults(document.data, said, built)]):
+        raise ConfigError(fault_list(faults))
     with config_errors(path):
         config = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(document.data))
         for key, value in said.items():
@@ -171,7 +156,7 @@ def _faults(data: dict[Any, Any], said: dict[str, Any], built: Sequence[str]) ->
     """Yield what the config says and only the user may: the run folder may be anybody's."""
     for key, value in leaves({name: data[name] for name in built if name in data}):
         # A list that was replaced has none of its old values.
-        if key in said or any(key.startswith(f"{each}[") for each in said):
+        if key in said or any(key.startswith(f"{place}[") for place in said):
             continue
         fault = next(place_faults(key, value), None) if isinstance(value, str) else None
         if fault is not None or is_dangerous(key, value):
@@ -185,8 +170,7 @@ def _faults(data: dict[Any, Any], said: dict[str, Any], built: Sequence[str]) ->
 
 def _override(path: Path, data: dict[Any, Any], word: str) -> tuple[str, Any]:
     key, sign, text = word.partition("=")
-    lists = dict(_lists(data))
-    known = [*(each for each, _ in leaves(data)), *lists]
+    known = dict(leaves(data)) | dict(_lists(data))
     if not sign or key not in known:
         raise ConfigError(
             f"found the override '{word}'; expected <key>=<value> with a key that {path} has."
@@ -196,15 +180,10 @@ def _override(path: Path, data: dict[Any, Any], word: str) -> tuple[str, Any]:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
-    if key not in lists:
+    if not isinstance(known[key], list):
         return key, value if isinstance(value, str | int | float | bool | None) else text
-    plain = (str, int, float, bool, NoneType)
-    if not isinstance(value, list) or not all(isinstance(each, plain) for _, each in leaves(value)):
-        written = json.dumps(lists[key], default=str)
-        raise ConfigError(
-            f"found the override '{word}'; expected a list of plain values, since {path} has {key}: "
-            f"{written[:MAX_WRITTEN]}. Write '{key}=[..]'."
-        )
+    if not isinstance(value, list):
+        raise ConfigError(f"found the override '{word}'; expected a list, as {path} has there. Write '{key}=[..]'.")
     return key, value
 
 
@@ -212,28 +191,18 @@ def _lists(node: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
     """Yield the lists of a tree with their dotted keys."""
     if isinstance(node, list):
         yield prefix, node
-        for index, each in enumerate(node):
-            yield from _lists(each, f"{prefix}[{index}]")
+        for index, item in enumerate(node):
+            yield from _lists(item, f"{prefix}[{index}]")
     elif isinstance(node, dict):
-        for key, each in node.items():
-            yield from _lists(each, f"{prefix}.{key}" if prefix else str(key))
+        for key, item in node.items():
+            yield from _lists(item, f"{prefix}.{key}".lstrip("."))
 
 
 MAY_DIFFER = (
-    "resume",
-    "decisions_from",
-    "runner.max_ticks",
-    "runner.checkpoint_seconds",
-    "runner.keep_checkpoints",
-    "runner.progress_bar",
-    "runner.report",
-    "logger.*",
-    "debug.limit_ticks",
-    "problems.*.stream.num_workers",
+    *("resume", "decisions_from", "runner.max_ticks", "runner.checkpoint_seconds", "runner.keep_checkpoints"),
+    *("runner.progress_bar", "runner.report", "logger.*", "debug.limit_ticks", "problems.*.stream.num_workers"),
 )
 """What a resumed run may change: how long it goes on, what is kept and shown. None of it changes a tick."""
-
-_ABSENT = "nothing"
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -245,15 +214,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         >>> differences({"seed": 0, "runner": {"max_ticks": 5}}, {"seed": 1, "runner": {"max_ticks": 9}})
         ['seed: 0 there, 1 here']
     """
-    before, now = ({**dict(_leaves(each)), **_direction(each)} for each in (old, new))
-    found = []
-    for key in sorted({*before, *now}):
-        if may_differ(key):
-            continue
-        a, b = (_value(side, key) for side in (before, now))
-        if a != b or type(a) is not type(b):
-            found.append(f"{key}: {a!r} there, {b!r} here")
-    return found
+    # The direction of an objective is derived where it is not written out.
+    sides = [{**dict(_ends(config)), "objective_mode": objective_direction(config)} for config in (old, new)]
+    different = []
+    for key in sorted({key for side in sides for key in side if not may_differ(key)}):
+        parent, _, name = key.rpartition(".")
+        there, here = (side[key] if key in side else defaults_at(parent).get(name, "nothing") for side in sides)
+        if there != here or type(there) is not type(here):
+            different.append(f"{key}: {there!r} there, {here!r} here")
+    return different
 
 
 def may_differ(key: str) -> bool:
@@ -261,21 +230,171 @@ def may_differ(key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in MAY_DIFFER)
 
 
-def _direction(config: Mapping[str, Any]) -> dict[str, Any]:
-    # Older versions wrote out what is derived now.
-    return {"objective_mode": objective_direction(config)}
-
-
-def _value(leaves: Mapping[str, Any], key: str) -> Any:
-    if key in leaves:
-        return leaves[key]
-    parent, _, name = key.rpartition(".")
-    return defaults_at(parent).get(name, _ABSENT)
-
-
-def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _ends(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what stands below a config's mappings, by dotted key; lists, and mappings without keys, as they are."""
     if isinstance(node, Mapping) and node:
         for key, value in node.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+            yield from _ends(value, f"{path}.{key}".lstrip("."))
     elif path:
         yield path, node
+
+
+DECISIONS_KEY, FOLDER_KEY = "decisions", "decisions_from"
+_SPACE = "mlotool.spaces.Space"
+# As in mlotool/spaces/decisions.py, which knows torch.
+_NAME = re.compile(r"[a-z0-9_]{1,100}")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+ARCHITECTURES = tuple(f"mlotool.spaces.{name}" for name in ("PathWeights", "BinaryPaths", "PathPolicy"))
+"""Modules that give a shared space its path."""
+
+Decisions = dict[str, str | int]
+
+
+def fill_decisions(config: "DictConfig") -> None:
+    """Write the decisions of a folder into a config, in place; those that it has by name stay.
+
+    Its shared spaces become the models of these decisions.
+
+    Args:
+        config: as it was composed.
+
+    Raises:
+        ConfigError: the folder has no decisions, or a problem of the config gives a shared space its path.
+    """
+    from omegaconf import DictConfig, OmegaConf, open_dict
+
+    folder = config.get(FOLDER_KEY)
+    if not isinstance(folder, str):
+        return
+    nodes = {
+        str(name): problem.module
+        for name, problem in config.problems.items()
+        if not OmegaConf.is_missing(problem, "module") and isinstance(problem.module, DictConfig)
+    }
+    chooser = next((name for name, module in nodes.items() if module.get("_target_") in ARCHITECTURES), None)
+    if chooser is not None:
+        raise ConfigError(
+            f"decisions: found the folder '{folder}' in a recipe whose problem '{chooser}' chooses the paths of a "
+            "shared space. Take a recipe of the same space without that problem, or leave decisions out."
+        )
+    decisions = found_decisions(Path(folder))
+    with open_dict(config):
+        named = {str(name): config[DECISIONS_KEY]._get_node(name)._value() for name in config[DECISIONS_KEY]}
+        config[DECISIONS_KEY] = decisions | named
+        for module in nodes.values():
+            if module.get("_target_") == _SPACE and "shared" in module:
+                module.shared = False
+                module.paths = None
+
+
+def found_decisions(folder: Path) -> Decisions:
+    """Return the decisions that a run has found; of a sweep's folder those of its best job.
+
+    A run with an analysis that leaves a text `decisions` has found these; another one those of its spaces.
+
+    Args:
+        folder: of a finished run, or of a sweep.
+
+    Raises:
+        ConfigError: there is no such run, it has not finished, it has made no decisions, or its files are none of ours.
+    """
+    if not (folder / FILE).exists() and (folder / "plan.json").is_file():
+        folder = _best_job(folder)
+    config = finished_run("decisions", folder)
+    decisions = _of_analyses(folder, config)
+    problems = [node for node in config["problems"].values() if isinstance(node, Mapping)]
+    nodes = [problem["module"] for problem in problems if isinstance(problem.get("module"), Mapping)]
+    is_search = any(node.get("paths") is not None or node.get("_target_") in ARCHITECTURES for node in nodes)
+    if decisions is None and not is_search:
+        decisions = _of_spaces(folder, config)
+    if not decisions:
+        what = "searches a shared space without an analysis of its paths" if is_search else "has no decisions"
+        raise ConfigError(
+            f"decisions: found '{folder}', a run that {what}. Add "
+            "analyses.found={_target_: mlotool.losses.path_analysis, roles: {paths: ..}} to a search, or write the "
+            "decisions by name."
+        )
+    return decisions
+
+
+def _of_analyses(folder: Path, config: Mapping[str, Any]) -> Decisions | None:
+    """Return what the one analysis has found that says so; None where none does."""
+    analyses = config.get("analyses")
+    names = [str(name) for name in analyses if is_plain_name(name)] if isinstance(analyses, Mapping) else []
+    places = [Path("artifacts") / f"{name}_decisions.txt" for name in names]
+    texts = {place: text for place in places if (text := read_text(folder, place)) is not None}
+    if len(texts) > 1:
+        listed = ", ".join(map(str, texts))
+        raise ConfigError(f"decisions: found {listed} in '{folder}'; expected one of them. Write decisions by name.")
+    decisions: Decisions = {}
+    for place, text in texts.items():
+        for line in filter(None, map(str.strip, text.splitlines())):
+            key, _, value = line.partition(": ")
+            decisions[key] = int(value) if _NUMBER.fullmatch(value) else value
+            _check_decision(folder / place, key, decisions[key])
+    return decisions if texts else None
+
+
+def _of_spaces(folder: Path, config: Mapping[str, Any]) -> Decisions:
+    """Return what spaces were built by: all of it stands in nodes.json, and in config.yaml what the recipe said."""
+    record, decisions = (read_json(folder, "nodes.json") or {}).get("problems"), dict[Any, Any]()
+    for problem in record.values() if isinstance(record, Mapping) else ():
+        made = problem.get(DECISIONS_KEY) if isinstance(problem, Mapping) else None
+        for decision in made if isinstance(made, list) else ():
+            name, value = map(decision.get, ("name", "value")) if isinstance(decision, Mapping) else (None, None)
+            _check_decision(folder / "nodes.json", name, value)
+            decisions[name] = value
+    said = config.get(DECISIONS_KEY)
+    for name, value in said.items() if isinstance(said, Mapping) else ():
+        _check_decision(folder / FILE, name, value)
+        decisions[name] = value
+    return decisions
+
+
+def _is_value(value: object) -> bool:
+    return type(value) is int or (isinstance(value, str) and _NAME.fullmatch(value) is not None)
+
+
+def _check_decision(file: Path, name: object, value: object) -> None:
+    # Before it becomes part of a config, where a text may be a reference.
+    if not (isinstance(name, str) and _NAME.fullmatch(name) and _is_value(value)):
+        raise ConfigError(
+            f"decisions: found {shown(name)}: {shown(value)} in {file}; expected names of a-z, 0-9 and '_', and such "
+            "or whole numbers as values. Write the decisions by name."
+        )
+
+
+def _best_job(sweep: Path) -> Path:
+    """Return the job with the best objective; of a point that has several jobs, by their mean, the first."""
+    mode = (read_json(sweep, "plan.json") or {}).get("mode")
+    points: dict[str, list[tuple[float, Path]]] = {}
+    for name in sorted(int(job.name) for job in sweep.iterdir() if job.name.isascii() and job.name.isdigit()):
+        job = sweep / str(name)
+        if not job.is_dir() or job.is_symlink():
+            continue
+        summary = read_summary(job)
+        objective = summary.get("objective")
+        value = objective.get("value") if isinstance(objective, Mapping) else None
+        if summary.get("status") == "finished" and isinstance(value, int | float) and value == value:
+            document = read_run_config(job)
+            # Repeats of a point have all in common but their seed.
+            point = {} if document is None else {key: document.data[key] for key in document.data if key != "seed"}
+            points.setdefault(repr(point), []).append((float(value), job))
+    if not points or mode not in ("min", "max"):
+        what = "no job has finished with a value" if mode in ("min", "max") else "plan.json does not say what is better"
+        raise ConfigError(f"decisions: found the sweep '{sweep}', in which {what}. Give the folder of a job.")
+    sign = 1.0 if mode == "max" else -1.0
+    return max(points.values(), key=lambda jobs: sign * fmean(value for value, _ in jobs))[0][1]
+
+
+def decision_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with `decisions`; whether a model asks for them shows when it is built."""
+    listed = "`mlotool show RECIPE --nodes PROBLEM` lists them."
+    for name, value in values[DECISIONS_KEY].items():
+        if not _NAME.fullmatch(str(name)) or name == "seed":
+            yield f"decisions: found the name {shown(name)}; expected a-z, 0-9 and '_', but not seed. {listed}"
+        # Anything but a plain value has a fault of its own.
+        elif isinstance(value, list | dict | str | bool | float | NoneType) and not _is_value(value):
+            quotes = " YAML reads yes, no, on and off so: write quotes around them." if isinstance(value, bool) else ""
+            wanted = "the name of a candidate, of a-z, 0-9 and '_', or a whole number"
+            yield f"decisions.{name}: found {shown(value)}; expected {wanted}.{quotes} {listed}"

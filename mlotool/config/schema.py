@@ -1,33 +1,23 @@
 """The shape of the root config: what keys there are, with their types and defaults. No torch.
 
-The annotations say types, ranges and choices (`mlotool.core.settings`); OmegaConf gets of them what it can hold. Nodes
-of type Any hold a `_target_` and its settings; check_targets.py compares them with the target's signature.
+The annotations say types, ranges and choices (`mlotool.core.settings`), and by `Kind` where a node with a `_target_`
+stands, whose settings check_targets.py compares with the target's signature. OmegaConf gets of them what it can hold.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import cache, partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 from annotated_types import Ge, Le, MinLen
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
-from mlotool.core.settings import (
-    Count,
-    Positive,
-    Precision,
-    Rounds,
-    Seed,
-    Threads,
-    Whole,
-    parameters,
-    setting_fault,
-    words,
-)
+from mlotool.core import settings as ranges
+from mlotool.core.messages import did_you_mean, shown
+from mlotool.core.settings import Count, Precision, parameters, setting_fault, words
 from mlotool.problem.settings import ProblemSettings
 
 # As omegaconf has it, whose import completion cannot wait for.
@@ -66,33 +56,41 @@ PRUNERS = {
 OF_ONE_OBJECTIVE = (*OWN_SAMPLERS, "cmaes", "gp")
 """Samplers that look at one objective."""
 
-METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
-    "accuracy": "max",
-    "balanced_accuracy": "max",
-    "precision": "max",
-    "recall": "max",
-    "f1": "max",
-    "auroc": "max",
-    "average_precision": "max",
-    "calibration_error": "min",
-    "cohen_kappa": "max",
-    "matthews_corrcoef": "max",
-    "cross_entropy": "min",
-    "nats_per_token": "min",
-    "bits_per_token": "min",
-    "mean_squared_error": "min",
-    "mean_absolute_error": "min",
-    "r2": "max",
-}
-METRIC_NAMES = tuple(METRIC_DIRECTIONS)
-"""What `evaluate.metrics` may name, and whether the largest or the smallest value is the best; a test holds the names
-equal to what the runner evaluates, which knows torch."""
+CLASSIFICATION_METRIC_NAMES = (
+    *("accuracy", "balanced_accuracy", "precision", "recall", "f1", "auroc", "average_precision"),
+    *("calibration_error", "cohen_kappa", "matthews_corrcoef"),
+)
+"""Metrics that need `num_classes` of the data."""
 
-CLASSIFICATION_METRIC_NAMES = METRIC_NAMES[: METRIC_NAMES.index("cross_entropy")]
-"""Those that need `num_classes` of the data."""
+_ERRORS = ("cross_entropy", "nats_per_token", "bits_per_token", "mean_squared_error", "mean_absolute_error")
+METRIC_NAMES = (*CLASSIFICATION_METRIC_NAMES, *_ERRORS, "r2")
+MetricName = Literal[*METRIC_NAMES]  # type: ignore[valid-type]
+"""What `evaluate.metrics` may name; a test holds the names equal to what the runner evaluates, which knows torch."""
+
+METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
+    name: "min" if name in ("calibration_error", *_ERRORS) else "max" for name in METRIC_NAMES
+}
+"""Whether the largest or the smallest value of a metric is the best."""
 
 
 _annotations: dict[type, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Marks the place of a node that is built from its `_target_`.
+
+    Args:
+        name: what the target makes: "module", "loss", ...
+    """
+
+    name: str
+
+
+def node_kind(annotation: Any) -> str | None:
+    """Return of what kind a node is that may stand where an annotation is; None where none may."""
+    extras = (extra for member in members(annotation) for extra in getattr(member, "__metadata__", ()))
+    return next((extra.name for extra in extras if isinstance(extra, Kind)), None)
 
 
 @dataclass_transform()
@@ -114,22 +112,25 @@ def schema(cls: type[T], settings: type | None = None, without: Sequence[str] = 
     return dataclass(cls)
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+def members(annotation: Any) -> tuple[Any, ...]:
+    """Return the types of a union; of another annotation itself."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def _held(annotation: Any) -> Any:
     """Return the type that OmegaConf has for an annotation."""
-    if get_origin(annotation) is Annotated:
+    origin = get_origin(annotation)
+    if origin is Annotated:
         return _held(get_args(annotation)[0])
-    if get_origin(annotation) is Literal:
+    if origin is Literal:
         return str
-    members = [member for member in _members(annotation) if member is not NoneType]
-    if len(members) < len(_members(annotation)) and len(members) == 1:
-        held = _held(members[0])
+    if origin in (dict, list):
+        return origin[tuple(map(_held, get_args(annotation)))]
+    others = [member for member in members(annotation) if member is not NoneType]
+    if len(others) < len(members(annotation)) and len(others) == 1:
+        held = _held(others[0])
         return held if held is Any else held | None
-    is_plain = annotation in (int, float, bool, str) or is_dataclass(annotation)
-    return annotation if is_plain or get_origin(annotation) in (dict, list) else Any
+    return annotation if annotation in (int, float, bool, str) or is_dataclass(annotation) else Any
 
 
 @schema
@@ -172,16 +173,16 @@ class ProblemConfig:
             null.
     """
 
-    module: Any = MISSING
-    loss: Any = MISSING
+    module: Annotated[Any, Kind("module")] = MISSING
+    loss: Annotated[Any, Kind("loss")] = MISSING
     stream: StreamConfig | None = None
     same_batch_as: str | None = None
-    optimizer: Any = MISSING
-    scheduler: Any = None
-    hypergradient: Any = None
+    optimizer: Annotated[Any, Kind("optimizer")] = MISSING
+    scheduler: Annotated[Any, Kind("scheduler")] | None = None
+    hypergradient: Annotated[Any, Kind("hypergradient")] | None = None
     precision: Precision | None = None
     channels_last: bool = False
-    parallel: Any = None
+    parallel: Annotated[Any, Kind("parallel")] | None = None
 
 
 @schema
@@ -217,8 +218,8 @@ class EvaluateConfig:
 
     problem: str = MISSING
     arguments: dict[str, str] = field(default_factory=dict)
-    metrics: list[Any] = field(default_factory=lambda: ["accuracy"])
-    splits: dict[str, Any] = field(default_factory=dict)
+    metrics: list[MetricName | Annotated[Any, Kind("metric")]] = field(default_factory=lambda: ["accuracy"])
+    splits: dict[str, Count | Literal["end"]] = field(default_factory=dict)
     batch_size: Count = 500
     recalibrate: Count | None = None
 
@@ -261,14 +262,14 @@ class RunnerConfig:
     tf32: bool = False
     trace: bool | Literal["auto", "inductor", "cuda_graph"] = "auto"
     deterministic: bool = True
-    num_threads: Threads | None = None
+    num_threads: ranges.Threads | None = None
     checkpoint: bool = True
-    checkpoint_seconds: Positive = 30.0
+    checkpoint_seconds: ranges.Positive = 30.0
     keep_checkpoints: Count = 1
     early_stopping_patience: Count | None = None
     progress_bar: bool = True
     report: bool = True
-    callbacks: list[Any] = field(default_factory=list)
+    callbacks: list[Annotated[Any, Kind("callback")]] = field(default_factory=list)
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
@@ -288,7 +289,7 @@ class LoggerConfig:
     wandb: bool = True
     tensorboard: bool = False
     project: str = "mlotool"
-    loggers: list[Any] = field(default_factory=list)
+    loggers: list[Annotated[Any, Kind("logger")]] = field(default_factory=list)
 
 
 @schema
@@ -304,7 +305,7 @@ class DebugConfig:
 
     limit_ticks: Count | None = None
     limit_samples: Count | None = None
-    limit_warmup_steps: Whole | None = None
+    limit_warmup_steps: ranges.Whole | None = None
     limit_unroll_steps: Count | None = None
 
 
@@ -338,17 +339,17 @@ class SweepConfig:
 
     method: Literal["grid", "optuna"] = "grid"
     params: dict[str, Any] = field(default_factory=dict)
-    fuse: Rounds | Literal["auto"] = 1
+    fuse: ranges.Rounds | Literal["auto"] = 1
     workers: Processes = 1
     devices: Annotated[list[str], MinLen(1)] | None = None
     jobs_per_device: Processes = 1
     launcher: Literal["local", "slurm", "ray"] = "local"
     launcher_options: Mapping[str, Any] | None = None
-    num_trials: Rounds = 20
-    repeats: Rounds = 1
+    num_trials: ranges.Rounds = 20
+    repeats: ranges.Rounds = 1
     second_objective: str | None = None
     second_objective_mode: Literal["min", "max"] | None = None
-    seed: Seed = 0
+    seed: ranges.Seed = 0
     sampler: Literal[*SAMPLERS] = "tpe"  # type: ignore[valid-type]
     sampler_options: Mapping[str, Any] | None = None
     pruner: Literal[*PRUNERS] = "none"  # type: ignore[valid-type]
@@ -390,17 +391,17 @@ class Config:
     """
 
     name: str = "unnamed"
-    seed: Seed = 0
+    seed: ranges.Seed = 0
     resume: Annotated[str, MinLen(1)] | None = None
     inherit: Annotated[str, MinLen(1)] | None = None
-    data: Any = MISSING
-    hypergradient: Any = MISSING
+    data: Annotated[Any, Kind("data")] = MISSING
+    hypergradient: Annotated[Any, Kind("hypergradient")] = MISSING
     problems: dict[str, ProblemConfig] = field(default_factory=dict)
     graph: GraphConfig = field(default_factory=GraphConfig)
     evaluate: EvaluateConfig | None = None
     decisions: dict[str, Any] = field(default_factory=dict)
     decisions_from: str | None = None
-    analyses: dict[str, Any] = field(default_factory=dict)
+    analyses: dict[str, Annotated[Any, Kind("analysis")]] = field(default_factory=dict)
     objective: str | None = None
     objective_mode: Literal["min", "max"] | None = None
     runner: RunnerConfig = field(default_factory=RunnerConfig)
@@ -409,7 +410,31 @@ class Config:
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
-ROOT_KEYS = tuple(each.name for each in fields(Config))
+ROOT_KEYS = tuple(key.name for key in fields(Config))
+
+
+def annotations_of(kind: Any) -> Mapping[str, Any]:
+    """Return what a class of the schema asks for, by key; nothing for another type."""
+    return _annotations.get(kind, {}) if isinstance(kind, type) else {}
+
+
+def annotation_at(path: str) -> Any:
+    """Return what the schema asks for at a dotted path, with its range and choices; Any where it leaves that open."""
+    return reduce(_annotation_below, filter(None, path.split(".")), Config)
+
+
+def _annotation_below(annotation: Any, key: str) -> Any:
+    for member in members(annotation):
+        if member in _annotations:
+            return _annotations[member].get(key, Any)
+        if get_origin(member) is dict:
+            return get_args(member)[1]
+    return Any
+
+
+def dataclass_at(path: str) -> Any:
+    """Return the class of the schema whose keys stand below a dotted path; None where it leaves them open."""
+    return next((member for member in members(annotation_at(path)) if member in _annotations), None)
 
 
 def keys_at(path: str) -> tuple[str, ...]:
@@ -420,7 +445,7 @@ def keys_at(path: str) -> tuple[str, ...]:
         ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers', 'repeat')
     """
     kind = dataclass_at(path)
-    return () if kind is None else tuple(each.name for each in fields(kind))
+    return () if kind is None else tuple(key.name for key in fields(kind))
 
 
 def defaults_at(path: str) -> dict[str, Any]:
@@ -428,48 +453,23 @@ def defaults_at(path: str) -> dict[str, Any]:
 
     Example:
         >>> defaults_at("logger")
-        {'mode': 'offline', 'wandb': True, 'tensorboard': False, 'project': 'mlotool'}
+        {'mode': 'offline', 'wandb': True, 'tensorboard': False, 'project': 'mlotool', 'loggers': []}
     """
     kind = dataclass_at(path)
     return {} if kind is None else asdict(kind())
 
 
-def new_node(path: str) -> Any:
-    """Return a new node of the schema for a dotted path, with its defaults; None where the schema has none there."""
-    kind = dataclass_at(path)
-    return None if kind is None else kind()
-
-
-def annotation_at(path: str) -> Any:
-    """Return what the schema asks for at a dotted path, with its range and choices; Any where it leaves that open.
+def describe_type(path: str) -> str:
+    """Return in words what the schema expects at a dotted path.
 
     Example:
         >>> describe_type("runner.num_threads"), describe_type("runner.precision")
         ('a whole number of at least 1 and at most 1,024 or null', 'one of fp32, bf16, fp16')
     """
-    parent, _, key = path.rpartition(".")
-    kind = dataclass_at(parent)
-    return _kind_at(path) if kind is None else _annotations[kind].get(key, Any)
-
-
-def describe_type(path: str) -> str:
-    """Return in words what the schema expects at a dotted path."""
-    kind = dataclass_at(path)
-    if kind is not None:
-        null = " or null" if NoneType in _members(_kind_at(path)) else ""
-        return f"keys out of {', '.join(key.name for key in fields(kind))}{null}"
-    annotation = annotation_at(path)
-    return "a value" if annotation is Any else words(annotation)
-
-
-def value_faults(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the values of a config, or of its node at a dotted path, that are not what the schema asks for."""
-    for key, value in node.items():
-        place = f"{path}.{key}".lstrip(".")
-        if isinstance(value, Mapping) and is_container(place):
-            yield from value_faults(value, place)
-        elif fault := setting_fault(place, value, annotation_at(place), nodes=True):
-            yield fault
+    annotation, keys = annotation_at(path), keys_at(path)
+    if keys:
+        return f"keys out of {', '.join(keys)}{' or null' if NoneType in members(annotation) else ''}"
+    return "a value" if annotation is Any or node_kind(annotation) else words(annotation)
 
 
 def is_boolean(path: str) -> bool:
@@ -479,7 +479,7 @@ def is_boolean(path: str) -> bool:
         >>> is_boolean("problems.classifier.compile"), is_boolean("seed"), is_boolean("data.download")
         (True, False, False)
     """
-    return bool in _members(_kind_at(path))
+    return annotation_at(path) is bool
 
 
 def is_container(path: str) -> bool:
@@ -489,73 +489,82 @@ def is_container(path: str) -> bool:
         >>> is_container("problems.classifier"), is_container("seed"), is_container("data")
         (True, False, False)
     """
-    return any(is_dataclass(each) or get_origin(each) in (dict, list) for each in _members(_kind_at(path)))
-
-
-def dataclass_at(path: str) -> Any:
-    """Return the class of the schema whose keys stand below a dotted path; None where it leaves them open."""
-    return next((each for each in _members(_kind_at(path)) if is_dataclass(each)), None)
-
-
-def _kind_at(path: str) -> Any:
-    kind: Any = Config
-    for part in filter(None, path.split(".")):
-        kind = _child(kind, part)
-    return kind
-
-
-def _child(kind: Any, key: str) -> Any:
-    # `StreamConfig | None`: the class is what has keys.
-    kind = next((each for each in _members(kind) if each is not NoneType), Any)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _types(kind).get(key, Any)
-    arguments = get_args(kind)
-    return arguments[1] if len(arguments) == 2 else Any
-
-
-@cache
-def _types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return any(member in _annotations or get_origin(member) in (dict, list) for member in members(annotation_at(path)))
 
 
 Place = tuple[str, ...]
 
-_NODES = (
-    "runner",
-    "evaluate",
-    "logger",
-    "sweep",
-    "problems.<name>",
-    "problems.<name>.stream",
-    "graph",
+
+def walk(value: Any, annotation: Any = Config, place: Place = ()) -> Iterator[tuple[Place, Any, Any]]:
+    """Yield what a config holds where the schema has no more keys: its place, the value and the annotation.
+
+    The annotation of a key that the schema does not know is None.
+
+    Args:
+        value: the config, as plain values, or a part of it.
+        annotation: what the schema asks for there.
+        place: of the part.
+
+    Example:
+        >>> list(walk({"evaluate": {"metrics": ["f2"], "split": 1}}))[-1]
+        (('evaluate', 'split'), 1, None)
+    """
+    for member in members(annotation):
+        origin, arguments = get_origin(member), get_args(member)
+        if isinstance(value, Mapping) and (member in _annotations or origin is dict):
+            for key, item in value.items():
+                below = arguments[1] if origin is dict else _annotations[member].get(key)
+                yield from walk(item, below, (*place, str(key)))
+            return
+        if isinstance(value, list) and origin is list:
+            for index, item in enumerate(value):
+                yield from walk(item, arguments[0], (*place[:-1], f"{place[-1]}[{index}]"))
+            return
+    yield place, value, annotation
+
+
+def value_faults(values: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    """Yield keys and values that are not what the schema asks for, nodes and references aside, each with its place.
+
+    Args:
+        values: plain, from the root of the config on.
+    """
+    for place, value, annotation in walk(values):
+        path = ".".join(place)
+        is_later = isinstance(value, str) and ("${" in value or value == MISSING)
+        plain = [member for member in members(annotation) if node_kind(member) is None]
+        if annotation is None and path not in ("hydra", "defaults"):
+            yield place, unknown_key(path)
+        elif annotation is None or is_later or plain in ([], [NoneType]) or is_node(value):
+            continue
+        elif dataclass_at(path) is not None and not (value is None and NoneType in plain):
+            found = "null" if value is None else repr(value)
+            yield place, f"{path}: found {found}; expected {describe_type(path)}. Correct it."
+        elif fault := setting_fault(path, value, reduce(or_, plain), nodes=True):
+            yield place, fault
+
+
+def is_node(value: Any) -> bool:
+    """Say whether a value is a node that says by `_target_` what to build."""
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+def boolean_faults(key: str, value: Any) -> Iterator[str]:
+    """Yield what is wrong with a number where the schema has true or false: OmegaConf alone would take a 3 for true."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and is_boolean(key):
+        yield f"{key}: found {value!r}; expected true or false. Correct {key}."
+
+
+_NODES = ("runner", "evaluate", "logger", "sweep", "problems.<name>", "problems.<name>.stream", "graph")
+_ELSEWHERE = (
+    {name: f"problems.<name>.optimizer.{name}" for name in ("lr", "momentum", "weight_decay")}
+    | dict.fromkeys(("max_epochs", "epochs", "num_epochs", "max_steps", "steps", "train_iters"), "runner.max_ticks")
+    | {"learning_rate": "problems.<name>.optimizer.lr", "batch_size": "problems.<name>.stream.batch_size"}
+    | {"patience": "runner.early_stopping_patience", "device": "runner.accelerator", "gpus": "runner.devices"}
+    | {"strategy": "runner.devices", "precision": "runner.precision", "trainer": "runner", "fast_dev_run": "debug=fast"}
+    | {"ckpt_path": "resume", "output_dir": "hydra.run.dir", "metric": "evaluate.metrics", "monitor": "objective"}
+    | {"n_trials": "sweep.num_trials", "solver": "hypergradient.solver", "config": "hypergradient"}
 )
-_ELSEWHERE = {
-    "lr": "problems.<name>.optimizer.lr",
-    "learning_rate": "problems.<name>.optimizer.lr",
-    "momentum": "problems.<name>.optimizer.momentum",
-    "weight_decay": "problems.<name>.optimizer.weight_decay",
-    "max_epochs": "runner.max_ticks",
-    "epochs": "runner.max_ticks",
-    "num_epochs": "runner.max_ticks",
-    "max_steps": "runner.max_ticks",
-    "steps": "runner.max_ticks",
-    "train_iters": "runner.max_ticks",
-    "patience": "runner.early_stopping_patience",
-    "fast_dev_run": "debug=fast",
-    "device": "runner.accelerator",
-    "gpus": "runner.devices",
-    "ckpt_path": "resume",
-    "output_dir": "hydra.run.dir",
-    "batch_size": "problems.<name>.stream.batch_size",
-    "precision": "runner.precision",
-    "trainer": "runner",
-    "strategy": "runner.devices",
-    "metric": "evaluate.metrics",
-    "monitor": "objective",
-    "solver": "hypergradient.solver",
-    "n_trials": "sweep.num_trials",
-    "config": "hypergradient",
-}
 """Names of other programs' settings, and those that stand in several nodes."""
 
 
@@ -567,117 +576,22 @@ def place_of(key: str) -> str:
         ('runner.max_ticks', 'problems.<name>.optimizer.lr', '')
     """
     name = key.lower()
-    found = (f"{node}.{name}" for node in _NODES if name in keys_at(node.replace("<name>", "name")))
-    return _ELSEWHERE.get(name) or next(found, "")
+    places = (f"{node}.{name}" for node in _NODES if name in keys_at(node.replace("<name>", "name")))
+    return _ELSEWHERE.get(name) or next(places, "")
 
 
-def unknown_key(path: str, options: Sequence[str]) -> str:
-    """Return the message for a key that nothing expects.
-
-    Args:
-        path: dotted, the key included.
-        options: the keys there are in its place.
-    """
+def unknown_key(path: str) -> str:
+    """Return the message for a key that the schema does not know at a dotted path."""
     parent, _, key = path.rpartition(".")
-    if not parent:
-        options = [*ROOT_KEYS, *(group for group in GROUPS if group not in ROOT_KEYS)]
+    options = keys_at(parent) if parent else tuple(dict.fromkeys((*ROOT_KEYS, *GROUPS)))
     hint = did_you_mean(key, options)
     if not parent and not hint and (place := place_of(key)):
         hint = f" Did you mean {place}?"
-    known = f"one of {', '.join(options)}" if options else "no keys"
     where = f" in {parent}" if parent else ""
-    return f"{path}: unknown key '{key}'; expected {known}{where}.{hint} Correct the key, or remove it."
-
-
-def removed_key(path: str) -> str:
-    """Return the message for `~path` where the schema has a key."""
-    kind = describe_type(path)
-    value = "null" if kind.endswith("null") else ".."
-    return f"~{path}: found a key removed that every config has; expected {kind}. Write {path}={value}."
-
-
-def schema_faults(content: Mapping[str, Any]) -> dict[Place, str]:
-    """Return the places of a file's or an override's content that do not fit the schema, with messages.
-
-    Args:
-        content: plain values, from the root of the config on.
-    """
-    from omegaconf import OmegaConf
-
-    config = OmegaConf.structured(Config)
-    return {place: fault for place, fault in _walk(config, content, ()) if fault}
-
-
-def _walk(config: Any, node: Mapping[str, Any], above: Place) -> Iterator[tuple[Place, str]]:
-    known = keys_at(".".join(above)) if above else (*ROOT_KEYS, "hydra", "defaults")
-    for key, value in node.items():
-        place = (*above, str(key))
-        path = ".".join(place)
-        if known and key not in known:
-            yield place, unknown_key(path, known)
-        elif isinstance(value, Mapping) and value and is_container(path):
-            yield from _walk(config, value, place)
-        elif place not in (("hydra",), ("defaults",)):
-            yield place, _type_fault(config, place, value)
-
-
-def _type_fault(config: Any, place: Place, value: Any) -> str:
-    """Return what is wrong with a value, which is written into a config of the schema."""
-    from omegaconf.errors import OmegaConfBaseException
-
-    tree = value
-    for part in reversed(place):
-        tree = {part: tree}
-    try:
-        config.merge_with(tree)
-    # OmegaConf 2.4 raises a TypeError of its own for a list in the place of a mapping.
-    except (OmegaConfBaseException, TypeError):
-        path = ".".join(place)
-        found = "null" if value is None else repr(value)
-        return f"{path}: found {found}; expected {describe_type(path)}. Correct it."
-    return ""
-
-
-def boolean_faults(key: str, value: Any) -> Iterator[str]:
-    """Yield what is wrong with a number at a dotted path where the schema has true or false.
-
-    OmegaConf alone would take a 3 for true.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and is_boolean(key):
-        yield f"{key}: found {value!r}; expected true or false. Correct {key}."
-
-
-def check_overrides(words: Sequence[str]) -> None:
-    """Refuse overrides that give a number for true or false, and a `name` that is too long for a folder.
-
-    Args:
-        words: `key=value`, as on the command line; a value may be several, for a sweep.
-
-    Raises:
-        ConfigError: with every fault found, one a line.
-
-    Example:
-        >>> check_overrides(["problems.classifier.compile=true", "seed=3"])
-    """
-    faults: list[str] = []
-    for word in words:
-        key, _, text = word.partition("=")
-        if key == "name" and len(text) > MAX_NAME and "$" not in text:
-            faults.append(f"name: {name_fault(text)}. Correct it.")
-        for each in text.split(","):
-            faults += boolean_faults(key.lstrip("+"), _number(each))
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def _number(text: str) -> float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return (
+        f"{path}: unknown key '{key}'; expected one of {', '.join(options)}{where}.{hint} Correct the key, or "
+        "remove it."
+    )
 
 
 MAX_NAME = 100
@@ -694,9 +608,8 @@ def name_fault(name: Any) -> str | None:
     """Return what was found and expected where a run's `name` can name no folder; None where it can."""
     if is_plain_name(name):
         return None
-    if isinstance(name, str) and len(name) > MAX_NAME:
-        return f"found {len(name)} characters, {name[:20]!r}...; expected at most {MAX_NAME}, as it names a folder"
-    return f"found {name!r}; expected letters, digits, '-', '_' and '.', as it names the output folder"
+    kinds = f"letters, digits, '-', '_' and '.', at most {MAX_NAME}, as it names a folder"
+    return f"name: found {shown(name)}; expected {kinds}. Correct it."
 
 
 def is_identifier(name: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -12,29 +13,19 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from omegaconf import OmegaConf
 
+from mlotool.config import composition
 from mlotool.config.check_values import sweep_faults
 from mlotool.config.checks import check
-from mlotool.config.composition import (
-    VERSION_KEYWORDS,
-    compose,
-    compose_words,
-    finish,
-    is_apart,
-    plain,
-    with_values,
-)
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.recipes import package_dir
 from mlotool.config.run_config import max_ticks, may_differ
-from mlotool.config.schema import describe_type, name_fault
+from mlotool.config.schema import describe_type, name_fault, value_faults
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean
 
-MAX_CHOICES, MAX_COMPARED = 100_000, 2_000
-"""Values of a key, and of how many it is seen whether one is there twice."""
+MAX_CHOICES = 100_000
+"""Values of a key."""
 
 MAX_JOBS = 1_000_000
 """Of a grid."""
@@ -50,9 +41,6 @@ TAGS = ("log", "int")
 
 _LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
 """Of what the last tick of a job depends on."""
-
-_OF_NEW_STUDIES: dict[str, Any] = {"repeats": 1, "second_objective": None}
-"""What a sweep's identity names where it is not as here: older ones have no such keys."""
 
 _DIRECTION = ("objective", "objective_mode", "evaluate", "recipe")
 """Of what it depends on whether a larger objective is better."""
@@ -145,23 +133,28 @@ class SweepPlan:
         """How many jobs it has."""
         if self.settings["method"] == "optuna":
             return int(self.settings["num_trials"]) * int(self.settings["repeats"])
-        return math.prod(len(each.choices) for each in self.dimensions)
+        return math.prod(len(dimension.choices) for dimension in self.dimensions)
+
+    @property
+    def shared_words(self) -> list[str]:
+        """The overrides that all jobs share, without Hydra's own settings."""
+        return [word for word in self.fixed if not word.startswith("hydra.")]
+
+    @property
+    def first_words(self) -> list[str]:
+        """The overrides of the first job."""
+        return [f"{dimension.key}={dimension.first}" for dimension in self.dimensions]
 
     def identity(self) -> dict[str, Any]:
         """Return what a sweep that is gone on with must have in common with this one, as JSON has it."""
-        dimensions = [{**asdict(each), "choices": list(each.choices)} for each in self.dimensions]
-        keys = (
-            ("method", "seed", "sampler", "pruner", *_OF_NEW_STUDIES)
-            if self.settings["method"] == "optuna"
-            else ("method",)
-        )
-        fixed = sorted(word for word in self.fixed if not word.startswith("hydra.") and not self._may_differ(word))
-        named = {key: self.settings[key] for key in keys if self.settings[key] != _OF_NEW_STUDIES.get(key, "")}
-        return {"fixed": fixed, "dimensions": dimensions, **named}
-
-    def _may_differ(self, word: str) -> bool:
-        # A study compares jobs of one length.
-        return self.settings["method"] == "grid" and may_differ(word.lstrip("+").partition("=")[0])
+        dimensions = [{**asdict(dimension), "choices": list(dimension.choices)} for dimension in self.dimensions]
+        fixed, keys = self.shared_words, ["method"]
+        if self.settings["method"] == "optuna":
+            keys += ["seed", "sampler", "pruner", "repeats", "second_objective"]
+        else:
+            # A study compares jobs of one length.
+            fixed = [word for word in fixed if not may_differ(word.lstrip("+").partition("=")[0])]
+        return {"fixed": sorted(fixed), "dimensions": dimensions, **{key: self.settings[key] for key in keys}}
 
 
 def read_sweep(words: Sequence[str]) -> SweepPlan:
@@ -173,33 +166,25 @@ def read_sweep(words: Sequence[str]) -> SweepPlan:
     Raises:
         ConfigError: they do not compose, or a range stands in a grid.
     """
-    with config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
+    with config_errors(), initialize_config_dir(str(package_dir("conf")), **composition.VERSION_KEYWORDS):
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         parsed = parser.parse_overrides(list(words))
-        fixed = [each.input_line or "" for each in parsed if not each.is_sweep_override()]
-    config = compose_words(fixed)
-    finish(config, config.hydra.runtime.choices, fixed)
+        fixed = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
+    config = composition.compose_words(fixed)
+    composition.finish(config, config.hydra.runtime.choices, fixed)
     with config_errors():
-        settings: dict[str, Any] = dict(plain(config.sweep))
+        settings: dict[str, Any] = dict(composition.plain(config.sweep))
         settings |= {key: settings[key] or {} for key in settings if key.endswith("_options")}
         listed = {**(config.hydra.sweeper.get("params") or {}), **(settings["params"] or {})}
-        given = {each.get_key_element() for each in parsed}
-        lines = [f"{key}={value}" for key, value in listed.items() if str(key) not in given]
-        swept = [*parser.parse_overrides(lines), *(each for each in parsed if each.is_sweep_override())]
-        faults = list(sweep_faults({"sweep": settings}))
+        in_line = {override.get_key_element() for override in parsed}
+        lines = [f"{key}={value}" for key, value in listed.items() if str(key) not in in_line]
+        swept = [*parser.parse_overrides(lines), *(override for override in parsed if override.is_sweep_override())]
+        faults = [fault for _, fault in value_faults({"sweep": settings})] or [*sweep_faults({"sweep": settings})]
+        faults += filter(None, [name_fault(config.name)])
         if faults:
             raise ConfigError("\n".join(faults))
-        fault = name_fault(config.name)
-        if fault is not None:
-            raise ConfigError(f"name: {fault}. Correct it.")
-        dimensions = tuple(_dimension(each, settings["method"]) for each in swept)
-        num_jobs = math.prod(len(each.choices) for each in dimensions)
-        if num_jobs > MAX_JOBS and settings["method"] == "grid":
-            raise ConfigError(
-                f"sweep: found a grid of {num_jobs:,} jobs ({', '.join(each.key for each in dimensions)}); expected at "
-                f"most {MAX_JOBS:,}. Leave values out, or draw some of them: sweep=optuna."
-            )
-        return SweepPlan(
+        dimensions = tuple(_dimension(override, settings["method"]) for override in swept)
+        plan = SweepPlan(
             # A job is a run: what describes the sweep is none of its overrides.
             fixed=tuple(word for word in fixed if not word.startswith(("sweep=", "sweep."))),
             dimensions=dimensions,
@@ -211,86 +196,74 @@ def read_sweep(words: Sequence[str]) -> SweepPlan:
             accelerator=config.runner.accelerator,
             devices_per_job=config.runner.devices,
             seed=config.seed,
-            last_tick=None if any(each.key in _LENGTH for each in dimensions) else max_ticks(config),
+            last_tick=None if any(dimension.key in _LENGTH for dimension in dimensions) else max_ticks(config),
             listed=tuple(line for line in lines if line.partition("=")[0] in (settings["params"] or {})),
         )
+    if plan.num_jobs > MAX_JOBS and settings["method"] == "grid":
+        keys = ", ".join(dimension.key for dimension in dimensions)
+        raise ConfigError(
+            f"sweep: found a grid of {plan.num_jobs:,} jobs ({keys}); expected at most {MAX_JOBS:,}. Leave values out, "
+            "or draw some of them: sweep=optuna."
+        )
+    return plan
 
 
 def _mode(config: Any, dimensions: Sequence[Dimension]) -> str | None:
-    if any(each.key.partition(".")[0] in _DIRECTION for each in dimensions):
+    if any(dimension.key.partition(".")[0] in _DIRECTION for dimension in dimensions):
         return None
-    faults = list(direction_faults(config))
-    if faults:
+    if faults := list(direction_faults(config)):
         raise ConfigError("\n".join(faults))
     return objective_direction(config)
 
 
 def _dimension(override: Override, method: str) -> Dimension:
-    key = override.get_key_element()
+    key, line = override.get_key_element(), override.input_line
     if key.lstrip("+").partition(".")[0] == "sweep":
-        raise ConfigError(
-            f"{key}: found {override.input_line} among what the sweep goes through; expected keys that change a job, "
-            f"while this one says how the jobs are run. Write {key}=<one value> on the command line."
-        )
+        raise ConfigError(f"{key}: found {line}; expected a key that changes a job. Write {key}=<one value>.")
     if not override.is_sweep_override():
         # `seed: 3` in a recipe's params: one choice.
         return Dimension(key, (override.get_value_element_as_str(),))
     value = override.value()
     unknown = sorted(map(str, set(getattr(value, "tags", ())) - set(TAGS)))
     if unknown:
-        raise ConfigError(
-            f"{key}: found the tag '{unknown[0]}' in {override.input_line}; expected log or int."
-            f"{did_you_mean(unknown[0], TAGS)} Correct it."
-        )
+        raise ConfigError(f"{key}: found the tag '{unknown[0]}' in {line}; expected log or int. Correct it.")
     if isinstance(value, IntervalSweep):
         if method == "grid":
             raise ConfigError(
-                f"{key}: found {override.input_line} in a grid; expected choices such as "
-                f"{key}=0.01,0.1 or a range. Write them, or add sweep=optuna, which draws from intervals."
+                f"{key}: found {line} in a grid; expected choices such as {key}=0.01,0.1 or a range. Write them, or "
+                "add sweep=optuna, which draws from intervals."
             )
         return _interval(key, override, value)
     if key == "name":
-        raise ConfigError(
-            f"name: found {override.input_line}; expected one name, as a sweep has one folder, named by it. Sweep over "
-            "recipes instead, or start two sweeps."
-        )
+        raise ConfigError(f"name: found {line}; expected one name, that of the sweep's folder. Start two sweeps.")
     choices = _choices(key, override, value)
     if isinstance(value, RangeSweep) and not value.shuffle and "log" not in value.tags and len(choices) > 1:
-        first, second, *_ = numbers = sorted(float(each) for each in choices)
-        whole = all(isinstance(each, int) for each in (value.start, value.stop, value.step))
+        first, second, *_ = numbers = sorted(map(float, choices))
+        whole = all(isinstance(number, int) for number in (value.start, value.stop, value.step))
         return Dimension(key, choices, first, numbers[-1], second - first, whole=whole)
     return Dimension(key, choices)
 
 
 def _choices(key: str, override: Override, value: Any) -> tuple[str, ...]:
     """Return the values of a key, which are at least one and not without end, each once."""
-    if isinstance(value, RangeSweep) and value.step == 0:
-        raise ConfigError(
-            f"{key}: found the step 0 in {override.input_line}; expected a step that leads from its start to its end. "
-            f"Write {key}=range({value.start},{value.stop})."
-        )
-    if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None and value.step:
-        size = (float(value.stop) - float(value.start)) / float(value.step)
+    if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None:
+        size = (float(value.stop) - float(value.start)) / float(value.step) if value.step else math.inf
         if size > MAX_CHOICES:
             raise ConfigError(
                 f"{key}: found {override.input_line}, which has {size:.0f} values; expected at most {MAX_CHOICES}, as "
                 "each is a job. Write a smaller range."
             )
     choices = tuple(override.sweep_string_iterator())
-    twice = next((each for each in choices if choices.count(each) > 1), None) if len(choices) < MAX_COMPARED else None
-    if not choices or twice is not None:
-        found = "no value" if not choices else f"{twice} twice"
-        raise ConfigError(
-            f"{key}: found {found} in {override.input_line}; expected at least one, each once, as each is a job. "
-            "Correct it."
-        )
+    twice = [choice for choice, count in Counter(choices).items() if count > 1]
+    if not choices or twice:
+        what = f"{twice[0]} twice" if twice else "no value"
+        raise ConfigError(f"{key}: found {what} in {override.input_line}; expected each job once. Correct it.")
     return choices
 
 
 def _interval(key: str, override: Override, value: IntervalSweep) -> Dimension:
     assert value.start is not None and value.end is not None
-    low, high = float(value.start), float(value.end)
-    log = "log" in value.tags
+    low, high, log = float(value.start), float(value.end), "log" in value.tags
     if low >= high or (log and low <= 0):
         raise ConfigError(
             f"{key}: found {override.input_line}; expected an interval from a smaller to a larger "
@@ -308,7 +281,7 @@ def _interval(key: str, override: Override, value: IntervalSweep) -> Dimension:
     return Dimension(key, (), low, high, log=log, whole=whole)
 
 
-MAX_LOOKED_AT = 200
+MAX_LOOKED_AT = 50
 """So many values of a sweep are looked at, each in a config of its own."""
 
 
@@ -321,75 +294,43 @@ def check_first_point(plan: SweepPlan) -> None:
     Raises:
         ConfigError: with what is wrong.
     """
-    words = _first(plan)
-    faults = _faults_of(plan, words)
-    of_all = ("sweep.", *(f"{each.key.lstrip('+')}: " for each in plan.dimensions if not each.choices))
-    found = [line for line in faults if line.startswith(of_all)]
-    if found:
-        raise ConfigError("\n".join(found))
+    ranges = [dimension for dimension in plan.dimensions if not dimension.choices]
+    of_all = ("sweep.", *(f"{dimension.key.lstrip('+')}: " for dimension in ranges))
+    if faults := [fault for fault in _faults_of(plan, plan.first_words) if fault.startswith(of_all)]:
+        raise ConfigError("\n".join(faults))
 
 
 def choice_faults(plan: SweepPlan) -> list[str]:
     """Return what is wrong with the values of a sweep, each beside the first ones of the other keys."""
-    first = _first(plan)
-    fixed = [word for word in plan.fixed if not word.startswith("hydra.")]
-    try:
-        base = compose(None, [*fixed, *first])
-        faults = _faults_in(base)
-    except ConfigError as error:
-        base, faults = None, str(error).splitlines()
+    first = plan.first_words
+    faults = _faults_of(plan, first)
     for place, word in islice(_others(plan), MAX_LOOKED_AT):
-        words = [*first[:place], word, *first[place + 1 :]]
-        is_apart_here = base is not None and is_apart([*fixed, *words], len(fixed) + place)
-        config = with_values(base, [word]) if base is not None and is_apart_here else None
-        faults += _faults_of(plan, words) if config is None else _faults_in(config)
+        faults += _faults_of(plan, [*first[:place], word, *first[place + 1 :]])
     return list(dict.fromkeys(faults))
-
-
-def _faults_in(config: Any) -> list[str]:
-    try:
-        check(config)
-    except ConfigError as error:
-        return str(error).splitlines()
-    return []
 
 
 def _others(plan: SweepPlan) -> Iterator[tuple[int, str]]:
     """Yield the values after the first ones, with the places of their keys; of an interval its other end."""
-    for place, each in enumerate(plan.dimensions):
-        values = each.choices[1:]
-        if not each.choices and each.high is not None:
-            values = (str(int(each.high) if each.whole else each.high),)
+    for place, dimension in enumerate(plan.dimensions):
+        values = dimension.choices[1:]
+        if not dimension.choices and dimension.high is not None:
+            values = (str(int(dimension.high) if dimension.whole else dimension.high),)
         for value in values:
-            yield place, f"{each.key}={value}"
-
-
-def _first(plan: SweepPlan) -> list[str]:
-    return [f"{each.key}={each.first}" for each in plan.dimensions]
+            yield place, f"{dimension.key}={value}"
 
 
 def _faults_of(plan: SweepPlan, words: Sequence[str]) -> list[str]:
     """Return what is wrong with a point."""
     try:
-        check(compose(None, [*(word for word in plan.fixed if not word.startswith("hydra.")), *words]))
+        check(composition.compose(None, [*plan.shared_words, *words]))
     except ConfigError as error:
         return str(error).splitlines()
     return []
 
 
 _OF_A_RUN = (
-    "seed",
-    "name",
-    "runner",
-    "evaluate",
-    "objective",
-    "objective_mode",
-    "analyses",
-    "logger",
-    "sweep",
-    "resume",
-    "inherit",
-    "decisions_from",
+    *("seed", "name", "runner", "evaluate", "objective", "objective_mode", "analyses", "logger", "sweep"),
+    *("resume", "inherit", "decisions_from"),
 )
 """Parts of a config that say nothing of the program's structure."""
 
@@ -412,19 +353,19 @@ def structure_of(config: Any) -> str:
         >>> first == second, first == third
         (True, False)
     """
-    plain: Any = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
-    found = {key: value for key, value in plain.items() if key not in _OF_A_RUN}
-    found["data"] = _without_numbers(found.get("data"))
-    found["problems"] = {
+    values = composition.plain(config)
+    parts = {key: value for key, value in values.items() if key not in _OF_A_RUN}
+    parts["data"] = _without_numbers(parts.get("data"))
+    parts["problems"] = {
         name: {
             key: _without_numbers(value) if key == "loss" else value
             for key, value in problem.items()
             if key not in _OF_A_STEP or _is_search(value)
         }
-        for name, problem in found["problems"].items()
+        for name, problem in parts["problems"].items()
     }
-    found["trace"] = plain["runner"].get("trace")
-    return json.dumps(_without_seeds(found), sort_keys=True, default=str)
+    parts["trace"] = values["runner"].get("trace")
+    return json.dumps(_without_seeds(parts), sort_keys=True, default=str)
 
 
 def _is_search(value: Any) -> bool:
@@ -434,13 +375,13 @@ def _is_search(value: Any) -> bool:
 
 def _without_numbers(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_numbers(each) for key, each in value.items()}
+        return {key: _without_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_numbers(each) for each in value]
+        return [_without_numbers(item) for item in value]
     return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _without_seeds(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_seeds(each) for key, each in value.items() if key != "seed"}
-    return [_without_seeds(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_seeds(item) for key, item in value.items() if key != "seed"}
+    return [_without_seeds(item) for item in value] if isinstance(value, list) else value

@@ -4,7 +4,6 @@
 reach is everything.
 """
 
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -53,23 +52,6 @@ LOSS_MODULES = (
 # fmt: on
 
 
-KINDS = (
-    "module",
-    "loss",
-    "analysis",
-    "data",
-    "hypergradient",
-    "solver",
-    "trajectory",
-    "optimizer",
-    "scheduler",
-    "parallel",
-    "metric",
-    "mutator",
-    "predicate",
-    "callback",
-    "logger",
-)
 _CALLBACKS = ("DeviceStatsMonitor", "EarlyStopping", "LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "Timer")
 _LOGGERS = ("CSVLogger", "CometLogger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger")
 # By kind of node, the packages whose targets fit there: each marks them with `@target` where it defines them.
@@ -93,6 +75,7 @@ _NAMES = {
     "callback": tuple(f"pytorch_lightning.callbacks.{name}" for name in _CALLBACKS),
     "logger": tuple(f"pytorch_lightning.loggers.{name}" for name in _LOGGERS),
 }
+KINDS = tuple(dict.fromkeys((*_HOMES, *_NAMES)))
 _NEVER = {"mlotool", "torch", "torchvision", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
 # The packages that this process trusts, each with the folder in which it was found; None: in memory alone.
 _packages: dict[str, str | None] = {}
@@ -109,38 +92,20 @@ def trust(package: str) -> None:
     Raises:
         ConfigError: there is no such package, or it is not the user's to trust (`os`, `torch`, ...).
     """
-    if not is_identifier(package):
-        first = next((part for part in re.split(r"[^A-Za-z0-9_\-]+", package) if part), "")
-        name = first.replace("-", "_")
-        advice = f"Write {_trusting(name)}." if name == first and is_identifier(name) else ""
-        if name != first and is_identifier(name):
-            advice = f"Rename the folder to {name}, and write {_trusting(name)}."
+    if not is_identifier(package) or not _is_foreign(package):
         raise ConfigError(
-            f"{_trusting(package)}: expected the top-level name of a package of yours, of letters, digits and '_', no "
-            f"path. {advice or 'Write ' + _trusting('mymodels') + ' for mymodels/ or mymodels.py.'}"
-        )
-    if package in _NEVER or package in sys.stdlib_module_names:
-        raise ConfigError(
-            f"{_trusting(package)}: expected the top-level name of a package of yours, but '{package}' is a package of "
-            "Python or of mlotool's surroundings, which comes before a folder of that name; what mlotool and torch "
-            f"offer needs no trust, and what else they hold gets none. Write {_trusting('mymodels')} for mymodels/ or "
-            "mymodels.py, or rename yours."
+            f"{_trusting(package)}: expected the top-level name of a package of yours: letters, digits and '_', and "
+            f"none of Python's or of mlotool's surroundings. Write {_trusting('mymodels')} for mymodels.py."
         )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     file = _package_file(package)
     if file is None and package not in sys.modules:
-        if Path(here, package).is_dir():
-            raise ConfigError(
-                f"{_trusting(package)}: found the folder '{package}' without an __init__.py; expected a package. Make "
-                f"the empty file {package}/__init__.py."
-            )
         siblings = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or path.is_dir()]
         raise ConfigError(
             f"{_trusting(package)}: there is no such package in {here} or on the import path; expected a folder with "
-            f"an __init__.py, or a .py file.{did_you_mean(package, siblings)} Correct the name, or change the "
-            "directory."
+            f"an __init__.py, or a .py file.{did_you_mean(package, siblings)} Correct the name, or make the file."
         )
     folder = None if file is None else file.parent.parent if file.name == "__init__.py" else file.parent
     _packages[package] = None if folder is None else str(folder.absolute())
@@ -181,7 +146,7 @@ def trusted_packages() -> dict[str, str | None]:
 def trusted_names(kind: str | None = None) -> tuple[str, ...]:
     """Return the names that may stand as `_target_`; of one kind of node (none for `nothing`), or of all."""
     if kind is None:
-        return tuple(dict.fromkeys(name for each in KINDS for name in trusted_names(each)))
+        return tuple(dict.fromkeys(name for every in KINDS for name in trusted_names(every)))
     for home in _HOMES.get(kind, ()):
         import_module(home)
     return (*targets(kind), *_NAMES.get(kind, ()))
@@ -205,23 +170,11 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
     hint = "" if kind is None else _hint(str(name), options)
     if kind == "nothing":
         return f"{key}._target_: found '{name}'; expected plain values in this place, no node to build. Remove it."
-    if name in trusted_names():
-        return (
-            f"{key}._target_: found '{name}', which is no {kind}; expected one of {_examples(options)}.{hint} "
-            "Correct the name."
-        )
     package = str(name).partition(".")[0]
-    if "." in str(name) and is_identifier(package) and _is_foreign(package):
-        misspelt = did_you_mean(package, ("mlotool", "torch", "torchvision"))
-        return (
-            f"{key}._target_: found '{name}', which is not trusted; expected one of mlotool's or torch's that fits "
-            f"here, or one of a package that you trust.{hint if misspelt else ''} For code of yours: "
-            f"{_trusting(package)}."
-        )
-    return (
-        f"{key}._target_: found '{name}', which is not trusted; expected one of {_examples(options)}.{hint} "
-        "Correct the name."
-    )
+    is_yours = "." in str(name) and is_identifier(package) and _is_foreign(package)
+    advice = f"For code of yours: {_trusting(package)}." if is_yours else "Correct the name."
+    what = f"no {kind}" if name in trusted_names() else "not trusted"
+    return f"{key}._target_: found '{name}', which is {what}; expected one of {_examples(options)}.{hint} {advice}"
 
 
 def is_of_user(name: Any) -> bool:
@@ -242,21 +195,16 @@ def resolve(key: str, name: str) -> Any:
     for module, attributes in _splits(name):
         try:
             target = import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-                continue
-            raise ConfigError(
-                f"{key}._target_: importing '{module}' failed{_at(error)}: {error}; expected that it imports. Install "
-                "what is missing, or correct the module."
-            ) from error
         except KeyboardInterrupt:
             raise
         # SystemExit and asyncio.CancelledError are no Exceptions.
         except BaseException as error:
+            if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+                continue
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise ConfigError(
                 f"{key}._target_: importing '{module}' failed{_at(error)}: {reason}; expected that it imports. "
-                "Correct the module."
+                "Correct the module, or install what is missing."
             ) from error
         for attribute in attributes:
             target = getattr(target, attribute, None)
@@ -296,8 +244,8 @@ def _hint(name: str, options: tuple[str, ...]) -> str:
         return (
             f" For it write {{_target_: {maker}, name: {name.rpartition('.')[2]}, num_classes: .., image_shape: ..}}."
         )
-    shorts = list(dict.fromkeys(option.rpartition(".")[2] for option in options))
-    for short in get_close_matches(name.rpartition(".")[2], shorts, n=1):
+    shorts = {option.rpartition(".")[2] for option in options}
+    for short in get_close_matches(name.rpartition(".")[2], sorted(shorts), n=1):
         homes = [option for option in options if option.rpartition(".")[2] == short]
         return f" Did you mean '{get_close_matches(name, homes, n=1, cutoff=0.0)[0]}'?"
     return ""

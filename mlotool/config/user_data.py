@@ -40,7 +40,7 @@ class SharedData:
             make: builds it.
         """
         targets = [value for key, value in leaves(node) if key.rpartition(".")[2] == "_target_"]
-        if not all(isinstance(each, str) and each.startswith("mlotool.") for each in targets):
+        if not all(isinstance(target, str) and target.startswith("mlotool.") for target in targets):
             return make()
         key = json.dumps([node, limit])
         if key not in self._built:
@@ -185,15 +185,11 @@ def built_data(build: Callable[[], Any], seed: int) -> Any:
         # A property may fail.
         missing = [name for name in ("splits", "split") if not hasattr(data, name)]
     if missing:
-        raise ConfigError(
-            f"data: {named(data)} has no {' and no '.join(missing)}; expected an object with {_WANTED}. Add what is "
-            "missing; a class that holds one data set a split is enough."
-        )
+        raise ConfigError(f"data: {named(data)} has no {' and no '.join(missing)}; expected {_WANTED}. Add them.")
     is_right = isinstance(data.splits, tuple | list | dict | set | frozenset)
-    if not is_right or not data.splits or not all(isinstance(each, str) for each in data.splits):
-        raise ConfigError(
-            f"data: {named(data)} has splits = {data.splits!r}; expected {_WANTED}. Write splits = ('train', 'val')."
-        )
+    if not is_right or not data.splits or not all(isinstance(name, str) for name in data.splits):
+        what = f"{named(data)} has splits = {data.splits!r}"
+        raise ConfigError(f"data: {what}; expected {_WANTED}. Write splits = ('train', 'val').")
     return data if type(data).__module__.startswith("mlotool.") else UserData(data, seed)
 
 
@@ -221,8 +217,7 @@ def split_of(key: str, data: Any, name: str) -> Any:
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(
             f"{key}: the split '{name}' is {_what(dataset)}, without __len__ or __getitem__; expected a map-style data "
-            "set, since an epoch's order is drawn by number and a run can be resumed. Give it __len__(self) and "
-            "__getitem__(self, index)."
+            "set. Give it __len__(self) and __getitem__(self, index)."
         )
     theirs = dataset.dataset if isinstance(dataset, NamedSamples) else dataset
     if is_columns(theirs):
@@ -233,10 +228,7 @@ def split_of(key: str, data: Any, name: str) -> Any:
     with user_code(ConfigError), noted(lambda: Call(key, f"the length of {_what(dataset)}", advice="Correct __len__.")):
         size = len(dataset)
     if size < 1:
-        raise ConfigError(
-            f"{key}: the split '{name}' has 0 samples; expected at least 1. Correct the sizes of the data, its files, "
-            "or the split's name."
-        )
+        raise ConfigError(f"{key}: the split '{name}' has 0 samples; expected at least 1. Correct the data's sizes.")
     return dataset
 
 
@@ -317,7 +309,7 @@ def _is_pair_of_tensors(dataset: Any) -> bool:
     return (
         is_torchs
         and len(dataset.tensors) == 2
-        and all(str(each.layout) == "torch.strided" and not each.requires_grad for each in dataset.tensors)
+        and all(str(tensor.layout) == "torch.strided" and not tensor.requires_grad for tensor in dataset.tensors)
     )
 
 

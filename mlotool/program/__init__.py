@@ -19,7 +19,7 @@ __all__ += ["SameBatch", "Schedule", "StepResult", "Stream"]
 _HOMES = {
     "problem.interface": ("AbstractHypergradient", "LowerProblem", "LowerView"),
     "problem.stream": ("SameBatch", "Stream"),
-    "problem.node": ("ProblemNode",),
+    "problem.settings": ("ProblemNode",),
     "problem.problem": ("Problem",),
     "program.prepared_step": ("StepResult",),
 }

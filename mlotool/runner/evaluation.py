@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from mlotool.config import Built
 from mlotool.config.building import derived_seed
-from mlotool.config.check_evaluation import class_faults
+from mlotool.config.check_values import class_faults
 from mlotool.config.schema import MAX_NAME, is_plain_name
 from mlotool.config.user_data import split_of
 from mlotool.core.bound_module import BoundModule

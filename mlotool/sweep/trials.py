@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mlotool.config.found_decisions import decision_faults
+from mlotool.config.run_config import decision_faults
 from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError, MlotoolError, RunError
 from mlotool.sweep.storage import import_optuna

@@ -1,6 +1,5 @@
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,12 +88,9 @@ def test_the_recipe_is_a_dozen_lines_of_python(changed: Change) -> None:
     torch.manual_seed(derived_seed(config.seed, "module", "reweight"))
     weigher = WeightNet(config.problems.reweight.module.hidden)
     streams = {
-        name: Stream(
-            built.data.split(split),
-            config.problems[name].stream.batch_size,
-            seed=derived_seed(config.seed, "stream", name),
-        )
+        name: Stream(built.data.split(split), size, seed=derived_seed(config.seed, "stream", name))
         for name, split in {"classifier": "train", "reweight": "meta"}.items()
+        for size in [config.problems[name].stream.batch_size]
     }
     normalize = config.problems.classifier.loss.get("normalize", True)
     lower = Problem(
@@ -123,14 +119,6 @@ def test_the_recipe_is_a_dozen_lines_of_python(changed: Change) -> None:
     for name in ("classifier", "reweight"):
         ours, theirs = program.problems[name].theta, built.program.problems[name].theta
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-def test_each_solution_gets_a_hypergradient_of_its_own(changed: Change) -> None:
-    own = {"_target_": "mlotool.hypergradient.FirstOrder"}
-    built = build(changed({"problems.classifier.hypergradient": own}))
-    assert type(built.program.problems["classifier"].hypergradient).__name__ == "FirstOrder"
-    first, second = (build(changed({})).program.problems["classifier"].hypergradient for _ in range(2))
-    assert first is not second
 
 
 def test_debug_limits_the_samples_of_each_split() -> None:
@@ -168,14 +156,13 @@ def test_limited_data_is_spread_over_the_whole(has_batches: bool) -> None:
     assert len(limited(dataset, 99)) == 5
 
 
-@pytest.mark.parametrize("period", [2, 3, 4, 5, 10, 20])
 @pytest.mark.parametrize("size", [200, 1000, 1001, 2000])
-def test_limited_data_keeps_all_classes_where_labels_alternate(size: int, period: int) -> None:
-    limit = 100
-    dataset = limited([index % period for index in range(size)], limit)
-    counts = [list(dataset).count(label) for label in range(period)]
-    assert sum(counts) == limit
-    assert min(counts) >= limit // period // 2
+def test_limited_data_keeps_all_classes_where_labels_alternate(size: int) -> None:
+    for period in (2, 3, 4, 5, 10, 20):
+        dataset = limited([index % period for index in range(size)], 100)
+        counts = [list(dataset).count(label) for label in range(period)]
+        assert sum(counts) == 100
+        assert min(counts) >= 100 // period // 2
 
 
 def test_an_optimizer_gets_tuples_and_parameters() -> None:
@@ -191,7 +178,6 @@ def test_an_optimizer_gets_tuples_and_parameters() -> None:
     [
         ("SGD", {}, torch.float32, True),
         ("AdamW", {}, torch.float64, True),
-        ("SGD", {"fused": False}, torch.float32, False),
         ("Adam", {"foreach": True}, torch.float32, None),
         ("Adam", {}, torch.complex64, None),
         ("RMSprop", {}, torch.float32, None),
@@ -228,67 +214,14 @@ def test_schedulers_inside_a_scheduler_share_its_optimizer() -> None:
     assert chained(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)).get_last_lr() == [0.5]
 
 
-def test_a_scheduler_and_nested_modules_from_a_recipe(changed: Change) -> None:
-    layers = [
-        {"_target_": "torch.nn.Flatten"},
-        {"_target_": "torch.nn.Linear", "in_features": 64, "out_features": 10},
-    ]
-    config = changed(
-        {
-            "problems.classifier.module": {"_target_": "torch.nn.Sequential", "_args_": layers},
-            "problems.classifier.scheduler": {"_target_": f"{TORCH}.MultiStepLR", "milestones": [1], "gamma": 0.1},
-            "problems.classifier.optimizer.lr": 1.0,
-        }
-    )
-    problem = build(config).program.problems["classifier"]
-    assert [type(layer).__name__ for layer in problem.module] == ["Flatten", "Linear"]  # type: ignore[arg-type]
-    assert problem.scheduler.get_last_lr() == [1.0]
+def test_what_a_target_refuses_names_the_key(changed: Change) -> None:
+    config = changed({"problems.classifier.optimizer.foreach": True, "problems.classifier.optimizer.fused": True})
+    message = message_of(build, config)
+    assert message.startswith("problems.classifier.optimizer: ")
+    assert "`fused` and `foreach` cannot be `True` together" in message
 
 
-BAD_VALUES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "torch": (
-        {"problems.classifier.optimizer.foreach": True, "problems.classifier.optimizer.fused": True},
-        ["problems.classifier.optimizer", "SGD", "`fused` and `foreach` cannot be `True` together"],
-    ),
-    "model": (
-        {
-            "problems.classifier.module": {
-                "_target_": "mlotool.models.ResNet",
-                "depth": 9,
-                "num_classes": 10,
-                "image_shape": [1, 8, 8],
-            }
-        },
-        ["problems.classifier.module", "depth"],
-    ),
-    "data": ({"data.num_classes": 11}, ["data.num_classes=11", "10"]),
-    "solver": ({"hypergradient.product": "revers"}, ["hypergradient.product", "Did you mean 'reverse'?"]),
-    "scheduler": (
-        {"problems.classifier.scheduler": {"_target_": f"{TORCH}.StepLR", "step_size": 1, "gamma": "much"}},
-        ["problems.classifier.scheduler.gamma: found 'much'"],
-    ),
-    "signature": ({"problems.classifier.optimizer.momentun": 0.9}, ["Did you mean 'momentum'?"]),
-}
-
-
-@pytest.mark.parametrize("name", BAD_VALUES)
-def test_what_a_target_refuses_names_the_key(name: str, changed: Change) -> None:
-    changes, parts = BAD_VALUES[name]
-    message = message_of(build, changed(changes))
-    assert all(part in message for part in parts), message
-
-
-def test_an_own_data_object_is_limited_as_well(tmp_path: Path) -> None:
-    built = build(compose("plain", ["debug.limit_samples=20", "problems.classifier.stream.batch_size=7"]))
-    assert built.program.problems["classifier"].stream.batch_size == 7  # type: ignore[union-attr]
-    assert len(built.data.split("test")) == 20
-
-
-@pytest.mark.parametrize("length", [None, -3, 3.5])
+@pytest.mark.parametrize("length", [None, -3])
 def test_a_limit_leaves_a_data_set_without_a_length_to_the_check_of_it(length: object) -> None:
-    class Odd:
-        def __len__(self) -> int:
-            return length  # type: ignore[return-value]
-
-    odd = Odd()
+    odd = type("Odd", (), {"__len__": lambda self: length})()
     assert limited(odd, 100) is odd

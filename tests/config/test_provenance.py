@@ -50,11 +50,6 @@ def test_a_changed_working_directory_is_dirty(folder: Path) -> None:
     assert _record(folder)["git"]["dirty"] is True  # type: ignore[index]
 
 
-def test_a_folder_without_a_record_stays_without(folder: Path) -> None:
-    finish_provenance(folder)
-    assert list(folder.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("key", "schema"), [("runner", RunnerConfig), ("logger", LoggerConfig), ("debug", DebugConfig)]
 )

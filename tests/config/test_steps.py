@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from mlotool.config import build, check, compose, hypergradient_options
+from mlotool.config import build, compose, hypergradient_options
 from mlotool.hypergradient import Unrolled
 from mlotool.problem.stream import SameBatch
 from mlotool.program import AbstractHypergradient
@@ -41,27 +41,16 @@ def test_tasks_and_their_start_are_built() -> None:
     ("recipe", "changes", "expected"),
     [
         ("learned_lr", ["problems.classifier.optimizer.lr.problem=rat"], "unknown problem 'rat'"),
-        (
-            "learned_lr",
-            ["~graph.upper_to_lower.rate"],
-            "no edge says so; expected one. Write graph.upper_to_lower.rate",
-        ),
+        ("learned_lr", ["~graph.upper_to_lower.rate"], "no edge says so"),
         ("learned_lr", ["hypergradient=cg"], "expected Unrolled"),
         ("maml", ["hypergradient=cg"], "problems.learner.reset_to: 'meta' shapes 'learner' through its steps"),
         ("maml", ["problems.learner.reset_to=mta"], "unknown problem 'mta'"),
-        ("maml", ["problems.learner.tasks=0"], "problems.learner.tasks: found 0"),
-        ("maml", ["problems.learner.stream.repeat=0"], "problems.learner.stream.repeat: found 0"),
         ("maml", ["problems.meta.same_batch_as=lerner"], "Did you mean 'learner'?"),
         ("maml", ["problems.learner.same_batch_as=meta"], "found 'meta' beside a stream"),
     ],
 )
 def test_faults(recipe: str, changes: list[str], expected: str) -> None:
     assert expected in message_of(build, compose(recipe, changes))
-
-
-@pytest.mark.parametrize("recipe", ["learned_lr", "maml", "implicit_maml"])
-def test_the_check_without_torch_finds_nothing(recipe: str) -> None:
-    assert check(compose(recipe)) == []
 
 
 def test_every_option_of_hypergradients_can_be_built() -> None:
