@@ -141,12 +141,10 @@ def test_any_bytes_are_text(tmp_path: Path) -> None:
         ("", {"domains": ["low", "low"]}, r"expected at least one domain, each once"),
         ("", {"num_domains": 3}, r"data\.num_domains=3; expected 2, as there are high, low"),
         ("", {"vocabulary_size": 300}, r"data\.vocabulary_size=300; expected 256, as tokens are bytes"),
-        ("", {"length": 0}, r"data\.length=0; expected at least 1"),
         ("", {"shares": {"test": {"low": 1}}}, r"data\.shares names the split 'test'; expected some of train"),
         ("", {"shares": {"train": {"lo": 1}}}, r"data\.shares\.train: found 'lo'; .*mean 'low'.* ~data\.shares"),
         ("", {"shares": {"train": {"low": -1}}}, r"data\.shares\.train\.low=-1; expected 0 or more"),
         ("", {"shares": {"train": {"low": 0}}}, r"found 0 for all domains; expected a share above 0"),
-        ("", {"sizes": {"train": -1}}, r"data\.sizes\.train=-1; expected 0 or more windows"),
         ("empty.txt", {}, r"data\.path=.*empty\.txt: it is empty; expected text"),
     ],
 )

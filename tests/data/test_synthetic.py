@@ -37,7 +37,6 @@ def test_noise_and_features_that_say_nothing() -> None:
     ("options", "message"),
     [
         ({"num_classes": 3}, r"data\.num_classes=3; expected 2"),
-        ({"dtype": "float16"}, r"data\.dtype='float16'; expected one of float32, float64"),
         ({"image_shape": [4, 5]}, r"data\.image_shape=\[4, 5\]; expected \[d\]"),
         ({"num_informative": 21}, r"data\.num_informative=21; expected null or a number from 1 to 20"),
     ],

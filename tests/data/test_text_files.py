@@ -95,10 +95,6 @@ def test_votes_are_needed_for_labels_of_votes(wrench: Path) -> None:
 def test_unknown_options_are_refused(wrench: Path) -> None:
     with pytest.raises(ConfigError, match=r"the split 'valid'; expected some of train, meta, val, test"):
         Wrench(str(wrench), {"valid": 3}, 2)
-    with pytest.raises(
-        ConfigError, match=r"data\.labels='majority'; expected one of clean, majority_vote, label_model"
-    ):
-        Wrench(str(wrench), SIZES, 2, labels="majority")
     with pytest.raises(ConfigError, match=r"data\.num_classes=3; expected 2"):
         Wrench(str(wrench), SIZES, 3)
 
