@@ -9,10 +9,16 @@ from typing import ClassVar
 import torch
 
 from mlotool.core.settings import Count, Seed, Shape, Whole, target
-from mlotool.data.augmentation import AugmentedCopies, CropAndFlip
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, read_with_torchvision
-from mlotool.data.in_memory import Normalization
-from mlotool.data.label_noise import LabelNoise
+from mlotool.data.image_data import (
+    AbstractImageData,
+    AugmentedCopies,
+    CropAndFlip,
+    LabelNoise,
+    Normalization,
+    Part,
+    SplitOptions,
+    read_with_torchvision,
+)
 from mlotool.data.splits import ImbalanceFactor
 
 

@@ -7,10 +7,17 @@ import torch
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.settings import Count, NonNegative, Seed, Shape, Threads, Whole, target
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.image_data import Part, checked_num_classes, draw, load_images
+from mlotool.data.image_data import (
+    CropAndFlip,
+    ImageFiles,
+    InMemoryDataset,
+    Normalization,
+    Part,
+    checked_num_classes,
+    draw,
+    load_images,
+)
 from mlotool.data.image_folder import check_rgb
-from mlotool.data.in_memory import ImageFiles, InMemoryDataset, Normalization
 from mlotool.data.splits import AbstractData, check_splits
 
 # By split: the list of its images, and the labels.

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.settings import Count, Seed, Shape, Whole, target
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
-from mlotool.data.in_memory import Normalization
-from mlotool.data.label_noise import LabelNoise
+from mlotool.data.image_data import AbstractImageData, CropAndFlip, LabelNoise, Normalization, Part, SplitOptions
 from mlotool.data.splits import ImbalanceFactor
 
 NORMALIZATION = Normalization(mean=[0.3053], std=[0.3760], max_value=16.0)

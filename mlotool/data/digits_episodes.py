@@ -9,10 +9,8 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, Rounds, Seed, Shape, Whole, target
 from mlotool.data.digits import NORMALIZATION, read_digits
-from mlotool.data.image_data import Part
-from mlotool.data.in_memory import InMemoryDataset
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, check_splits, drawn
+from mlotool.data.image_data import InMemoryDataset, Part
+from mlotool.data.splits import AbstractData, InMemoryTensors, check_literal, check_splits, drawn
 
 # t: tasks, w: ways (classes of a task), k: shots (images of a class)
 

@@ -10,10 +10,17 @@ from annotated_types import MinLen
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.settings import Count, Finite, NonNegative, Positive, Seed, Shape, Threads, Whole, target
-from mlotool.data.augmentation import AugmentedCopies, CropAndFlip
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, load_images
-from mlotool.data.in_memory import ImageFiles, Normalization
-from mlotool.data.label_noise import LabelNoise
+from mlotool.data.image_data import (
+    AbstractImageData,
+    AugmentedCopies,
+    CropAndFlip,
+    ImageFiles,
+    LabelNoise,
+    Normalization,
+    Part,
+    SplitOptions,
+    load_images,
+)
 from mlotool.data.splits import ImbalanceFactor
 
 SUFFIXES = (".jpg", ".jpeg", ".png")

@@ -3,10 +3,15 @@
 from collections.abc import Mapping
 
 from mlotool.core.settings import Count, Seed, Shape, Whole, target
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, read_with_torchvision
-from mlotool.data.in_memory import Normalization
-from mlotool.data.label_noise import LabelNoise
+from mlotool.data.image_data import (
+    AbstractImageData,
+    CropAndFlip,
+    LabelNoise,
+    Normalization,
+    Part,
+    SplitOptions,
+    read_with_torchvision,
+)
 from mlotool.data.splits import ImbalanceFactor
 
 

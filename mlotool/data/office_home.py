@@ -7,11 +7,8 @@ from typing import Literal
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.settings import Count, NonNegative, Seed, Shape, Threads, Whole, target
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.domains import AbstractTwoDomains
-from mlotool.data.image_data import load_images
+from mlotool.data.image_data import AbstractTwoDomains, CropAndFlip, Normalization, load_images
 from mlotool.data.image_folder import check_rgb, find_images
-from mlotool.data.in_memory import Normalization
 
 # As most read them; the published folder of the last is "Real World".
 Domain = Literal["Art", "Clipart", "Product", "RealWorld"]

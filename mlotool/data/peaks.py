@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from mlotool.core.settings import Count, Seed, Shape, Whole, target
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, drawn
+from mlotool.data.splits import AbstractData, InMemoryTensors, check_literal, drawn
 
 # n: samples
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, Rounds, Seed, Whole, target
-from mlotool.data.in_memory_tensors import InMemoryTensors
 from mlotool.data.language_data import (
     BYTES,
     apportion,
@@ -19,8 +18,8 @@ from mlotool.data.language_data import (
     check_vocabulary,
     text_hash,
 )
-from mlotool.data.python_sources import PYTHON_DOMAINS, read_domain
-from mlotool.data.splits import AbstractData, check_splits, drawn
+from mlotool.data.python_text import PYTHON_DOMAINS, read_domain
+from mlotool.data.splits import AbstractData, InMemoryTensors, check_splits, drawn
 
 # s: windows of a part of a task, t: length of a window
 

@@ -1,13 +1,17 @@
 """What the data sets of spectra share: pixels with many bands go in, normalised splits come out."""
 
 from collections.abc import Mapping
+from math import prod
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mlotool.core.settings import Count, Seed, Shape, Whole
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, check_splits, split_indices
+from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
+from mlotool.core.settings import Count, NonNegative, Seed, Shape, Whole, target
+from mlotool.data.splits import AbstractData, InMemoryTensors, check_literal, check_splits, split_indices
 
 # n: pixels, d: bands
 
@@ -63,3 +67,180 @@ def _normalised(pixels: Tensor, train: Tensor | None) -> Tensor:
     std = reference.std(dim=0, correction=0)
     # A band that is the same everywhere stays 0.
     return ((pixels - reference.mean(dim=0)) / std.where(std > 0, torch.ones_like(std))).to(torch.float32)
+
+
+# h, w: height and width in pixels, d: bands
+
+GROUND_TRUTH = "Indian_pines_gt.mat"
+IMAGES = ("Indian_pines.mat", "Indian_pines_corrected.mat")
+NUMBERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "single", "double")
+# 145 x 145 x 220 has 4.6 million; a file that claims much more is not this data.
+MAX_NUMBERS = 50_000_000
+
+
+@target("data")
+class IndianPines(AbstractSpectra):
+    """10,249 labelled pixels with 220 spectral bands and 16 kinds of land cover, of an image of 145 x 145.
+
+    Reads `Indian_pines_gt.mat` (0: no label, which are left out; 1 to 16) and, by the number of bands that is asked
+    for, `Indian_pines.mat` (220) or `Indian_pines_corrected.mat` (200, without those that water absorbs). Of a file
+    its one array of numbers is read and nothing else: cells, structs and objects are refused by their header.
+
+    Args:
+        root: the folder that holds the files.
+        sizes: number of pixels by split name (`train`, `meta`, `val`, `test`), drawn disjoint and stratified.
+        num_classes: 16.
+        image_shape: (220,), or (200,) for the corrected file.
+        seed: of the splits.
+
+    Raises:
+        ConfigError: a file is not there or holds something else; the options do not fit the data.
+
+    Source: Baumgardner, Biehl and Landgrebe 2015, 220 Band AVIRIS Hyperspectral Image Data Set; 1,000 pixels of it in
+    Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 2.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 16,
+        image_shape: Shape = (220,),
+        seed: Seed = 0,
+    ) -> None:
+        folder = at_home(root)
+        image = _read_image(folder, tuple(image_shape))
+        labels = read_array(folder / GROUND_TRUTH, num_axes=2)
+        if image.shape[:2] != labels.shape:
+            raise ConfigError(
+                f"data.root={root}: the image has {image.shape[:2]} pixels and {GROUND_TRUTH} {labels.shape}; expected "
+                "the same. Download both files again."
+            )
+        target = torch.from_numpy(labels.astype(np.int64))
+        pixels = torch.from_numpy(image.astype(np.float64))
+        has_label = target > 0
+        super().__init__(pixels[has_label], target[has_label] - 1, sizes, num_classes, image_shape, seed)
+
+
+def _read_image(folder: Path, image_shape: tuple[int, ...]) -> np.ndarray:
+    """Return the image (h, w, d) of the file with as many bands as are asked for, or else of the first."""
+    paths = [folder / name for name in IMAGES if (folder / name).is_file()]
+    if not paths:
+        raise ConfigError(
+            f"data.root={folder}: there is neither {' nor '.join(IMAGES)}; expected one of them and {GROUND_TRUTH}. "
+            "Download them (Indian Pines, AVIRIS), and set data.root to their folder."
+        )
+    images = [read_array(path, num_axes=3) for path in paths]
+    return next((image for image in images if image.shape[2:] == image_shape), images[0])
+
+
+def read_array(path: Path, num_axes: int) -> np.ndarray:
+    """Return the one array of numbers of a .mat file.
+
+    Args:
+        path: of the file, in the format of MATLAB 5 to 7.2.
+        num_axes: that the array must have.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    from scipy.io import loadmat, whosmat
+
+    try:
+        held = whosmat(path, appendmat=False)
+        is_one = len(held) == 1 and held[0][2] in NUMBERS and prod(held[0][1]) <= MAX_NUMBERS
+        array = loadmat(path, variable_names=[held[0][0]], appendmat=False)[held[0][0]] if is_one else None
+    except Exception as error:  # a broken file: its reader raises whatever it stumbles over
+        raise ConfigError(
+            f"{path} could not be read ({type(error).__name__}: {error}); expected a file of MATLAB 5 to 7.2. "
+            "Download the published file, and set data.root to its folder."
+        ) from error
+    # What was read may differ from what the header promised.
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or array.ndim != num_axes:
+        found = ", ".join(f"{name}: {kind} {list(shape)}" for name, shape, kind in held) or "nothing"
+        raise ConfigError(
+            f"{path} holds {found}; expected one array of numbers with {num_axes} axes. Download it again."
+        )
+    return array
+
+
+# n: pixels, d: bands, k: classes
+
+NUM_BUMPS = 6
+BRIGHTNESS_STD = 0.1
+
+
+@target("data")
+class SyntheticSpectra(AbstractSpectra):
+    """Pixels of the shape of Indian Pines, without a file: `x = a s_c + noise e`, standardised as `IndianPines`.
+
+    The spectrum s_c of class c is a sum of a curve that all classes share and of six Gaussian bumps of its own, a
+    quarter as high; the brightness a of a pixel is normal with mean 1 and standard deviation 0.1. The noise e is
+    smooth along the bands (a moving average of nine) with standard deviation 1, as errors of a sensor and mixed
+    pixels are, and not independent by band, which 220 bands would average out.
+
+    Args:
+        sizes: number of pixels by split name, drawn disjoint and stratified; there are as many as they add up to,
+            with equal shares of the classes (to within one).
+        num_classes: k.
+        image_shape: (d,).
+        noise: standard deviation of the noise, where the classes' spectra differ by about 0.25.
+        seed: of spectra, pixels and splits.
+
+    Raises:
+        ConfigError: fewer pixels than classes, or `image_shape` is not one number.
+
+    Source: stands in for the data of Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 2.
+
+    Example:
+        >>> data = SyntheticSpectra({"train": 1000, "val": 200})
+        >>> data.split("train")[0]["input"].shape, data.num_classes
+        (torch.Size([220]), 16)
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, Whole],
+        num_classes: Count = 16,
+        image_shape: Shape = (220,),
+        noise: NonNegative = 0.2,
+        seed: Seed = 0,
+    ) -> None:
+        num_pixels = sum(int(size) for size in sizes.values())
+        if len(image_shape) != 1:
+            raise ConfigError(
+                f"data.image_shape={list(image_shape)}; expected [d], the number of bands. Set data.image_shape=[220]."
+            )
+        if num_pixels < num_classes:
+            raise ConfigError(
+                f"data.sizes adds up to {num_pixels} pixels; expected at least {num_classes}, one a class. "
+                f"Set data.sizes.train={num_classes}."
+            )
+        generator = np.random.default_rng([seed, 3])
+        spectra = class_spectra(num_classes, image_shape[0], generator)
+        target = np.arange(num_pixels) % num_classes
+        brightness = 1 + BRIGHTNESS_STD * generator.standard_normal((num_pixels, 1))
+        errors = _smooth_noise(num_pixels, image_shape[0], generator)
+        pixels = torch.from_numpy(brightness * spectra[target] + noise * errors)
+        super().__init__(pixels, torch.from_numpy(target), sizes, num_classes, image_shape, seed)
+
+
+def class_spectra(num_classes: int, num_bands: int, generator: np.random.Generator) -> np.ndarray:
+    """Return one smooth spectrum a class, (k, d)."""
+    shared, own = _bumps(1, num_bands, generator), _bumps(num_classes, num_bands, generator)
+    return 1 + shared + own / 4
+
+
+def _bumps(num_curves: int, num_bands: int, generator: np.random.Generator) -> np.ndarray:
+    bands = np.linspace(0, 1, num_bands)
+    shape = (num_curves, NUM_BUMPS, 1)
+    height, center = generator.standard_normal(shape), generator.uniform(0, 1, shape)
+    width = generator.uniform(0.03, 0.15, shape)
+    return (height * np.exp(-(((bands - center) / width) ** 2) / 2)).sum(axis=1)
+
+
+def _smooth_noise(num_pixels: int, num_bands: int, generator: np.random.Generator) -> np.ndarray:
+    window = 9
+    white = generator.standard_normal((num_pixels, num_bands + window - 1))
+    total = np.cumsum(np.pad(white, ((0, 0), (1, 0))), axis=1)
+    return (total[:, window:] - total[:, :-window]) / np.sqrt(window)

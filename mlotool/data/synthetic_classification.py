@@ -8,8 +8,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, NonNegative, Seed, Shape, Whole, target
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, drawn
+from mlotool.data.splits import AbstractData, InMemoryTensors, check_literal, drawn
 
 # n: samples, d: features
 

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from mlotool.core.settings import Count, Rounds, Seed, Whole, target
-from mlotool.data.text_data import ABSTAIN, AbstractTextData, Labels, TextOptions, TextPart
-from mlotool.data.vocabulary import split_words
+from mlotool.data.text_data import ABSTAIN, AbstractTextData, Labels, TextOptions, TextPart, split_words
 
 NEGATIVE, POSITIVE = 0, 1
 NOUNS = ("film", "plot", "acting", "music", "ending", "cast", "script", "camera", "story", "dialogue")

@@ -21,7 +21,7 @@ from mlotool.data.language_data import (
     joined,
 )
 from mlotool.data.splits import check_literal
-from mlotool.data.vocabulary import load_tokenizer
+from mlotool.data.text_data import load_tokenizer
 
 
 @target("data")

@@ -10,8 +10,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, Seed, Shape, Share, Whole, target
 from mlotool.data.digits import NORMALIZATION, read_digits
-from mlotool.data.domains import AbstractTwoDomains
-from mlotool.data.image_data import Part, draw
+from mlotool.data.image_data import AbstractTwoDomains, Part, draw
 
 Shift = Literal["turn", "invert", "noise"]
 MAX_PIXEL = 16

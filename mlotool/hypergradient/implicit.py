@@ -19,13 +19,12 @@ from mlotool.core.forward_mode import twice_differentiable
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Positive, Whole, target
 from mlotool.core.tracing import report
-from mlotool.hypergradient.diagnostics.quality import Quality, assess
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
 from mlotool.hypergradient.products.base import PairedLoss
 from mlotool.hypergradient.products.choice import chosen_product, warn_of_differences
+from mlotool.hypergradient.quality import Quality, assess
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
-from mlotool.hypergradient.solvers.base import NOT_FINITE
-from mlotool.hypergradient.solvers.systems import ended_with
+from mlotool.hypergradient.solvers.base import NOT_FINITE, ended_with
 from mlotool.hypergradient.vector import aliases, constants, copies, is_finite, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
 

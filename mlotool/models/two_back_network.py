@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mlotool.core.settings import Count, Shape, target
-from mlotool.models.cell_operations import HalvingConvolution, operation, pointwise
+from mlotool.models.cell_network import HalvingConvolution, operation, pointwise
 
 # b: batch, c: channels, h, w: height and width, k: classes
 

@@ -5,7 +5,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
-from mlotool.data.augmentation import AugmentedCopies
+from mlotool.data.image_data import AugmentedCopies
 
 
 def dataset(num_copies: int = 3) -> InMemoryDataset:

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from mlotool.core.errors import ConfigError
 from mlotool.data import Clothing1M, OfficeHome, TwoDomains
-from mlotool.data.in_memory import ImageFiles
+from mlotool.data.image_data import ImageFiles
 
 SIZES = {"pretrain": 900, "finetune": 50, "meta": 50, "val": 197, "test": 600}
 

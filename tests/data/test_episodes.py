@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 
 from mlotool.core.errors import ConfigError
 from mlotool.data import DigitsEpisodes, InMemoryTensors, PythonEpisodes, SinusoidEpisodes
-from mlotool.data.python_sources import read_domain
+from mlotool.data.python_text import read_domain
 
 
 def test_a_batch_has_the_tasks_first() -> None:

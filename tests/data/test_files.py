@@ -12,7 +12,7 @@ from PIL import Image
 
 from mlotool.core.errors import ConfigError
 from mlotool.data import CIFAR10, CIFAR100, MNIST, ImageFolder
-from mlotool.data.in_memory import ImageFiles
+from mlotool.data.image_data import ImageFiles
 
 SIZES = {"train": 20, "val": 10, "test": 10}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.data import PythonText, TextFolder, TextWindows
 from mlotool.data.language_data import apportion
-from mlotool.data.python_sources import MODULES, PYTHON_DOMAINS, read_domain
+from mlotool.data.python_text import MODULES, PYTHON_DOMAINS, read_domain
 
 LENGTH = 7
 
@@ -221,7 +221,7 @@ def test_the_modules_are_there() -> None:
 def test_the_text_is_the_same_in_another_process() -> None:
     code = (
         "from mlotool.data import PythonText\n"
-        "from mlotool.data.python_sources import PYTHON_DOMAINS\n"
+        "from mlotool.data.python_text import PYTHON_DOMAINS\n"
         "data = PythonText({'train': 50, 'test': 7}, list(PYTHON_DOMAINS), seed=5)\n"
         "print(data.sha256, data.split('test').starts.tolist())"
     )
@@ -240,7 +240,7 @@ def test_the_text_is_the_same_in_another_process() -> None:
 
 
 def test_a_python_without_sources_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("mlotool.data.python_sources._library", lambda: tmp_path)
+    monkeypatch.setattr("mlotool.data.python_text._library", lambda: tmp_path)
     with pytest.raises(ConfigError, match=r"data\.domains: found no text of 'tables' in .*; expected the standard"):
         PythonText({"train": 5}, ["tables"])
 

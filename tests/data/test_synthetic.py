@@ -6,7 +6,7 @@ import torch
 from mlotool.core.errors import ConfigError
 from mlotool.data import SyntheticClassification, SyntheticText
 from mlotool.data.synthetic_text import ADJECTIVES, NEGATIVE, POSITIVE, RULES, make_corpus
-from mlotool.data.vocabulary import split_words
+from mlotool.data.text_data import split_words
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

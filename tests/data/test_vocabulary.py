@@ -7,7 +7,7 @@ import pytest
 
 from mlotool.core.errors import ConfigError
 from mlotool.data import Vocabulary
-from mlotool.data.vocabulary import LocalTokenizer, split_words
+from mlotool.data.text_data import LocalTokenizer, split_words
 
 
 def test_words_are_lower_case_and_signs_are_words() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Identity, Implicit, Unrolled
-from mlotool.hypergradient.diagnostics.compare import compare, solved_slope
+from mlotool.hypergradient.compare import compare, solved_slope
 from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient import every_algorithm
 from tests.hypergradient.two_levels import two_levels

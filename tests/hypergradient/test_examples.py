@@ -1,4 +1,4 @@
-"""The examples in the docstrings of hypergradients, their solvers, products and diagnostics."""
+"""The examples in the docstrings of hypergradients, their solvers and products."""
 
 import doctest
 import importlib

@@ -17,7 +17,7 @@ from mlotool.hypergradient.solvers import (
     SolveResult,
     Status,
 )
-from mlotool.hypergradient.solvers.systems import ended_with
+from mlotool.hypergradient.solvers.base import ended_with
 from mlotool.problem.interface import LowerProblem, LowerView, Memory
 
 SIZE = 6

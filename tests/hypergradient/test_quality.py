@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from mlotool.hypergradient import quality
 from torch import Tensor, nn
 
 from mlotool.hypergradient import (
@@ -15,7 +16,6 @@ from mlotool.hypergradient import (
     NormalEquationConjugateGradient,
     Nystrom,
 )
-from mlotool.hypergradient.diagnostics import quality
 from mlotool.program import Program
 from tests import programs
 from tests.hypergradient.two_levels import two_levels

@@ -16,7 +16,7 @@ from mlotool.models import (
     WideResNet,
     torchvision_model,
 )
-from mlotool.models.residual_layers import ACTIVATIONS, smooth_relu
+from mlotool.models.residual_network import ACTIVATIONS, smooth_relu
 
 
 def _sigma(x: np.ndarray) -> np.ndarray:

@@ -31,10 +31,9 @@ from mlotool.core.forward_mode import refuse_scripted
 from mlotool.core.replay import LossTraits, RandomState
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient.products.base import AbstractProduct
+from mlotool.hypergradient.products.base import AbstractProduct, ReverseProduct
 from mlotool.hypergradient.products.finite_difference import FiniteDifferenceProduct, default_radius
 from mlotool.hypergradient.products.forward import ForwardProduct
-from mlotool.hypergradient.products.reverse import ReverseProduct
 from mlotool.hypergradient.solvers.base import Status
 from mlotool.hypergradient.vector import add, norm, scaled
 from mlotool.problem.interface import LowerView, Vector

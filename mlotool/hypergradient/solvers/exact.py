@@ -9,8 +9,15 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, NonNegative, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import Progress, tasks_of
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    AbstractSolver,
+    Matvec,
+    Progress,
+    SolveResult,
+    Status,
+    tasks_of,
+)
 from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 

@@ -9,10 +9,15 @@ import numpy
 from torch import Tensor
 
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import (
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    OVERFLOW,
+    AbstractSolver,
+    Matvec,
     Number,
     Progress,
+    SolveResult,
+    Status,
     end_growing,
     measured,
     norms,

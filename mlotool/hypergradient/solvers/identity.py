@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlotool.core.settings import Positive, target
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import tasks_of
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.vector import scaled
 from mlotool.problem.interface import LowerView, Vector
 

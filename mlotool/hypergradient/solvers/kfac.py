@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, NonNegative, Positive, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, finished
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
-from mlotool.hypergradient.solvers.systems import finished
 from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.spaces.shared.shared_space import SharedSpace

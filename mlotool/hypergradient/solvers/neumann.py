@@ -5,8 +5,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlotool.core.settings import Positive, Rounds, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import Progress, end_growing, measured, norms, tasks_of
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    OVERFLOW,
+    AbstractSolver,
+    Matvec,
+    Progress,
+    SolveResult,
+    Status,
+    end_growing,
+    measured,
+    norms,
+    tasks_of,
+)
 from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 

@@ -11,8 +11,17 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from mlotool.core.settings import Positive, Seed, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import Progress, norms, relative, tasks_of
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    AbstractSolver,
+    Matvec,
+    Progress,
+    SolveResult,
+    Status,
+    norms,
+    relative,
+    tasks_of,
+)
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 

@@ -8,8 +8,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import finished
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, finished
 from mlotool.problem.interface import LowerView, Vector
 
 

@@ -8,8 +8,7 @@ import torch
 
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.solvers import ConjugateGradient, Exact, NormalEquationConjugateGradient, SolveResult, Status
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec
-from mlotool.hypergradient.solvers.systems import tasks_of
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, tasks_of
 from mlotool.hypergradient.vector import add, dot, norm
 from mlotool.problem.interface import LowerView, Vector
 

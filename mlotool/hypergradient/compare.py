@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.quality import Converged
 from mlotool.hypergradient.first_order import FirstOrder
 from mlotool.hypergradient.implicit import Implicit
+from mlotool.hypergradient.quality import Converged
 from mlotool.hypergradient.solvers import SolveResult, Status
 from mlotool.hypergradient.unrolled import Unrolled
 from mlotool.program import AbstractHypergradient, Program
