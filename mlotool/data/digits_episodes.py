@@ -66,8 +66,7 @@ class DigitsEpisodes(AbstractData[InMemoryTensors]):
         shape = (num_classes, num_support, num_query)
         super().__init__(
             drawn(
-                sizes,
-                lambda size, name: _draw(images, by_class, _class_list(classes[name], turn), size, shape, seed),
+                sizes, lambda size, name: _draw(images, by_class, _class_list(classes[name], turn), size, shape, seed)
             )
         )
 

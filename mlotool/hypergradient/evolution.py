@@ -11,7 +11,7 @@ from mlotool.core.arguments import require
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, Positive, Rounds, Seed, target
 from mlotool.hypergradient.step_products import simulate, step_gradients
-from mlotool.hypergradient.vector import add, copies, leaves, moved_to, unflatten, zeros
+from mlotool.hypergradient.vector import add, leaves, moved_to, unflatten, zeros
 from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.trajectory import on_device
@@ -49,15 +49,6 @@ class History(NamedTuple):
             return History({}, count)
         good = is_finite.tolist()
         return History({number: each for number, each in self.sums.items() if good[number]}, count)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums and the count, in plain containers."""
-        return {"sums": {number: list(each) for number, each in self.sums.items()}, "num_rounds": self.num_rounds}
-
-    @classmethod
-    def from_state_dict(cls, saved: Mapping[str, Any]) -> "History":
-        """Return the history that was saved."""
-        return cls({number: copies(each) for number, each in saved["sums"].items()}, saved["num_rounds"])
 
 
 # The parameters and optimizer state that a rollout came to.
@@ -245,7 +236,10 @@ class EvolutionStrategies(AbstractZerothOrder):
         """Return the state of the directions' generator, what is reported, and what persistent rollouts go on from."""
         saved: dict[str, Any] = {"generator": state.generator, "last": self.statistics(state)}
         if self.persistent:
-            saved["histories"] = {reader: each.state_dict() for reader, each in state.histories.items()}
+            saved["histories"] = {
+                reader: {"sums": {number: list(total) for number, total in sums.items()}, "num_rounds": count}
+                for reader, (sums, count) in state.histories.items()
+            }
             saved["ends"] = [
                 [list(key), list(theta), [dict(each) for each in of_optimizer]]
                 for key, (theta, of_optimizer) in state.ends.items()
@@ -254,7 +248,7 @@ class EvolutionStrategies(AbstractZerothOrder):
 
     def load_state(self, saved: dict[str, Any]) -> EvolutionState:
         """Return the state that was saved."""
-        histories = {reader: History.from_state_dict(each) for reader, each in saved.get("histories", {}).items()}
+        histories = {reader: History(**kept) for reader, kept in saved.get("histories", {}).items()}
         ends = {tuple(key): (tuple(theta), tuple(each)) for key, theta, each in saved.get("ends", ())}
         return EvolutionState(saved["generator"].cpu(), dict(saved["last"]), histories, ends)
 

@@ -11,8 +11,7 @@ from mlotool.core.arguments import require
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
-from mlotool.hypergradient.products.choice import warn_of_differences
-from mlotool.hypergradient.vector import add, constants, copies, dot, is_finite, leaves, moved_to, scaled
+from mlotool.hypergradient.vector import add, chosen, constants, copies, dot, is_finite, leaves, moved_to, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
@@ -124,7 +123,7 @@ class Penalty(AbstractHypergradient):
     def state_dict(self, state: "PenaltyState") -> dict[str, Any]:
         """Return y and the multiplier, by reader, and the last multiplier."""
         readers = {
-            name: {"point": list(each.point), "multiplier": each.multiplier} for name, each in state.readers.items()
+            name: {"point": list(kept.point), "multiplier": kept.multiplier} for name, kept in state.readers.items()
         }
         last = state.last_multiplier
         return {"readers": readers, "last_multiplier": None if last is None else float(last)}
@@ -189,7 +188,6 @@ class _PenaltyPullback:
             point = moved_to(before.point, theta)
         slopes = _Slopes(self.view, theta, inputs, wanted)
         vector = list(cotangent)
-        warn_of_differences(self.view, theta, inputs, wanted, vector)
         if settings.rule == "fixed":
             assert multiplier is not None
             last: float | Tensor = multiplier
@@ -212,19 +210,20 @@ class _PenaltyPullback:
         scale = self.view.problem.cotangent_scale
         pull = scaled(vector, scale / multiplier)
         for _ in range(self.settings.num_steps):
-            point = add(point, add(pull, slopes.lower(point)), -self.settings.step_size)
-        found = add(slopes.own_upper(point), slopes.own_upper(theta), -1.0)
+            point = add(point, add(pull, slopes.mean(point, theta=True)), -self.settings.step_size)
+        found = add(slopes.own(point), slopes.own(theta), -1.0)
         return scaled(found, multiplier / scale), point
 
     def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector, Tensor]:
         assert self.settings.barrier is not None
         scale, step_size = self.view.problem.cotangent_scale, self.settings.step_size
         # z_T is a constant in dq, so dq/dy = dg(x, y)/dy.
-        slope, upper = slopes.both(point)
+        both = slopes.mean(point, theta=True, inputs=True)
+        slope, upper = both[: len(point)], both[len(point) :]
         solved = add(point, slope, -step_size)
         for _ in range(self.settings.num_steps - 1):
-            solved = add(solved, slopes.lower(solved), -step_size)
-        shift = scaled(add(upper, slopes.upper(solved), -1.0), 1 / scale)
+            solved = add(solved, slopes.mean(solved, theta=True), -step_size)
+        shift = scaled(add(upper, slopes.mean(solved, inputs=True), -1.0), 1 / scale)
         product = dot(vector, slope) + dot(slopes.direct(), shift)
         square = dot(slope, slope) / scale + dot(shift, shift)
         # Where q is stationary the rule has no value, and nothing to penalise.
@@ -245,20 +244,17 @@ class _Slopes:
         base, values = constants(theta), self._inputs
         self._replay = Replay(lambda: [view.own_loss(base, values)], view.devices, view.problem.traits)
 
-    def lower(self, point: Vector) -> list[Tensor]:
-        """Return dg/dtheta."""
-        return list(self._replay(lambda: self._loss.gradient(point, self._inputs)))
-
-    def upper(self, point: Vector) -> list[Tensor]:
-        """Return dg/dx, one tensor a wanted input."""
+    def mean(self, point: Vector, *, theta: bool = False, inputs: bool = False) -> list[Tensor]:
+        """Return dg/dtheta, one tensor a parameter, and dg/dx, one a wanted input: one or both, from one evaluation."""
 
         def evaluate() -> Sequence[Tensor]:
-            values, sources = self._sources()
-            return self._loss.slopes(point, values, sources)
+            at = leaves(point, [theta] * len(point))
+            values, sources = self._sources() if inputs else (self._inputs, [])
+            return self._loss.slopes(at, values, [*at, *sources] if theta else sources)
 
         return list(self._replay(evaluate))
 
-    def own_upper(self, point: Vector) -> list[Tensor]:
+    def own(self, point: Vector) -> list[Tensor]:
         """Return dg/dx on this rank's part of the batch, to be handed on as a part of a gradient."""
 
         def evaluate() -> Sequence[Tensor]:
@@ -268,17 +264,6 @@ class _Slopes:
 
         return list(self._replay(evaluate))
 
-    def both(self, point: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return dg/dtheta and dg/dx, from one evaluation."""
-
-        def evaluate() -> Sequence[Tensor]:
-            at = leaves(point)
-            values, sources = self._sources()
-            return self._loss.slopes(at, values, [*at, *sources])
-
-        slopes = self._replay(evaluate)
-        return list(slopes[: len(point)]), list(slopes[len(point) :])
-
     def direct(self) -> list[Tensor]:
         """Return the derivative of the reader's loss with respect to the wanted inputs, all solutions fixed."""
         values, sources = self._sources()
@@ -287,4 +272,4 @@ class _Slopes:
 
     def _sources(self) -> tuple[list[Tensor], list[Tensor]]:
         values = leaves(self._inputs, self._wanted)
-        return values, [value for value, flag in zip(values, self._wanted, strict=True) if flag]
+        return values, chosen(values, self._wanted)

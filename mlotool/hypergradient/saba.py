@@ -82,9 +82,9 @@ class SABA(AbstractDirector):
         num_seen = getattr(stream, "num_seen_every", None)
         if num_seen is not None and num_seen(num_draws) < stream.num_batches:
             raise ConfigError(
-                f"problems.{problem}.stream: found {stream.num_batches} batches an epoch, of which every {num_draws}th "
-                f"(unroll_steps x accumulate_batches) is met by a pullback: {num_seen(num_draws)} of them; expected "
-                "that all are. Choose a batch_size or unroll_steps so that the two numbers have no divisor in common."
+                f"problems.{problem}.stream: found {stream.num_batches} batches an epoch, of which pullbacks meet "
+                f"{num_seen(num_draws)}, one of {num_draws} (unroll_steps x accumulate_batches); expected all. Choose "
+                "a batch_size or unroll_steps so that the two numbers have no divisor in common."
             )
 
     def step_direction(

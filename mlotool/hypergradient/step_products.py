@@ -14,7 +14,7 @@ from mlotool.core.forward_mode import explained, twice_differentiable
 from mlotool.core.gradient import dense, pulled_back
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.products.forward import moving_gradient
-from mlotool.hypergradient.vector import leaves
+from mlotool.hypergradient.vector import chosen, leaves
 from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.rank_mean import mean_gradient
@@ -267,11 +267,11 @@ class ReverseStepProduct(AbstractStepProduct):
         record, self._problem = step.record, step.view.problem.name
         self._is_kept = record.graph is not None
         if record.graph is None:
-            self._theta, points = leaves(record.theta), leaves(step.inputs, tuple(step.wanted))
+            self._theta, points = leaves(record.theta), leaves(step.inputs, step.wanted)
             self._mean = step.mean_gradient(self._theta, points, create_graph=True)
         else:
             self._theta, self._mean, points = record.graph.theta, record.graph.mean, record.graph.inputs
-        self._sources = [point for point, flag in zip(points, step.wanted, strict=True) if flag]
+        self._sources = chosen(points, step.wanted)
         self.gradient = [None if each is None else each.detach() for each in self._mean]
 
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:

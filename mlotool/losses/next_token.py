@@ -60,10 +60,7 @@ def next_token_of_both(
     own = weigher.method("losses", batch["input"], batch["target"], chunk=chunk).mean()
     return LossOutput(
         loss + scale * own,
-        lambda: {
-            "bits_per_token": loss.detach() / math.log(2),
-            "weigher_bits_per_token": own.detach() / math.log(2),
-        },
+        lambda: {"bits_per_token": loss.detach() / math.log(2), "weigher_bits_per_token": own.detach() / math.log(2)},
     )
 
 
@@ -156,6 +153,5 @@ def _weighted(losses: Tensor, weight: Tensor, normalize: bool) -> LossOutput:
     # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
     loss = total / weight.sum().clamp_min(1e-12) if normalize else total / losses.numel()
     return LossOutput(
-        loss,
-        lambda: {"mean_weight": weight.detach().mean(), "bits_per_token": losses.detach().mean() / math.log(2)},
+        loss, lambda: {"mean_weight": weight.detach().mean(), "bits_per_token": losses.detach().mean() / math.log(2)}
     )

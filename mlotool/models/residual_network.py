@@ -30,11 +30,7 @@ def smooth_relu(x: Tensor) -> Tensor:
 
 
 Activation = Literal["smooth_relu", "tanh", "relu"]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "smooth_relu": smooth_relu,
-    "tanh": torch.tanh,
-    "relu": F.relu,
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"smooth_relu": smooth_relu, "tanh": torch.tanh, "relu": F.relu}
 
 
 @target("module")

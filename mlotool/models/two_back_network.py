@@ -35,11 +35,7 @@ class TwoBackNetwork(nn.Module):
     """
 
     def __init__(
-        self,
-        image_shape: Shape,
-        num_classes: Count,
-        width: Count = 8,
-        halves: Sequence[bool] = (False, True, False),
+        self, image_shape: Shape, num_classes: Count, width: Count = 8, halves: Sequence[bool] = (False, True, False)
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False), nn.BatchNorm2d(width))

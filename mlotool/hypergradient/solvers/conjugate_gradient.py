@@ -8,16 +8,8 @@ from typing import ClassVar
 import numpy
 
 from mlotool.core.settings import Count, NonNegative, target
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    AbstractSolver,
-    LinearSystem,
-    Matvec,
-    SolveResult,
-    Status,
-    may_hold,
-    where,
-)
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.vector import add, choose, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -63,7 +55,7 @@ class ConjugateGradient(AbstractSolver):
     failures: ClassVar[Mapping[Status, str]] = {
         Status.NEGATIVE_CURVATURE: f"{_ALONG} Raise damping, or use hypergradient=normal_cg.",
         Status.SINGULAR: f"{_ITSELF} Raise damping, or lower max_iterations.",
-        **NOT_FINITE,
+        **base.NOT_FINITE,
     }
 
     @numpy.errstate(all="ignore")
@@ -71,20 +63,20 @@ class ConjugateGradient(AbstractSolver):
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
         progress, inner, size, eps = system.progress, system.inner, system.size, system.eps
         solution, residual, squared = system.solution, system.residual, system.squared
         direction = system.of_running(residual)
         length, largest = squared, 0.0
         # Zero is no solution to fall back to: a hypergradient of exactly zero looks like one that has converged.
-        best, smallest, has_failed = solution, where(system.is_cold, math.inf, squared), False
+        best, smallest, has_failed = solution, base.where(system.is_cold, math.inf, squared), False
         for number in range(self.max_iterations):
             if not progress.is_running:
                 break
             product = system.product(direction)
             curvature = inner(direction, product)
             ratio = abs(curvature) / length
-            largest = where(largest > ratio, largest, ratio)
+            largest = base.where(largest > ratio, largest, ratio)
             has_ended = progress.end_not_finite(curvature)
             # Below eps it is rounding, whatever its sign.
             has_ended = has_ended | progress.end(abs(curvature) <= eps * length * largest, Status.SINGULAR)
@@ -93,10 +85,10 @@ class ConjugateGradient(AbstractSolver):
             if number == 0:
                 # Without an iterate before, the step that the size of its curvature allows, which has the scale of H.
                 is_first = has_ended & system.is_cold
-                step = where(is_first, where(curvature < 0, abs(step), 1.0), step)
-                moves, has_ended = moves | is_first, where(is_first, False, has_ended)
+                step = base.where(is_first, base.where(curvature < 0, abs(step), 1.0), step)
+                moves, has_ended = moves | is_first, base.where(is_first, False, has_ended)
             has_failed = has_failed | has_ended
-            step = where(moves, step, 0.0)
+            step = base.where(moves, step, 0.0)
             # An ended system's product may be NaN, which a step of zero does not remove.
             product = choose(moves, product, system.nothing)
             solution = add(solution, direction, step)
@@ -106,18 +98,18 @@ class ConjugateGradient(AbstractSolver):
             # It grows by the root of the condition number at most: more, and v has a part that H annuls.
             has_failed = has_failed | progress.end(squared > size / eps, Status.SINGULAR)
             is_better = squared < smallest
-            best, smallest = choose(is_better, solution, best), where(is_better, squared, smallest)
+            best, smallest = choose(is_better, solution, best), base.where(is_better, squared, smallest)
             ratio = squared / previous
             direction = system.of_running(add(residual, direction, ratio))
             # The residual is orthogonal to the direction before.
             length = squared + ratio * ratio * length
         # Along a small curvature it may have left for far away.
         is_lost = has_failed & (squared > size)
-        if may_hold(is_lost):
+        if base.may_hold(is_lost):
             solution = choose(is_lost, best, solution)
             # Measured again: the recursion has drifted from the truth on the way.
             residual = add(system.vector, system.product(solution, is_lost), -1.0)
-            squared = where(is_lost, inner(residual, residual), squared)
+            squared = base.where(is_lost, inner(residual, residual), squared)
         return system.result(solution, squared)
 
 
@@ -156,7 +148,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
             "The vector whose residual is least is used; it has no part along what H annuls. Raise damping where that "
             "part matters."
         ),
-        **NOT_FINITE,
+        **base.NOT_FINITE,
     }
 
     @numpy.errstate(all="ignore")
@@ -164,7 +156,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
         progress, inner, eps = system.progress, system.inner, system.eps
         solution, residual, error = system.solution, system.residual, system.squared
         direction, steepness, largest = system.nothing, 1.0, 0.0
@@ -176,7 +168,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
             previous, steepness = steepness, inner(slope, slope)
             progress.end_not_finite(steepness)
             # A residual that A nearly annuls is in its null space: what is left cannot be removed.
-            largest = where(largest > steepness / error, largest, steepness / error)
+            largest = base.where(largest > steepness / error, largest, steepness / error)
             progress.end(steepness <= eps**1.5 * largest * error, Status.SINGULAR)
             if not progress.is_running:
                 break
@@ -185,9 +177,9 @@ class NormalEquationConjugateGradient(AbstractSolver):
             growth = inner(product, product)
             progress.end_not_finite(growth)
             ratio = growth / inner(direction, direction)
-            largest = where(largest > ratio, largest, ratio)
+            largest = base.where(largest > ratio, largest, ratio)
             progress.end(growth == 0, Status.SINGULAR)
-            step = where(progress.running, steepness / growth, 0.0)
+            step = base.where(progress.running, steepness / growth, 0.0)
             # An ended system's product may be NaN, which a step of zero does not remove.
             product = system.of_running(product)
             solution = add(solution, direction, step)

@@ -9,15 +9,8 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, NonNegative, target
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    AbstractSolver,
-    Matvec,
-    Progress,
-    SolveResult,
-    Status,
-    tasks_of,
-)
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
@@ -49,14 +42,14 @@ class Exact(AbstractSolver):
             "The least-squares solution of least norm is used: it has no part along what H annuls. Raise damping where "
             "that part matters."
         ),
-        **NOT_FINITE,
+        **base.NOT_FINITE,
     }
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution up to rounding."""
-        num_tasks = tasks_of(view)
+        num_tasks = base.tasks_of(view)
         rows = flatten(vector, num_tasks)
         size = rows.shape[1]
         if size > self.max_parameters:
@@ -73,7 +66,7 @@ class Exact(AbstractSolver):
         ]
         matrix = torch.stack(columns, 1)
         matrix = 0.5 * (matrix + matrix.mT) + self.damping * identity
-        progress = Progress(num_tasks, Status.CONVERGED)
+        progress = base.Progress(num_tasks, Status.CONVERGED)
         has_numbers = rows.isfinite().all(1)
         is_finite = matrix.isfinite().all(2).all(1) & has_numbers
         progress.end_rows(~has_numbers, Status.NON_FINITE_VECTOR)

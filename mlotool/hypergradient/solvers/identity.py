@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlotool.core.settings import Positive, target
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.vector import scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -38,4 +39,4 @@ class Identity(AbstractSolver):
     ) -> SolveResult:
         """Return `step_size * v`."""
         solution = list(vector) if self.step_size == 1.0 else scaled(vector, self.step_size)
-        return SolveResult(solution, Status.FIXED, 0, None, (Status.FIXED,) * (tasks_of(view) or 0))
+        return SolveResult(solution, Status.FIXED, 0, None, (Status.FIXED,) * (base.tasks_of(view) or 0))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, NonNegative, Positive, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, finished
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
@@ -63,7 +64,7 @@ class KFAC(AbstractSolver):
         # G + damping I is positive definite but for rounding.
         Status.NEGATIVE_CURVATURE: "An iterate before, or a step along v, is used. Raise damping.",
         Status.SINGULAR: "An iterate before, or a step along v, is used. Raise damping.",
-        **NOT_FINITE,
+        **base.NOT_FINITE,
     }
 
     def check(self, problem: str, num_tasks: int | None) -> None:
@@ -71,8 +72,7 @@ class KFAC(AbstractSolver):
         if num_tasks is not None:
             raise ConfigError(
                 f"problems.{problem}.hypergradient.solver: found KFAC with tasks={num_tasks}; expected a problem "
-                "without a task axis, since the factors of a layer are those of one set of parameters. Use "
-                "hypergradient=cg, which solves for each task."
+                "without tasks. Use hypergradient=cg, which solves for each task."
             )
         if self.kind != "ggn":
             _import()
@@ -97,7 +97,7 @@ class KFAC(AbstractSolver):
             ) from error
         finally:
             random.restore()
-        return finished(vector, found.solution, None, residual=found.residual, status=found.status)
+        return base.finished(vector, found.solution, None, residual=found.residual, status=found.status)
 
     def _invert(
         self, curvature: Any, module: nn.Module, data: tuple[Tensor, Tensor], vector: Vector, view: LowerView
@@ -110,16 +110,8 @@ class KFAC(AbstractSolver):
             solver = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
             return solver.solve(mean, vector)
         make = curvature.KFACLinearOperator if self.kind == "kfac" else curvature.EKFACLinearOperator
-        operator = make(
-            module,
-            loss,
-            parameters,
-            [data],
-            fisher_type=curvature.FisherType.TYPE2,
-            separate_weight_and_bias=False,
-            num_data=len(data[0]),
-            check_deterministic=False,
-        )
+        options = {"fisher_type": curvature.FisherType.TYPE2, "separate_weight_and_bias": False}
+        operator = make(module, loss, parameters, [data], num_data=len(data[0]), check_deterministic=False, **options)
         inverse = curvature.KFACInverseLinearOperator(operator, damping=self.damping, use_exact_damping=True)
 
         def own(target: Vector) -> Vector:
@@ -135,22 +127,20 @@ class KFAC(AbstractSolver):
         key, batch = f"problems.{view.problem.name}", view.own_batch
         if isinstance(view.problem.module, SharedSpace):
             raise ConfigError(
-                f"{key}.hypergradient.solver: found KFAC with a shared space; expected a module that is one model, as "
-                "the curvature of the path that is trained is not that of the module alone. Write hypergradient: cg."
+                f"{key}.hypergradient.solver: found KFAC with a shared space, whose curvature is that of all paths; "
+                "expected one model. Write hypergradient: cg."
             )
         parts = batch if isinstance(batch, dict) else {}
         inputs, targets = parts.get(self.input_key), parts.get(self.target_key)
         if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
-            found = f"the keys {sorted(batch)}" if isinstance(batch, dict) else type(batch).__name__
             raise ConfigError(
-                f"{key}.stream: KFAC found a batch with {found}; expected tensors under input_key={self.input_key!r} "
-                f"and target_key={self.target_key!r}. Correct hypergradient.solver.input_key and target_key."
+                f"{key}.stream: KFAC found a batch with {list(parts)}; expected tensors under {self.input_key!r} and "
+                f"{self.target_key!r}. Correct hypergradient.solver.input_key and target_key."
             )
         if self.kind != "ggn" and self.loss == "mean_squared_error" and targets.dim() < 2:
             raise ConfigError(
-                f"{key}.stream: KFAC(kind={self.kind!r}) found targets of shape {tuple(targets.shape)} under "
-                f"{self.target_key!r}; expected one row a sample, of the shape [samples, outputs] that the module "
-                "returns. Give targets (and outputs) a last axis, or set kind: ggn."
+                f"{key}.stream: KFAC(kind={self.kind!r}) found targets of shape {tuple(targets.shape)}; expected "
+                "[samples, outputs]. Give targets (and outputs) a last axis, or set kind: ggn."
             )
         module = copy.deepcopy(view.problem.module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

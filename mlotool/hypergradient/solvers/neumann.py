@@ -5,19 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlotool.core.settings import Positive, Rounds, target
-from mlotool.hypergradient.solvers.base import (
-    NOT_FINITE,
-    OVERFLOW,
-    AbstractSolver,
-    Matvec,
-    Progress,
-    SolveResult,
-    Status,
-    end_growing,
-    measured,
-    norms,
-    tasks_of,
-)
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -56,8 +45,8 @@ class Neumann(AbstractSolver):
             "Its terms grow along it whatever the step_size; the truncated series is used. Lower num_terms, or use "
             "hypergradient=normal_cg."
         ),
-        **NOT_FINITE,
-        Status.NON_FINITE: f"NaN is returned. Lower step_size. {OVERFLOW}",
+        **base.NOT_FINITE,
+        Status.NON_FINITE: f"NaN is returned. Lower step_size. {base.OVERFLOW}",
     }
 
     def solve(
@@ -76,11 +65,11 @@ class Neumann(AbstractSolver):
             del product
         total = term if earlier is None else add(earlier, term)
         del earlier
-        num_tasks = tasks_of(view)
-        progress = Progress(num_tasks, Status.FIXED)
+        num_tasks = base.tasks_of(view)
+        progress = base.Progress(num_tasks, Status.FIXED)
         if self.num_terms > 1:
-            first, last, whole = norms((vector, term, total), num_tasks)
+            first, last, whole = base.norms((vector, term, total), num_tasks)
             progress.end_not_finite(first, Status.NON_FINITE_VECTOR)
             progress.end_not_finite(whole + last)
-            end_growing(progress, first, last, measured(dot(before, term, num_tasks)))
+            base.end_growing(progress, first, last, base.measured(dot(before, term, num_tasks)))
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

@@ -8,7 +8,8 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, finished
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
 from mlotool.problem.interface import LowerView, Vector
 
 
@@ -39,7 +40,7 @@ class OptimizerPreconditioner(AbstractSolver):
     needs_products: ClassVar[bool] = False
     uses_loss: ClassVar[bool] = True
     is_differentiable: ClassVar[bool] = False
-    failures: ClassVar[Mapping[Status, str]] = NOT_FINITE
+    failures: ClassVar[Mapping[Status, str]] = base.NOT_FINITE
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
@@ -53,4 +54,4 @@ class OptimizerPreconditioner(AbstractSolver):
         # The derivative of a step that is linear in the gradient is the same at any: theta stands for it.
         gradient = view.theta if view.problem.has_linear_step else view.gradient(view.theta, ())
         solution = list(torch._foreach_neg(view.step_pullback(view.theta, gradient, vector)))
-        return finished(vector, solution, view.problem.num_tasks)
+        return base.finished(vector, solution, view.problem.num_tasks)
