@@ -62,3 +62,10 @@ def cross_entropy(batch: Mapping[str, Tensor], *, model: BoundModule, label_smoo
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:
     """Return the share of right predictions, 0-D and detached, of logits (b, k) and target (b,)."""
     return (logits.detach().argmax(dim=1) == target).float().mean()
+
+
+def weighted_mean(losses: Tensor, weight: Tensor, normalize: bool) -> Tensor:
+    """Return the weighted sum of losses, over the sum of the weights or, without `normalize`, over their number."""
+    total = (weight * losses).sum()
+    # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
+    return total / weight.sum().clamp_min(1e-12) if normalize else total / losses.numel()

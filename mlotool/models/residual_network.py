@@ -72,7 +72,11 @@ class ResidualLayers(nn.Module):
         equal_start: bool = False,
     ) -> None:
         super().__init__()
-        _check_kernel(kernel_size, activation)
+        if kernel_size is not None and kernel_size % 2 == 0:
+            raise ConfigError(
+                f"ResidualLayers: kernel_size={kernel_size}; expected an odd number, which keeps the image's size. "
+                f"Set kernel_size={kernel_size + 1}."
+            )
         self.num_layers = num_layers
         self.h = final_time / num_layers
         self.activation = activation
@@ -128,14 +132,6 @@ def _grouped_convolution(states: Tensor, weight: Tensor, bias: Tensor, padding: 
     channels = states.transpose(0, 1).reshape(num_samples, -1, *image[1:])
     change = F.conv2d(channels, weight.flatten(0, 1), bias.flatten(), padding=padding, groups=num_layers)
     return change.reshape(num_samples, num_layers, *image).transpose(0, 1)
-
-
-def _check_kernel(kernel_size: int | None, activation: str) -> None:
-    if kernel_size is not None and kernel_size % 2 == 0:
-        raise ConfigError(
-            f"ResidualLayers: kernel_size={kernel_size}; expected an odd number, which keeps the image's size. "
-            f"Set kernel_size={kernel_size + 1}."
-        )
 
 
 # N: layers, b: batch, d: width, c: channels, h, w: height and width of an image, k: classes
