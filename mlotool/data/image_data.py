@@ -1,11 +1,11 @@
 """What all data objects share: published parts go in, the splits that a recipe asks for come out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
-from mlotool.core.settings import Count, Seed, Shape, Share, Whole, checked
-from mlotool.data.splits import AbstractData, check_splits, long_tail_indices, rows, split_indices
+from mlotool.core.settings import Count, NonNegative, Seed, Share, Threads, checked
+from mlotool.data import splits
+from mlotool.data.splits import AbstractData, AbstractShapedData, FromFiles, ImbalanceFactor, rows
 
 # n: images, c: channels, h, w: height and width, p: padding
 
@@ -105,18 +106,9 @@ class AugmentedCopies:
 
     @staticmethod
     def of(augmentation: CropAndFlip, augment: bool | int) -> "CropAndFlip | AugmentedCopies | None":
-        """Return what a data set's setting asks for: none, new random images each time, or so many copies.
-
-        Raises:
-            ConfigError: the setting is a number below 1.
-        """
+        """Return what a data set's setting asks for: none, new random images each time, or so many copies."""
         if isinstance(augment, bool):
             return augmentation if augment else None
-        if augment < 1:
-            raise ConfigError(
-                f"data.augment: found {augment}; expected true, false, or a number of copies of at least 1. "
-                "Correct data.augment."
-            )
         return AugmentedCopies(augmentation, augment)
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> Tensor:
@@ -211,6 +203,9 @@ class Normalization:
     mean: Sequence[float]
     std: Sequence[float]
     max_value: float = 255.0
+
+
+IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 class InMemoryDataset(Dataset[dict[str, Tensor]]):
@@ -359,11 +354,12 @@ def corrupt_labels(
 
 @dataclass(frozen=True)
 class Part:
-    """A published part of a data set: `images` (n, c, h, w), `target` (n,) int64, what else a sample has (n, ..)."""
+    """A part of a data set: `images` (n, c, h, w), `target` (n,) int64, what else a sample has, its right label."""
 
     images: Tensor | ImageFiles
     target: Tensor
     extra: Mapping[str, Tensor] = field(default_factory=dict)
+    clean_target: Tensor | None = None
 
     def at(self, indices: Tensor) -> "Part":
         """Return the samples at `indices`, in that order."""
@@ -371,69 +367,82 @@ class Part:
         return Part(images, self.target[indices], {name: values[indices] for name, values in self.extra.items()})
 
 
-@dataclass(frozen=True)
-class SplitOptions:
-    """The keywords that every data object has.
+Augmentation = CropAndFlip | AugmentedCopies | None
+
+
+class AbstractImages(AbstractShapedData[InMemoryDataset]):
+    """Base of the data of images; a leaf reads its files and calls a method of this.
+
+    Raises:
+        ConfigError: the settings do not fit the data.
+    """
+
+    def _check_part(self, part: Part) -> None:
+        self._check(int(part.target.max()) + 1, part.images.shape[1:])
+
+    def _parts(self, part: Part, names: Iterable[str]) -> dict[str, Part]:
+        return {name: part.at(indices) for name, indices in self._drawn(part.target, names).items()}
+
+    def _keep(
+        self,
+        parts: Mapping[str, Part],
+        normalization: Normalization,
+        augmentation: Augmentation,
+        augmented: Sequence[str] = ("train",),
+    ) -> None:
+        """Keep parts as the splits, of which those named are augmented."""
+        datasets = {}
+        for name in [name for name in self.sizes if name in parts]:
+            used = augmentation if name in augmented else None
+            datasets[name] = InMemoryDataset(normalization=normalization, augmentation=used, **vars(parts[name]))
+        super().__init__(datasets)
+
+
+@dataclass(eq=False)
+class ImageFileData(FromFiles):
+    """Settings of the images that are files.
 
     Args:
-        sizes: number of samples by split name, before the long tail. `test` is drawn from the published test part
-            where there is one; all others, and `test` where there is none, from the train part.
-        num_classes: must be what the data has; it stands in the configuration so that models can refer to it.
-        image_shape: (c, h, w); likewise.
-        seed: of the splits and of the label noise: another seed is another data set.
+        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
+        num_threads: that decode.
+    """
+
+    max_memory_gb: NonNegative = field(default=4.0, kw_only=True)
+    num_threads: Threads = field(default=8, kw_only=True)
+
+
+@dataclass(eq=False)
+class AbstractImageData(AbstractImages):
+    """Base of the image data with a train and a test part, of which only `train` is augmented, uneven and corrupted.
+
+    Args:
+        sizes: number of samples by split name, before the long tail. `test` is drawn from the published test part where
+            there is one; all others, and `test` where there is none, from the train part.
         imbalance_factor: of the long tail of `train`, at least 1; None: as it is. See `long_tail_counts`.
         label_noise: `{kind: uniform | flip, rate: 0 .. 1}` for `train`; None: clean. See `corrupt_labels`.
     """
 
-    sizes: Mapping[str, int]
-    num_classes: int
-    image_shape: Sequence[int]
-    seed: int
-    imbalance_factor: float | None
-    label_noise: LabelNoise | None
+    imbalance_factor: ImbalanceFactor | None = None
+    label_noise: LabelNoise | None = None
 
+    def _split(self, train: Part, test: Part | None, normalization: Normalization, augmentation: Augmentation) -> None:
+        """Draw the splits from the published train part, or all there is, and the test part, if there is one."""
+        self._check_part(train)
+        of_test = {"test"} & set(self.sizes) if test is not None else set()
+        parts = self._parts(train, [name for name in self.sizes if name not in of_test])
+        if test is not None:
+            parts |= self._parts(test, of_test)
+        if "train" in parts:
+            parts["train"] = self._made_uneven(parts["train"])
+        self._keep(parts, normalization, augmentation)
 
-class AbstractImageData(AbstractData[InMemoryDataset]):
-    """Base of the image data with a train and a test part; a leaf reads its files and hands them to this constructor.
-
-    Only `train` is augmented, long-tailed and corrupted.
-
-    Args:
-        train: the published train part, or all there is.
-        test: the published test part, or None.
-        options: what the recipe asks for.
-        normalization: of the inputs.
-        augmentation: of `train`, or None.
-
-    Raises:
-        ConfigError: the options do not fit the data.
-    """
-
-    image_shape: tuple[int, ...]
-
-    def __init__(
-        self,
-        train: Part,
-        test: Part | None,
-        options: SplitOptions,
-        normalization: Normalization,
-        augmentation: CropAndFlip | AugmentedCopies | None = None,
-    ) -> None:
-        self.num_classes = checked_num_classes(train.target, options.num_classes)
-        self.image_shape = checked_image_shape(train, options.image_shape)
-        datasets = {
-            name: InMemoryDataset(part.images, part.target, normalization)
-            for name, part in _draw_splits(train, test, options).items()
-        }
-        if "train" in datasets:
-            datasets["train"] = _make_train(datasets["train"], options, augmentation)
-        super().__init__(datasets)
-
-
-def draw(part: Part, sizes: Mapping[str, int], seed: int) -> dict[str, Part]:
-    """Draw disjoint, stratified splits from a part; see `split_indices`."""
-    sizes = {name: int(size) for name, size in sizes.items()}
-    return {name: part.at(indices) for name, indices in split_indices(part.target, sizes, seed).items()}
+    def _made_uneven(self, part: Part) -> Part:
+        if self.imbalance_factor is not None:
+            part = part.at(splits.long_tail_indices(part.target, self.num_classes, self.imbalance_factor))
+        if self.label_noise is None:
+            return part
+        target = corrupt_labels(part.target, self.num_classes, seed=self.seed, **self.label_noise)
+        return Part(part.images, target, part.extra, part.target)
 
 
 def load_images(data: AbstractData[InMemoryDataset], max_memory_gb: float) -> None:
@@ -444,136 +453,65 @@ def load_images(data: AbstractData[InMemoryDataset], max_memory_gb: float) -> No
             dataset.load()
 
 
-def _draw_splits(train: Part, test: Part | None, options: SplitOptions) -> dict[str, Part]:
-    sizes = dict(options.sizes)
-    test_sizes = {"test": sizes.pop("test")} if test is not None and "test" in sizes else {}
-    parts = draw(train, sizes, options.seed)
-    if test is not None:
-        parts.update(draw(test, test_sizes, options.seed))
-    return {name: parts[name] for name in options.sizes if name in parts}
+def check_rgb(image_shape: Sequence[int]) -> None:
+    """Raise ConfigError unless the shape is one of an RGB image."""
+    is_rgb = len(image_shape) == 3 and image_shape[0] == 3
+    require(is_rgb, "data.image_shape", list(image_shape), "[3, height, width], as files are read as RGB images")
 
 
-def _make_train(
-    dataset: InMemoryDataset, options: SplitOptions, augmentation: CropAndFlip | AugmentedCopies | None
-) -> InMemoryDataset:
-    part = Part(dataset.images, dataset.target)
-    if options.imbalance_factor is not None:
-        part = part.at(long_tail_indices(part.target, options.num_classes, options.imbalance_factor))
-    target, clean_target = part.target, None
-    if options.label_noise is not None:
-        clean_target = target
-        target = corrupt_labels(target, options.num_classes, seed=options.seed, **options.label_noise)
-    return InMemoryDataset(
-        part.images, target, dataset.normalization, clean_target=clean_target, augmentation=augmentation
-    )
-
-
-def checked_num_classes(target: Tensor, num_classes: int) -> int:
-    """Return the number of classes; a ConfigError where the configuration says another one."""
-    found = int(target.max()) + 1
-    if num_classes != found:
-        raise ConfigError(
-            f"data.num_classes={num_classes}; expected {found}, the number of classes that the data has. "
-            f"Set data.num_classes={found}."
-        )
-    return found
-
-
-def checked_image_shape(part: Part, image_shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of an image; a ConfigError where the configuration says another one."""
-    expected = tuple(part.images.shape[1:])
-    if tuple(image_shape) != expected:
-        text = f"[{','.join(map(str, expected))}]"
-        raise ConfigError(
-            f"data.image_shape={list(image_shape)}; expected {text} (channels, height, width), the shape of "
-            f"the data's images. Set data.image_shape={text}."
-        )
-    return expected
-
-
-def read_with_torchvision(reader: str, root: str, *, is_train: bool, download: bool, files: str, instead: str) -> Any:
-    """Return torchvision's data set of this name.
+@dataclass(eq=False)
+class FromTorchvision(FromFiles):
+    """Data whose files torchvision reads, where their checksums are the published ones.
 
     Args:
-        reader: its name, such as `MNIST`.
-        root: the folder that holds its folder.
-        is_train: which of the two published parts.
         download: fetch the files into `root` where they are missing.
-        files: what is expected, for the error.
-        instead: what else can be done, for the error.
-
-    Raises:
-        ConfigError: the files are not there, or their checksums are not the published ones.
     """
-    from torchvision import datasets  # takes a second to import
 
-    folder = at_home(root)
-    try:
-        return getattr(datasets, reader)(folder, train=is_train, download=download)
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"data.root={root}: {reader} could not be read from {folder} ({_reason(error)}); expected {files} there. "
-            f"Set data.root to the folder that holds them, or data.download=true{instead}."
-        ) from error
+    reader: ClassVar[str]
+    """torchvision's name of the data."""
 
+    download: bool = field(default=False, kw_only=True)
 
-def _reason(error: Exception) -> str:
-    # torchvision goes on with advice in terms of its own arguments: "You can use download=True to download it".
-    return str(error).partition(" You can use ")[0].rstrip(".")
+    def _published(self, files: str, instead: str = "") -> list[Any]:
+        """Return torchvision's train and test part of the data.
+
+        Args:
+            files: what is expected, for the error.
+            instead: what else can be done, for the error.
+
+        Raises:
+            ConfigError: the files are not there, or their checksums are not the published ones.
+        """
+        from torchvision import datasets  # takes a second to import
+
+        reader = getattr(datasets, self.reader)
+        try:
+            return [reader(self.folder, train=is_train, download=self.download) for is_train in (True, False)]
+        except (OSError, RuntimeError) as error:
+            # torchvision goes on with advice in terms of its own arguments.
+            reason = str(error).partition(" You can use ")[0].rstrip(".")
+            raise ConfigError(
+                f"data.root={self.root}: {self.reader} could not be read from {self.folder} ({reason}); "
+                f"expected {files}. Set data.root to the folder that holds them, or data.download=true{instead}."
+            ) from error
 
 
 TWO_DOMAINS_SPLITS = ("pretrain", "finetune", "meta", "val", "test")
 
 
-class AbstractTwoDomains(AbstractData[InMemoryDataset]):
+class AbstractTwoDomains(AbstractImages):
     """Base of the data with two domains: `pretrain` is of the source domain, all other splits are of the target one.
 
     `meta` is for a problem above the finetuning that shall not read its samples; Bai et al. 2021, and Betty's paper
     after them, let both read `finetune`.
-
-    Args:
-        source: samples of the source domain.
-        target: samples of the target domain, with the same classes.
-        sizes: number of samples by split name, out of TWO_DOMAINS_SPLITS.
-        num_classes: must be what the data has.
-        image_shape: (c, h, w); likewise.
-        seed: of the splits.
-        normalization: of the inputs of both domains.
-        augmentation: of `pretrain` and `finetune`, or None.
-
-    Raises:
-        ConfigError: the options do not fit the data.
     """
 
-    image_shape: tuple[int, ...]
-
-    def __init__(
-        self,
-        source: Part,
-        target: Part,
-        sizes: Mapping[str, Whole],
-        num_classes: Count,
-        image_shape: Shape,
-        seed: Seed,
-        normalization: Normalization,
-        augmentation: CropAndFlip | None = None,
+    def _split(
+        self, source: Part, target: Part, normalization: Normalization, augmentation: CropAndFlip | None = None
     ) -> None:
-        check_splits(sizes, TWO_DOMAINS_SPLITS)
-        self.num_classes = checked_num_classes(target.target, num_classes)
-        self.image_shape = checked_image_shape(target, image_shape)
-        source_sizes = {name: size for name, size in sizes.items() if name == "pretrain"}
-        target_sizes = {name: size for name, size in sizes.items() if name != "pretrain"}
-        parts = draw(source, source_sizes, seed) | draw(target, target_sizes, seed)
-        super().__init__(
-            {
-                name: InMemoryDataset(
-                    parts[name].images,
-                    parts[name].target,
-                    normalization,
-                    augmentation=augmentation if name in ("pretrain", "finetune") else None,
-                    extra=parts[name].extra,
-                )
-                for name in sizes
-                if name in parts
-            }
-        )
+        """Draw the splits from the samples of both domains, which have the same classes."""
+        splits.check_splits(self.sizes, TWO_DOMAINS_SPLITS)
+        self._check_part(target)
+        parts = self._parts(target, [name for name in self.sizes if name != "pretrain"])
+        parts |= self._parts(source, {"pretrain"} & set(self.sizes))
+        self._keep(parts, normalization, augmentation, ("pretrain", "finetune"))

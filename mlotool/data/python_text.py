@@ -3,36 +3,25 @@
 import ast
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, Rounds, Seed, Whole, target
-from mlotool.data.language_data import (
-    BYTES,
-    AbstractLanguageData,
-    LanguageOptions,
-    Shares,
-    as_tokens,
-    check_domains,
-    check_vocabulary,
-    joined,
-)
-from mlotool.data.splits import check_literal
+from mlotool.core.arguments import require
+from mlotool.core.settings import target
+from mlotool.data.language_data import AbstractLanguageData, as_tokens, check_domains, check_vocabulary, joined
 
-MODULES = (
-    *("_pydecimal", "_pyio", "abc", "argparse", "ast", "base64", "bdb", "bisect", "calendar", "cmd", "code", "codecs"),
-    *("codeop", "configparser", "contextlib", "copy", "csv", "dataclasses", "difflib", "dis", "doctest", "enum"),
-    *("filecmp", "fileinput", "fnmatch", "fractions", "ftplib", "functools", "getopt", "gettext", "glob", "graphlib"),
-    *("gzip", "hashlib", "heapq", "hmac", "imaplib", "inspect", "io", "ipaddress", "linecache", "lzma", "mailbox"),
-    *("mimetypes", "netrc", "numbers", "opcode", "operator", "optparse", "os", "pdb", "pickle", "pickletools"),
-    *("pkgutil", "plistlib", "poplib", "posixpath", "pprint", "pstats", "pyclbr", "queue", "quopri"),
-    *("random", "reprlib", "runpy", "sched", "secrets", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket"),
-    *("socketserver", "ssl", "stat", "statistics", "stringprep", "struct", "subprocess", "symtable"),
-    *("tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "traceback", "tracemalloc"),
-    *("types", "typing", "uuid", "warnings", "wave", "weakref"),
-)
+_NAMES = """
+_pydecimal _pyio abc argparse ast base64 bdb bisect calendar cmd code codecs codeop configparser contextlib copy csv
+dataclasses difflib dis doctest enum filecmp fileinput fnmatch fractions ftplib functools getopt gettext glob graphlib
+gzip hashlib heapq hmac imaplib inspect io ipaddress linecache lzma mailbox mimetypes netrc numbers opcode operator
+optparse os pdb pickle pickletools pkgutil plistlib poplib posixpath pprint pstats pyclbr queue quopri random reprlib
+runpy sched secrets selectors shelve shlex shutil smtplib socket socketserver ssl stat statistics stringprep struct
+subprocess symtable tarfile tempfile textwrap threading timeit tokenize trace traceback tracemalloc types typing uuid
+warnings wave weakref
+"""
+MODULES = tuple(_NAMES.split())
 """Modules of one file each that distributions neither leave out nor put into a package of their own, as they do with
 tests, idlelib, tkinter and turtle. One that is not there is passed over; the hash tells."""
 
@@ -51,11 +40,8 @@ def read_domain(name: str) -> Documents:
         ConfigError: this Python has no sources on the disk.
     """
     documents = PYTHON_DOMAINS[name]()
-    if not any(documents):
-        raise ConfigError(
-            f"data.domains: found no text of '{name}' in {_library()}; expected the standard library as .py files, "
-            "which this Python does not have. Use data=text_folder, or another Python."
-        )
+    expected = f"one whose text is in {_library()}, the standard library as .py files"
+    require(any(documents), "data.domains", name, expected, "Use data=text_folder, or another Python.")
     return [document for document in documents if document]
 
 
@@ -140,6 +126,7 @@ def _shuffled(line: bytes, random: Random) -> bytes:
 
 
 @target("data")
+@dataclass(eq=False)
 class PythonText(AbstractLanguageData):
     """Bytes of the text that comes with Python, in five domains.
 
@@ -156,7 +143,7 @@ class PythonText(AbstractLanguageData):
     Args:
         sizes: number of windows by split name.
         domains: which of them there are; a window's `domain` is the number of its domain in this list.
-        shares: by split and domain; see `LanguageOptions`.
+        shares: by split and domain; see `AbstractLanguageData`.
         num_domains: must be the length of `domains`; it stands in the configuration so that models can refer to it.
             None: not looked at.
         vocabulary_size: 256; likewise.
@@ -173,20 +160,9 @@ class PythonText(AbstractLanguageData):
         torch.Size([2, 32])
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        domains: Sequence[str] = ("documentation",),
-        shares: Shares | None = None,
-        num_domains: Count | None = None,
-        vocabulary_size: Count = BYTES,
-        length: Rounds = 64,
-        seed: Seed = 0,
-        sha256: str | None = None,
-    ) -> None:
-        check_vocabulary(vocabulary_size)
-        check_domains(domains, tuple(PYTHON_DOMAINS))
-        if num_domains is not None:
-            check_literal("num_domains", num_domains, len(domains), "the length of data.domains")
-        texts = {name: as_tokens(joined(read_domain(name))) for name in domains}
-        super().__init__(texts, LanguageOptions(sizes, shares or {}, length, BYTES, seed, sha256))
+    domains: Sequence[str] = ("documentation",)
+
+    def __post_init__(self) -> None:
+        check_vocabulary(self.vocabulary_size)
+        check_domains(self.domains, tuple(PYTHON_DOMAINS))
+        self._split({name: as_tokens(joined(read_domain(name))) for name in self.domains})

@@ -1,6 +1,6 @@
 """What the data sets of spectra share: pixels with many bands go in, normalised splits come out."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -8,25 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
-from mlotool.core.settings import Count, NonNegative, Seed, Shape, Whole, target
-from mlotool.data.splits import AbstractData, InMemoryTensors, check_literal, check_splits, split_indices
+from mlotool.core.settings import Count, NonNegative, Shape, target
+from mlotool.data.splits import AbstractShapedData, FromFiles, InMemoryTensors, check_splits
 
 # n: pixels, d: bands
 
 SPLITS = ("train", "meta", "val", "test")
 
 
-class AbstractSpectra(AbstractData[InMemoryTensors]):
-    """Base of the data of spectra; a leaf reads or makes the pixels and hands them to this constructor.
+@dataclass(eq=False)
+class AbstractSpectra(AbstractShapedData[InMemoryTensors]):
+    """Base of the data of spectra; a leaf reads or makes the pixels and hands them to `_split`.
 
     Batches are `{"input": (b, d) float32, "target": (b,) int64, "index": (b,)}`. Each band is shifted and scaled to a
     mean of 0 and a standard deviation of 1 over `train` (over all pixels where there is no train split).
 
     Args:
-        pixels: (n, d) reflectances.
-        target: (n,) int64.
         sizes: number of pixels by split name, drawn disjoint and stratified; see `split_indices`.
         num_classes: must be what the data has; it stands in the configuration so that models can refer to it.
         image_shape: (d,), the shape of one input; likewise.
@@ -36,26 +35,19 @@ class AbstractSpectra(AbstractData[InMemoryTensors]):
         ConfigError: the options do not fit the data.
     """
 
-    def __init__(
-        self,
-        pixels: Tensor,
-        target: Tensor,
-        sizes: Mapping[str, Whole],
-        num_classes: Count,
-        image_shape: Shape,
-        seed: Seed,
-    ) -> None:
-        check_splits(sizes, SPLITS)
-        check_literal("num_classes", num_classes, int(target.max()) + 1, "the number of classes that the data has")
-        check_literal("image_shape", list(image_shape), [pixels.shape[1]], "the number of bands that the data has")
-        self.num_classes = num_classes
-        self.image_shape = tuple(image_shape)
-        indices = split_indices(target, {name: int(size) for name, size in sizes.items()}, seed)
+    num_classes: Count = 16
+    image_shape: Shape = (220,)
+
+    def _split(self, pixels: Tensor, target: Tensor) -> None:
+        """Draw the splits from pixels (n, d) and their classes (n,) int64."""
+        check_splits(self.sizes, SPLITS)
+        self._check(int(target.max()) + 1, pixels.shape[1:])
+        indices = self._drawn(target, self.sizes)
         inputs = _normalised(pixels, indices.get("train"))
         super().__init__(
             {
                 name: InMemoryTensors({"input": inputs[indices[name]], "target": target[indices[name]]})
-                for name in sizes
+                for name in self.sizes
                 if name in indices
             }
         )
@@ -79,7 +71,8 @@ MAX_NUMBERS = 50_000_000
 
 
 @target("data")
-class IndianPines(AbstractSpectra):
+@dataclass(eq=False)
+class IndianPines(AbstractSpectra, FromFiles):
     """10,249 labelled pixels with 220 spectral bands and 16 kinds of land cover, of an image of 145 x 145.
 
     Reads `Indian_pines_gt.mat` (0: no label, which are left out; 1 to 16) and, by the number of bands that is asked
@@ -100,36 +93,23 @@ class IndianPines(AbstractSpectra):
     Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 2.
     """
 
-    def __init__(
-        self,
-        root: str,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 16,
-        image_shape: Shape = (220,),
-        seed: Seed = 0,
-    ) -> None:
-        folder = at_home(root)
-        image = _read_image(folder, tuple(image_shape))
-        labels = read_array(folder / GROUND_TRUTH, num_axes=2)
-        if image.shape[:2] != labels.shape:
-            raise ConfigError(
-                f"data.root={root}: the image has {image.shape[:2]} pixels and {GROUND_TRUTH} {labels.shape}; expected "
-                "the same. Download both files again."
-            )
+    def __post_init__(self) -> None:
+        image = _read_image(self.folder, tuple(self.image_shape))
+        labels = read_array(self.folder / GROUND_TRUTH, num_axes=2)
+        expected = f"{image.shape[:2]} as in the image"
+        advice = "Download both files again."
+        require(image.shape[:2] == labels.shape, f"data.root: pixels of {GROUND_TRUTH}", labels.shape, expected, advice)
         target = torch.from_numpy(labels.astype(np.int64))
         pixels = torch.from_numpy(image.astype(np.float64))
-        has_label = target > 0
-        super().__init__(pixels[has_label], target[has_label] - 1, sizes, num_classes, image_shape, seed)
+        self._split(pixels[target > 0], target[target > 0] - 1)
 
 
 def _read_image(folder: Path, image_shape: tuple[int, ...]) -> np.ndarray:
     """Return the image (h, w, d) of the file with as many bands as are asked for, or else of the first."""
     paths = [folder / name for name in IMAGES if (folder / name).is_file()]
-    if not paths:
-        raise ConfigError(
-            f"data.root={folder}: there is neither {' nor '.join(IMAGES)}; expected one of them and {GROUND_TRUTH}. "
-            "Download them (Indian Pines, AVIRIS), and set data.root to their folder."
-        )
+    expected = f"a folder with {' or '.join(IMAGES)}, and {GROUND_TRUTH}"
+    advice = "Download them (Indian Pines, AVIRIS), and set data.root to their folder."
+    require(bool(paths), "data.root", str(folder), expected, advice)
     images = [read_array(path, num_axes=3) for path in paths]
     return next((image for image in images if image.shape[2:] == image_shape), images[0])
 
@@ -156,11 +136,10 @@ def read_array(path: Path, num_axes: int) -> np.ndarray:
             "Download the published file, and set data.root to its folder."
         ) from error
     # What was read may differ from what the header promised.
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or array.ndim != num_axes:
-        found = ", ".join(f"{name}: {kind} {list(shape)}" for name, shape, kind in held) or "nothing"
-        raise ConfigError(
-            f"{path} holds {found}; expected one array of numbers with {num_axes} axes. Download it again."
-        )
+    is_right = isinstance(array, np.ndarray) and array.dtype.kind in "iuf" and array.ndim == num_axes
+    found = [f"{name}: {kind} {list(shape)}" for name, shape, kind in held]
+    require(is_right, str(path), found, f"one array of numbers with {num_axes} axes", "Download it again.")
+    assert isinstance(array, np.ndarray)
     return array
 
 
@@ -171,6 +150,7 @@ BRIGHTNESS_STD = 0.1
 
 
 @target("data")
+@dataclass(eq=False)
 class SyntheticSpectra(AbstractSpectra):
     """Pixels of the shape of Indian Pines, without a file: `x = a s_c + noise e`, standardised as `IndianPines`.
 
@@ -198,31 +178,20 @@ class SyntheticSpectra(AbstractSpectra):
         (torch.Size([220]), 16)
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 16,
-        image_shape: Shape = (220,),
-        noise: NonNegative = 0.2,
-        seed: Seed = 0,
-    ) -> None:
-        num_pixels = sum(int(size) for size in sizes.values())
-        if len(image_shape) != 1:
-            raise ConfigError(
-                f"data.image_shape={list(image_shape)}; expected [d], the number of bands. Set data.image_shape=[220]."
-            )
-        if num_pixels < num_classes:
-            raise ConfigError(
-                f"data.sizes adds up to {num_pixels} pixels; expected at least {num_classes}, one a class. "
-                f"Set data.sizes.train={num_classes}."
-            )
-        generator = np.random.default_rng([seed, 3])
-        spectra = class_spectra(num_classes, image_shape[0], generator)
-        target = np.arange(num_pixels) % num_classes
+    noise: NonNegative = 0.2
+
+    def __post_init__(self) -> None:
+        num_pixels = sum(int(size) for size in self.sizes.values())
+        require(len(self.image_shape) == 1, "data.image_shape", list(self.image_shape), "[d], the number of bands")
+        expected = f"at least {self.num_classes} pixels in all, one a class"
+        require(num_pixels >= self.num_classes, "data.sizes", self.sizes, expected)
+        generator = np.random.default_rng([self.seed, 3])
+        spectra = class_spectra(self.num_classes, self.image_shape[0], generator)
+        target = np.arange(num_pixels) % self.num_classes
         brightness = 1 + BRIGHTNESS_STD * generator.standard_normal((num_pixels, 1))
-        errors = _smooth_noise(num_pixels, image_shape[0], generator)
-        pixels = torch.from_numpy(brightness * spectra[target] + noise * errors)
-        super().__init__(pixels, torch.from_numpy(target), sizes, num_classes, image_shape, seed)
+        errors = _smooth_noise(num_pixels, self.image_shape[0], generator)
+        pixels = torch.from_numpy(brightness * spectra[target] + self.noise * errors)
+        self._split(pixels, torch.from_numpy(target))
 
 
 def class_spectra(num_classes: int, num_bands: int, generator: np.random.Generator) -> np.ndarray:

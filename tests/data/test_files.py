@@ -194,11 +194,9 @@ def test_some_of_the_source_may_be_of_the_target_domain(shift: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shift": "rotate"}, r"shift: found 'rotate'; expected one of turn, invert, noise"),
-        ({"target_share": 1.5}, r"target_share: found 1\.5; expected a number"),
-        ({"sizes": {"train": 5}}, r"the split 'train'; expected some of pretrain, finetune"),
-        ({"sizes": {"pretrain": 1797}}, r"data\.sizes\.pretrain=1797; expected a number from 0 to 1796"),
-        ({"sizes": {"pretrain": 1000, "test": 798}}, r"asks for 798 samples .* at most 797"),
+        ({"sizes": {"train": 5}}, r"data\.sizes: found 'train'; expected some of pretrain, finetune"),
+        ({"sizes": {"pretrain": 1797}}, r"data\.sizes\.pretrain: found 1797; expected a number from 0 to 1796"),
+        ({"sizes": {"pretrain": 1000, "test": 798}}, r"data\.sizes: found .* at most 797 samples"),
     ],
 )
 def test_domains_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
@@ -224,7 +222,7 @@ OFFICE_SIZES = {"pretrain": 10, "finetune": 8, "meta": 2, "val": 6, "test": 4}
     ("source", "target", "reds"), [("Art", "Clipart", (50, 100)), ("RealWorld", "Product", (200, 150))]
 )
 def test_officehome(office: Path, source: str, target: str, reds: tuple[int, int]) -> None:
-    data = OfficeHome(str(office), OFFICE_SIZES, source, target, num_classes=2, image_shape=[3, 8, 8], augment=False)
+    data = OfficeHome(str(office), OFFICE_SIZES, 2, [3, 8, 8], source=source, target=target, augment=False)
     assert {name: len(data.split(name)) for name in data.splits} == OFFICE_SIZES
     for name in data.splits:
         dataset = data.split(name)
@@ -315,11 +313,11 @@ def test_pixels_keep_their_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"indian_pines": np.array([[{"a": 1}, "os.system"]], dtype=object)}, "holds indian_pines: cell"),
+        ({"indian_pines": np.array([[{"a": 1}, "os.system"]], dtype=object)}, "found .*cell.*; expected one array"),
         ({"a": np.zeros((2, 2, 3)), "b": np.zeros((2, 2, 3))}, "expected one array of numbers"),
         ({"indian_pines": np.zeros((2, 3))}, "expected one array of numbers with 3 axes"),
         ({"indian_pines": np.zeros((2, 2, 3), dtype=complex)}, "expected one array of numbers"),
-        ({}, "holds nothing"),
+        ({}, "expected one array of numbers"),
     ],
 )
 def test_files_that_hold_something_else_are_refused(tmp_path: Path, content: dict[str, Any], message: str) -> None:
@@ -333,7 +331,7 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path, content: dic
 def test_broken_files_are_refused(tmp_path: Path, content: bytes) -> None:
     _write(tmp_path)
     (tmp_path / "Indian_pines_gt.mat").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"Indian_pines_gt\.mat (could not be read|holds nothing)"):
+    with pytest.raises(ConfigError, match=r"Indian_pines_gt\.mat(.* could not be read|.*; expected one array)"):
         IndianPines(str(tmp_path), SPECTRA_SIZES)
 
 
@@ -361,9 +359,8 @@ def test_synthetic_spectra_are_smooth_and_standardised() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sizes": {"train": 10}}, "adds up to 10 pixels; expected at least 16"),
+        ({"sizes": {"train": 10}}, "expected at least 16 pixels in all"),
         ({"sizes": {"trian": 100}}, "Did you mean 'train'"),
-        ({"sizes": {"train": 100}, "image_shape": [2, 2]}, r"image_shape=\[2, 2\]; expected \[d\]"),
     ],
 )
 def test_spectra_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

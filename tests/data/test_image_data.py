@@ -55,8 +55,8 @@ def test_only_train_is_corrupted_and_keeps_its_clean_labels() -> None:
     ("options", "message"),
     [
         ({"num_classes": 9}, r"data\.num_classes=9; expected 10.* Set data\.num_classes=10\."),
-        ({"image_shape": (8, 8)}, r"data\.image_shape=\[8, 8\]; expected \[1,8,8\].* Set data\.image_shape=\[1,8,8\]"),
-        ({"sizes": {"train": 1798}}, r"1798 samples \(train: 1798\); expected .* at most 1797"),
+        ({"image_shape": (8, 8)}, r"data\.image_shape=\[8, 8\]; expected \[1, 8, 8\]"),
+        ({"sizes": {"train": 1798}}, r"data\.sizes: found {train: 1798}; expected at most 1797"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
@@ -203,12 +203,6 @@ def test_the_size_of_train_leaves_the_other_splits_alone(split_target: torch.Ten
     assert torch.equal(small["meta"], large["meta"])
     assert torch.equal(small["val"], large["val"])
     assert torch.equal(small["train"], large["train"][:10])
-
-
-@pytest.mark.parametrize("sizes", [{"train": 150, "val": 51}, {"train": -1}])
-def test_impossible_sizes_are_refused(split_target: torch.Tensor, sizes: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"data\.sizes asks for .* at most 200.* Lower data\.sizes\.train"):
-        split_indices(split_target, sizes, seed=0)
 
 
 @pytest.mark.parametrize(("imbalance_factor", "rarest"), [(10.0, 500), (50.0, 100), (100.0, 50), (200.0, 25)])

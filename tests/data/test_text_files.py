@@ -85,7 +85,7 @@ def test_votes_are_needed_for_labels_of_votes(wrench: Path) -> None:
     for sample in samples.values():
         sample["weak_labels"] = [-1, -1, -1]
     (wrench / "train.json").write_text(json.dumps(samples))
-    with pytest.raises(ConfigError, match=r"data\.labels=label_model; expected votes"):
+    with pytest.raises(ConfigError, match=r"data\.labels: found 'label_model'; expected clean"):
         Wrench(str(wrench), SIZES, 2)
 
 
@@ -182,12 +182,12 @@ def test_a_tokenizer_comes_from_the_disk_alone(monkeypatch: pytest.MonkeyPatch, 
     for name, size, words in (
         ("absent", 30, r"no tokenizer could be read \(there is no such folder\); expected a folder"),
         ("torn", 30, r"no tokenizer could be read \(it is torn\); expected a folder"),
-        ("", 29, r"data\.vocabulary_size=29; expected at least 30, the tokens of data\.tokenizer="),
+        ("", 29, r"data\.vocabulary_size: found 29; expected at least 30, the tokens of data\.tokenizer="),
     ):
         with pytest.raises(ConfigError, match=words):
             LocalTokenizer(str(tmp_path / name), size)
     install_fake(monkeypatch, padding=1)
-    with pytest.raises(ConfigError, match="its padding has the id 1; expected 0"):
+    with pytest.raises(ConfigError, match=r"expected one whose padding has the id 0.*the id 1"):
         LocalTokenizer(str(tmp_path), 30)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"not installed; expected it.*pip install 'mlotool\[text\]'"):
