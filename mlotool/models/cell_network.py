@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import Count, Layers, Shape, target
 
 # b: batch, c: channels, h, w: height and width
@@ -270,11 +270,8 @@ class StrongestEdges:
         return found
 
     def _strongest(self, name: str, candidates: Sequence[str | int], probability: Tensor) -> tuple[float, str | int]:
-        if self.none not in candidates:
-            raise ConfigError(
-                f"rule.none: found '{self.none}', which is no candidate of '{name}' "
-                f"({', '.join(map(str, candidates))}); expected the one that is no connection. Correct it."
-            )
+        expected = f"the candidate of '{name}' that is no connection, one of {', '.join(map(str, candidates))}"
+        require(self.none in candidates, "rule.none", self.none, expected)
         strengths = zip(probability.tolist(), candidates, strict=True)
         return max((each for each in strengths if each[1] != self.none), key=lambda each: each[0])
 
@@ -286,9 +283,7 @@ def _by_node(kind: str, edges: Sequence[str]) -> list[Sequence[str]]:
     while start < len(edges):
         nodes.append(edges[start : start + 2 + len(nodes)])
         start += len(nodes[-1])
-    if len(nodes[-1]) != 1 + len(nodes):
-        raise ConfigError(
-            f"rule: found {len(edges)} decisions '{kind}_0', '{kind}_1', ..; expected one for each edge of a cell: 2, "
-            "5, 9, 14, .. of 1, 2, 3, 4, .. nodes. Correct the mutator's places, or take another rule."
-        )
+    expected = "one for each edge of a cell: 2, 5, 9, 14, .. of 1, 2, 3, 4, .. nodes"
+    is_whole = len(nodes[-1]) == 1 + len(nodes)
+    require(is_whole, f"rule: decisions '{kind}_0', ..", len(edges), expected, "Correct the mutator's places.")
     return nodes

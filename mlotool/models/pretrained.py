@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.settings import BelowOne, Count, target
@@ -30,11 +31,8 @@ def read_pretrained(folder: str, loader: str, kind: str, **options: Any) -> Any:
     """
     path = at_home(folder)
     missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
-    if missing:
-        raise ConfigError(
-            f"folder={folder}: found no {' and no '.join(missing)}; expected {kind} as save_pretrained writes it. "
-            "Download one yourself, and give its folder on the command line: problems.<name>.module.folder=<folder>."
-        )
+    advice = "Download one yourself, and give its folder on the command line: problems.<name>.module.folder=<folder>."
+    require(not missing, "folder", folder, f"{kind} as save_pretrained writes it, with {' and '.join(missing)}", advice)
     try:
         import transformers  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
@@ -72,10 +70,8 @@ def check_fits(folder: str, kind: str, name: str, found: int, limit: int) -> Non
     Raises:
         ConfigError: there is more.
     """
-    if found > limit:
-        raise ConfigError(
-            f"{name}={found}; expected at most {limit}, as the {kind} in folder={folder} has. Set data.{name}={limit}."
-        )
+    expected = f"at most {limit}, as the {kind} in folder={folder} has"
+    require(found <= limit, name, found, expected, f"Set data.{name}={limit}.")
 
 
 # b: batch, t: tokens, w: width of the encoder, k: classes

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import Count, Layers, NonNegative, Positive, Shape, target
 
 # N: layers, m: some of them, b: batch, d: width, c: channels, k: kernel size, h, w: height and width of an image
@@ -72,11 +72,8 @@ class ResidualLayers(nn.Module):
         equal_start: bool = False,
     ) -> None:
         super().__init__()
-        if kernel_size is not None and kernel_size % 2 == 0:
-            raise ConfigError(
-                f"ResidualLayers: kernel_size={kernel_size}; expected an odd number, which keeps the image's size. "
-                f"Set kernel_size={kernel_size + 1}."
-            )
+        keeps_size = kernel_size is None or kernel_size % 2 == 1
+        require(keeps_size, "kernel_size", kernel_size, "an odd number, which keeps the image's size")
         self.num_layers = num_layers
         self.h = final_time / num_layers
         self.activation = activation
@@ -238,11 +235,8 @@ class ConvolutionalResidualNetwork(nn.Module):
     ) -> None:
         super().__init__()
         copies, rest = divmod(channels, image_shape[0])
-        if rest:
-            raise ConfigError(
-                f"ConvolutionalResidualNetwork: channels={channels}; expected a multiple of the image's "
-                f"{image_shape[0]}, as it is copied to all of them. Set channels={(copies + 1) * image_shape[0]}."
-            )
+        expected = f"a multiple of the image's {image_shape[0]}, as it is copied to all of them"
+        require(not rest, "channels", channels, expected)
         self.layers = ResidualLayers(
             num_layers, channels, final_time, kernel_size, activation, initial_scale, equal_start=equal_start
         )
@@ -284,9 +278,6 @@ class _Copies(nn.Module):
 def _opening(kind: str, num_inputs: int, width: int, activation: str) -> nn.Module:
     if kind == "dense":
         return nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, width, bias=False), _Activation(activation))
-    if num_inputs != width:
-        raise ConfigError(
-            f"DenseResidualNetwork: opening=identity with width={width}; expected width={num_inputs}, the numbers of "
-            f"an input. Set width={num_inputs}, or opening=dense."
-        )
+    expected = f"{num_inputs}, the numbers of an input, with opening=identity"
+    require(num_inputs == width, "width", width, expected, f"Set width={num_inputs}, or opening=dense.")
     return nn.Flatten()

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import BelowOne, Count, Layers, target
 
 # b: batch, t: tokens, w: width, h: heads
@@ -89,11 +89,7 @@ class TextAttention(nn.Module):
 
     def __init__(self, embed_dim: Count, num_heads: Count = 4) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise ConfigError(
-                f"TextAttention: found embed_dim={embed_dim} and num_heads={num_heads}; expected a width that the "
-                "heads share evenly. Set num_heads=1, or another width."
-            )
+        require(embed_dim % num_heads == 0, "num_heads", num_heads, f"a divisor of embed_dim={embed_dim}")
         self.num_heads = num_heads
         self.query_key_value = nn.Linear(embed_dim, 3 * embed_dim)
         self.output = nn.Linear(embed_dim, embed_dim)
@@ -234,11 +230,7 @@ class TextTransformer(nn.Module):
         pooling: Literal["mean", "first"] = "mean",
     ) -> None:
         super().__init__()
-        if width % num_heads:
-            raise ConfigError(
-                f"TextTransformer: width={width} and num_heads={num_heads}; expected a width that the heads share "
-                f"evenly. Set width={max(1, width // num_heads) * num_heads}."
-            )
+        require(width % num_heads == 0, "num_heads", num_heads, f"a divisor of width={width}")
         self.embedding = nn.Embedding(vocabulary_size, width)
         self.position = nn.Parameter(torch.empty(length, width))
         nn.init.normal_(self.embedding.weight, std=0.1)

@@ -7,6 +7,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
@@ -46,24 +47,15 @@ def torchvision_model(
         >>> torchvision_model("squeezenet1_1", 10).num_classes
         10
     """
-    if weights is not None:
-        raise ConfigError(
-            f"torchvision_model: weights={weights}; expected null, as a recipe may not download. Take weights out; "
-            "load a checkpoint of yours in a module of your own."
-        )
-    if image_shape[0] != 3:
-        raise ConfigError(
-            f"torchvision_model: {name} for images with {image_shape[0]} channels; expected 3 (RGB). "
-            "Use data=cifar10, or a model of mlotool's own such as resnet20."
-        )
+    expected = "null, as a recipe may not download"
+    require(weights is None, "weights", weights, expected, "Give parameters_file, a checkpoint of yours.")
+    advice = "Use data=cifar10, or a model of mlotool's own such as resnet20."
+    require(image_shape[0] == 3, "image_shape", list(image_shape), "3 channels (RGB)", advice)
     from torchvision import models  # takes a second to import
 
     names = [option for option in models.list_models(module=models) if option not in _UNSUITABLE]
-    if name not in names:
-        raise ConfigError(
-            f"torchvision_model: name={name}; expected a classifier of torchvision.{did_you_mean(name, names)} "
-            "Set name=resnet18, or another name that torchvision.models.list_models() gives."
-        )
+    advice = f"{did_you_mean(name, names)} Give a name of torchvision.models.list_models().".strip()
+    require(name in names, "name", name, "a classifier of torchvision", advice)
     model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes)
     if parameters_file is not None:
         _load(model, name, parameters_file)
@@ -81,11 +73,8 @@ def _load(model: nn.Module, name: str, file: str) -> None:
             f"state dict of {name}. Download it yourself, and give its path on the command line."
         ) from error
     # All but one layer's weight and bias.
-    if len(fitting) < len(own) - 2:
-        raise ConfigError(
-            f"torchvision_model: parameters_file={file} has {len(fitting)} of the {len(own)} tensors of {name}; "
-            "expected all but the last layer's. Set name to the network that the file is of."
-        )
+    expected = f"all tensors of {name} but the last layer's, of which it has {len(fitting)} of {len(own)}"
+    require(len(fitting) >= len(own) - 2, "parameters_file", file, expected)
     model.load_state_dict(own | fitting)
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mlotool.config import compose
 from mlotool.core.bound_module import BoundModule
 from mlotool.models import Decoder, SequenceWeigher
-from mlotool.models.decoder import CausalAttention, Feedforward, RMSNorm, rotate
+from mlotool.models.decoder import rotate
 from mlotool.models.token_losses import token_losses
 from tests.live_storage import LiveStorage
 from tests.models.derivatives import direction, finite_differences, forward_over_reverse, reverse_over_reverse
@@ -242,21 +242,8 @@ def test_the_sweeps_of_table_5(changes: list[str], expected: tuple[int, ...]) ->
     assert (model.width, hidden, kv_size, attention.num_heads, len(model.blocks)) == expected
 
 
-def test_the_small_one_has_the_vocabulary_of_the_data() -> None:
-    assert _settings("decoder")["vocabulary_size"] == 100
-    assert _settings("decoder", f"{MODULE}.num_layers=32")["num_layers"] == 32
-
-
 def _draw(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
-
-
-def test_the_norm_is_torchs() -> None:
-    norm, reference, x = RMSNorm(6).double(), nn.RMSNorm(6, eps=1e-6).double(), _draw(2, 3, 6)
-    with torch.no_grad():
-        norm.weight.copy_(_draw(6))
-        reference.weight.copy_(_draw(6))
-    torch.testing.assert_close(norm(x), reference(x), rtol=1e-14, atol=1e-14)
 
 
 def test_scores_of_rotated_vectors_depend_on_the_difference_of_positions_alone() -> None:
@@ -266,30 +253,6 @@ def test_scores_of_rotated_vectors_depend_on_the_difference_of_positions_alone()
         diagonal = scores.diagonal(difference)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12)
     assert len({round(float(scores.diagonal(each)[0]), 6) for each in range(-length + 1, length)}) == 2 * length - 1
-
-
-def test_a_rotation_is_a_product_of_complex_numbers() -> None:
-    x = _draw(7, 6)
-    points = torch.complex(x[:, :3], x[:, 3:])
-    frequency = torch.tensor([100.0 ** (-2 * plane / 6) for plane in range(3)], dtype=torch.float64)
-    angle = torch.arange(7, dtype=torch.float64)[:, None] * frequency
-    turned = points * torch.polar(torch.ones_like(angle), angle)
-    expected = torch.cat([turned.real, turned.imag], dim=1)
-    torch.testing.assert_close(rotate(x, base=100.0), expected, rtol=1e-13, atol=1e-13)
-
-
-def test_attention_is_torchs() -> None:
-    attention, x = CausalAttention(8, num_heads=3, kv_size=4).double(), _draw(2, 5, 8)
-    query, key, value = (each.unflatten(2, (3, 4)).transpose(1, 2) for each in attention.query_key_value(x).chunk(3, 2))
-    mixed = F.scaled_dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
-    expected = attention.output(mixed.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(x), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_the_gated_feedforward_is_torchs_silu() -> None:
-    layer, x = Feedforward(4, 6, "swiglu").double(), _draw(2, 3, 4)
-    assert layer.gate is not None
-    torch.testing.assert_close(layer(x), layer.output(F.silu(layer.gate(x)) * layer.input(x)))
 
 
 TARGETS = torch.randint(0, 13, (3, 7), generator=torch.Generator().manual_seed(0))
