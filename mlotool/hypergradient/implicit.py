@@ -14,12 +14,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mlotool.core.forward_mode import twice_differentiable
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Positive, Whole, target
 from mlotool.core.tracing import report
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
-from mlotool.hypergradient.products.base import PairedLoss
+from mlotool.hypergradient.products.base import PairedLoss, stationarity
 from mlotool.hypergradient.products.choice import chosen_product
 from mlotool.hypergradient.quality import Quality, assess
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
@@ -233,7 +232,7 @@ class _ImplicitPullback:
         that one with respect to x does not run through theta*_l again. The solve is a node of its own.
         """
         points, values = aliases(theta), aliases(inputs)
-        gradient = _stationarity(self.view, points, values)
+        gradient = stationarity(self.view, points, values)
         if self.solver.is_polynomial:
             matvec = self.view.mean_of(lambda vector: vector_jacobian(gradient, points, vector, create_graph=True))
             result = self.solver.solve(matvec, cotangent, view=self.view)
@@ -328,20 +327,13 @@ class _LinearSolve(torch.autograd.Function):
             if not is_differentiable:
                 solution, theta, inputs = constants(solution), leaves(theta), leaves(inputs, wanted[count:])
             theta, inputs = aliases(theta), aliases(inputs)
-            gradient = _stationarity(pullback.view, theta, inputs)
+            gradient = stationarity(pullback.view, theta, inputs)
             # Both solutions are the same on all ranks; what is found for theta and x is this rank's part.
             shared = pullback.view.problem.rank_mean.shared
             product = vector_jacobian(gradient, theta, shared(solution), create_graph=True)
             points = chosen((*theta, *inputs), wanted)
             slopes = iter(vector_jacobian(product, points, shared(adjoint), create_graph=is_differentiable))
         return (None, None, *adjoint, *(-next(slopes) if flag else None for flag in wanted))
-
-
-def _stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
-    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter."""
-    problem, devices = view.problem, view.devices
-    loss = twice_differentiable(problem.name, problem.traits, devices, lambda: view.own_loss(theta, inputs))
-    return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
 
 
 def _split(tensors: Sequence[Tensor], count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -112,61 +112,22 @@ class Penalty(AbstractHypergradient):
         """Return the gradient of the penalty, in the place of a pullback."""
         return _PenaltyPullback(self, view)
 
-    def initial_state(self) -> "PenaltyState":
-        """Return what is kept before the first pullback."""
-        return PenaltyState({}, None)
+    def initial_state(self) -> dict[str, Any]:
+        """Return what is kept: by reader the point y and the next multiplier of the fixed rule; the last multiplier."""
+        return {"readers": {}, "last_multiplier": None}
 
-    def statistics(self, state: "PenaltyState") -> dict[str, float]:
+    def statistics(self, state: Mapping[str, Any]) -> dict[str, float]:
         """Return the multiplier of the last pullback."""
-        return {} if state.last_multiplier is None else {"penalty_multiplier": float(state.last_multiplier)}
+        last = state["last_multiplier"]
+        return {} if last is None else {"penalty_multiplier": float(last)}
 
-    def state_dict(self, state: "PenaltyState") -> dict[str, Any]:
-        """Return y and the multiplier, by reader, and the last multiplier."""
-        readers = {
-            name: {"point": list(kept.point), "multiplier": kept.multiplier} for name, kept in state.readers.items()
-        }
-        last = state.last_multiplier
-        return {"readers": readers, "last_multiplier": None if last is None else float(last)}
+    def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state, which is plain."""
+        return {**state, "last_multiplier": next(iter(self.statistics(state).values()), None)}
 
-    def load_state(self, saved: dict[str, Any]) -> "PenaltyState":
+    def load_state(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Return the state that was saved."""
-        readers = {
-            name: Penalised(tuple(copies(each["point"])), each["multiplier"]) for name, each in saved["readers"].items()
-        }
-        return PenaltyState(readers, saved["last_multiplier"])
-
-
-class Penalised(NamedTuple):
-    """What is kept for one reader.
-
-    Args:
-        point: y, one tensor a parameter.
-        multiplier: of the next pullback, for the fixed rule.
-
-    Example:
-        >>> import torch
-        >>> Penalised((torch.ones(2),), multiplier=None).point
-        (tensor([1., 1.]),)
-    """
-
-    point: tuple[Tensor, ...]
-    multiplier: float | None
-
-
-class PenaltyState(NamedTuple):
-    """What is kept from one pullback to the next.
-
-    Args:
-        readers: by reader, its own.
-        last_multiplier: of the last pullback, 0-D where it is a tensor.
-
-    Example:
-        >>> PenaltyState({}, None).readers
-        {}
-    """
-
-    readers: Mapping[str, Penalised]
-    last_multiplier: float | Tensor | None
+        return saved
 
 
 class _PenaltyPullback:
@@ -180,12 +141,12 @@ class _PenaltyPullback:
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the cotangents of the wanted inputs, and move y."""
         settings, problem = self.settings, self.view.problem
-        state: PenaltyState = problem.memory.value
-        before = state.readers.get(problem.reader)
-        multiplier = settings.multiplier if before is None else before.multiplier
+        state = problem.memory.value
+        before = state["readers"].get(problem.reader)
+        multiplier = settings.multiplier if before is None else before["multiplier"]
         point: Vector = theta
         if settings.warm_start and before is not None:
-            point = moved_to(before.point, theta)
+            point = moved_to(before["point"], theta)
         slopes = _Slopes(self.view, theta, inputs, wanted)
         vector = list(cotangent)
         if settings.rule == "fixed":
@@ -196,8 +157,10 @@ class _PenaltyPullback:
         else:
             found, point, last = self._barrier(slopes, point, vector)
         # A y that is not finite would stay so for ever.
-        own = {problem.reader: Penalised(tuple(copies(point)), multiplier)} if is_finite(point) else {}
-        problem.memory.value = PenaltyState({**state.readers, **own}, last)
+        readers = state["readers"]
+        if is_finite(point):
+            readers = {**readers, problem.reader: {"point": copies(point), "multiplier": multiplier}}
+        problem.memory.value = {"readers": readers, "last_multiplier": last}
         return found
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:

@@ -297,9 +297,10 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
 
         # All graphs are held until the end: of memory that was freed, another tensor may have the place.
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            kept = _gradients(unroll, record, theta, points, view, create_graph=True)
-        plain = _gradients(unroll, record, theta, points, view, create_graph=False)
-        is_exact = is_exact and all(a is b or torch.equal(a, b) for a, b in zip(kept, plain, strict=True))
+            kept = step_products.batch_gradients(unroll, record, theta, points, view, create_graph=True)
+        plain = step_products.batch_gradients(unroll, record, theta, points, view, create_graph=False)
+        pairs = [pair for both in zip(kept, plain, strict=True) for pair in zip(*both, strict=True)]
+        is_exact = is_exact and all(a is b or torch.equal(a, b) for a, b in pairs)
         copies = sum(tensor.untyped_storage().nbytes() for tensor in (*theta, *theta, *points))
         largest = max(largest, sum(sizes.values()) + copies)
     return largest, is_exact
@@ -308,19 +309,6 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
 def _near(tensors: Vector) -> list[Tensor]:
     still = constants(tensors)
     return add(still, random_direction(still), 0.01) if still else []
-
-
-def _gradients(unroll: Unroll, record: StepRecord, *point: Any, create_graph: bool) -> list[Any]:
-    """Return the gradients on all batches of a step, one after the other."""
-    theta, inputs, view = point
-    gradients: list[Any] = []
-    for batch, as_then in record.evaluations(view.problem.module):
-        with as_then:
-            below = record.lower_snapshots
-            gradients += step_products.batch_gradient(
-                view, unroll, batch, below, theta, inputs, create_graph=create_graph
-            )
-    return gradients
 
 
 def _place(tensor: Tensor) -> tuple[torch.device, int]:

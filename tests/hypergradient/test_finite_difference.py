@@ -80,18 +80,6 @@ def test_tasks_have_steps_of_their_own() -> None:
     torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-7)
 
 
-def test_both_ways_are_those_of_double_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = LowerView(LowerProblem("w"), tuple(THETA), plain)
-    direction = vectors((5, 4), (4,), (4,), seed=9)
-    exact = ReverseProduct(view, THETA, INPUTS, [True, True])
-    expected = exact.hessian(direction), exact.cross(direction, 3.0)
-    for limit in (finite_difference.MOST_PARAMETERS_AT_ONCE, 0):
-        monkeypatch.setattr(finite_difference, "MOST_PARAMETERS_AT_ONCE", limit)
-        product = FiniteDifferenceProduct(view, THETA, INPUTS, [True, True])
-        found = product.hessian(direction), product.cross(direction, 3.0)
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
-
-
 def test_a_loss_that_does_not_depend_on_the_inputs_gives_zeros() -> None:
     view = LowerView(LowerProblem("w"), tuple(THETA), lambda theta, inputs: theta[2].square().sum())
     product = FiniteDifferenceProduct(view, THETA, INPUTS, [True, True])

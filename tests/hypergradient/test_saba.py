@@ -67,8 +67,7 @@ def errors(built: Program, num_epochs: int) -> tuple[list[float], list[float]]:
         for _ in range(NUM_BATCHES):
             built.problems["w"].stream.next()
             found = built.gradient("u")["x"]
-            kept = built.algorithm_state("w").readers["u"].solution
-            assert kept is not None
+            kept = built.algorithm_state("w")["readers"]["u"]["solution"]
             inside[0].append(float((kept[0] - solution).norm() / solution.norm()))
             inside[1].append(float((found - expected).norm() / expected.norm()))
         of_solution.append(max(inside[0]))
@@ -185,5 +184,5 @@ def test_two_ranks_equal_the_joined_batch() -> None:
 
 @pytest.mark.parametrize(("unroll_steps", "num_seen"), [(2, 2), (4, 1), (6, 2)])
 def test_batches_that_no_pullback_would_meet_are_refused(unroll_steps: int, num_seen: int) -> None:
-    with pytest.raises(ConfigError, match=rf"found 4 batches an epoch, of which every {unroll_steps}th.*: {num_seen} "):
+    with pytest.raises(ConfigError, match=rf"found 4 batches an epoch, .* meet {num_seen}, one of {unroll_steps} "):
         program(SABA(step_size=0.1), unroll_steps=unroll_steps)

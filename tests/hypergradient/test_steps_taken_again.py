@@ -61,26 +61,6 @@ class Late(nn.Module):
         return torch.tanh(self.layer(x * self.scale))
 
 
-class Born(nn.Module):
-    """A network whose running mean is none at first.
-
-    Args:
-        is_dropped: it is one at first, and none at last.
-    """
-
-    def __init__(self, is_dropped: bool = False) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("mean", torch.full((3,), 0.5) if is_dropped else None)
-        self.is_dropped = is_dropped
-
-    def forward(self, x: Tensor) -> Tensor:
-        now = x.detach().mean(0)
-        before = now if self.mean is None else self.mean
-        self.mean = None if self.is_dropped else 0.5 * before + 0.5 * now
-        return torch.tanh(self.layer(x - before))
-
-
 def in_inference_mode(scale: Tensor) -> Tensor:
     with torch.inference_mode():
         return scale * 0.5
@@ -374,16 +354,6 @@ def test_buffers_that_move_are_those_of_each_step(kind: str, way: str, settings:
     assert torch.allclose(after(again), after(whole), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("is_dropped", [True, False])
-@pytest.mark.parametrize("way", ["reverse", "every", "binomial"])
-def test_buffers_that_are_none_at_first_or_later(way: str, is_dropped: bool) -> None:
-    found = []
-    for each in (Unrolled(remat=False), WAYS[way]):
-        torch.manual_seed(0)
-        found.append(after(network(Born(is_dropped).double(), each)))
-    assert torch.allclose(found[0], found[1], rtol=1e-10, atol=1e-12)
-
-
 def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
     def make() -> Program:
         torch.manual_seed(0)
@@ -398,19 +368,6 @@ def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
     for _ in range(6):
         resumed.tick()
     assert torch.equal(second.problems["u"].current()[0], after(whole))
-
-
-def test_one_that_changes_later_is_refused_later() -> None:
-    """Of the first, second, fourth and eighth unroll the steps are looked at."""
-
-    class Late(Counting):
-        def factor(self) -> float:
-            return max(super().factor(), 5.0)
-
-    schedule = scheduled(Late(), Unrolled())
-    with pytest.raises(ConfigError, match="found another gradient"):
-        for _ in range(40):
-            schedule.tick()
 
 
 def test_a_teacher_that_trains_beside_is_named() -> None:

@@ -51,6 +51,20 @@ class PairedLoss:
         return self._view.own_loss(theta, inputs)
 
 
+def stationarity(view: LowerView, theta: Vector, inputs: Vector, scale: float = 1.0) -> list[Tensor]:
+    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter.
+
+    Args:
+        view: of the problem.
+        theta: the point.
+        inputs: what shapes it.
+        scale: the loss is taken that many times.
+    """
+    problem, devices = view.problem, view.devices
+    loss = twice_differentiable(problem.name, problem.traits, devices, lambda: view.own_loss(theta, inputs))
+    return vector_jacobian([loss], theta, [torch.full_like(loss, scale)], create_graph=True)
+
+
 class AbstractProduct(ABC):
     """Products at one point, on one batch, with one set of random numbers.
 
@@ -138,14 +152,9 @@ class ReverseProduct(AbstractProduct):
         self._theta = leaves(theta)
         points = leaves(inputs, wanted)
         self._wanted = chosen(points, wanted)
-        problem, devices = view.problem, view.devices
-        self._problem = problem.name
-        with torch.enable_grad(), explained(problem.name, "reverse"):
-            loss = twice_differentiable(
-                problem.name, problem.traits, devices, lambda: view.own_loss(self._theta, points)
-            )
-            factor = torch.full_like(loss, self._scale or 1.0)
-            self._gradient = vector_jacobian([loss], self._theta, [factor], create_graph=True)
+        self._problem = view.problem.name
+        with torch.enable_grad(), explained(self._problem, "reverse"):
+            self._gradient = stationarity(view, self._theta, points, self._scale or 1.0)
 
     @property
     def gradient(self) -> list[Tensor]:

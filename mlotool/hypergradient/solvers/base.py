@@ -19,6 +19,10 @@ from mlotool.problem.interface import LowerView, Vector
 # `u -> H u`.
 Matvec = Callable[[Vector], Vector]
 
+# Where a solve begins, and whose H it is; None is zero, and none in particular.
+Start = Vector | None
+View = LowerView | None
+
 
 class Status(Enum):
     """How a solve ended, the worst last.
@@ -83,6 +87,11 @@ NOT_FINITE: Mapping[Status, str] = {
 }
 
 
+def with_not_finite(**failures: str) -> Mapping[Status, str]:
+    """Return the failures of a solver, by name of the status, with those of every solver."""
+    return {**NOT_FINITE, **{Status[name]: text for name, text in failures.items()}}
+
+
 class AbstractSolver(ABC):
     """Approximates `H^-1 v` for a symmetric H that is known by its products alone: settings, which never change.
 
@@ -127,9 +136,7 @@ class AbstractSolver(ABC):
     """By status that is a failure, what is returned then and what to do about it, in whole sentences."""
 
     @abstractmethod
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return `q` with `H q = v`.
 
         Args:
@@ -141,7 +148,7 @@ class AbstractSolver(ABC):
         """
 
     def solve_from(
-        self, state: Any, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
+        self, state: Any, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None
     ) -> tuple[SolveResult, Any]:
         """Return what `solve` returns, and what is kept for the next solve.
 
@@ -195,7 +202,7 @@ GROWTH = 1.01
 CURVED_GROWTH = 2.0
 
 
-def tasks_of(view: LowerView | None) -> int | None:
+def tasks_of(view: View) -> int | None:
     """Return the length of the task axis.
 
     Example:

@@ -1,17 +1,15 @@
 """Conjugate gradient."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy
 
 from mlotool.core.settings import Count, NonNegative, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.vector import add, choose, scaled
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import Vector
 
 _RETURNED = "An iterate before is used, or {else_} where there was none."
 _ITSELF = _RETURNED.format(else_="v itself (as by Identity)")
@@ -50,18 +48,15 @@ class ConjugateGradient(AbstractSolver):
     max_iterations: Count = 10
     tolerance: NonNegative = 1e-6
     damping: NonNegative = 0.0
-    is_traceable: ClassVar[bool] = True
-    uses_start: ClassVar[bool] = True
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.NEGATIVE_CURVATURE: f"{_ALONG} Raise damping, or use hypergradient=normal_cg.",
-        Status.SINGULAR: f"{_ITSELF} Raise damping, or lower max_iterations.",
-        **base.NOT_FINITE,
-    }
+    is_traceable = True
+    uses_start = True
+    failures = base.with_not_finite(
+        NEGATIVE_CURVATURE=f"{_ALONG} Raise damping, or use hypergradient=normal_cg.",
+        SINGULAR=f"{_ITSELF} Raise damping, or lower max_iterations.",
+    )
 
     @numpy.errstate(all="ignore")
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
         system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
         progress, inner, size, eps = system.progress, system.inner, system.size, system.eps
@@ -141,20 +136,17 @@ class NormalEquationConjugateGradient(AbstractSolver):
     max_iterations: Count = 10
     tolerance: NonNegative = 1e-6
     damping: NonNegative = 0.0
-    is_traceable: ClassVar[bool] = True
-    uses_start: ClassVar[bool] = True
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.SINGULAR: (
+    is_traceable = True
+    uses_start = True
+    failures = base.with_not_finite(
+        SINGULAR=(
             "The vector whose residual is least is used; it has no part along what H annuls. Raise damping where that "
             "part matters."
         ),
-        **base.NOT_FINITE,
-    }
+    )
 
     @numpy.errstate(all="ignore")
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
         system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
         progress, inner, eps = system.progress, system.inner, system.eps

@@ -1,18 +1,16 @@
 """Fixed-point iteration."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy
 from torch import Tensor
 
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import Vector
 
 # Residual of a start over that of zero, beyond which the last pullbacks have led away.
 _LOST = 1e3
@@ -49,23 +47,20 @@ class FixedPoint(AbstractSolver):
     num_iterations: Rounds = 10
     step_size: Positive = 0.1
     tolerance: NonNegative = 0.0
-    is_traceable: ClassVar[bool] = True
-    is_polynomial: ClassVar[bool] = True
-    uses_start: ClassVar[bool] = True
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.DIVERGED: "The last iterate is used. Lower step_size below 2 over the largest eigenvalue of H.",
-        Status.NEGATIVE_CURVATURE: (
+    is_traceable = True
+    is_polynomial = True
+    uses_start = True
+    failures = base.with_not_finite(
+        DIVERGED="The last iterate is used. Lower step_size below 2 over the largest eigenvalue of H.",
+        NEGATIVE_CURVATURE=(
             "The iteration leads away along it whatever the step_size; the last iterate is used. Lower num_iterations, "
             "or use hypergradient=normal_cg."
         ),
-        **base.NOT_FINITE,
-        Status.NON_FINITE: f"NaN is returned. Lower step_size. {base.OVERFLOW}",
-    }
+        NON_FINITE=f"NaN is returned. Lower step_size. {base.OVERFLOW}",
+    )
 
     @numpy.errstate(all="ignore")
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the last iterate."""
         num_tasks = base.tasks_of(view)
         progress = base.Progress(num_tasks, Status.MAX_ITERATIONS if self.tolerance else Status.FIXED)

@@ -1,9 +1,8 @@
 """The Nystrom approximation of H."""
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from mlotool.core.settings import Positive, Seed, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.vector import add, flatten, unflatten
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import Vector
 
 MAX_RANK = 10_000
 # Share of the solution that is estimated to be wrong, from which on a status says so.
@@ -59,22 +58,19 @@ class Nystrom(AbstractSolver):
     rank: Annotated[int, Ge(1), Le(MAX_RANK)] = 10
     rho: Positive = 0.01
     seed: Seed = 0
-    is_differentiable: ClassVar[bool] = False
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.NEGATIVE_CURVATURE: f"{_RETURNED} Raise rho above the most negative eigenvalue's size.",
-        Status.INACCURATE: f"{_RETURNED} Raise rank or rho.",
-        **base.NOT_FINITE,
-    }
+    is_differentiable = False
+    failures = base.with_not_finite(
+        NEGATIVE_CURVATURE=f"{_RETURNED} Raise rho above the most negative eigenvalue's size.",
+        INACCURATE=f"{_RETURNED} Raise rank or rho.",
+    )
 
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the product of the inverse with `v`, by the first columns."""
         return self.solve_from(0, matvec, vector, start=start, view=view)[0]
 
     @numpy.errstate(all="ignore")
     def solve_from(
-        self, state: int, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
+        self, state: int, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None
     ) -> tuple[SolveResult, int]:
         """Return the same by the next columns, and how often columns were drawn, which is the state."""
         num_tasks = base.tasks_of(view)
