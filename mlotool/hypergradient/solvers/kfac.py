@@ -120,9 +120,9 @@ class KFAC(AbstractSolver):
         if view is None or view.problem.module is None:
             raise ConfigError("KFAC: found no module; expected view.problem.module. Use it inside Implicit.")
         key, batch = f"problems.{view.problem.name}", view.own_batch
-        expected, advice = "one model, as a shared space's curvature is that of all paths", "Write hypergradient: cg."
         is_one = not isinstance(view.problem.module, SharedSpace)
-        require(is_one, f"{key}.hypergradient.solver", self.kind, expected, advice)
+        expected = "a module that is one model with KFAC, as a shared space's curvature is that of all paths"
+        require(is_one, f"{key}.module", view.problem.module, expected, "Write hypergradient: cg.")
         parts = batch if isinstance(batch, dict) else {}
         inputs, targets = parts.get(self.input_key), parts.get(self.target_key)
         expected = f"tensors under {self.input_key!r} and {self.target_key!r}"
