@@ -59,7 +59,7 @@ class DigitsEpisodes(AbstractShapedData[InMemoryTensors]):
         part = _with_turned(read_digits()) if self.turn else read_digits()
         self._images = InMemoryDataset(part.images, part.target, NORMALIZATION)
         self._check(self.num_classes, [1, 8, 8])
-        super().__init__(drawn(self.sizes, self._draw_split))
+        self._hold(drawn(self.sizes, self._draw_split))
 
     def _draw_split(self, size: int, name: str) -> InMemoryTensors:
         assert self.classes is not None

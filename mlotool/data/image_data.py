@@ -395,7 +395,7 @@ class AbstractImages(AbstractShapedData[InMemoryDataset]):
         for name in [name for name in self.sizes if name in parts]:
             used = augmentation if name in augmented else None
             datasets[name] = InMemoryDataset(normalization=normalization, augmentation=used, **vars(parts[name]))
-        super().__init__(datasets)
+        self._hold(datasets)
 
 
 @dataclass(eq=False)

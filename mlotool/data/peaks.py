@@ -47,7 +47,7 @@ class Peaks(AbstractShapedData[InMemoryTensors]):
 
     def __post_init__(self) -> None:
         self._check(NUM_CLASSES, [2])
-        super().__init__(drawn(self.sizes, self._draw_split))
+        self._hold(drawn(self.sizes, self._draw_split))
 
     def _draw_split(self, size: int, name: str) -> InMemoryTensors:
         generator = np.random.default_rng([self.seed, *name.encode()])

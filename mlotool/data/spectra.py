@@ -44,7 +44,7 @@ class AbstractSpectra(AbstractShapedData[InMemoryTensors]):
         self._check(int(target.max()) + 1, pixels.shape[1:])
         indices = self._drawn(target, self.sizes)
         inputs = _normalised(pixels, indices.get("train"))
-        super().__init__(
+        self._hold(
             {
                 name: InMemoryTensors({"input": inputs[indices[name]], "target": target[indices[name]]})
                 for name in self.sizes

@@ -139,6 +139,10 @@ class AbstractShapedData(AbstractData[D]):
         check_literal("image_shape", list(self.image_shape), list(image_shape), "the shape of its inputs")
         self.image_shape = tuple(image_shape)
 
+    def _hold(self, datasets: Mapping[str, D]) -> None:
+        """Keep the splits."""
+        super().__init__(datasets)
+
     def _drawn(self, target: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the samples of disjoint, stratified splits; see `split_indices`."""
         return split_indices(target, {name: int(self.sizes[name]) for name in names}, self.seed)

@@ -58,7 +58,7 @@ class SyntheticClassification(AbstractShapedData[InMemoryTensors]):
             self._weight[self.num_informative :] = 0.0
         self.true_weight = torch.from_numpy(self._weight).to(DTYPES[self.dtype])
         self._check(2, self.image_shape)
-        super().__init__(drawn(self.sizes, self._draw_split))
+        self._hold(drawn(self.sizes, self._draw_split))
 
     def _draw_split(self, size: int, name: str) -> InMemoryTensors:
         generator = np.random.default_rng([self.seed, 1, *name.encode()])

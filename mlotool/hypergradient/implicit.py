@@ -173,7 +173,8 @@ class Implicit(AbstractHypergradient):
     def load_state(self, saved: dict[str, Any]) -> ImplicitState:
         """Return the state that was saved."""
         solver = self.solver.load_state(saved["solver"]) if "solver" in saved else self.solver.initial_state()
-        starts = {reader: copies(start) for reader, start in saved.get("starts", {}).items()}
+        # Older checkpoints have the starts by "<problem> for <reader>".
+        starts = {key.rpartition(" for ")[2]: copies(start) for key, start in saved.get("starts", {}).items()}
         # The last status was said when it happened, in words that may be others now.
         last = SolveResult([], Status.FIXED, *saved["last"][1:]) if "last" in saved else None
         quality = Quality(*saved["quality"]) if "quality" in saved else None
