@@ -104,7 +104,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         key = view.problem.name, view.problem.reader, particle.number
         begin = None if particle.is_new else memory.value["ends"].get(key)
         if begin is not None:
-            begin = moved_to(begin[0], view.theta), on_device(begin[1], view.theta[0].device)
+            begin = tuple(moved_to(begin[0], view.theta)), on_device(begin[1], view.theta[0].device)
         end = self._roll_out(view, inputs, begin)
         memory.value = {**memory.value, "ends": {**memory.value["ends"], key: end}}
         return end[0]

@@ -299,7 +299,7 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             kept = step_products.batch_gradients(unroll, record, theta, points, view, create_graph=True)
         plain = step_products.batch_gradients(unroll, record, theta, points, view, create_graph=False)
-        pairs = [pair for both in zip(kept, plain, strict=True) for pair in zip(*both, strict=True)]
+        pairs: list[Any] = [pair for both in zip(kept, plain, strict=True) for pair in zip(*both, strict=True)]
         is_exact = is_exact and all(a is b or torch.equal(a, b) for a, b in pairs)
         copies = sum(tensor.untyped_storage().nbytes() for tensor in (*theta, *theta, *points))
         largest = max(largest, sum(sizes.values()) + copies)

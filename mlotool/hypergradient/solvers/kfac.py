@@ -129,6 +129,7 @@ class KFAC(AbstractSolver):
         advice = "Correct hypergradient.solver.input_key and target_key."
         are_tensors = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
         require(are_tensors, f"{key}.stream: the keys of a batch", list(parts), expected, advice)
+        assert isinstance(inputs, Tensor) and isinstance(targets, Tensor)
         is_right = self.kind == "ggn" or self.loss == "cross_entropy" or targets.dim() > 1
         expected, advice = "a tensor [samples, outputs]", "Give targets a last axis, or set kind: ggn."
         require(is_right, f"{key}.stream: {self.target_key}", targets, expected, advice)
