@@ -16,7 +16,7 @@ FILES = {
 from collections.abc import Mapping
 import torch
 from mlotool.core.settings import Count, Whole, target
-from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.data.splits import InMemoryTensors
 from mlotool.data.splits import AbstractData
 
 @target("data")

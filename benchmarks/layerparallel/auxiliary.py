@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.layerparallel.workload import AbstractWorkload
-from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.data.splits import InMemoryTensors
 from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Auxiliary
 from mlotool.layerparallel.speedup import BatchSeconds

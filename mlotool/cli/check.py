@@ -9,7 +9,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
 
 if TYPE_CHECKING:
-    from mlotool.hypergradient.diagnostics.compare import Response, Slope
+    from mlotool.hypergradient.compare import Response, Slope
     from mlotool.runner.checking import Check
 
 

@@ -261,7 +261,7 @@ class UserData:
             dataset = self._data.split(name)
         if _is_pair_of_tensors(dataset):
             # The same batches, each of which is read at once.
-            from mlotool.data.in_memory_tensors import InMemoryTensors
+            from mlotool.data.splits import InMemoryTensors
 
             inputs, targets = dataset.tensors
             return InMemoryTensors({"input": inputs, "target": targets})

@@ -3,14 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from mlotool.core.settings import discover
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.in_memory import InMemoryDataset, Normalization
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.label_noise import corrupt_labels
+from mlotool.data.image_data import CropAndFlip, InMemoryDataset, Normalization, corrupt_labels
 from mlotool.data.language_data import TextWindows
-from mlotool.data.splits import long_tail_counts, long_tail_indices, split_indices
-from mlotool.data.text_data import LabelModel, hard_labels, label_model, majority_vote
-from mlotool.data.vocabulary import Vocabulary
+from mlotool.data.splits import InMemoryTensors, long_tail_counts, long_tail_indices, split_indices
+from mlotool.data.text_data import LabelModel, Vocabulary, hard_labels, label_model, majority_vote
 
 _targets = discover(__name__)
 globals().update(_targets)

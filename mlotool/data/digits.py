@@ -1,27 +1,24 @@
 """The handwritten digits that come with scikit-learn: real data without a network."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from mlotool.core.settings import Count, Seed, Shape, Whole, target
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
-from mlotool.data.in_memory import Normalization
-from mlotool.data.label_noise import LabelNoise
-from mlotool.data.splits import ImbalanceFactor
+from mlotool.core.settings import Count, Shape, target
+from mlotool.data.image_data import AbstractImageData, CropAndFlip, Normalization, Part
 
 NORMALIZATION = Normalization(mean=[0.3053], std=[0.3760], max_value=16.0)
 
 
 @target("data")
+@dataclass(eq=False)
 class Digits(AbstractImageData):
     """1,797 handwritten digits of 8 x 8 pixels with 17 grey levels; 174 to 183 a class, no published test part.
 
     Args:
-        sizes: see `SplitOptions`, as for all keywords; all splits are drawn from the 1,797.
+        sizes: see `AbstractImageData`, as for all keywords; all splits are drawn from the 1,797.
         num_classes: 10.
         image_shape: (1, 8, 8).
         seed: of splits and noise.
@@ -37,23 +34,13 @@ class Digits(AbstractImageData):
         (1000, torch.Size([1, 8, 8]))
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 10,
-        image_shape: Shape = (1, 8, 8),
-        seed: Seed = 0,
-        imbalance_factor: ImbalanceFactor | None = None,
-        label_noise: LabelNoise | None = None,
-        augment: bool = False,
-    ) -> None:
-        super().__init__(
-            read_digits(),
-            None,
-            SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
-            NORMALIZATION,
-            CropAndFlip(padding=1, flip=False) if augment else None,
-        )
+    num_classes: Count = 10
+    image_shape: Shape = (1, 8, 8)
+    augment: bool = False
+
+    def __post_init__(self) -> None:
+        augmentation = CropAndFlip(padding=1, flip=False) if self.augment else None
+        self._split(read_digits(), None, NORMALIZATION, augmentation)
 
 
 def read_digits() -> Part:

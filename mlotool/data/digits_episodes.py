@@ -1,18 +1,17 @@
 """Few-shot classification: each sample is a task of its own, to tell a few kinds of digits apart."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, Rounds, Seed, Shape, Whole, target
+from mlotool.core.arguments import require
+from mlotool.core.settings import Count, Rounds, Shape, target
 from mlotool.data.digits import NORMALIZATION, read_digits
-from mlotool.data.image_data import Part
-from mlotool.data.in_memory import InMemoryDataset
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, check_splits, drawn
+from mlotool.data.image_data import InMemoryDataset, Part
+from mlotool.data.splits import AbstractShapedData, InMemoryTensors, check_splits, drawn
 
 # t: tasks, w: ways (classes of a task), k: shots (images of a class)
 
@@ -20,7 +19,8 @@ NUM_DIGITS = 10
 
 
 @target("data")
-class DigitsEpisodes(AbstractData[InMemoryTensors]):
+@dataclass(eq=False)
+class DigitsEpisodes(AbstractShapedData[InMemoryTensors]):
     """w-way k-shot tasks out of scikit-learn's digits; no class is in the tasks of two splits.
 
     A sample is a task, `{"support": {"input": (w k, 1, 8, 8) float32, "target": (w k,) int64}, "query": ..}`, and
@@ -45,54 +45,37 @@ class DigitsEpisodes(AbstractData[InMemoryTensors]):
         torch.Size([2, 15, 1, 8, 8])
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 3,
-        image_shape: Shape = (1, 8, 8),
-        num_support: Rounds = 5,
-        num_query: Rounds = 5,
-        classes: Mapping[str, Sequence[int]] | None = None,
-        turn: bool = True,
-        seed: Seed = 0,
-    ) -> None:
-        classes = classes or {"train": (0, 1, 2, 3), "val": (4, 5, 6), "test": (7, 8, 9)}
-        check_literal("image_shape", list(image_shape), [1, 8, 8], "the shape of the digits")
-        check_splits(sizes, tuple(classes))
-        _check_classes(classes, num_classes, turn)
-        self.num_classes = num_classes
-        self.image_shape = (1, 8, 8)
-        part = _with_turned(read_digits()) if turn else read_digits()
-        images = InMemoryDataset(part.images, part.target, NORMALIZATION)
-        by_class = [torch.nonzero(part.target == label).squeeze(1) for label in range(int(part.target.max()) + 1)]
-        shape = (num_classes, num_support, num_query)
-        super().__init__(
-            drawn(
-                sizes,
-                lambda size, name: _draw(images, by_class, _class_list(classes[name], turn), size, shape, seed),
-            )
-        )
+    num_classes: Count = 3
+    image_shape: Shape = (1, 8, 8)
+    num_support: Rounds = 5
+    num_query: Rounds = 5
+    classes: Mapping[str, Sequence[int]] | None = None
+    turn: bool = True
 
+    def __post_init__(self) -> None:
+        self.classes = self.classes or {"train": (0, 1, 2, 3), "val": (4, 5, 6), "test": (7, 8, 9)}
+        check_splits(self.sizes, tuple(self.classes))
+        _check_classes(self.classes, self.num_classes, self.turn)
+        part = _with_turned(read_digits()) if self.turn else read_digits()
+        self._images = InMemoryDataset(part.images, part.target, NORMALIZATION)
+        self._check(self.num_classes, [1, 8, 8])
+        self._hold(drawn(self.sizes, self._draw_split))
 
-def _draw(
-    images: InMemoryDataset,
-    by_class: list[Tensor],
-    classes: list[int],
-    size: int,
-    shape: tuple[int, int, int],
-    seed: int,
-) -> InMemoryTensors:
-    num_ways, num_support, num_query = shape
-    generator = np.random.default_rng([seed, *classes])
-    chosen = torch.empty(size, num_ways, dtype=torch.int64)
-    places = torch.empty(size, num_ways, num_support + num_query, dtype=torch.int64)
-    for task in range(size):
-        chosen[task] = torch.from_numpy(generator.permutation(classes)[:num_ways])
-        for way, label in enumerate(chosen[task].tolist()):
-            chosen_places = generator.choice(len(by_class[label]), num_support + num_query, replace=False)
-            places[task, way] = by_class[label][torch.from_numpy(chosen_places)]
-    support, query = (_images_at(images, part) for part in places.split([num_support, num_query], dim=-1))
-    return InMemoryTensors({"support": support, "query": query, "classes": chosen})
+    def _draw_split(self, size: int, name: str) -> InMemoryTensors:
+        assert self.classes is not None
+        classes = _class_list(self.classes[name], self.turn)
+        generator, num_shots = np.random.default_rng([self.seed, *classes]), self.num_support + self.num_query
+        by_class = {label: torch.nonzero(self._images.target == label).squeeze(1) for label in classes}
+        chosen = torch.empty(size, self.num_classes, dtype=torch.int64)
+        places = torch.empty(size, self.num_classes, num_shots, dtype=torch.int64)
+        for task in range(size):
+            chosen[task] = torch.from_numpy(generator.permutation(classes)[: self.num_classes])
+            for way, label in enumerate(chosen[task].tolist()):
+                chosen_places = generator.choice(len(by_class[label]), num_shots, replace=False)
+                places[task, way] = by_class[label][torch.from_numpy(chosen_places)]
+        parts = places.split([self.num_support, self.num_query], dim=-1)
+        support, query = (_images_at(self._images, part) for part in parts)
+        return InMemoryTensors({"support": support, "query": query, "classes": chosen})
 
 
 def _images_at(images: InMemoryDataset, places: Tensor) -> dict[str, Tensor]:
@@ -114,15 +97,8 @@ def _class_list(digits: Sequence[int], turn: bool) -> list[int]:
 
 def _check_classes(classes: Mapping[str, Sequence[int]], num_ways: int, turn: bool) -> None:
     named = [digit for digits in classes.values() for digit in digits]
-    if len(set(named)) < len(named) or not set(named) <= set(range(NUM_DIGITS)):
-        raise ConfigError(
-            f"data.classes={ {name: list(digits) for name, digits in classes.items()} }; expected digits from 0 to 9, "
-            "each in one split at most. Set data.classes='{train: [0,1,2,3], val: [4,5,6], test: [7,8,9]}'."
-        )
+    is_right = len(set(named)) == len(named) and set(named) <= set(range(NUM_DIGITS))
+    require(is_right, "data.classes", classes, "digits from 0 to 9, each in one split at most")
     for name, digits in classes.items():
-        num_found = len(_class_list(digits, turn))
-        if num_found < num_ways:
-            raise ConfigError(
-                f"data.classes.{name} has {num_found} classes; expected at least data.num_classes={num_ways}, the "
-                f"classes of one task. Lower data.num_classes, or add digits to data.classes.{name}."
-            )
+        expected = f"at least data.num_classes={num_ways} classes, those of one task"
+        require(len(_class_list(digits, turn)) >= num_ways, f"data.classes.{name}", digits, expected)

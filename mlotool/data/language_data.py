@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.messages import did_you_mean
+from mlotool.core.settings import Count, NonNegative, Rounds, Seed, Whole
 from mlotool.data.splits import AbstractData, check_literal
 
 # n: windows, b: batch, t: length of a window
@@ -67,34 +68,12 @@ END = 0
 
 _log = logging.getLogger(__name__)
 
-Shares = Mapping[str, Mapping[str, float]]
+Shares = Mapping[str, Mapping[str, NonNegative]]
 
 
-@dataclass(frozen=True)
-class LanguageOptions:
-    """The keywords that data for language models has.
-
-    Args:
-        sizes: number of windows by split name.
-        shares: by split name, what part of it comes from which domain: `{train: {code: 3, prose: 1}}` is three
-            quarters code. They need not add up to 1; a domain that is left out has none; a split that is left out
-            takes the same number of windows from each domain.
-        length: t, tokens that a model sees of a window; the window has one more, the last target.
-        vocabulary_size: number of tokens there are.
-        seed: decides where in each domain's text the splits lie.
-        sha256: first digits of the texts' SHA-256 that results were measured on; None: any.
-    """
-
-    sizes: Mapping[str, int]
-    shares: Shares
-    length: int
-    vocabulary_size: int
-    seed: int = 0
-    sha256: str | None = None
-
-
+@dataclass(eq=False)
 class AbstractLanguageData(AbstractData[TextWindows]):
-    """Base of the data for language models; a leaf reads texts and hands them to this constructor.
+    """Base of the data for language models, with their settings; a leaf reads texts and hands them to `_split`.
 
     The documents of a domain follow each other in one text, which is cut into windows of t + 1 tokens that do not
     overlap. Each split takes windows that lie next to each other, so two splits share no token and, but for the
@@ -103,47 +82,80 @@ class AbstractLanguageData(AbstractData[TextWindows]):
     `TextWindows`.
 
     Args:
-        texts: by domain, all its documents as one text, (number of tokens,) of whole numbers; a window's `domain` is
-            the number of its domain in this order.
-        options: what the recipe asks for.
-
-    Attributes:
-        domains: their names.
-        sha256: of the texts, in hexadecimal digits.
+        sizes: number of windows by split name.
+        domains: which of them there are; a window's `domain` is the number of its domain in this list. None: all.
+        shares: by split name, what part of it comes from which domain: `{train: {code: 3, prose: 1}}` is three
+            quarters code. They need not add up to 1; a domain that is left out has none; a split that is left out
+            takes the same number of windows from each domain.
+        num_domains: must be the number of domains; it stands in the configuration so that models can refer to it.
+            None: not looked at.
+        vocabulary_size: number of tokens there are.
+        length: t, tokens that a model sees of a window; the window has one more, the last target.
+        seed: decides where in each domain's text the splits lie.
+        sha256: first digits of the texts' SHA-256 that results were measured on; None: any. Afterwards all digits.
 
     Raises:
-        ConfigError: the options do not fit the texts.
+        ConfigError: the settings do not fit the texts.
 
     Warns:
-        UserWarning: the texts are not those that `options.sha256` tells.
+        UserWarning: the texts are not those that `sha256` tells.
     """
 
-    def __init__(self, texts: Mapping[str, Tensor], options: LanguageOptions) -> None:
+    sizes: Mapping[str, Whole]
+    domains: Sequence[str] | None = None
+    shares: Shares | None = None
+    num_domains: Count | None = None
+    vocabulary_size: Count = BYTES
+    length: Rounds = 64
+    seed: Seed = 0
+    sha256: str | None = None
+
+    def _split(self, texts: Mapping[str, Tensor]) -> None:
+        """Draw the splits from texts, by domain all its documents as one text, (number of tokens,) whole numbers."""
         self.domains = tuple(texts)
-        self.num_classes = self.vocabulary_size = options.vocabulary_size
-        self.length, self.num_domains = options.length, len(texts)
-        self.sha256 = text_hash(texts)
+        if self.num_domains is not None:
+            check_literal("num_domains", self.num_domains, len(texts), f"as there are {', '.join(texts)}")
+        self.num_classes, self.num_domains = self.vocabulary_size, len(texts)
+        self.sha256 = checked_hash(texts, self.sha256)
         _log.info("The text of %s has the SHA-256 %s.", ", ".join(texts), self.sha256)
-        check_hash(self.sha256, options.sha256)
-        counts = {
-            name: apportion(int(size), _shares_of(name, options.shares, self.domains))
-            for name, size in options.sizes.items()
-            if size
-        }
-        _check_split_names(options)
+        for split in self.shares or ():
+            _require_known("data.shares", split, tuple(self.sizes))
+        counts = {name: apportion(int(size), self._shares_of(name)) for name, size in self.sizes.items() if size}
         places = [
-            _stretches(name, len(text), {split: counts[split][number] for split in counts}, options, number)
+            self._stretches(name, len(text), {split: counts[split][number] for split in counts}, number)
             for number, (name, text) in enumerate(texts.items())
         ]
-        tokens, begins = torch.cat(list(texts.values())), _begins(texts)
-        super().__init__(
-            {
-                split: _windows(
-                    tokens, [begin + each[split] for begin, each in zip(begins, places, strict=True)], options
-                )
-                for split in counts
-            }
-        )
+        begins = [0, *np.cumsum([len(text) for text in texts.values()])[:-1].tolist()]
+        tokens, datasets = torch.cat(list(texts.values())), {}
+        for split in counts:
+            starts = [begin + of_domain[split] for begin, of_domain in zip(begins, places, strict=True)]
+            domain = torch.cat([torch.full((len(start),), number) for number, start in enumerate(starts)])
+            datasets[split] = TextWindows(tokens, torch.cat(starts), domain, self.length)
+        super().__init__(datasets)
+
+    def _shares_of(self, split: str) -> list[float]:
+        domains = tuple(self.domains or ())
+        shares = (self.shares or {}).get(split) or dict.fromkeys(domains, 1.0)
+        for name in shares:
+            _require_known(f"data.shares.{split}", name, domains, " With a text of yours, write ~data.shares.")
+        require(sum(shares.values()) > 0, f"data.shares.{split}", shares, "a share above 0")
+        return [float(shares.get(name, 0.0)) for name in domains]
+
+    def _stretches(self, domain: str, num_tokens: int, counts: Mapping[str, int], number: int) -> dict[str, Tensor]:
+        """Return by split where its windows of one domain begin in that domain's text."""
+        num_windows, wanted = num_tokens // (self.length + 1), sum(counts.values())
+        expected = f"at most {num_windows}, as its {num_tokens} tokens have no more of data.length + 1"
+        advice = "Lower data.sizes or data.length."
+        require(wanted <= num_windows, f"data.sizes: windows of '{domain}'", wanted, expected, advice)
+        if not wanted:
+            return {split: torch.empty(0, dtype=torch.int64) for split in counts}
+        first = int(np.random.default_rng([self.seed, number]).integers(num_windows))
+        order = (torch.arange(num_windows) + first) % num_windows * (self.length + 1)
+        places, begin = {}, 0
+        for split in sorted(counts, key=lambda name: (name == "train", name)):
+            places[split] = order[begin : begin + counts[split]]
+            begin += counts[split]
+        return places
 
 
 def apportion(size: int, shares: Sequence[float]) -> list[int]:
@@ -178,16 +190,17 @@ def joined(documents: Sequence[bytes]) -> bytes:
     return b"".join(document + bytes([END]) for document in documents)
 
 
-def text_hash(texts: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of texts with the names of their domains, in hexadecimal digits."""
-    found = hashlib.sha256()
+def checked_hash(texts: Mapping[str, Tensor], expected: str | None) -> str:
+    """Return the SHA-256 of texts with the names of their domains, in hexadecimal digits.
+
+    Args:
+        texts: by domain.
+        expected: its first digits, of the texts that results were measured on; a warning says where it is another.
+    """
+    digest = hashlib.sha256()
     for name, text in texts.items():
-        found.update(name.encode() + b"\0" + text.numpy().tobytes() + b"\0")
-    return found.hexdigest()
-
-
-def check_hash(found: str, expected: str | None) -> None:
-    """Say where results were measured on another text."""
+        digest.update(name.encode() + b"\0" + text.numpy().tobytes() + b"\0")
+    found = digest.hexdigest()
     if expected is not None and not found.startswith(str(expected).lower()):
         warnings.warn(
             f"data.sha256: the text has {found[:12]}, not {str(expected)[:12]}, on which results were measured; expect "
@@ -195,6 +208,7 @@ def check_hash(found: str, expected: str | None) -> None:
             "in the place of a recipe's, write ~data.sha256.",
             stacklevel=2,
         )
+    return found
 
 
 def check_vocabulary(vocabulary_size: int) -> None:
@@ -205,73 +219,11 @@ def check_vocabulary(vocabulary_size: int) -> None:
 def check_domains(found: Sequence[str], known: Sequence[str]) -> None:
     """Raise ConfigError unless these domains are some of those there are, each once."""
     for name in found:
-        if name not in known:
-            raise ConfigError(
-                f"data.domains: found '{name}'; expected some of {', '.join(known)}.{did_you_mean(str(name), known)} "
-                "Correct the name."
-            )
-    if not found or len(set(found)) < len(found):
-        raise ConfigError(
-            f"data.domains={list(found)}; expected at least one domain, each once. Set data.domains=[{known[0]}]."
-        )
+        _require_known("data.domains", name, known)
+    is_right = bool(found) and len(set(found)) == len(found)
+    require(is_right, "data.domains", list(found), "at least one domain, each once")
 
 
-def _shares_of(split: str, shares: Shares, domains: Sequence[str]) -> list[float]:
-    own = shares.get(split) or dict.fromkeys(domains, 1.0)
-    for name, share in own.items():
-        if name not in domains:
-            raise ConfigError(
-                f"data.shares.{split}: found '{name}'; expected some of {', '.join(domains)}, which data.domains "
-                f"names.{did_you_mean(name, domains)} Correct the name, or add it to data.domains; with a text of "
-                "yours in the place of a recipe's, write ~data.shares."
-            )
-        if not share >= 0:
-            raise ConfigError(f"data.shares.{split}.{name}={share}; expected 0 or more. Set it to 0 to leave it out.")
-    if not sum(own.values()):
-        raise ConfigError(
-            f"data.shares.{split}: found 0 for all domains; expected a share above 0. Set data.shares.{split}."
-            f"{domains[0]}=1, or data.sizes.{split}=0."
-        )
-    return [float(own.get(name, 0.0)) for name in domains]
-
-
-def _check_split_names(options: LanguageOptions) -> None:
-    for split, size in options.sizes.items():
-        if size < 0:
-            raise ConfigError(f"data.sizes.{split}={size}; expected 0 or more windows. Set data.sizes.{split}=100.")
-    for split in options.shares:
-        if split not in options.sizes:
-            raise ConfigError(
-                f"data.shares names the split '{split}'; expected some of {', '.join(options.sizes)}, which data.sizes "
-                f"names.{did_you_mean(split, list(options.sizes))} Correct the name, or remove data.shares.{split}."
-            )
-
-
-def _stretches(
-    domain: str, num_tokens: int, counts: Mapping[str, int], options: LanguageOptions, number: int
-) -> dict[str, Tensor]:
-    """Return by split where its windows of one domain begin in that domain's text."""
-    num_windows, wanted = num_tokens // (options.length + 1), sum(counts.values())
-    if wanted > num_windows:
-        raise ConfigError(
-            f"data.sizes asks for {wanted} windows of '{domain}'; expected at most {num_windows}, as its {num_tokens} "
-            f"tokens have no more of data.length + 1 = {options.length + 1}. Lower data.sizes or data.length."
-        )
-    if not wanted:
-        return {split: torch.empty(0, dtype=torch.int64) for split in counts}
-    first = int(np.random.default_rng([options.seed, number]).integers(num_windows))
-    order = (torch.arange(num_windows) + first) % num_windows * (options.length + 1)
-    places, begin = {}, 0
-    for split in sorted(counts, key=lambda name: (name == "train", name)):
-        places[split] = order[begin : begin + counts[split]]
-        begin += counts[split]
-    return places
-
-
-def _begins(texts: Mapping[str, Tensor]) -> list[int]:
-    return [0, *np.cumsum([len(text) for text in texts.values()])[:-1].tolist()]
-
-
-def _windows(tokens: Tensor, places: Sequence[Tensor], options: LanguageOptions) -> TextWindows:
-    domain = torch.cat([torch.full((len(each),), number) for number, each in enumerate(places)])
-    return TextWindows(tokens, torch.cat(list(places)), domain, options.length)
+def _require_known(key: str, name: str, known: Sequence[str], advice: str = "") -> None:
+    hint = did_you_mean(name, known) or " Correct the name."
+    require(name in known, key, name, f"some of {', '.join(known)}", f"{hint.strip()}{advice}")

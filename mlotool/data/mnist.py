@@ -1,22 +1,19 @@
 """MNIST, from the files that it was published in."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
-from mlotool.core.settings import Count, Seed, Shape, Whole, target
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, read_with_torchvision
-from mlotool.data.in_memory import Normalization
-from mlotool.data.label_noise import LabelNoise
-from mlotool.data.splits import ImbalanceFactor
+from mlotool.core.settings import Count, Shape, target
+from mlotool.data.image_data import AbstractImageData, CropAndFlip, FromTorchvision, Normalization, Part
 
 
 @target("data")
-class MNIST(AbstractImageData):
+@dataclass(eq=False)
+class MNIST(AbstractImageData, FromTorchvision):
     """60,000 + 10,000 handwritten digits of 28 x 28 pixels, read from `root/MNIST/raw`.
 
     Args:
         root: the folder that holds `MNIST/`.
-        sizes: see `SplitOptions`, as for the other keywords up to `label_noise`.
+        sizes: see `AbstractImageData`, as for the other keywords up to `label_noise`.
         num_classes: 10.
         image_shape: (1, 28, 28).
         seed: of splits and noise.
@@ -31,31 +28,16 @@ class MNIST(AbstractImageData):
     Source: LeCun et al. 1998, Gradient-Based Learning Applied to Document Recognition.
     """
 
-    def __init__(
-        self,
-        root: str,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 10,
-        image_shape: Shape = (1, 28, 28),
-        seed: Seed = 0,
-        imbalance_factor: ImbalanceFactor | None = None,
-        label_noise: LabelNoise | None = None,
-        download: bool = False,
-        augment: bool = False,
-    ) -> None:
-        super().__init__(
-            _read(root, is_train=True, download=download),
-            _read(root, is_train=False, download=download),
-            SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
-            Normalization(mean=[0.1307], std=[0.3081]),
-            CropAndFlip(padding=2, flip=False) if augment else None,
+    reader = "MNIST"
+    num_classes: Count = 10
+    image_shape: Shape = (1, 28, 28)
+    augment: bool = False
+
+    def __post_init__(self) -> None:
+        files = (
+            "MNIST/raw/ with the four unpacked files train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+            "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
         )
-
-
-def _read(root: str, *, is_train: bool, download: bool) -> Part:
-    files = (
-        "MNIST/raw/ with the four unpacked files train-images-idx3-ubyte, train-labels-idx1-ubyte, "
-        "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
-    )
-    reader = read_with_torchvision("MNIST", root, is_train=is_train, download=download, files=files, instead="")
-    return Part(reader.data[:, None], reader.targets.long())
+        train, test = (Part(each.data[:, None], each.targets.long()) for each in self._published(files))
+        augmentation = CropAndFlip(padding=2, flip=False) if self.augment else None
+        self._split(train, test, Normalization(mean=[0.1307], std=[0.3081]), augmentation)

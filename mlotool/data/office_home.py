@@ -1,24 +1,20 @@
 """OfficeHome: the same 65 kinds of things as paintings, cliparts, product pictures and photographs."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
-from mlotool.core.settings import Count, NonNegative, Seed, Shape, Threads, Whole, target
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.domains import AbstractTwoDomains
-from mlotool.data.image_data import load_images
-from mlotool.data.image_folder import check_rgb, find_images
-from mlotool.data.in_memory import Normalization
+from mlotool.core.settings import Count, Shape, target
+from mlotool.data import image_data, image_folder
 
 # As most read them; the published folder of the last is "Real World".
 Domain = Literal["Art", "Clipart", "Product", "RealWorld"]
 
 
 @target("data")
-class OfficeHome(AbstractTwoDomains):
+@dataclass(eq=False)
+class OfficeHome(image_data.AbstractTwoDomains, image_data.ImageFileData):
     """15,588 images in 65 classes and 4 domains, read from `root/<domain>/<class>/*.jpg`.
 
     Args:
@@ -39,59 +35,35 @@ class OfficeHome(AbstractTwoDomains):
     Source: Venkateswara et al. 2017, Deep Hashing Network for Unsupervised Domain Adaptation.
     """
 
-    def __init__(
-        self,
-        root: str,
-        sizes: Mapping[str, Whole],
-        source: Domain = "Art",
-        target: Domain = "Clipart",
-        num_classes: Count = 65,
-        image_shape: Shape = (3, 224, 224),
-        seed: Seed = 0,
-        augment: bool = True,
-        max_memory_gb: NonNegative = 4.0,
-        num_threads: Threads = 8,
-    ) -> None:
-        check_rgb(image_shape)
-        folders = {domain: _find_domain(root, domain) for domain in (source, target)}
-        classes: dict[str, list[str]] = {
-            domain: sorted(path.name for path in folders[domain].iterdir() if path.is_dir()) for domain in folders
+    num_classes: Count = 65
+    image_shape: Shape = (3, 224, 224)
+    source: Domain = "Art"
+    target: Domain = "Clipart"
+    augment: bool = True
+
+    def __post_init__(self) -> None:
+        image_data.check_rgb(self.image_shape)
+        folders = {domain: self._domain_folder(domain) for domain in (self.source, self.target)}
+        classes = {
+            domain: sorted(path.name for path in folder.iterdir() if path.is_dir())
+            for domain, folder in folders.items()
         }
-        _check_classes(root, source, target, classes)
+        image_folder.check_same_classes(self.root, self.source, self.target, classes[self.source], classes[self.target])
         parts = {
-            domain: find_images(folder, classes[domain], image_shape, num_threads) for domain, folder in folders.items()
+            domain: image_folder.find_images(folder, classes[domain], self.image_shape, self.num_threads)
+            for domain, folder in folders.items()
         }
-        super().__init__(
-            parts[source],
-            parts[target],
-            sizes,
-            num_classes,
-            image_shape,
-            seed,
-            Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
-            CropAndFlip(padding=image_shape[1] // 8) if augment else None,
-        )
-        load_images(self, max_memory_gb)
+        augmentation = image_data.CropAndFlip(padding=self.image_shape[1] // 8) if self.augment else None
+        self._split(parts[self.source], parts[self.target], image_data.IMAGENET, augmentation)
+        image_data.load_images(self, self.max_memory_gb)
 
-
-def _find_domain(root: str, domain: str) -> Path:
-    names = ["Real World", "Real_World", "RealWorld"] if domain == "RealWorld" else [domain]
-    folders = [at_home(root) / name for name in names]
-    for folder in folders:
-        if folder.is_dir():
-            return folder
-    raise ConfigError(
-        f"data.root={root}: OfficeHome has no folder {folders[0]}; expected {folders[0]}/<class>/*.jpg. Download "
-        "OfficeHomeDataset from https://www.hemanthdv.org/officeHomeDataset.html, unpack it, and set data.root to the "
-        "folder that holds Art/, Clipart/, Product/ and Real World/."
-    )
-
-
-def _check_classes(root: str, source: str, target: str, classes: Mapping[str, list[str]]) -> None:
-    differing = sorted(set(classes[source]) ^ set(classes[target]))
-    if differing or not classes[source]:
-        found = f"the classes {', '.join(differing)} are only in one of them" if differing else "there are no classes"
+    def _domain_folder(self, domain: str) -> Path:
+        names = ["Real World", "Real_World", "RealWorld"] if domain == "RealWorld" else [domain]
+        for name in names:
+            if (self.folder / name).is_dir():
+                return self.folder / name
         raise ConfigError(
-            f"data.root={root}: of the domains {source} and {target}, {found}; expected the same class folders in "
-            "both. Unpack the published data set again."
+            f"data.root={self.root}: OfficeHome has no folder {self.folder / names[0]}; expected it with "
+            "<class>/*.jpg. Download OfficeHomeDataset from https://www.hemanthdv.org/officeHomeDataset.html, unpack "
+            "it, and set data.root to the folder that holds Art/, Clipart/, Product/ and Real World/."
         )

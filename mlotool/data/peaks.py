@@ -1,13 +1,12 @@
 """Points of the plane in five classes: the level sets of a smooth function with hills and valleys."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from mlotool.core.settings import Count, Seed, Shape, Whole, target
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, drawn
+from mlotool.core.settings import Count, Shape, target
+from mlotool.data.splits import AbstractShapedData, InMemoryTensors, drawn
 
 # n: samples
 
@@ -18,7 +17,8 @@ BOUND = 3.0
 
 
 @target("data")
-class Peaks(AbstractData[InMemoryTensors]):
+@dataclass(eq=False)
+class Peaks(AbstractShapedData[InMemoryTensors]):
     """Points y of [-3, 3]^2 with the class of `peaks(y)`: five bins of equal width from its lowest to its top value.
 
     Batches are `{"input": (b, 2) float32, "target": (b,) int64, "index": (b,)}`; class 0 is the deepest valley, class
@@ -41,20 +41,21 @@ class Peaks(AbstractData[InMemoryTensors]):
         (torch.Size([2]), tensor([4, 4, 4, 4, 4]))
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = NUM_CLASSES,
-        image_shape: Shape = (2,),
-        balanced: bool = True,
-        seed: Seed = 0,
-    ) -> None:
-        check_literal("num_classes", num_classes, NUM_CLASSES, "the number of bins")
-        check_literal("image_shape", list(image_shape), [2], "as a point has two coordinates")
-        self.num_classes = NUM_CLASSES
-        self.image_shape = (2,)
-        super().__init__(
-            drawn(sizes, lambda size, name: _draw(size, balanced, np.random.default_rng([seed, *name.encode()])))
+    num_classes: Count = NUM_CLASSES
+    image_shape: Shape = (2,)
+    balanced: bool = True
+
+    def __post_init__(self) -> None:
+        self._check(NUM_CLASSES, [2])
+        self._hold(drawn(self.sizes, self._draw_split))
+
+    def _draw_split(self, size: int, name: str) -> InMemoryTensors:
+        generator = np.random.default_rng([self.seed, *name.encode()])
+        points = _draw_balanced(size, generator) if self.balanced else generator.uniform(-BOUND, BOUND, (size, 2))
+        # The class is that of the point as it is handed out.
+        points = points.astype(np.float32).astype(np.float64)
+        return InMemoryTensors(
+            {"input": torch.from_numpy(points).to(torch.float32), "target": torch.from_numpy(level(points))}
         )
 
 
@@ -72,15 +73,6 @@ def level(points: np.ndarray) -> np.ndarray:
     """Return the class of each of the points (n, 2)."""
     share = (peaks(points[:, 0], points[:, 1]) - LOWEST) / (HIGHEST - LOWEST)
     return np.clip((share * NUM_CLASSES).astype(np.int64), 0, NUM_CLASSES - 1)
-
-
-def _draw(size: int, balanced: bool, generator: np.random.Generator) -> InMemoryTensors:
-    points = _draw_balanced(size, generator) if balanced else generator.uniform(-BOUND, BOUND, (size, 2))
-    # The class is that of the point as it is handed out.
-    points = points.astype(np.float32).astype(np.float64)
-    return InMemoryTensors(
-        {"input": torch.from_numpy(points).to(torch.float32), "target": torch.from_numpy(level(points))}
-    )
 
 
 def _draw_balanced(size: int, generator: np.random.Generator) -> np.ndarray:

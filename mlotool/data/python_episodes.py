@@ -7,20 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, Rounds, Seed, Whole, target
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.language_data import (
-    BYTES,
-    apportion,
-    as_tokens,
-    check_domains,
-    check_hash,
-    check_vocabulary,
-    text_hash,
-)
-from mlotool.data.python_sources import PYTHON_DOMAINS, read_domain
-from mlotool.data.splits import AbstractData, check_splits, drawn
+from mlotool.core.arguments import require
+from mlotool.core.settings import Count, NonNegative, Rounds, Seed, Whole, target
+from mlotool.data.language_data import BYTES, apportion, as_tokens, check_domains, check_vocabulary, checked_hash
+from mlotool.data.python_text import PYTHON_DOMAINS, read_domain
+from mlotool.data.splits import AbstractData, InMemoryTensors, check_splits, drawn
 
 # s: windows of a part of a task, t: length of a window
 
@@ -64,7 +55,7 @@ class PythonEpisodes(AbstractData[InMemoryTensors]):
         self,
         sizes: Mapping[str, Whole],
         domains: Sequence[str] = ("documentation", "code", "tables"),
-        shares: Mapping[str, float] | None = None,
+        shares: Mapping[str, NonNegative] | None = None,
         num_support: Rounds = 4,
         num_query: Rounds = 4,
         vocabulary_size: Count = BYTES,
@@ -78,8 +69,7 @@ class PythonEpisodes(AbstractData[InMemoryTensors]):
         self.num_classes = self.vocabulary_size = BYTES
         self.length, self.domains = length, tuple(domains)
         texts = {name: [as_tokens(document) for document in read_domain(name)] for name in domains}
-        self.sha256 = text_hash({name: torch.cat(each) for name, each in texts.items()})
-        check_hash(self.sha256, sha256)
+        self.sha256 = checked_hash({name: torch.cat(each) for name, each in texts.items()}, sha256)
         documents = _documents(texts, num_support + num_query, length)
         parts = _divided(documents, dict(shares or SHARES), seed)
         num_windows = num_support, num_query
@@ -105,11 +95,7 @@ def _documents(texts: Mapping[str, Sequence[Tensor]], num_windows: int, length: 
 
 def _divided(documents: Sequence[_Document], shares: dict[str, float], seed: int) -> dict[str, list[_Document]]:
     check_splits(shares, SPLITS)
-    if not all(share >= 0 for share in shares.values()) or not sum(shares.values()):
-        raise ConfigError(
-            f"data.shares={shares}; expected numbers from 0 on, not all of them 0. Set data.shares='{{train: 0.7, val: "
-            "0.1, test: 0.2}'."
-        )
+    require(sum(shares.values()) > 0, "data.shares", shares, "numbers of which one is above 0")
     parts: dict[str, list[_Document]] = {name: [] for name in SPLITS}
     for domain in dict.fromkeys(document.domain for document in documents):
         own = [document for document in documents if document.domain == domain]
@@ -124,12 +110,8 @@ def _divided(documents: Sequence[_Document], shares: dict[str, float], seed: int
 def _draw(
     documents: Sequence[_Document], num_tasks: int, num_windows: tuple[int, int], length: int, seed: list[int]
 ) -> InMemoryTensors:
-    if not documents:
-        raise ConfigError(
-            f"data.shares: no document is left for a split whose data.sizes is {num_tasks}; expected at least one with "
-            f"data.num_support + data.num_query = {sum(num_windows)} windows of {length + 1} bytes. Lower data.length, "
-            "or raise the split's share."
-        )
+    expected = f"a document for it with {sum(num_windows)} windows of {length + 1} bytes"
+    require(bool(documents), "data.sizes", num_tasks, expected, "Lower data.length, or raise the split's data.shares.")
     generator = np.random.default_rng(seed)
     chosen = [documents[place] for place in generator.integers(len(documents), size=num_tasks)]
     windows = torch.stack([_drawn_windows(each.tokens, sum(num_windows), length, generator) for each in chosen])

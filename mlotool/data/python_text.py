@@ -1,23 +1,132 @@
 """Python's own documentation and sources as text for language models: no download, no network."""
 
-from collections.abc import Mapping, Sequence
+import ast
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
 
-from mlotool.core.settings import Count, Rounds, Seed, Whole, target
-from mlotool.data.language_data import (
-    BYTES,
-    AbstractLanguageData,
-    LanguageOptions,
-    Shares,
-    as_tokens,
-    check_domains,
-    check_vocabulary,
-    joined,
-)
-from mlotool.data.python_sources import PYTHON_DOMAINS, read_domain
-from mlotool.data.splits import check_literal
+from mlotool.core.arguments import require
+from mlotool.core.settings import target
+from mlotool.data.language_data import AbstractLanguageData, as_tokens, check_domains, check_vocabulary, joined
+
+_NAMES = """
+_pydecimal _pyio abc argparse ast base64 bdb bisect calendar cmd code codecs codeop configparser contextlib copy csv
+dataclasses difflib dis doctest enum filecmp fileinput fnmatch fractions ftplib functools getopt gettext glob graphlib
+gzip hashlib heapq hmac imaplib inspect io ipaddress linecache lzma mailbox mimetypes netrc numbers opcode operator
+optparse os pdb pickle pickletools pkgutil plistlib poplib posixpath pprint pstats pyclbr queue quopri random reprlib
+runpy sched secrets selectors shelve shlex shutil smtplib socket socketserver ssl stat statistics stringprep struct
+subprocess symtable tarfile tempfile textwrap threading timeit tokenize trace traceback tracemalloc types typing uuid
+warnings wave weakref
+"""
+MODULES = tuple(_NAMES.split())
+"""Modules of one file each that distributions neither leave out nor put into a package of their own, as they do with
+tests, idlelib, tkinter and turtle. One that is not there is passed over; the hash tells."""
+
+Documents = Sequence[bytes]
+_Docstring = tuple[int, int, str]
+"""Its first and its last line, from 1, and its text without the indentation."""
+
+
+def read_domain(name: str) -> Documents:
+    """Return the documents of one domain of Python's own text, in an order that is always the same.
+
+    Args:
+        name: one of PYTHON_DOMAINS.
+
+    Raises:
+        ConfigError: this Python has no sources on the disk.
+    """
+    documents = PYTHON_DOMAINS[name]()
+    expected = f"one whose text is in {_library()}, the standard library as .py files"
+    require(any(documents), "data.domains", name, expected, "Use data=text_folder, or another Python.")
+    return [document for document in documents if document]
+
+
+def _documentation() -> Documents:
+    """Return the topics of `help()`: the language reference. Some topics contain others; a paragraph counts once."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return []
+    seen: set[str] = set()
+    documents = []
+    for name in sorted(topics):
+        paragraphs = [each for each in topics[name].split("\n\n") if each not in seen]
+        seen.update(paragraphs)
+        documents.append("\n\n".join(paragraphs).strip().encode())
+    return documents
+
+
+def _code() -> Documents:
+    """Return the sources without the lines of their docstrings."""
+    found = []
+    for source, docstrings in _sources():
+        hidden = {line for first, last, _ in docstrings for line in range(first, last + 1)}
+        kept = [line for number, line in enumerate(source.split("\n"), start=1) if number not in hidden]
+        found.append("\n".join(kept).encode())
+    return found
+
+
+def _docstrings() -> Documents:
+    return ["\n\n".join(text for _, _, text in docstrings).encode() for _, docstrings in _sources()]
+
+
+def _tables() -> Documents:
+    """Return the sources of the character sets, which are tables for the most part."""
+    return [path.read_bytes() for path in sorted((_library() / "encodings").glob("*.py"))]
+
+
+def _scrambled() -> Documents:
+    """Return the docstrings with the letters of each line in a random order: as common as there, without words."""
+    random = Random(0)
+    return [b"\n".join(_shuffled(line, random) for line in document.split(b"\n")) for document in _docstrings()]
+
+
+PYTHON_DOMAINS: Mapping[str, Callable[[], Documents]] = {
+    "documentation": _documentation,
+    "code": _code,
+    "docstrings": _docstrings,
+    "tables": _tables,
+    "scrambled": _scrambled,
+}
+"""What reads each domain of Python's own text."""
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+@cache
+def _sources() -> Sequence[tuple[str, Sequence[_Docstring]]]:
+    """Return the sources of MODULES, each with its docstrings."""
+    paths = [_library() / f"{name}.py" for name in MODULES]
+    sources = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+    return [(source, _docstrings_of(source)) for source in sources]
+
+
+def _docstrings_of(source: str) -> Sequence[_Docstring]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None:
+                last = node.body[0].end_lineno
+                assert last is not None
+                found.append((node.body[0].lineno, last, text))
+    return found
+
+
+def _shuffled(line: bytes, random: Random) -> bytes:
+    letters = list(line)
+    random.shuffle(letters)
+    return bytes(letters)
 
 
 @target("data")
+@dataclass(eq=False)
 class PythonText(AbstractLanguageData):
     """Bytes of the text that comes with Python, in five domains.
 
@@ -34,7 +143,7 @@ class PythonText(AbstractLanguageData):
     Args:
         sizes: number of windows by split name.
         domains: which of them there are; a window's `domain` is the number of its domain in this list.
-        shares: by split and domain; see `LanguageOptions`.
+        shares: by split and domain; see `AbstractLanguageData`.
         num_domains: must be the length of `domains`; it stands in the configuration so that models can refer to it.
             None: not looked at.
         vocabulary_size: 256; likewise.
@@ -51,20 +160,9 @@ class PythonText(AbstractLanguageData):
         torch.Size([2, 32])
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        domains: Sequence[str] = ("documentation",),
-        shares: Shares | None = None,
-        num_domains: Count | None = None,
-        vocabulary_size: Count = BYTES,
-        length: Rounds = 64,
-        seed: Seed = 0,
-        sha256: str | None = None,
-    ) -> None:
-        check_vocabulary(vocabulary_size)
-        check_domains(domains, tuple(PYTHON_DOMAINS))
-        if num_domains is not None:
-            check_literal("num_domains", num_domains, len(domains), "the length of data.domains")
-        texts = {name: as_tokens(joined(read_domain(name))) for name in domains}
-        super().__init__(texts, LanguageOptions(sizes, shares or {}, length, BYTES, seed, sha256))
+    domains: Sequence[str] = ("documentation",)
+
+    def __post_init__(self) -> None:
+        check_vocabulary(self.vocabulary_size)
+        check_domains(self.domains, tuple(PYTHON_DOMAINS))
+        self._split({name: as_tokens(joined(read_domain(name))) for name in self.domains})

@@ -1,20 +1,20 @@
 """Few-shot regression: each sample is a task of its own, a sine wave with another amplitude and phase."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from math import pi
 
 import numpy as np
 import torch
 
-from mlotool.core.settings import Count, Rounds, Seed, Shape, Whole, target
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, drawn
+from mlotool.core.settings import Count, Rounds, Shape, target
+from mlotool.data.splits import AbstractShapedData, InMemoryTensors, drawn
 
 # t: tasks, k: points
 
 
 @target("data")
-class SinusoidEpisodes(AbstractData[InMemoryTensors]):
+@dataclass(eq=False)
+class SinusoidEpisodes(AbstractShapedData[InMemoryTensors]):
     """Tasks `y = a sin(x - b)` with amplitude a ~ U(0.1, 5), phase b ~ U(0, pi) and points x ~ U(-5, 5).
 
     A sample is a task, `{"support": {"input": (k, 1), "target": (k, 1)}, "query": ..}` float32, `"amplitude"` and
@@ -36,34 +36,27 @@ class SinusoidEpisodes(AbstractData[InMemoryTensors]):
         torch.Size([3, 10, 1])
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 1,
-        image_shape: Shape = (1,),
-        num_support: Rounds = 10,
-        num_query: Rounds = 10,
-        seed: Seed = 0,
-    ) -> None:
-        check_literal("num_classes", num_classes, 1, "as a task's output is one number")
-        check_literal("image_shape", list(image_shape), [1], "as a task's input is one number")
-        self.num_classes = 1
-        self.image_shape = (1,)
-        super().__init__(drawn(sizes, lambda size, name: _draw(size, num_support, num_query, [seed, *name.encode()])))
+    num_classes: Count = 1
+    image_shape: Shape = (1,)
+    num_support: Rounds = 10
+    num_query: Rounds = 10
 
+    def __post_init__(self) -> None:
+        self._check(1, [1])
+        self._hold(drawn(self.sizes, self._draw_split))
 
-def _draw(num_tasks: int, num_support: int, num_query: int, seed: list[int]) -> InMemoryTensors:
-    generator = np.random.default_rng(seed)
-    amplitude = generator.uniform(0.1, 5.0, num_tasks)
-    phase = generator.uniform(0.0, pi, num_tasks)
-    x = generator.uniform(-5.0, 5.0, (num_tasks, num_support + num_query, 1))
-    y = amplitude[:, None, None] * np.sin(x - phase[:, None, None])
-    values = [torch.from_numpy(array).to(torch.float32) for array in (x, y, amplitude, phase)]
-    return InMemoryTensors(
-        {
-            "support": {"input": values[0][:, :num_support], "target": values[1][:, :num_support]},
-            "query": {"input": values[0][:, num_support:], "target": values[1][:, num_support:]},
-            "amplitude": values[2],
-            "phase": values[3],
-        }
-    )
+    def _draw_split(self, size: int, name: str) -> InMemoryTensors:
+        generator = np.random.default_rng([self.seed, *name.encode()])
+        amplitude = generator.uniform(0.1, 5.0, size)
+        phase = generator.uniform(0.0, pi, size)
+        x = generator.uniform(-5.0, 5.0, (size, self.num_support + self.num_query, 1))
+        y = amplitude[:, None, None] * np.sin(x - phase[:, None, None])
+        values = [torch.from_numpy(array).to(torch.float32) for array in (x, y, amplitude, phase)]
+        return InMemoryTensors(
+            {
+                "support": {"input": values[0][:, : self.num_support], "target": values[1][:, : self.num_support]},
+                "query": {"input": values[0][:, self.num_support :], "target": values[1][:, self.num_support :]},
+                "amplitude": values[2],
+                "phase": values[3],
+            }
+        )

@@ -2,22 +2,23 @@
 
 import csv
 import re
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
-from mlotool.core.settings import Count, Rounds, Seed, Whole, target
-from mlotool.data.splits import ImbalanceFactor
-from mlotool.data.text_data import AbstractTextData, TextOptions, TextPart
+from mlotool.core.settings import Count, target
+from mlotool.data.splits import FromFiles
+from mlotool.data.text_data import AbstractTextData, TextPart
 
 NEUTRAL = 2
 
 
 @target("data")
-class SST(AbstractTextData):
+@dataclass(eq=False)
+class SST(AbstractTextData, FromFiles):
     """Sentences of film reviews with their sentiment.
 
     - GLUE's SST-2, from `root/train.tsv` and `root/dev.tsv` (67,349 phrases and 872 sentences, 2 classes): `train`,
@@ -28,10 +29,11 @@ class SST(AbstractTextData):
 
     Args:
         root: the folder that holds the files of either.
-        sizes: see `TextOptions`, as for all keywords.
+        sizes: see `AbstractTextData`, as for all keywords.
         num_classes: 2, or 5 of the trees.
         vocabulary_size: words at most, with padding and unknown.
         length: tokens of a text.
+        labels: `clean`, as there are no votes.
         imbalance_factor: of the long tail of `train`, or None.
         tokenizer: folder of a Hugging Face tokenizer; None: the words of `train`.
         seed: of the splits.
@@ -42,35 +44,24 @@ class SST(AbstractTextData):
     Source: Socher et al. 2013, Recursive Deep Models for Semantic Compositionality; Wang et al. 2018, GLUE.
     """
 
-    def __init__(
-        self,
-        root: str,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 2,
-        vocabulary_size: Count = 10000,
-        length: Rounds = 64,
-        imbalance_factor: ImbalanceFactor | None = None,
-        tokenizer: str | None = None,
-        seed: Seed = 0,
-    ) -> None:
-        folder = at_home(root)
+    num_classes: Count = 2
+
+    def __post_init__(self) -> None:
+        folder = self.folder
         if (folder / "train.tsv").is_file() and (folder / "dev.tsv").is_file():
             train, dev = _read_table(folder / "train.tsv"), _read_table(folder / "dev.tsv")
-            parts = {"train": train, "meta": train, "val": train, "test": dev}
+            self._split({"train": train, "meta": train, "val": train, "test": dev})
         elif all((folder / f"{name}.txt").is_file() for name in ("train", "dev", "test")):
-            train, dev, test = (_read_trees(folder / f"{name}.txt", num_classes) for name in ("train", "dev", "test"))
-            parts = {"train": train, "meta": train, "val": dev, "test": test}
+            paths = [folder / f"{name}.txt" for name in ("train", "dev", "test")]
+            train, dev, test = (_read_trees(path, self.num_classes) for path in paths)
+            self._split({"train": train, "meta": train, "val": dev, "test": test})
         else:
             raise ConfigError(
-                f"data.root={root} has neither train.tsv and dev.tsv nor train.txt, dev.txt and test.txt; expected "
-                "SST-2 of GLUE or the trees of SST. Download SST-2.zip from https://gluebenchmark.com/tasks or "
-                "trainDevTestTrees_PTB.zip from https://nlp.stanford.edu/sentiment, unpack it, and set data.root to "
-                "its folder."
+                f"data.root={self.root} has neither train.tsv and dev.tsv nor train.txt, dev.txt and test.txt; "
+                "expected SST-2 of GLUE or the trees of SST. Download SST-2.zip from https://gluebenchmark.com/tasks "
+                "or trainDevTestTrees_PTB.zip from https://nlp.stanford.edu/sentiment, unpack it, and set data.root "
+                "to its folder."
             )
-        options = TextOptions(
-            sizes, num_classes, vocabulary_size, length, seed, imbalance_factor=imbalance_factor, tokenizer=tokenizer
-        )
-        super().__init__(parts, options)
 
 
 def _read_table(path: Path) -> TextPart:
@@ -92,11 +83,9 @@ def _read_trees(path: Path, num_classes: int) -> TextPart:
     for line in lines:
         # "(3 (2 It) (4 (2 's) (3 good)))": the first label is the sentence's, its words stand before a bracket closes.
         match = re.match(r"\(([0-4]) ", line)
-        if match is None:
-            raise ConfigError(
-                f"{path} has the line {line[:40]!r}; expected a tree such as (3 (2 It) (4 good)). Unpack the published "
-                "file again."
-            )
+        expected = "trees such as (3 (2 It) (4 good))"
+        require(match is not None, str(path), line[:40], expected, "Unpack the published file again.")
+        assert match is not None
         label = int(match[1])
         if num_classes == 2:
             if label == NEUTRAL:

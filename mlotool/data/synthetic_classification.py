@@ -1,15 +1,14 @@
 """Binary labels of random points, a plane between them: for hyperparameter optimization of logistic regression."""
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, NonNegative, Seed, Shape, Whole, target
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_literal, drawn
+from mlotool.core.arguments import require
+from mlotool.core.settings import Count, NonNegative, Shape, target
+from mlotool.data.splits import AbstractShapedData, InMemoryTensors, drawn
 
 # n: samples, d: features
 
@@ -17,7 +16,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @target("data")
-class SyntheticClassification(AbstractData[InMemoryTensors]):
+@dataclass(eq=False)
+class SyntheticClassification(AbstractShapedData[InMemoryTensors]):
     """Points with labels `y = 1[x w + noise e > 0]`, where w, x and e are standard normal.
 
     Betty's paper (appendix D.1) names neither n nor d nor the generator but refers to Grazzi et al. 2020; the generator
@@ -42,43 +42,28 @@ class SyntheticClassification(AbstractData[InMemoryTensors]):
         torch.Size([20])
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 2,
-        image_shape: Shape = (20,),
-        num_informative: Count | None = None,
-        noise: NonNegative = 0.1,
-        dtype: Literal["float32", "float64"] = "float32",
-        seed: Seed = 0,
-    ) -> None:
-        check_literal("num_classes", num_classes, 2, "as there are two sides of a plane")
-        _check_features(image_shape, num_informative)
-        self.num_classes = 2
-        self.image_shape = tuple(image_shape)
-        weight = np.random.default_rng([seed, 0]).standard_normal(image_shape[0])
-        if num_informative is not None:
-            weight[num_informative:] = 0.0
-        self.true_weight = torch.from_numpy(weight).to(DTYPES[dtype])
-        super().__init__(
-            drawn(sizes, lambda size, name: _draw(size, weight, noise, DTYPES[dtype], [seed, 1, *name.encode()]))
-        )
+    num_classes: Count = 2
+    image_shape: Shape = (20,)
+    num_informative: Count | None = None
+    noise: NonNegative = 0.1
+    dtype: Literal["float32", "float64"] = "float32"
 
+    def __post_init__(self) -> None:
+        require(len(self.image_shape) == 1, "data.image_shape", list(self.image_shape), "[d], the number of features")
+        num_features = self.image_shape[0]
+        is_right = self.num_informative is None or self.num_informative <= num_features
+        require(is_right, "data.num_informative", self.num_informative, f"at most {num_features}, the features")
+        self._weight = np.random.default_rng([self.seed, 0]).standard_normal(num_features)
+        if self.num_informative is not None:
+            self._weight[self.num_informative :] = 0.0
+        self.true_weight = torch.from_numpy(self._weight).to(DTYPES[self.dtype])
+        self._check(2, self.image_shape)
+        self._hold(drawn(self.sizes, self._draw_split))
 
-def _draw(size: int, weight: np.ndarray, noise: float, dtype: torch.dtype, seed: list[int]) -> InMemoryTensors:
-    generator = np.random.default_rng(seed)
-    x = generator.standard_normal((size, len(weight)))
-    y = x @ weight + noise * generator.standard_normal(size) > 0
-    return InMemoryTensors({"input": torch.from_numpy(x).to(dtype), "target": torch.from_numpy(y).long()})
-
-
-def _check_features(image_shape: Sequence[int], num_informative: int | None) -> None:
-    if len(image_shape) != 1:
-        raise ConfigError(
-            f"data.image_shape={list(image_shape)}; expected [d], the number of features. Set data.image_shape=[20]."
-        )
-    if num_informative is not None and num_informative > image_shape[0]:
-        raise ConfigError(
-            f"data.num_informative={num_informative}; expected null or a number from 1 to {image_shape[0]}, the number "
-            "of features. Set data.num_informative=null."
+    def _draw_split(self, size: int, name: str) -> InMemoryTensors:
+        generator = np.random.default_rng([self.seed, 1, *name.encode()])
+        x = generator.standard_normal((size, len(self._weight)))
+        y = x @ self._weight + self.noise * generator.standard_normal(size) > 0
+        return InMemoryTensors(
+            {"input": torch.from_numpy(x).to(DTYPES[self.dtype]), "target": torch.from_numpy(y).long()}
         )

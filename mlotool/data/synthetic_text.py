@@ -1,14 +1,13 @@
 """A small corpus of film reviews out of templates, with labelers that look for words: text without a download."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from mlotool.core.settings import Count, Rounds, Seed, Whole, target
-from mlotool.data.text_data import ABSTAIN, AbstractTextData, Labels, TextOptions, TextPart
-from mlotool.data.vocabulary import split_words
+from mlotool.core.settings import Count, Rounds, target
+from mlotool.data.text_data import ABSTAIN, AbstractTextData, Labels, TextPart, split_words
 
 NEGATIVE, POSITIVE = 0, 1
 NOUNS = ("film", "plot", "acting", "music", "ending", "cast", "script", "camera", "story", "dialogue")
@@ -50,6 +49,7 @@ RULES = (
 
 
 @target("data")
+@dataclass(eq=False)
 class SyntheticText(AbstractTextData):
     """Reviews of three judgements, of which most decide the label; nine keyword rules, blind to "not", vote on them.
 
@@ -58,11 +58,13 @@ class SyntheticText(AbstractTextData):
     `labels` is `clean`, all other splits have true ones.
 
     Args:
-        sizes: see `TextOptions`, as for all keywords; splits are any names.
+        sizes: see `AbstractTextData`, as for all keywords; splits are any names.
         num_classes: 2, negative and positive.
         vocabulary_size: words at most, with padding and unknown.
         length: tokens of a text.
         labels: of `train`: `majority_vote`, `label_model` or `clean`.
+        imbalance_factor: of the long tail of `train`, or None.
+        tokenizer: folder of a Hugging Face tokenizer; None: the words of `train`.
         seed: of the texts and of ties between votes.
 
     Example:
@@ -71,19 +73,13 @@ class SyntheticText(AbstractTextData):
         torch.Size([2, 40])
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 2,
-        vocabulary_size: Count = 100,
-        length: Rounds = 40,
-        labels: Labels = "majority_vote",
-        seed: Seed = 0,
-    ) -> None:
-        super().__init__(
-            {name: make_corpus(int(size), [seed, *name.encode()]) for name, size in sizes.items()},
-            TextOptions(sizes, num_classes, vocabulary_size, length, seed, labels),
-        )
+    num_classes: Count = 2
+    vocabulary_size: Count = 100
+    length: Rounds = 40
+    labels: Labels = "majority_vote"
+
+    def __post_init__(self) -> None:
+        self._split({name: make_corpus(int(size), [self.seed, *name.encode()]) for name, size in self.sizes.items()})
 
 
 def make_corpus(size: int, seed: list[int]) -> TextPart:

@@ -4,19 +4,134 @@ A labeler votes for a class or abstains. Both ways to combine votes give probabi
 them.
 """
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.data.image_data import checked_num_classes
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.splits import AbstractData, check_splits, long_tail_indices, split_indices
-from mlotool.data.vocabulary import Encoder, LocalTokenizer, Vocabulary
+from mlotool.core.files import at_home
+from mlotool.core.settings import Count, Rounds, Seed, Whole
+from mlotool.data import splits
+from mlotool.data.splits import AbstractData, ImbalanceFactor, InMemoryTensors
+
+# n: texts, t: length in tokens
+
+PADDING, UNKNOWN = 0, 1
+
+
+class Encoder(Protocol):
+    """Turns texts into token ids."""
+
+    def encode(self, texts: Sequence[str], length: int) -> Tensor:
+        """Return (n, t) int64, cut or padded to `length` tokens."""
+
+
+class Vocabulary:
+    """The commonest words of some texts; ids begin with 0 for padding and 1 for what is unknown.
+
+    Words are runs of letters, digits and apostrophes, in lower case; every other sign but space is a word of its own.
+
+    Args:
+        words: with the ids 2, 3, ...
+
+    Example:
+        >>> Vocabulary.of(["A good film.", "a bad one"], max_size=5).encode(["a good one"], length=4)
+        tensor([[2, 1, 1, 0]])
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = ("<padding>", "<unknown>", *words)
+        self._ids = {word: number for number, word in enumerate(self.words)}
+
+    @classmethod
+    def of(cls, texts: Sequence[str], max_size: int) -> "Vocabulary":
+        """Return the vocabulary of `texts`, at most `max_size` with the two special ones.
+
+        Words that are as common are taken in the order of the alphabet, so that it does not depend on the texts' order.
+        """
+        counts = Counter(word for text in texts for word in split_words(text))
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(ranked[: max(max_size - 2, 0)])
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, texts: Sequence[str], length: int) -> Tensor:
+        """Return (n, t) int64; what is longer loses its end, what is shorter ends with padding."""
+        ids = torch.full((len(texts), length), PADDING, dtype=torch.int64)
+        for row, text in enumerate(texts):
+            found = [self._ids.get(word, UNKNOWN) for word in split_words(text)[:length]]
+            ids[row, : len(found)] = torch.tensor(found, dtype=torch.int64)
+        return ids
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, in lower case."""
+    return re.findall(r"[\w']+|[^\w\s]", text.lower())
+
+
+class LocalTokenizer:
+    """A Hugging Face tokenizer from a folder on this machine; nothing is downloaded.
+
+    Args:
+        path: the folder, as `save_pretrained` writes it.
+        vocabulary_size: of the models, at least its number of tokens.
+
+    Raises:
+        ConfigError: transformers is not installed, there is no tokenizer in the folder, or it has too many tokens.
+    """
+
+    def __init__(self, path: str, vocabulary_size: int) -> None:
+        self._tokenizer = load_tokenizer(path, vocabulary_size)
+        # A model has to tell padding from words by its id.
+        padding, expected = self._tokenizer.pad_token_id, f"one whose padding has the id {PADDING}, as BERT's has"
+        require(padding == PADDING, "data.tokenizer", path, expected, f"Its padding has the id {padding}.")
+
+    def encode(self, texts: Sequence[str], length: int) -> Tensor:
+        """Return (n, t) int64, with the tokenizer's own first and last token."""
+        found = self._tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")
+        return torch.tensor(found["input_ids"], dtype=torch.int64)
+
+
+def load_tokenizer(path: str, vocabulary_size: int) -> Any:
+    """Return the Hugging Face tokenizer of a folder on this machine; nothing is downloaded, no code of it is run.
+
+    Args:
+        path: the folder, as `save_pretrained` writes it.
+        vocabulary_size: of the models, at least its number of tokens.
+
+    Raises:
+        ConfigError: transformers is not installed, there is no tokenizer in the folder, or it has too many tokens.
+    """
+    try:
+        from transformers import AutoTokenizer  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise ConfigError(
+            f"data.tokenizer={path} needs transformers, which is not installed; expected it, or data.tokenizer=null. "
+            "Run pip install 'mlotool[text]'."
+        ) from error
+    folder = at_home(path)
+    try:
+        # Transformers takes a folder that is missing for a name on its Hub, and says that it cannot connect.
+        if not folder.is_dir():
+            raise FileNotFoundError("there is no such folder")
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"data.tokenizer={path}: no tokenizer could be read ({str(error).splitlines()[0]}); expected a folder with "
+            "tokenizer.json, as save_pretrained writes it. Correct data.tokenizer, or set it to null."
+        ) from error
+    expected = f"at least {len(tokenizer)}, the tokens of data.tokenizer={path}"
+    require(len(tokenizer) <= vocabulary_size, "data.vocabulary_size", vocabulary_size, expected)
+    return tokenizer
+
 
 # n: samples, m: labelers, k: classes
 
@@ -193,107 +308,90 @@ class TextPart:
         return TextPart([self.texts[i] for i in indices.tolist()], self.target[indices], votes)
 
 
-@dataclass(frozen=True)
-class TextOptions:
-    """The keywords that text data objects have.
+@dataclass(eq=False)
+class AbstractTextData(AbstractData[InMemoryTensors]):
+    """Base of the text data, with the settings of all of them; a leaf reads its files and hands them to `_split`.
+
+    Batches are `{"input": (b, t) int64 token ids, "target": (b,) int64, "index": (b,) int64}`, and, of a `train` whose
+    labels are made of votes, `"clean_target": (b,) int64` and `"weak_labels": (b, m) int64`.
 
     Args:
         sizes: number of texts by split name, before the long tail and before those without a vote are left out.
         num_classes: must be what the data has; it stands in the configuration so that models can refer to it.
         vocabulary_size: words at most, with padding (0) and unknown (1); likewise.
         length: tokens of a text, cut or padded; likewise.
-        seed: of the splits and of ties between votes.
         labels: of `train`. `clean`: the true ones; `majority_vote` or `label_model`: made of the votes, without the
             texts on which nobody votes. The label model is told how common the classes are in `meta` and `val`.
         imbalance_factor: of the long tail of `train`, by its true labels; None: as it is. See `long_tail_counts`.
         tokenizer: folder of a Hugging Face tokenizer; None: the words of `train`.
-    """
-
-    sizes: Mapping[str, int]
-    num_classes: int
-    vocabulary_size: int
-    length: int
-    seed: int = 0
-    labels: Labels = "clean"
-    imbalance_factor: float | None = None
-    tokenizer: str | None = None
-
-
-class AbstractTextData(AbstractData[InMemoryTensors]):
-    """Base of the text data; a leaf reads its files and hands them to this constructor.
-
-    Batches are `{"input": (b, t) int64 token ids, "target": (b,) int64, "index": (b,) int64}`, and, of a `train` whose
-    labels are made of votes, `"clean_target": (b,) int64` and `"weak_labels": (b, m) int64`.
-
-    Args:
-        parts: by split name, what it is drawn from; where several name the same part, their draws are disjoint.
-        options: what the recipe asks for.
+        seed: of the splits and of ties between votes.
 
     Raises:
-        ConfigError: the options do not fit the data.
+        ConfigError: the settings do not fit the data.
     """
 
-    vocabulary_size: int
-    length: int
+    sizes: Mapping[str, Whole]
+    num_classes: Count
+    vocabulary_size: Count = 10000
+    length: Rounds = 64
+    labels: Labels = "clean"
+    imbalance_factor: ImbalanceFactor | None = None
+    tokenizer: str | None = None
+    seed: Seed = 0
 
-    def __init__(self, parts: Mapping[str, TextPart], options: TextOptions) -> None:
-        check_splits(options.sizes, tuple(parts))
-        self.num_classes = checked_num_classes(torch.cat([part.target for part in parts.values()]), options.num_classes)
-        self.vocabulary_size, self.length = options.vocabulary_size, options.length
-        drawn = _draw(parts, options)
+    def _split(self, parts: Mapping[str, TextPart]) -> None:
+        """Draw the splits from a part each, by split name; where several name the same part, draws are disjoint."""
+        splits.check_splits(self.sizes, tuple(parts))
+        num_classes = int(torch.cat([part.target for part in parts.values()]).max()) + 1
+        what = "the number of classes that the data has"
+        splits.check_literal("num_classes", self.num_classes, num_classes, what)
+        drawn = self._drawn(parts)
         clean_target = None
         if "train" in drawn:
-            drawn["train"], clean_target = _make_train(drawn["train"], _class_balance(drawn, options), options)
-        self.encoder = _make_encoder(drawn, options)
+            drawn["train"], clean_target = self._made_weak(drawn["train"], self._class_balance(drawn))
+        self.encoder = self._encoder(drawn)
         datasets = {}
         for name, part in drawn.items():
-            values = {"input": self.encoder.encode(part.texts, options.length), "target": part.target}
+            values = {"input": self.encoder.encode(part.texts, self.length), "target": part.target}
             if name == "train" and clean_target is not None:
                 assert part.weak_labels is not None
                 values |= {"clean_target": clean_target, "weak_labels": part.weak_labels}
             datasets[name] = InMemoryTensors(values)
         super().__init__(datasets)
 
+    def _drawn(self, parts: Mapping[str, TextPart]) -> dict[str, TextPart]:
+        drawn: dict[str, TextPart] = {}
+        for part in {id(part): part for part in parts.values()}.values():
+            sizes = {name: int(size) for name, size in self.sizes.items() if parts[name] is part}
+            for name, indices in splits.split_indices(part.target, sizes, self.seed).items():
+                drawn[name] = part.at(indices)
+        return {name: drawn[name] for name in self.sizes if name in drawn}
 
-def _draw(parts: Mapping[str, TextPart], options: TextOptions) -> dict[str, TextPart]:
-    drawn: dict[str, TextPart] = {}
-    for part in {id(part): part for part in parts.values()}.values():
-        sizes = {name: int(size) for name, size in options.sizes.items() if parts[name] is part}
-        drawn.update(
-            (name, part.at(indices)) for name, indices in split_indices(part.target, sizes, options.seed).items()
-        )
-    return {name: drawn[name] for name in options.sizes if name in drawn}
+    def _class_balance(self, drawn: Mapping[str, TextPart]) -> Tensor:
+        """Return how common the classes are where true labels may be looked at: in `meta` and `val`; else equally."""
+        known = [drawn[name].target for name in ("meta", "val") if name in drawn]
+        # One more of each: a class that is not there may still exist.
+        return 1.0 + torch.bincount(torch.cat([*known, torch.empty(0, dtype=torch.int64)]), minlength=self.num_classes)
 
+    def _made_weak(self, part: TextPart, class_balance: Tensor) -> tuple[TextPart, Tensor | None]:
+        """Return the train texts with the labels to train on, and their true ones if those are others."""
+        if self.imbalance_factor is not None:
+            part = part.at(splits.long_tail_indices(part.target, self.num_classes, self.imbalance_factor))
+        if self.labels == "clean":
+            return part, None
+        votes = torch.zeros(0, 1) - 1 if part.weak_labels is None else part.weak_labels
+        expected = "clean, as the texts of train have no votes"
+        require(bool(is_covered(votes).any()), "data.labels", self.labels, expected, "Set data.labels=clean.")
+        part = part.at(torch.nonzero(is_covered(votes)).squeeze(1))
+        assert part.weak_labels is not None
+        if self.labels == "majority_vote":
+            probabilities = majority_vote(part.weak_labels, self.num_classes)
+        else:
+            probabilities = label_model(part.weak_labels, self.num_classes, class_balance=class_balance).probabilities
+        return TextPart(part.texts, hard_labels(probabilities, self.seed), part.weak_labels), part.target
 
-def _class_balance(drawn: Mapping[str, TextPart], options: TextOptions) -> Tensor:
-    """Return how common the classes are where true labels may be looked at: in `meta` and `val`; else equally."""
-    known = [drawn[name].target for name in ("meta", "val") if name in drawn]
-    # One more of each: a class that is not there may still exist.
-    return 1.0 + torch.bincount(torch.cat([*known, torch.empty(0, dtype=torch.int64)]), minlength=options.num_classes)
-
-
-def _make_train(part: TextPart, class_balance: Tensor, options: TextOptions) -> tuple[TextPart, Tensor | None]:
-    """Return the train texts with the labels to train on, and their true ones if those are others."""
-    if options.imbalance_factor is not None:
-        part = part.at(long_tail_indices(part.target, options.num_classes, options.imbalance_factor))
-    if options.labels == "clean":
-        return part, None
-    if part.weak_labels is None or not bool(is_covered(part.weak_labels).any()):
-        raise ConfigError(
-            f"data.labels={options.labels}; expected votes on the texts of train, which this data does not have. "
-            "Set data.labels=clean."
-        )
-    part = part.at(torch.nonzero(is_covered(part.weak_labels)).squeeze(1))
-    assert part.weak_labels is not None
-    if options.labels == "majority_vote":
-        probabilities = majority_vote(part.weak_labels, options.num_classes)
-    else:
-        probabilities = label_model(part.weak_labels, options.num_classes, class_balance=class_balance).probabilities
-    return TextPart(part.texts, hard_labels(probabilities, options.seed), part.weak_labels), part.target
-
-
-def _make_encoder(drawn: Mapping[str, TextPart], options: TextOptions) -> Encoder:
-    if options.tokenizer is not None:
-        return LocalTokenizer(options.tokenizer, options.vocabulary_size)
-    texts = drawn["train"].texts if "train" in drawn else [text for part in drawn.values() for text in part.texts]
-    return Vocabulary.of(texts, options.vocabulary_size)
+    def _encoder(self, drawn: Mapping[str, TextPart]) -> Encoder:
+        if self.tokenizer is not None:
+            return LocalTokenizer(self.tokenizer, self.vocabulary_size)
+        texts = drawn["train"].texts if "train" in drawn else [text for part in drawn.values() for text in part.texts]
+        return Vocabulary.of(texts, self.vocabulary_size)

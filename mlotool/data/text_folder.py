@@ -1,31 +1,29 @@
 """Text files of the user's as text for language models, as bytes or by a tokenizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
-from mlotool.core.settings import Count, Rounds, Seed, Whole, target
-from mlotool.data.language_data import (
-    BYTES,
-    AbstractLanguageData,
-    LanguageOptions,
-    Shares,
-    as_tokens,
-    check_domains,
-    check_vocabulary,
-    joined,
-)
-from mlotool.data.splits import check_literal
-from mlotool.data.vocabulary import load_tokenizer
+from mlotool.core.settings import target
+from mlotool.data.language_data import AbstractLanguageData, as_tokens, check_domains, check_vocabulary, joined
+from mlotool.data.text_data import load_tokenizer
+
+
+@dataclass(eq=False)
+class _FromPath:
+    path: str
 
 
 @target("data")
-class TextFolder(AbstractLanguageData):
+@dataclass(eq=False)
+class TextFolder(AbstractLanguageData, _FromPath):
     """A text file, or all files of a folder that match a pattern; its subfolders are domains.
 
     A file in a subfolder of `path`, at any depth, is a document of the domain that has that subfolder's name; files
@@ -37,7 +35,7 @@ class TextFolder(AbstractLanguageData):
         sizes: number of windows by split name.
         pattern: of the files in a folder, such as `**/*.md`, where `**` is any depth.
         domains: which of them there are, and in which order they are numbered; None: all, by name.
-        shares: by split and domain; see `LanguageOptions`.
+        shares: by split and domain; see `AbstractLanguageData`.
         num_domains: must be the number of domains; it stands in the configuration so that models can refer to it.
             None: not looked at.
         vocabulary_size: 256; with a tokenizer, at least its number of tokens; likewise.
@@ -51,42 +49,26 @@ class TextFolder(AbstractLanguageData):
         ConfigError: there is no such file, there is no text in it, or the options do not fit it.
     """
 
-    def __init__(
-        self,
-        path: str,
-        sizes: Mapping[str, Whole],
-        pattern: str = "**/*.txt",
-        domains: Sequence[str] | None = None,
-        shares: Shares | None = None,
-        num_domains: Count | None = None,
-        vocabulary_size: Count = BYTES,
-        length: Rounds = 64,
-        tokenizer: str | None = None,
-        seed: Seed = 0,
-        sha256: str | None = None,
-    ) -> None:
-        documents = _read(at_home(path), pattern)
-        if domains is not None:
-            check_domains(domains, tuple(documents))
-            documents = {name: documents[name] for name in domains}
-        if num_domains is not None:
-            check_literal("num_domains", num_domains, len(documents), f"as there are {', '.join(documents)}")
-        if tokenizer is None:
-            check_vocabulary(vocabulary_size)
+    pattern: str = "**/*.txt"
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        documents = _read(at_home(self.path), self.pattern)
+        if self.domains is not None:
+            check_domains(self.domains, tuple(documents))
+            documents = {name: documents[name] for name in self.domains}
+        if self.tokenizer is None:
+            check_vocabulary(self.vocabulary_size)
             texts = {name: as_tokens(joined(each)) for name, each in documents.items()}
         else:
-            reader = load_tokenizer(tokenizer, vocabulary_size)
+            reader = load_tokenizer(self.tokenizer, self.vocabulary_size)
             texts = {name: _tokenized(reader, each) for name, each in documents.items()}
-        super().__init__(texts, LanguageOptions(sizes, shares or {}, length, vocabulary_size, seed, sha256))
+        self._split(texts)
 
 
 def _read(path: Path, pattern: str) -> dict[str, list[bytes]]:
     """Return the documents by domain, both in the order of their names."""
-    if not path.exists():
-        raise ConfigError(
-            f"data.path={path}: there is no such file or folder; expected a text file, or a folder with some. Correct "
-            "data.path."
-        )
+    require(path.exists(), "data.path", str(path), "a text file that exists, or a folder with some")
     files = [path] if path.is_file() else _matches(path, pattern)
     documents: dict[str, list[bytes]] = {}
     for file in files:
@@ -101,9 +83,8 @@ def _read(path: Path, pattern: str) -> dict[str, list[bytes]]:
             ) from error
         if text:
             documents.setdefault(name, []).append(text)
-    if not documents:
-        what = "is empty" if path.is_file() else f"has no file that matches data.pattern={pattern} and is not empty"
-        raise ConfigError(f"data.path={path}: it {what}; expected text. Correct data.path or data.pattern.")
+    expected = f"text in it, in files that match data.pattern={pattern}"
+    require(bool(documents), "data.path", str(path), expected, "Correct data.path or data.pattern.")
     return dict(sorted(documents.items()))
 
 

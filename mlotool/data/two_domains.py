@@ -1,17 +1,17 @@
 """Digits, and digits that look otherwise: two domains without a network."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, Seed, Shape, Share, Whole, target
+from mlotool.core.arguments import require
+from mlotool.core.settings import Count, Shape, Share, target
 from mlotool.data.digits import NORMALIZATION, read_digits
-from mlotool.data.domains import AbstractTwoDomains
-from mlotool.data.image_data import Part, draw
+from mlotool.data.image_data import AbstractTwoDomains, Part
+from mlotool.data.splits import split_indices
 
 Shift = Literal["turn", "invert", "noise"]
 MAX_PIXEL = 16
@@ -19,6 +19,7 @@ NOISE_STD = 5.0
 
 
 @target("data")
+@dataclass(eq=False)
 class TwoDomains(AbstractTwoDomains):
     """scikit-learn's digits as the source domain, changed ones as the target domain; each image is used once.
 
@@ -40,28 +41,24 @@ class TwoDomains(AbstractTwoDomains):
         (tensor(0), tensor(50))
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        num_classes: Count = 10,
-        image_shape: Shape = (1, 8, 8),
-        shift: Shift = "turn",
-        target_share: Share = 0.0,
-        seed: Seed = 0,
-    ) -> None:
+    num_classes: Count = 10
+    image_shape: Shape = (1, 8, 8)
+    shift: Shift = "turn"
+    target_share: Share = 0.0
+
+    def __post_init__(self) -> None:
         digits = read_digits()
-        num_source = int(sizes.get("pretrain", 0))
-        if not 0 <= num_source < len(digits.target):
-            raise ConfigError(
-                f"data.sizes.pretrain={num_source}; expected a number from 0 to {len(digits.target) - 1}, as the other "
-                "splits need some. Set data.sizes.pretrain=900."
-            )
-        # `train` comes last in `draw`: what is left for the target domain is the same for every size of `pretrain`.
-        pools = draw(digits, {"target": len(digits.target) - num_source, "train": num_source}, seed)
-        generator = np.random.default_rng([seed, 2])
-        target = _moved(pools["target"], shift, 1.0, generator)
-        source = _moved(pools["train"], shift, target_share, generator) if num_source else digits
-        super().__init__(source, target, sizes, num_classes, image_shape, seed, NORMALIZATION)
+        num_digits, num_source = len(digits.target), int(self.sizes.get("pretrain", 0))
+        expected = f"a number from 0 to {num_digits - 1}, as the other splits need some"
+        require(num_source < num_digits, "data.sizes.pretrain", num_source, expected)
+        # `train` comes last: what is left for the target domain is the same for every size of `pretrain`.
+        pools = split_indices(digits.target, {"target": num_digits - num_source, "train": num_source}, self.seed)
+        generator = np.random.default_rng([self.seed, 2])
+        target = _moved(digits.at(pools["target"]), self.shift, 1.0, generator)
+        source = digits
+        if num_source:
+            source = _moved(digits.at(pools["train"]), self.shift, self.target_share, generator)
+        self._split(source, target, NORMALIZATION)
 
 
 def _moved(part: Part, shift: str, share: float, generator: np.random.Generator) -> Part:

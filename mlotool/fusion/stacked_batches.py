@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mlotool.core.private import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
-from mlotool.data.in_memory import InMemoryDataset
-from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.data.image_data import InMemoryDataset
 from mlotool.data.language_data import TextWindows
+from mlotool.data.splits import InMemoryTensors
 from mlotool.fusion.stack import NotFusedError
 from mlotool.problem.problem import Problem
 from mlotool.problem.stream import Place, SameBatch, Stream

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,78 +11,13 @@ from mlotool.core.arguments import require
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, Positive, Rounds, Seed, target
 from mlotool.hypergradient.step_products import simulate, step_gradients
-from mlotool.hypergradient.vector import add, copies, leaves, moved_to, unflatten, zeros
+from mlotool.hypergradient.vector import add, leaves, moved_to, unflatten, zeros
 from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.trajectory import on_device
 
-
-class History(NamedTuple):
-    """The sum of the directions of each pair since it began, for one reader.
-
-    Args:
-        sums: by number of the pair.
-        num_rounds: gradients so far.
-
-    Example:
-        >>> import torch
-        >>> history = History({}).extended([[torch.ones(2)]]).extended([[torch.ones(2)]])
-        >>> history.sums[0]
-        [tensor([2., 2.])]
-    """
-
-    sums: Mapping[int, Vector]
-    num_rounds: int = 0
-
-    def extended(self, directions: Sequence[Vector]) -> "History":
-        """Return the history with a round's directions, one a pair, in its sums."""
-        sums = {
-            number: add(moved_to(self.sums[number], direction), direction) if number in self.sums else list(direction)
-            for number, direction in enumerate(directions)
-        }
-        return History({**self.sums, **sums}, self.num_rounds)
-
-    def after_round(self, is_finite: Tensor, restart_every: int | None) -> "History":
-        """Return it without the pairs that begin again: those not finite, and all after `restart_every` rounds."""
-        count = self.num_rounds + 1
-        if restart_every is not None and count % restart_every == 0:
-            return History({}, count)
-        good = is_finite.tolist()
-        return History({number: each for number, each in self.sums.items() if good[number]}, count)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums and the count, in plain containers."""
-        return {"sums": {number: list(each) for number, each in self.sums.items()}, "num_rounds": self.num_rounds}
-
-    @classmethod
-    def from_state_dict(cls, saved: Mapping[str, Any]) -> "History":
-        """Return the history that was saved."""
-        return cls({number: copies(each) for number, each in saved["sums"].items()}, saved["num_rounds"])
-
-
 # The parameters and optimizer state that a rollout came to.
 End = tuple[tuple[Tensor, ...], tuple[State, ...]]
-
-
-class EvolutionState(NamedTuple):
-    """What is kept from one gradient to the next.
-
-    Args:
-        generator: the state of the directions' generator.
-        last: what is reported of the last gradient, by name: numbers, or 0-D tensors.
-        histories: by reader, what persistent pairs have behind them.
-        ends: by problem, reader and number of the particle, where its last rollout came to.
-
-    Example:
-        >>> import torch
-        >>> EvolutionState(torch.Generator().get_state(), {}, {}, {}).generator.dtype
-        torch.uint8
-    """
-
-    generator: Tensor
-    last: Mapping[str, float | Tensor]
-    histories: Mapping[str, History]
-    ends: Mapping[tuple[str, str, int], End]
 
 
 @target("hypergradient")
@@ -167,11 +102,11 @@ class EvolutionStrategies(AbstractZerothOrder):
         if particle is None:
             return self._roll_out(view, inputs, None)[0]
         key = view.problem.name, view.problem.reader, particle.number
-        begin = None if particle.is_new else memory.value.ends.get(key)
+        begin = None if particle.is_new else memory.value["ends"].get(key)
         if begin is not None:
             begin = tuple(moved_to(begin[0], view.theta)), on_device(begin[1], view.theta[0].device)
         end = self._roll_out(view, inputs, begin)
-        memory.value = memory.value._replace(ends={**memory.value.ends, key: end})
+        memory.value = {**memory.value, "ends": {**memory.value["ends"], key: end}}
         return end[0]
 
     def _roll_out(self, view: LowerView, inputs: Vector, begin: End | None) -> End:
@@ -205,27 +140,33 @@ class EvolutionStrategies(AbstractZerothOrder):
     ) -> list[Tensor]:
         """Return the estimate at `theta`; every evaluation draws the same random numbers."""
         generator = torch.Generator()
-        generator.set_state(memory.value.generator)
+        generator.set_state(memory.value["generator"])
         directions = self._draw(theta, num_tasks, generator)
         random = RandomState(devices)
-        history = memory.value.histories.get(reader, History({})) if self.persistent else None
-        values = []
+        # The sum of the directions of each pair since it began, by number of the pair.
+        history = memory.value["histories"].get(reader, {"sums": {}, "num_rounds": 0})
+        sums, values = history["sums"], []
         with random.replayed():
             for number, direction in enumerate(directions):
                 for side, sign in enumerate((1.0, -1.0)):
                     random.restore()
-                    particle = None if history is None else Particle(2 * number + side, number not in history.sums)
+                    particle = Particle(2 * number + side, number not in sums) if self.persistent else None
                     values.append(loss(add(theta, direction, sign * self.sigma), particle).detach())
         # The rollouts have put their ends there meanwhile.
-        state: EvolutionState = memory.value
-        histories = state.histories
-        if history is not None:
-            history = history.extended(directions)
-            directions = [list(history.sums[number]) for number in range(len(directions))]
-            is_finite = torch.stack(values).reshape(self.num_pairs, -1).isfinite().all(1)
-            histories = {**histories, reader: history.after_round(is_finite, self.restart_every)}
-        weights, last = self._weights(torch.stack(values).reshape(self.num_pairs, 2, -1).double())
-        memory.value = EvolutionState(generator.get_state(), last, histories, state.ends)
+        state = {**memory.value, "generator": generator.get_state()}
+        if self.persistent:
+            directions = [
+                add(moved_to(sums[number], direction), direction) if number in sums else direction
+                for number, direction in enumerate(directions)
+            ]
+            count = history["num_rounds"] + 1
+            restarts = self.restart_every is not None and count % self.restart_every == 0
+            is_finite = torch.stack(values).reshape(self.num_pairs, -1).isfinite().all(1) & (not restarts)
+            # Pairs that are not finite begin again.
+            kept = {number: directions[number] for number in is_finite.nonzero().flatten().tolist()}
+            state["histories"] = {**state["histories"], reader: {"sums": kept, "num_rounds": count}}
+        weights, state["last"] = self._weights(torch.stack(values).reshape(self.num_pairs, 2, -1).double())
+        memory.value = state
         if num_tasks is None:
             weights = weights[:, 0]
         total = zeros(theta)
@@ -233,30 +174,22 @@ class EvolutionStrategies(AbstractZerothOrder):
             total = add(total, direction, weight)
         return total
 
-    def initial_state(self) -> EvolutionState:
-        """Return what is kept before the first gradient."""
-        return EvolutionState(torch.Generator().manual_seed(self.seed).get_state(), {}, {}, {})
+    def initial_state(self) -> dict[str, Any]:
+        """Return what is kept: the generator's state, what is reported, and what persistent rollouts go on from."""
+        generator = torch.Generator().manual_seed(self.seed).get_state()
+        return {"generator": generator, "last": {}, "histories": {}, "ends": {}}
 
-    def statistics(self, state: EvolutionState) -> dict[str, float]:
+    def statistics(self, state: Mapping[str, Any]) -> dict[str, float]:
         """Return the root mean square of C(x + sigma e) - C(x - sigma e), and how many pairs were not finite."""
-        return {name: float(value) for name, value in state.last.items()}
+        return {name: float(value) for name, value in state["last"].items()}
 
-    def state_dict(self, state: EvolutionState) -> dict[str, Any]:
-        """Return the state of the directions' generator, what is reported, and what persistent rollouts go on from."""
-        saved: dict[str, Any] = {"generator": state.generator, "last": self.statistics(state)}
-        if self.persistent:
-            saved["histories"] = {reader: each.state_dict() for reader, each in state.histories.items()}
-            saved["ends"] = [
-                [list(key), list(theta), [dict(each) for each in of_optimizer]]
-                for key, (theta, of_optimizer) in state.ends.items()
-            ]
-        return saved
+    def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state, which is plain."""
+        return {**state, "last": self.statistics(state)}
 
-    def load_state(self, saved: dict[str, Any]) -> EvolutionState:
+    def load_state(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Return the state that was saved."""
-        histories = {reader: History.from_state_dict(each) for reader, each in saved.get("histories", {}).items()}
-        ends = {tuple(key): (tuple(theta), tuple(each)) for key, theta, each in saved.get("ends", ())}
-        return EvolutionState(saved["generator"].cpu(), dict(saved["last"]), histories, ends)
+        return {**saved, "generator": saved["generator"].cpu()}
 
     def _draw(self, theta: Vector, num_tasks: int | None, generator: torch.Generator) -> list[list[Tensor]]:
         """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""
@@ -284,11 +217,14 @@ class EvolutionStrategies(AbstractZerothOrder):
         }
         is_known = is_finite.any(0)
         if self.shaping == "rank":
+            from scipy.stats import rankdata  # takes half a second to import
+
             is_known = values.isfinite().flatten(0, 1).any(0)
             # A rollout that diverged is the worst, not a failure.
             finite = torch.nan_to_num(values, nan=torch.inf, posinf=torch.inf).flatten(0, 1)
-            ranks = torch.stack([_centred_ranks(column) for column in finite.unbind(1)], 1).reshape(values.shape)
-            differences = ranks[:, 0] - ranks[:, 1]
+            # From -0.5 to 0.5, the mean rank where values are equal.
+            ranks = torch.from_numpy(rankdata(finite.cpu(), axis=0)).to(values).reshape(values.shape)
+            differences = (ranks[:, 0] - ranks[:, 1]) / (2 * self.num_pairs - 1)
         # Without a number to go by there is no estimate: zero would look like one.
         return torch.where(is_known, differences, torch.nan) / (2 * self.sigma * self.num_pairs), last
 
@@ -299,10 +235,3 @@ def _orthogonal(size: int, count: int, generator: torch.Generator) -> Tensor:
     # LAPACK chooses signs by the first row; with these the mean is zero, as sums of several rounds need it.
     rows: Tensor = (basis * triangle.diagonal().sign()).T * size**0.5
     return rows
-
-
-def _centred_ranks(values: Tensor) -> Tensor:
-    """Return ranks from -0.5 to 0.5, the mean rank where values are equal."""
-    _, which, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    ranks = counts.cumsum(0).double() - (counts + 1) / 2
-    return (ranks / max(len(values) - 1, 1) - 0.5)[which]

@@ -7,26 +7,23 @@ theta*_l(x) solves F(theta, x) = dC_l/dtheta = 0, so for a cotangent v
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.forward_mode import twice_differentiable
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Positive, Whole, target
 from mlotool.core.tracing import report
-from mlotool.hypergradient.diagnostics.quality import Quality, assess
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
-from mlotool.hypergradient.products.base import PairedLoss
-from mlotool.hypergradient.products.choice import chosen_product, warn_of_differences
+from mlotool.hypergradient.products.base import PairedLoss, stationarity
+from mlotool.hypergradient.products.choice import chosen_product
+from mlotool.hypergradient.quality import Quality, assess
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
-from mlotool.hypergradient.solvers.base import NOT_FINITE
-from mlotool.hypergradient.solvers.systems import ended_with
-from mlotool.hypergradient.vector import aliases, constants, copies, is_finite, leaves, vector_jacobian
+from mlotool.hypergradient.solvers.base import NOT_FINITE, ended_with
+from mlotool.hypergradient.vector import aliases, chosen, constants, copies, is_finite, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
 
 
@@ -66,8 +63,8 @@ class Implicit(AbstractHypergradient):
             reverse mode, exact; no graph of the gradient, and an evaluation for each product) or "finite_difference"
             (central differences; no graph of the gradient); "auto" is "forward" where blocks of the problem's module
             are evaluated again (`remat`), and "reverse" elsewhere. Differences see through `detach` and
-            `torch.no_grad` in the loss, unlike through `stop_gradient`, and jump at kinks; the first pullback of a
-            problem compares them with double backward, and warns. Where the problem both shapes and reads a lower one,
+            `torch.no_grad` in the loss, unlike through `stop_gradient`, and jump at kinks; `mlotool check` compares
+            them with double backward. Where the problem both shapes and reads a lower one,
             that one's solution moves along by its derivative, with "forward" or differences, which costs a solve there
             a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
@@ -206,9 +203,6 @@ class _ImplicitPullback:
         settings, problem = self.settings, self._unpaired.problem
         loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
-        if settings.product == "finite_difference":
-            of = self._unpaired, theta, inputs, wanted, cotangent
-            warn_of_differences(*of, radius=settings.radius, with_hessian=self.solver.needs_products)
         product = self._product(loss, theta, inputs, wanted)
         solution = self._solve(product, cotangent, theta, inputs, self._start(cotangent))
         if settings.warm_start and is_finite(solution):
@@ -239,7 +233,7 @@ class _ImplicitPullback:
         that one with respect to x does not run through theta*_l again. The solve is a node of its own.
         """
         points, values = aliases(theta), aliases(inputs)
-        gradient = _stationarity(self.view, points, values)
+        gradient = stationarity(self.view, points, values)
         if self.solver.is_polynomial:
             matvec = self.view.mean_of(lambda vector: vector_jacobian(gradient, points, vector, create_graph=True))
             result = self.solver.solve(matvec, cotangent, view=self.view)
@@ -247,7 +241,7 @@ class _ImplicitPullback:
             solution: Vector = result.solution
         else:
             solution = _LinearSolve.apply(self, len(theta), *cotangent, *theta, *inputs)
-        sources = [value for value, flag in zip(values, wanted, strict=True) if flag]
+        sources = chosen(values, wanted)
         solution = self.view.problem.rank_mean.shared(solution)
         return [-slope for slope in vector_jacobian(gradient, sources, solution, create_graph=True)]
 
@@ -294,11 +288,6 @@ class _ImplicitPullback:
         memory = loss.problem.memory
         kept = memory.value.solver
         result, state = self.solver.solve_from(kept, product.hessian, vector, start=start, view=loss)
-        if not isinstance(result, SolveResult):
-            raise ConfigError(
-                f"{type(self.solver).__name__}.solve: found {type(result).__name__}; expected a SolveResult. Return "
-                "mlotool.hypergradient.SolveResult(solution, status, num_products)."
-            )
         if state is not kept:
             memory.value = memory.value._replace(solver=state)
         self.record(result)
@@ -339,59 +328,17 @@ class _LinearSolve(torch.autograd.Function):
             if not is_differentiable:
                 solution, theta, inputs = constants(solution), leaves(theta), leaves(inputs, wanted[count:])
             theta, inputs = aliases(theta), aliases(inputs)
-            gradient = _stationarity(pullback.view, theta, inputs)
+            gradient = stationarity(pullback.view, theta, inputs)
             # Both solutions are the same on all ranks; what is found for theta and x is this rank's part.
             shared = pullback.view.problem.rank_mean.shared
             product = vector_jacobian(gradient, theta, shared(solution), create_graph=True)
-            points = [point for point, flag in zip((*theta, *inputs), wanted, strict=True) if flag]
+            points = chosen((*theta, *inputs), wanted)
             slopes = iter(vector_jacobian(product, points, shared(adjoint), create_graph=is_differentiable))
         return (None, None, *adjoint, *(-next(slopes) if flag else None for flag in wanted))
 
 
-def _stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
-    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter."""
-    problem, devices = view.problem, view.devices
-    loss = twice_differentiable(problem.name, problem.traits, devices, lambda: view.own_loss(theta, inputs))
-    return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
-
-
 def _split(tensors: Sequence[Tensor], count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     return list(tensors[:count]), list(tensors[count : 2 * count]), list(tensors[2 * count :])
-
-
-def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object], result: SolveResult) -> None:
-    """Warn the first time that a problem's solve ends in one of the ways that its solver counts as failures.
-
-    Of numbers that are not finite, each time that the solve before had ended with finite ones.
-
-    Args:
-        solver: of the solve.
-        problem: its name.
-        warned_of: statuses that were warned of; takes this one.
-        result: how the solve ended.
-
-    Example:
-        >>> from mlotool.hypergradient.solvers import Neumann, Status
-        >>> warn_of_failure(Neumann(3, 0.1), "w", {Status.DIVERGED}, SolveResult([], Status.DIVERGED, 2))
-    """
-    status, failures = result.status, solver.failures
-    if status not in NOT_FINITE:
-        # The next time numbers are not finite there is a new reason.
-        warned_of.difference_update(NOT_FINITE)
-    if status not in failures or status in warned_of:
-        return
-    warned_of.add(status)
-    failed = sum(each in failures for each in result.task_statuses)
-    where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
-    known: list[str] = [each.name for each in fields(solver)] if is_dataclass(solver) else []
-    named = [name for name in known if name in failures[status]]
-    settings = ", ".join(f"hypergradient.solver.{name}={getattr(solver, name)}" for name in named)
-    now = f" Now: {settings}." if settings else ""
-    warnings.warn(
-        f"The {type(solver).__name__} solve at problem '{problem}' ended{where} with {status.value} after "
-        f"{result.num_products} products. {failures[status]}{now}",
-        stacklevel=3,
-    )
 
 
 @dataclass(slots=True)
@@ -435,7 +382,23 @@ class TracedSolve:
         self.keep(SolveResult([], status, int(count), residual if math.isfinite(residual) else None, statuses))
 
     def keep(self, result: SolveResult) -> None:
-        """Keep how a solve ended, without its solution, which would outlive the step; warn of it."""
-        last = SolveResult([], result.status, result.num_products, result.residual, result.task_statuses)
+        """Keep how a solve ended, without its solution, which would outlive the step; warn of a failure the first time.
+
+        A failure is a status that the solver has a sentence for. Numbers that are not finite are warned of again, once
+        a solve in between has had finite ones: there is a new reason then.
+        """
+        status, failures = result.status, self.solver.failures
+        last = SolveResult([], status, result.num_products, result.residual, result.task_statuses)
         self.memory.value = self.memory.value._replace(last=last)
-        warn_of_failure(self.solver, self.problem, self.warned_of, result)
+        if status not in NOT_FINITE:
+            self.warned_of.difference_update(NOT_FINITE)
+        if status not in failures or status in self.warned_of:
+            return
+        self.warned_of.add(status)
+        num_failed = sum(one in failures for one in result.task_statuses)
+        where = f" at {num_failed} of {len(result.task_statuses)} tasks" if num_failed else ""
+        warnings.warn(
+            f"The {type(self.solver).__name__} solve at problem '{self.problem}' ended{where} with {status.value} "
+            f"after {result.num_products} products. {failures[status]} Now: {self.solver}.",
+            stacklevel=3,
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from mlotool.core.arguments import require
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
-from mlotool.hypergradient.products.choice import warn_of_differences
-from mlotool.hypergradient.vector import add, constants, copies, dot, is_finite, leaves, moved_to, scaled
+from mlotool.hypergradient.vector import add, chosen, constants, copies, dot, is_finite, leaves, moved_to, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
@@ -113,61 +112,22 @@ class Penalty(AbstractHypergradient):
         """Return the gradient of the penalty, in the place of a pullback."""
         return _PenaltyPullback(self, view)
 
-    def initial_state(self) -> "PenaltyState":
-        """Return what is kept before the first pullback."""
-        return PenaltyState({}, None)
+    def initial_state(self) -> dict[str, Any]:
+        """Return what is kept: by reader the point y and the next multiplier of the fixed rule; the last multiplier."""
+        return {"readers": {}, "last_multiplier": None}
 
-    def statistics(self, state: "PenaltyState") -> dict[str, float]:
+    def statistics(self, state: Mapping[str, Any]) -> dict[str, float]:
         """Return the multiplier of the last pullback."""
-        return {} if state.last_multiplier is None else {"penalty_multiplier": float(state.last_multiplier)}
+        last = state["last_multiplier"]
+        return {} if last is None else {"penalty_multiplier": float(last)}
 
-    def state_dict(self, state: "PenaltyState") -> dict[str, Any]:
-        """Return y and the multiplier, by reader, and the last multiplier."""
-        readers = {
-            name: {"point": list(each.point), "multiplier": each.multiplier} for name, each in state.readers.items()
-        }
-        last = state.last_multiplier
-        return {"readers": readers, "last_multiplier": None if last is None else float(last)}
+    def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state, which is plain."""
+        return {**state, "last_multiplier": next(iter(self.statistics(state).values()), None)}
 
-    def load_state(self, saved: dict[str, Any]) -> "PenaltyState":
+    def load_state(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Return the state that was saved."""
-        readers = {
-            name: Penalised(tuple(copies(each["point"])), each["multiplier"]) for name, each in saved["readers"].items()
-        }
-        return PenaltyState(readers, saved["last_multiplier"])
-
-
-class Penalised(NamedTuple):
-    """What is kept for one reader.
-
-    Args:
-        point: y, one tensor a parameter.
-        multiplier: of the next pullback, for the fixed rule.
-
-    Example:
-        >>> import torch
-        >>> Penalised((torch.ones(2),), multiplier=None).point
-        (tensor([1., 1.]),)
-    """
-
-    point: tuple[Tensor, ...]
-    multiplier: float | None
-
-
-class PenaltyState(NamedTuple):
-    """What is kept from one pullback to the next.
-
-    Args:
-        readers: by reader, its own.
-        last_multiplier: of the last pullback, 0-D where it is a tensor.
-
-    Example:
-        >>> PenaltyState({}, None).readers
-        {}
-    """
-
-    readers: Mapping[str, Penalised]
-    last_multiplier: float | Tensor | None
+        return saved
 
 
 class _PenaltyPullback:
@@ -181,15 +141,14 @@ class _PenaltyPullback:
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the cotangents of the wanted inputs, and move y."""
         settings, problem = self.settings, self.view.problem
-        state: PenaltyState = problem.memory.value
-        before = state.readers.get(problem.reader)
-        multiplier = settings.multiplier if before is None else before.multiplier
+        state = problem.memory.value
+        before = state["readers"].get(problem.reader)
+        multiplier = settings.multiplier if before is None else before["multiplier"]
         point: Vector = theta
         if settings.warm_start and before is not None:
-            point = moved_to(before.point, theta)
+            point = moved_to(before["point"], theta)
         slopes = _Slopes(self.view, theta, inputs, wanted)
         vector = list(cotangent)
-        warn_of_differences(self.view, theta, inputs, wanted, vector)
         if settings.rule == "fixed":
             assert multiplier is not None
             last: float | Tensor = multiplier
@@ -198,8 +157,10 @@ class _PenaltyPullback:
         else:
             found, point, last = self._barrier(slopes, point, vector)
         # A y that is not finite would stay so for ever.
-        own = {problem.reader: Penalised(tuple(copies(point)), multiplier)} if is_finite(point) else {}
-        problem.memory.value = PenaltyState({**state.readers, **own}, last)
+        readers = state["readers"]
+        if is_finite(point):
+            readers = {**readers, problem.reader: {"point": copies(point), "multiplier": multiplier}}
+        problem.memory.value = {"readers": readers, "last_multiplier": last}
         return found
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
@@ -212,19 +173,20 @@ class _PenaltyPullback:
         scale = self.view.problem.cotangent_scale
         pull = scaled(vector, scale / multiplier)
         for _ in range(self.settings.num_steps):
-            point = add(point, add(pull, slopes.lower(point)), -self.settings.step_size)
-        found = add(slopes.own_upper(point), slopes.own_upper(theta), -1.0)
+            point = add(point, add(pull, slopes.mean(point, theta=True)), -self.settings.step_size)
+        found = add(slopes.own(point), slopes.own(theta), -1.0)
         return scaled(found, multiplier / scale), point
 
     def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector, Tensor]:
         assert self.settings.barrier is not None
         scale, step_size = self.view.problem.cotangent_scale, self.settings.step_size
         # z_T is a constant in dq, so dq/dy = dg(x, y)/dy.
-        slope, upper = slopes.both(point)
+        both = slopes.mean(point, theta=True, inputs=True)
+        slope, upper = both[: len(point)], both[len(point) :]
         solved = add(point, slope, -step_size)
         for _ in range(self.settings.num_steps - 1):
-            solved = add(solved, slopes.lower(solved), -step_size)
-        shift = scaled(add(upper, slopes.upper(solved), -1.0), 1 / scale)
+            solved = add(solved, slopes.mean(solved, theta=True), -step_size)
+        shift = scaled(add(upper, slopes.mean(solved, inputs=True), -1.0), 1 / scale)
         product = dot(vector, slope) + dot(slopes.direct(), shift)
         square = dot(slope, slope) / scale + dot(shift, shift)
         # Where q is stationary the rule has no value, and nothing to penalise.
@@ -245,20 +207,17 @@ class _Slopes:
         base, values = constants(theta), self._inputs
         self._replay = Replay(lambda: [view.own_loss(base, values)], view.devices, view.problem.traits)
 
-    def lower(self, point: Vector) -> list[Tensor]:
-        """Return dg/dtheta."""
-        return list(self._replay(lambda: self._loss.gradient(point, self._inputs)))
-
-    def upper(self, point: Vector) -> list[Tensor]:
-        """Return dg/dx, one tensor a wanted input."""
+    def mean(self, point: Vector, *, theta: bool = False, inputs: bool = False) -> list[Tensor]:
+        """Return dg/dtheta, one tensor a parameter, and dg/dx, one a wanted input: one or both, from one evaluation."""
 
         def evaluate() -> Sequence[Tensor]:
-            values, sources = self._sources()
-            return self._loss.slopes(point, values, sources)
+            at = leaves(point, [theta] * len(point))
+            values, sources = self._sources() if inputs else (self._inputs, [])
+            return self._loss.slopes(at, values, [*at, *sources] if theta else sources)
 
         return list(self._replay(evaluate))
 
-    def own_upper(self, point: Vector) -> list[Tensor]:
+    def own(self, point: Vector) -> list[Tensor]:
         """Return dg/dx on this rank's part of the batch, to be handed on as a part of a gradient."""
 
         def evaluate() -> Sequence[Tensor]:
@@ -268,17 +227,6 @@ class _Slopes:
 
         return list(self._replay(evaluate))
 
-    def both(self, point: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return dg/dtheta and dg/dx, from one evaluation."""
-
-        def evaluate() -> Sequence[Tensor]:
-            at = leaves(point)
-            values, sources = self._sources()
-            return self._loss.slopes(at, values, [*at, *sources])
-
-        slopes = self._replay(evaluate)
-        return list(slopes[: len(point)]), list(slopes[len(point) :])
-
     def direct(self) -> list[Tensor]:
         """Return the derivative of the reader's loss with respect to the wanted inputs, all solutions fixed."""
         values, sources = self._sources()
@@ -287,4 +235,4 @@ class _Slopes:
 
     def _sources(self) -> tuple[list[Tensor], list[Tensor]]:
         values = leaves(self._inputs, self._wanted)
-        return values, [value for value, flag in zip(values, self._wanted, strict=True) if flag]
+        return values, chosen(values, self._wanted)

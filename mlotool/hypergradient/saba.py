@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,9 +82,9 @@ class SABA(AbstractDirector):
         num_seen = getattr(stream, "num_seen_every", None)
         if num_seen is not None and num_seen(num_draws) < stream.num_batches:
             raise ConfigError(
-                f"problems.{problem}.stream: found {stream.num_batches} batches an epoch, of which every {num_draws}th "
-                f"(unroll_steps x accumulate_batches) is met by a pullback: {num_seen(num_draws)} of them; expected "
-                "that all are. Choose a batch_size or unroll_steps so that the two numbers have no divisor in common."
+                f"problems.{problem}.stream: found {stream.num_batches} batches an epoch, of which pullbacks meet "
+                f"{num_seen(num_draws)}, one of {num_draws} (unroll_steps x accumulate_batches); expected all. Choose "
+                "a batch_size or unroll_steps so that the two numbers have no divisor in common."
             )
 
     def step_direction(
@@ -99,119 +99,53 @@ class SABA(AbstractDirector):
         """Return the averaged gradient; a parameter that no batch has used stays without one."""
         if not self.average_gradient:
             return list(gradient)
-        state: SABAState = memory.value
-        before = state.is_used or [False] * len(gradient)
-        is_used = tuple([was or value is not None for was, value in zip(before, gradient, strict=True)])
+        state = memory.value
+        before = state["is_used"] or [False] * len(gradient)
+        is_used = [was or value is not None for was, value in zip(before, gradient, strict=True)]
         number = number_of(problem, batch, batch_number, self.key)
         present = [torch.zeros_like(x) if value is None else value for x, value in zip(theta, gradient, strict=True)]
-        averaged, gradients = state.gradients.replaced(number, present)
+        averaged, gradients = replaced(state["gradients"], number, present)
         # In a table a NaN would stay for ever: its sum goes on by differences.
         if is_finite(averaged):
-            memory.value = SABAState(state.readers, gradients, is_used)
+            memory.value = {**state, "gradients": gradients, "is_used": is_used}
         return [value if used else None for value, used in zip(averaged, is_used, strict=True)]
 
-    def initial_state(self) -> "SABAState":
-        """Return what is kept before the first pullback."""
-        return SABAState({}, Table({}, ()), ())
+    def initial_state(self) -> dict[str, Any]:
+        """Return what is kept: by reader q and tables of both products; that of gradients, and who has one."""
+        return {"readers": {}, "gradients": EMPTY, "is_used": []}
 
-    def state_dict(self, state: "SABAState") -> dict[str, Any]:
-        """Return q and the tables, by reader, and the table of gradients."""
-        readers = {
-            name: {
-                "solution": None if each.solution is None else list(each.solution),
-                "hessian": each.hessian.state_dict(),
-                "cross": each.cross.state_dict(),
-            }
-            for name, each in state.readers.items()
-        }
-        return {"readers": readers, "gradients": state.gradients.state_dict(), "is_used": list(state.is_used)}
+    def state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state, which is plain."""
+        return state
 
-    def load_state(self, saved: dict[str, Any]) -> "SABAState":
+    def load_state(self, saved: dict[str, Any]) -> dict[str, Any]:
         """Return the state that was saved."""
-        readers = {
-            name: Averages(
-                None if each["solution"] is None else copies(each["solution"]),
-                Table.from_state_dict(each["hessian"]),
-                Table.from_state_dict(each["cross"]),
-            )
-            for name, each in saved["readers"].items()
-        }
-        return SABAState(readers, Table.from_state_dict(saved["gradients"]), tuple(saved["is_used"]))
+        return saved
 
 
-class Table(NamedTuple):
-    """The last vector of each batch, and their sum.
+# The last vector of each batch, and their sum, which rounding sets apart from what the vectors add up to again.
+Table = Mapping[str, Any]
+EMPTY: Table = {"last": {}, "sum": []}
 
-    Args:
-        last: by batch.
-        total: the sum, which rounding sets apart from what the vectors add up to again.
+
+def replaced(table: Table, key: Hashable, vector: Vector) -> tuple[list[Tensor], Table]:
+    """Return SAGA's estimate of the mean, and the table with a batch's new vector in the place of its old one.
 
     Example:
         >>> import torch
-        >>> _, table = Table({}, ()).replaced(0, [torch.tensor([1.0])])
-        >>> _, table = table.replaced(1, [torch.tensor([3.0])])
-        >>> estimate, _ = table.replaced(0, [torch.tensor([2.0])])  # 2 - 1 + (1 + 3) / 2
+        >>> _, table = replaced(EMPTY, 0, [torch.tensor([1.0])])
+        >>> _, table = replaced(table, 1, [torch.tensor([3.0])])
+        >>> estimate, _ = replaced(table, 0, [torch.tensor([2.0])])  # 2 - 1 + (1 + 3) / 2
         >>> estimate
         [tensor([3.])]
     """
-
-    last: Mapping[Hashable, Vector]
-    total: Vector
-
-    def replaced(self, key: Hashable, vector: Vector) -> "tuple[list[Tensor], Table]":
-        """Return SAGA's estimate of the mean, and the table with a batch's new vector in the place of its old one."""
-        old, count, new = self.last.get(key), len(self.last), copies(vector)
-        last = {**self.last, key: new}
-        total = moved_to(self.total, new) if count else zeros(new)
-        if old is None:
-            return new, Table(last, add(total, new))
-        change = add(new, moved_to(old, new), -1.0)
-        return add(change, total, 1 / count), Table(last, add(total, change))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the vectors and their sum, in plain containers."""
-        return {"last": [[key, list(vector)] for key, vector in self.last.items()], "sum": list(self.total)}
-
-    @classmethod
-    def from_state_dict(cls, saved: Mapping[str, Any]) -> "Table":
-        """Return the table that was saved."""
-        return cls({key: copies(vector) for key, vector in saved["last"]}, copies(saved["sum"]))
-
-
-class Averages(NamedTuple):
-    """What is kept for one reader.
-
-    Args:
-        solution: q; None before the first pullback.
-        hessian: of the products with H.
-        cross: of those with M.
-
-    Example:
-        >>> Averages().solution is None
-        True
-    """
-
-    solution: Vector | None = None
-    hessian: Table = Table({}, ())
-    cross: Table = Table({}, ())
-
-
-class SABAState(NamedTuple):
-    """What is kept from one pullback, and one step, to the next.
-
-    Args:
-        readers: by reader, its own.
-        gradients: of the problem's own steps.
-        is_used: by parameter, whether the gradient of a batch has had a part for it.
-
-    Example:
-        >>> SABAState({}, Table({}, ()), ()).readers
-        {}
-    """
-
-    readers: Mapping[str, Averages]
-    gradients: Table
-    is_used: tuple[bool, ...]
+    old, count, new = table["last"].get(key), len(table["last"]), copies(vector)
+    last = {**table["last"], key: new}
+    total = moved_to(table["sum"], new) if count else zeros(new)
+    if old is None:
+        return new, {"last": last, "sum": add(total, new)}
+    change = add(new, moved_to(old, new), -1.0)
+    return add(change, total, 1 / count), {"last": last, "sum": add(total, change)}
 
 
 class _AveragedPullback:
@@ -226,18 +160,20 @@ class _AveragedPullback:
         """Return the averaged `-M^T q` for the wanted inputs, and move q."""
         loss, problem = self.view, self.view.problem
         number = number_of(problem.name, loss.own_batch, loss.batch_number, self.settings.key)
-        state: SABAState = problem.memory.value
-        averages = state.readers.get(problem.reader) or Averages()
+        state = problem.memory.value
+        averages = state["readers"].get(problem.reader)
+        if averages is None:
+            averages = {"solution": zeros(cotangent), "hessian": EMPTY, "cross": EMPTY}
         product = ReverseProduct(loss, theta, inputs, wanted)
-        start = zeros(cotangent) if averages.solution is None else moved_to(averages.solution, cotangent)
+        start = moved_to(averages["solution"], cotangent)
         # Means over ranks, so that the tables are the same on all of them.
-        curved, hessian = averages.hessian.replaced(number, product.hessian(start))
+        curved, hessian = replaced(averages["hessian"], number, product.hessian(start))
         residual = add(curved, cotangent, -1.0)
         solution = add(start, residual, -self.settings.step_size)
-        crossed, cross = averages.cross.replaced(number, product.mean_cross(solution))
+        crossed, cross = replaced(averages["cross"], number, product.mean_cross(solution))
         if is_finite([*solution, *crossed]):
-            readers = {**state.readers, problem.reader: Averages(solution, hessian, cross)}
-            problem.memory.value = state._replace(readers=readers)
+            kept = {"solution": solution, "hessian": hessian, "cross": cross}
+            problem.memory.value = {**state, "readers": {**state["readers"], problem.reader: kept}}
         return scaled(crossed, -1.0)
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:

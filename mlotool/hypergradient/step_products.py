@@ -14,7 +14,7 @@ from mlotool.core.forward_mode import explained, twice_differentiable
 from mlotool.core.gradient import dense, pulled_back
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.products.forward import moving_gradient
-from mlotool.hypergradient.vector import leaves
+from mlotool.hypergradient.vector import chosen, leaves
 from mlotool.problem.interface import LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.rank_mean import mean_gradient
@@ -91,15 +91,22 @@ def step_gradients(
         >>> step_gradients(unroll, record, theta, [torch.tensor([1.0])], view, create_graph=False)
         [tensor([2.])]
     """
-    ranks, found = view.problem.rank_mean, []
+    ranks = view.problem.rank_mean
     with torch.enable_grad():
         at = ranks.shared(theta) if create_graph else theta
-        for batch, as_then in record.evaluations(view.problem.module):
-            with as_then:
-                found.append(
-                    batch_gradient(view, unroll, batch, record.lower_snapshots, at, inputs, create_graph=create_graph)
-                )
+        found = batch_gradients(unroll, record, at, inputs, view, create_graph=create_graph)
         return mean_gradient(found, theta, ranks)
+
+
+def batch_gradients(
+    unroll: Unroll, record: StepRecord, theta: Vector, inputs: Vector, view: LowerView, *, create_graph: bool
+) -> list[tuple[Tensor | None, ...]]:
+    """Return the gradients on this rank's part of each batch of a step; arguments as for `step_gradients`."""
+    found, below = [], record.lower_snapshots
+    for batch, as_then in record.evaluations(view.problem.module):
+        with as_then:
+            found.append(batch_gradient(view, unroll, batch, below, theta, inputs, create_graph=create_graph))
+    return found
 
 
 def batch_gradient(
@@ -163,21 +170,18 @@ class RecordedStep:
     wanted: Sequence[bool]
 
     def gradient(self) -> list[Tensor | None]:
-        """Return the mean gradient over batches and ranks, one tensor a parameter, without a graph."""
-        return self.gradient_again() if self.record.gradient is None else list(self.record.gradient)
+        """Return the mean gradient over batches and ranks, one tensor a parameter, without a graph.
 
-    def gradient_again(self) -> list[Tensor | None]:
-        """Return the same, computed again."""
-        return self.mean_gradient(leaves(self.record.theta), self.inputs, create_graph=False)
-
-    def compare(self) -> None:
-        """Compare the gradient with the one that was taken, where that is to be done and has not been.
+        It is computed again where it was not kept, and where it is still to be compared with the one that was taken.
 
         Raises:
             ConfigError: it is another one.
         """
-        if self.record.taken is not None and self.record.taken.is_open:
-            self.gradient_again()
+        kept, taken = self.record.gradient, self.record.taken
+        if kept is not None and (taken is None or not taken.is_open):
+            return list(kept)
+        found = self.mean_gradient(leaves(self.record.theta), self.inputs, create_graph=False)
+        return found if kept is None else list(kept)
 
     def mean_gradient(self, theta: Vector, inputs: Vector, *, create_graph: bool) -> list[Tensor | None]:
         """Return the gradient as a function of tensors that have the values of the step.
@@ -266,11 +270,11 @@ class ReverseStepProduct(AbstractStepProduct):
         record, self._problem = step.record, step.view.problem.name
         self._is_kept = record.graph is not None
         if record.graph is None:
-            self._theta, points = leaves(record.theta), leaves(step.inputs, tuple(step.wanted))
+            self._theta, points = leaves(record.theta), leaves(step.inputs, step.wanted)
             self._mean = step.mean_gradient(self._theta, points, create_graph=True)
         else:
             self._theta, self._mean, points = record.graph.theta, record.graph.mean, record.graph.inputs
-        self._sources = [point for point, flag in zip(points, step.wanted, strict=True) if flag]
+        self._sources = chosen(points, step.wanted)
         self.gradient = [None if each is None else each.detach() for each in self._mean]
 
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
@@ -308,9 +312,6 @@ class ForwardStepProduct(AbstractStepProduct):
     """
 
     def __init__(self, step: RecordedStep) -> None:
-        if step.record.gradient is not None:
-            # No gradient is computed again here, which would show that the loss is another function each time.
-            step.compare()
         self.gradient = step.gradient()
         self._step = step
 
@@ -415,7 +416,7 @@ class StoredSteps:
         """Return the problem as the last step saw it, on one of its batches, with what that depends on as it was."""
         record = self.at(len(self._records) - 1)
         # A loss that is another function each time would be told of its tangents.
-        self._step(record).compare()
+        self._step(record).gradient()
         batch, as_then = next(record.evaluations(self._view.problem.module))
         own_loss = self._unroll.own_loss
 

@@ -19,21 +19,10 @@ from mlotool.core.private import tree_leaves
 from mlotool.core.settings import Count, Whole, target
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
+from mlotool.hypergradient import step_products
 from mlotool.hypergradient.products.choice import chosen_product, random_direction, takes_forward
-from mlotool.hypergradient.step_products import (
-    AbstractStepProduct,
-    Cotangents,
-    FirstOrderStep,
-    ForwardStepProduct,
-    RecordedStep,
-    ReverseStepProduct,
-    StoredSteps,
-    batch_gradient,
-    plus,
-    simulate,
-    step_gradients,
-)
-from mlotool.hypergradient.vector import add, aliases, constants, leaves, vector_jacobian
+from mlotool.hypergradient.step_products import AbstractStepProduct, Cotangents, RecordedStep, StoredSteps, plus
+from mlotool.hypergradient.vector import add, aliases, chosen, constants, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
 from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepRecord
@@ -72,7 +61,7 @@ class ReversePass:
         >>> view = LowerView(LowerProblem("w"), (torch.tensor([1.62]),), loss)
         >>> unroll = Unroll(records, True, (), loss, None, back, None, None, None)
         >>> steps = StoredSteps(KeepAll(), unroll, view, [torch.ones(1)])
-        >>> whole = ReversePass(ReverseStepProduct, True, view, unroll, steps, 0, True, view.theta)
+        >>> whole = ReversePass(step_products.ReverseStepProduct, True, view, unroll, steps, 0, True, view.theta)
         >>> whole.first_order(view.theta, [torch.ones(1)], [True], [torch.ones(1)])
         [tensor([-0.3600])]
     """
@@ -121,13 +110,13 @@ class ReversePass:
             del of_theta
         if self.reaches_start:
             assert self.unroll.start is not None
-            points = leaves(inputs, tuple(wanted))
+            points = leaves(inputs, wanted)
             with torch.enable_grad():
                 start = self.unroll.start(points)
-            total = plus(total, _pulled([*start], _chosen(points, wanted), [*adjoint]))
+            total = plus(total, _pulled([*start], chosen(points, wanted), [*adjoint]))
         return [
             torch.zeros_like(source) if each is None else each
-            for source, each in zip(_chosen(inputs, wanted), total, strict=True)
+            for source, each in zip(chosen(inputs, wanted), total, strict=True)
         ]
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
@@ -142,9 +131,11 @@ class ReversePass:
         for record in self.unroll.records[self.first :]:
             # A gradient is taken at an alias: the start may be a view that several parameters share.
             at = aliases(point)
-            gradient = step_gradients(self.unroll, record, at, shared, self.view, create_graph=self.is_second_order)
+            gradient = step_products.step_gradients(
+                self.unroll, record, at, shared, self.view, create_graph=self.is_second_order
+            )
             point, state = self.unroll.step(at, gradient, state, record.hyperparameters, shared)
-        return vector_jacobian(point, _chosen(shared, wanted), cotangent, create_graph=True)
+        return vector_jacobian(point, chosen(shared, wanted), cotangent, create_graph=True)
 
     def _through_update(
         self,
@@ -164,7 +155,7 @@ class ReversePass:
                 record.theta, mean, record.state, record.hyperparameters, adjoint, of_state
             )
             return found, [None for flag in wanted if flag]
-        points = leaves(inputs, tuple(wanted))
+        points = leaves(inputs, wanted)
         gradient = [None if each is None else each.detach().requires_grad_() for each in mean]
         state = [
             {key: value if key == COUNTER else value.detach().requires_grad_() for key, value in each.items()}
@@ -181,7 +172,7 @@ class ReversePass:
         present = [each for each in gradient if each is not None]
         held = [value for each in state for key, value in each.items() if key != COUNTER]
         own = [*before, *present, *held]
-        pulled = _pulled(outputs, [*own, *_chosen(points, wanted)], cotangents)
+        pulled = _pulled(outputs, [*own, *chosen(points, wanted)], cotangents)
         whole = iter([torch.zeros_like(x) if each is None else each for x, each in zip(own, pulled, strict=False)])
         step = StepCotangents(
             [next(whole) for _ in before],
@@ -197,10 +188,6 @@ def _add_to(adjoint: list[Tensor], found: list[Tensor | None], factor: float) ->
         each, found[position] = found[position], None
         if each is not None:
             adjoint[position] = torch.add(adjoint[position], each, alpha=factor)
-
-
-def _chosen(tensors: Vector, flags: Sequence[bool]) -> list[Tensor]:
-    return [tensor for tensor, flag in zip(tensors, flags, strict=True) if flag]
 
 
 def _pulled(outputs: Sequence[Tensor], sources: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Cotangents:
@@ -237,7 +224,7 @@ def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
         view: of the problem.
         budget: bytes.
 
-    Cost: two gradients, one of them with its graph, for each shape of batches.
+    Cost: two gradients a step, one of them with its graph.
 
     Example:
         >>> from mlotool.core.replay import RandomState
@@ -271,7 +258,7 @@ def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
 def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]:
     """Return the bytes of the largest graph of a step's gradient, and whether the gradient is the same without one.
 
-    One step is looked at for each shape of batches, bit by bit. A graph holds the storages of the tensors that autograd
+    Each step is looked at, bit by bit. A graph holds the storages of the tensors that autograd
     saves, and copies of the parameters, of what shapes them and of the gradient. Batches and modules are there anyhow.
 
     All are taken near the step: where a gradient is zero (below a last layer that begins at zero), its bits would be
@@ -295,12 +282,11 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
         True
     """
     largest, is_exact, points = 0, True, leaves(_near(inputs))
-    for record in _of_each_shape(unroll.records):
+    held = [tensor for module in unroll.modules for tensor in (*module.parameters(), *module.buffers())]
+    for record in unroll.records:
         theta = leaves(_near(record.theta))
-        there: list[Any] = [*theta, *points, *tree_leaves([batch for batch, _ in record.draws])]
-        for module in unroll.modules:
-            there += [*module.parameters(), *module.buffers()]
-        known, sizes = {_place(each) for each in there if isinstance(each, Tensor)}, dict[Any, int]()
+        there = tree_leaves([*theta, *points, *held, *(batch for batch, _ in record.draws)])
+        known, sizes = {_place(tensor) for tensor in there if isinstance(tensor, Tensor)}, dict[Any, int]()
 
         def pack(tensor: Tensor, known: set[Any] = known, sizes: dict[Any, int] = sizes) -> Tensor:
             if (place := _place(tensor)) not in known:
@@ -310,10 +296,11 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
 
         # All graphs are held until the end: of memory that was freed, another tensor may have the place.
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            kept = _gradients(unroll, record, theta, points, view, create_graph=True)
-        plain = _gradients(unroll, record, theta, points, view, create_graph=False)
-        is_exact = is_exact and all(a is b or torch.equal(a, b) for a, b in zip(kept, plain, strict=True))
-        copies = sum(each.untyped_storage().nbytes() for each in (*theta, *theta, *points))
+            kept = step_products.batch_gradients(unroll, record, theta, points, view, create_graph=True)
+        plain = step_products.batch_gradients(unroll, record, theta, points, view, create_graph=False)
+        pairs: list[Any] = [pair for both in zip(kept, plain, strict=True) for pair in zip(*both, strict=True)]
+        is_exact = is_exact and all(a is b or torch.equal(a, b) for a, b in pairs)
+        copies = sum(tensor.untyped_storage().nbytes() for tensor in (*theta, *theta, *points))
         largest = max(largest, sum(sizes.values()) + copies)
     return largest, is_exact
 
@@ -321,28 +308,6 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
 def _near(tensors: Vector) -> list[Tensor]:
     still = constants(tensors)
     return add(still, random_direction(still), 0.01) if still else []
-
-
-def _gradients(
-    unroll: Unroll, record: StepRecord, theta: Vector, points: Vector, view: LowerView, *, create_graph: bool
-) -> list[Any]:
-    """Return the gradients on all batches of a step, one after the other."""
-    gradients: list[Any] = []
-    for batch, as_then in record.evaluations(view.problem.module):
-        with as_then:
-            gradients += batch_gradient(
-                view, unroll, batch, record.lower_snapshots, theta, points, create_graph=create_graph
-            )
-    return gradients
-
-
-def _of_each_shape(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """Return the last record for each combination of shapes that its batches have."""
-
-    def shapes(record: StepRecord) -> tuple[Any, ...]:
-        return tuple(getattr(part, "shape", None) for part in tree_leaves([batch for batch, _ in record.draws]))
-
-    return list({shapes(record): record for record in records}.values())
 
 
 def _place(tensor: Tensor) -> tuple[torch.device, int]:
@@ -455,7 +420,7 @@ class Unrolled(AbstractHypergradient):
             problem = view.problem
             prefers_forward = problem.has_blocks and not problem.is_nested and not problem.traits.lacks_tangents
             keeps_gradients = self.saves_gradients(prefers_forward)
-            records, theta, _ = simulate(unroll, constants(inputs), view, keeps_gradients=keeps_gradients)
+            records, theta, _ = step_products.simulate(unroll, constants(inputs), view, keeps_gradients=keeps_gradients)
         taken = replace(unroll, records=records)
         first = 0 if self.horizon is None else max(0, len(records) - self.horizon)
         steps = StoredSteps(self.trajectory, taken, view, inputs)
@@ -469,16 +434,16 @@ class Unrolled(AbstractHypergradient):
 
     def _product(self, steps: StoredSteps, view: LowerView, inputs: Vector) -> type[AbstractStepProduct]:
         if not self.second_order:
-            return FirstOrderStep
+            return step_products.FirstOrderStep
         if not takes_forward(self._setting, view.problem.has_blocks, view.problem.is_nested):
-            return ReverseStepProduct
+            return step_products.ReverseStepProduct
         if view.problem.traits.has_compared_product or in_dual_level():
             kind = chosen_product(self._setting, view, view.theta, inputs, ())
         else:
             there, as_then = steps.last()
             with as_then:
                 kind = chosen_product(self._setting, there, there.theta, inputs, [True] * len(inputs))
-        return ForwardStepProduct if kind == "forward" else ReverseStepProduct
+        return step_products.ForwardStepProduct if kind == "forward" else step_products.ReverseStepProduct
 
     def initial_state(self) -> UnrolledState:
         """Return what is kept before the first pullback."""

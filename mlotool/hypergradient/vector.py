@@ -4,6 +4,8 @@ Where parameters have a leading task axis, a vector holds one vector a task: inn
 value a task, and factors and conditions may have.
 """
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -130,18 +132,6 @@ def is_finite(a: Vector) -> bool:
     return bool(norm(a).isfinite())
 
 
-def apart(a: Vector, b: Vector) -> float:
-    """Return the norm of the difference over that of the longer one; 0 where both are zero, NaN where one has a NaN.
-
-    Example:
-        >>> import torch
-        >>> apart([torch.tensor([2.0])], [torch.tensor([1.0])])
-        0.5
-    """
-    scale = max(float(norm(a)), float(norm(b)))
-    return float(norm(add(a, b, -1.0))) / scale if scale != 0 else 0.0
-
-
 def flatten(a: Vector, num_tasks: int | None = None) -> Tensor:
     """Return one row a task, a single one without tasks; of half precision in float32, as torch's solvers want it.
 
@@ -190,7 +180,17 @@ def constants(a: Vector) -> list[Tensor]:
     return [tensor.detach() if tensor.requires_grad else tensor for tensor in a]
 
 
-def leaves(a: Vector, wanted: "list[bool] | tuple[bool, ...] | None" = None) -> list[Tensor]:
+def chosen(a: Iterable[Tensor], flags: Iterable[bool]) -> list[Tensor]:
+    """Return the tensors whose flag is set.
+
+    Example:
+        >>> chosen([torch.zeros(1), torch.ones(1)], [False, True])
+        [tensor([1.])]
+    """
+    return [tensor for tensor, flag in zip(a, flags, strict=True) if flag]
+
+
+def leaves(a: Vector, wanted: Sequence[bool] | None = None) -> list[Tensor]:
     """Return detached tensors that require a gradient, all of them or the wanted ones.
 
     Each is new, even where a tensor is a leaf already: that may be a parameter, whose hooks belong to its owner.

@@ -59,25 +59,36 @@ def wrong_label_metrics(weight: Tensor, is_wrong: Tensor) -> dict[str, Tensor]:
     """
     if bool(is_wrong.all()) or not bool(is_wrong.any()):
         return {}
-    from torchmetrics.functional.classification import binary_auroc  # takes a second to import
-
     return {
         # float64: weights near 0 must not become equal in `1 - weight`.
-        "wrong_label_auc": binary_auroc(1 - weight.double(), is_wrong.long()),
+        "wrong_label_auc": auroc(1 - weight.double(), is_wrong),
         "mean_weight_wrong": weight[is_wrong].mean(),
         "mean_weight_right": weight[~is_wrong].mean(),
     }
 
 
-def _analyse(
-    batches: Iterable[Batch], model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor]
-) -> dict[str, Tensor]:
+def auroc(score: Tensor, is_positive: Tensor) -> Tensor:
+    """Return the area under the ROC curve, 0-D, of scores (n,) in [0, 1] as a detector of what is positive (n,)."""
+    from torchmetrics.functional.classification import binary_auroc  # takes a second to import
+
+    found: Tensor = binary_auroc(score, is_positive.long())
+    return found
+
+
+def collected(batches: Iterable[Batch], rows: Callable[[Batch], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the rows of all batches, by name of their column."""
     columns: dict[str, list[Tensor]] = {}
     with torch.no_grad():
         for batch in batches:
-            for name, values in _rows(batch, model, weigh).items():
+            for name, values in rows(batch).items():
                 columns.setdefault(name, []).append(values)
-    arrays = {name: torch.cat(values) for name, values in columns.items()}
+    return {name: torch.cat(values) for name, values in columns.items()}
+
+
+def _analyse(
+    batches: Iterable[Batch], model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    arrays = collected(batches, lambda batch: _rows(batch, model, weigh))
     scalars = {"mean_weight": arrays["weight"].mean()}
     if "clean" in arrays:
         scalars.update(wrong_label_metrics(arrays["weight"], ~arrays["clean"]))

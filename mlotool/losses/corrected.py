@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
 from mlotool.core.settings import target
-from mlotool.losses.analyses import wrong_label_metrics
-from mlotool.losses.cross_entropy import accuracy
+from mlotool.losses.analyses import collected, wrong_label_metrics
+from mlotool.losses.cross_entropy import accuracy, weighted_mean
 
 # n: samples of the whole split, b: batch, d: features, k: classes
 
@@ -45,9 +44,7 @@ def corrected_cross_entropy(
     label = corrector(stop_gradient(features), batch["target"])
     losses = -(label * F.log_softmax(logits, dim=1)).sum(dim=1)
     weight = weigher(stop_gradient(losses)[:, None]).squeeze(1)
-    total = (weight * losses).sum()
-    # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
-    loss = total / weight.sum().clamp_min(1e-12) if normalize else total / len(losses)
+    loss = weighted_mean(losses, weight, normalize)
     return LossOutput(
         loss, lambda: {"accuracy": accuracy(logits, batch["target"]), "mean_weight": weight.detach().mean()}
     )
@@ -95,12 +92,7 @@ def correction_analysis(
         `clean_target` also `given_right`, `corrected_right` (shares of right labels before and after) and what
         `wrong_label_metrics` returns.
     """
-    columns: dict[str, list[Tensor]] = {}
-    with torch.no_grad():
-        for batch in batches:
-            for name, values in _rows(batch, model, corrector, weigher).items():
-                columns.setdefault(name, []).append(values)
-    arrays = {name: torch.cat(values) for name, values in columns.items()}
+    arrays = collected(batches, lambda batch: _rows(batch, model, corrector, weigher))
     scalars = {"mean_weight": arrays["weight"].mean(), "mean_trust": arrays["trust"].mean()}
     if "clean_target" in arrays:
         clean_target = arrays.pop("clean_target")

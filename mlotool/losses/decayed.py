@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.settings import Count, target
+from mlotool.losses.analyses import auroc
 from mlotool.losses.cross_entropy import accuracy
 
 # b: batch, k: classes, p: parameters of the model
@@ -59,9 +60,7 @@ def decay_analysis(
     found = {"decay": logarithm.exp()}
     is_useless = torch.arange(num_features, device=logarithm.device) >= num_informative
     if bool(is_useless.any()) and not bool(is_useless.all()):
-        from torchmetrics.functional.classification import binary_auroc  # takes a second to import
-
         # Of the logarithm's sigmoid: torchmetrics would take values beyond [0, 1] for logits anyway.
-        found["useless_auc"] = binary_auroc(torch.sigmoid(logarithm.double()), is_useless.long())
+        found["useless_auc"] = auroc(torch.sigmoid(logarithm.double()), is_useless)
         found["log10_ratio"] = (logarithm[is_useless].mean() - logarithm[~is_useless].mean()) / torch.tensor(10.0).log()
     return found

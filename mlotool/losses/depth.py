@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import NonNegative, Positive, target
 from mlotool.losses.cross_entropy import accuracy
 
@@ -73,11 +73,8 @@ def depth_penalty(
     if not smoothness:
         return penalty
     stacked = _by_layer(named, part)
-    if not stacked:
-        raise ConfigError(
-            f"part: found no layers at '{part}' among the parameters {', '.join(name for name, _ in named[:5])}, ...; "
-            "expected the name of the layers in the model. Correct part, or set smoothness=0."
-        )
+    expected = f"the name of the layers, whose parameters are {', '.join(name for name, _ in named[:5])}, ..."
+    require(bool(stacked), "part", part, expected, "Correct part, or set smoothness=0.")
     changes = torch.stack([((tensor[1:] - tensor[:-1]) / h).square().sum() for tensor in stacked])
     return penalty + 0.5 * smoothness * changes.sum()
 

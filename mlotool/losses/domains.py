@@ -10,7 +10,8 @@ from torch import Tensor
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.errors import RunError
 from mlotool.core.settings import NonNegative, target
-from mlotool.losses.cross_entropy import accuracy
+from mlotool.losses.analyses import auroc, collected
+from mlotool.losses.cross_entropy import accuracy, weighted_mean
 
 # n: samples of the whole split, b: batch, k: classes
 
@@ -49,9 +50,7 @@ def input_weighted_cross_entropy(
     logits, target = model(batch["input"]), batch["target"]
     losses = F.cross_entropy(logits, target, reduction="none")
     weight = torch.ones_like(losses) if weigher is None else torch.sigmoid(weigher(batch["input"]).squeeze(1))
-    total = (weight * losses).sum()
-    # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
-    loss = total / weight.sum().clamp_min(1e-12) if normalize else total / len(losses)
+    loss = weighted_mean(losses, weight, normalize)
     if proximity:
         loss = loss + proximity * _distance(model, model.method("start"), free)
     return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target), "mean_weight": weight.detach().mean()})
@@ -123,23 +122,19 @@ def domain_weight_analysis(batches: Iterable[Batch], *, weigher: BoundModule) ->
         samples of both domains also `mean_weight_source`, `mean_weight_target` and `target_auc`, the area under the
         ROC curve of the weight as a detector of the target domain (0.5: chance).
     """
-    columns: dict[str, list[Tensor]] = {}
-    with torch.no_grad():
-        for batch in batches:
-            columns.setdefault("weight", []).append(torch.sigmoid(weigher(batch["input"]).squeeze(1)))
-            if "domain" in batch:
-                columns.setdefault("domain", []).append(batch["domain"])
-    arrays = {name: torch.cat(values) for name, values in columns.items()}
-    scalars = {"mean_weight": arrays["weight"].mean()}
-    if "domain" in arrays:
-        is_target = arrays["domain"] == 1
-        if bool(is_target.any()) and not bool(is_target.all()):
-            from torchmetrics.functional.classification import binary_auroc  # takes a second to import
 
-            scalars["mean_weight_source"] = arrays["weight"][~is_target].mean()
-            scalars["mean_weight_target"] = arrays["weight"][is_target].mean()
-            # float64: weights near 1 must not become equal.
-            scalars["target_auc"] = binary_auroc(arrays["weight"].double(), is_target.long())
+    def rows(batch: Batch) -> dict[str, Tensor]:
+        weight = {"weight": torch.sigmoid(weigher(batch["input"]).squeeze(1))}
+        return weight | ({"domain": batch["domain"]} if "domain" in batch else {})
+
+    arrays = collected(batches, rows)
+    weight, scalars = arrays["weight"], {"mean_weight": arrays["weight"].mean()}
+    is_target = arrays.get("domain", torch.zeros(0)) == 1
+    if bool(is_target.any()) and not bool(is_target.all()):
+        scalars["mean_weight_source"] = weight[~is_target].mean()
+        scalars["mean_weight_target"] = weight[is_target].mean()
+        # float64: weights near 1 must not become equal.
+        scalars["target_auc"] = auroc(weight.double(), is_target)
     return arrays | scalars
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, NonNegative, target
+from mlotool.losses.cross_entropy import weighted_mean
 
 # b: batch, t: tokens of a window, v: vocabulary, d: domains
 
@@ -60,10 +61,7 @@ def next_token_of_both(
     own = weigher.method("losses", batch["input"], batch["target"], chunk=chunk).mean()
     return LossOutput(
         loss + scale * own,
-        lambda: {
-            "bits_per_token": loss.detach() / math.log(2),
-            "weigher_bits_per_token": own.detach() / math.log(2),
-        },
+        lambda: {"bits_per_token": loss.detach() / math.log(2), "weigher_bits_per_token": own.detach() / math.log(2)},
     )
 
 
@@ -152,10 +150,7 @@ def token_losses(model: BoundModule, batch: Batch, chunk: int | None = None) -> 
 
 def _weighted(losses: Tensor, weight: Tensor, normalize: bool) -> LossOutput:
     weight = weight.expand_as(losses)
-    total = (weight * losses).sum()
-    # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
-    loss = total / weight.sum().clamp_min(1e-12) if normalize else total / losses.numel()
     return LossOutput(
-        loss,
+        weighted_mean(losses, weight, normalize),
         lambda: {"mean_weight": weight.detach().mean(), "bits_per_token": losses.detach().mean() / math.log(2)},
     )

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import NonNegative, Rounds, target
 from mlotool.losses.cross_entropy import accuracy
 
@@ -72,11 +72,8 @@ def expected_path_cross_entropy(
 
     Source: Pham et al. 2018, ENAS (arXiv 1802.03268), section 2.2.
     """
-    if num_paths < 2:
-        raise ConfigError(
-            f"num_paths: found {num_paths}; expected at least 2, as each path's loss is compared with that of the "
-            "others. Correct it."
-        )
+    expected = "at least 2, as each path's loss is compared with that of the others"
+    require(num_paths >= 2, "num_paths", num_paths, expected)
     losses, log_probabilities, right = [], [], []
     for _ in range(num_paths):
         path, log_probability = paths()

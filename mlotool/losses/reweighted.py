@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
 from mlotool.core.settings import target
-from mlotool.losses.cross_entropy import accuracy
+from mlotool.losses.cross_entropy import accuracy, weighted_mean
 
 # b: batch, k: classes
 
@@ -69,7 +69,5 @@ def sample_weighted_cross_entropy(
 
 
 def _weighted(losses: Tensor, weight: Tensor, normalize: bool, accuracy: Callable[[], Tensor]) -> LossOutput:
-    total = (weight * losses).sum()
-    # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
-    loss = total / weight.sum().clamp_min(1e-12) if normalize else total / len(losses)
+    loss = weighted_mean(losses, weight, normalize)
     return LossOutput(loss, lambda: {"accuracy": accuracy(), "mean_weight": weight.detach().mean()})

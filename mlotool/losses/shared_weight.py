@@ -14,9 +14,7 @@ from mlotool.losses.cross_entropy import accuracy
 
 @target("metric")
 def shared_weight_accuracy(
-    model: BoundModule,
-    batch: Mapping[str, Tensor],
-    constants: Sequence[float] = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0),
+    model: BoundModule, batch: Mapping[str, Tensor], constants: Sequence[float] = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
 ) -> dict[str, Tensor]:
     """Accuracy with one number for all parameters, on average over several numbers.
 

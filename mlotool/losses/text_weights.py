@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mlotool.core import BoundModule
 from mlotool.core.settings import target
+from mlotool.losses.analyses import collected
 
 # n: sequences of the whole split, d: domains
 
@@ -44,13 +45,12 @@ def text_weight_analysis(batches: Iterable[Batch], *, weigher: BoundModule) -> d
         1-D (n,), in the order of the batches: `weight` and `domain`. 0-D: `mean_weight`, and `mean_weight_<k>` of each
         domain k of which the split has texts.
     """
-    columns: dict[str, list[Tensor]] = {"weight": [], "domain": []}
-    with torch.no_grad():
-        for batch in batches:
-            weight = weigher(batch["input"])
-            columns["weight"].append(weight if weight.dim() == 1 else weight.mean(dim=1))
-            columns["domain"].append(batch["domain"])
-    found = {name: torch.cat(values) for name, values in columns.items()}
+
+    def rows(batch: Batch) -> dict[str, Tensor]:
+        weight = weigher(batch["input"])
+        return {"weight": weight if weight.dim() == 1 else weight.mean(dim=1), "domain": batch["domain"]}
+
+    found = collected(batches, rows)
     means = {
         f"mean_weight_{number}": found["weight"][found["domain"] == number].mean()
         for number in found["domain"].unique().tolist()

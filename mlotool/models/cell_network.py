@@ -1,13 +1,119 @@
 """A network of cells, on whose edges mutators of a space put operations."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.settings import Count, Layers, Shape, target
-from mlotool.models.cell_operations import HalvingConvolution, operation, pointwise
+
+# b: batch, c: channels, h, w: height and width
+
+
+@target("module")
+def operation(name: str, width: Count, stride: Count, *, affine: bool) -> nn.Module:
+    """Build one operation of a cell: (b, width, h, w) to (b, width, h / stride, w / stride).
+
+    Args:
+        name: `none`, `skip_connect`, `max_pool_3x3`, `avg_pool_3x3`, `sep_conv_3x3`, `sep_conv_5x5`, `dil_conv_3x3` or
+            `dil_conv_5x5`.
+        width: c.
+        stride: 1 or 2.
+        affine: whether BatchNorm has a scale and a shift of its own; not in a search, where they would rescale the
+            operations that the architecture weighs. A search also normalises what is pooled.
+
+    Source: Liu et al. 2019, DARTS (arXiv 1806.09055), section 3.1.
+    """
+    build: dict[str, Callable[[], nn.Module]] = {
+        "none": lambda: Zero(stride),
+        "max_pool_3x3": lambda: _pool(nn.MaxPool2d(3, stride, 1), width, affine),
+        "avg_pool_3x3": lambda: _pool(nn.AvgPool2d(3, stride, 1, count_include_pad=False), width, affine),
+        "skip_connect": lambda: nn.Identity() if stride == 1 else HalvingConvolution(width, width, affine=affine),
+        "sep_conv_3x3": lambda: _separable(width, 3, stride, affine),
+        "sep_conv_5x5": lambda: _separable(width, 5, stride, affine),
+        "dil_conv_3x3": lambda: nn.Sequential(*_depthwise(width, 3, stride, 2, affine)),
+        "dil_conv_5x5": lambda: nn.Sequential(*_depthwise(width, 5, stride, 2, affine)),
+    }
+    return build[name]()
+
+
+@target("module")
+def pointwise(num_inputs: Count, num_outputs: Count, *, affine: bool) -> nn.Sequential:
+    """Build ReLU, 1 x 1 convolution and BatchNorm: what brings a cell's inputs to its width."""
+    convolution = nn.Conv2d(num_inputs, num_outputs, 1, bias=False)
+    return nn.Sequential(nn.ReLU(), convolution, nn.BatchNorm2d(num_outputs, affine=affine))
+
+
+@target("module")
+def crossed_convolution(width: Count, stride: Count, size: Count = 3, *, affine: bool) -> nn.Sequential:
+    """Build ReLU, a convolution along the rows, one along the columns, and BatchNorm.
+
+    Args:
+        width: c.
+        stride: 1 or 2.
+        size: of both, odd; the paper has 7, for larger images.
+        affine: see `operation`.
+
+    Source: Real et al. 2019, AmoebaNet (arXiv 1802.01548), section 3.1: "1x7 then 7x1 convolution".
+    """
+    rows = nn.Conv2d(width, width, (1, size), (1, stride), (0, size // 2), bias=False)
+    columns = nn.Conv2d(width, width, (size, 1), (stride, 1), (size // 2, 0), bias=False)
+    return nn.Sequential(nn.ReLU(), rows, columns, nn.BatchNorm2d(width, affine=affine))
+
+
+class Zero(nn.Module):
+    """No connection: zeros, of the size that the stride leaves."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(images[:, :, :: self.stride, :: self.stride])
+
+
+class HalvingConvolution(nn.Module):
+    """Half the size without losing a pixel: two 1 x 1 convolutions of stride 2, one pixel apart, side by side."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, *, affine: bool) -> None:
+        super().__init__()
+        half = num_outputs // 2
+        # A space reads it for what it puts in this place: of an odd size, shapes do not tell.
+        self.stride = 2
+        self.even = nn.Conv2d(num_inputs, half, 1, stride=self.stride, bias=False)
+        self.odd = nn.Conv2d(num_inputs, num_outputs - half, 1, stride=self.stride, bias=False)
+        self.norm = nn.BatchNorm2d(num_outputs, affine=affine)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (b, num_outputs, h / 2, w / 2), rounded up."""
+        images = F.relu(images)
+        # Zeros behind the last row and column: an odd size has no odd pixel there.
+        shifted = F.pad(images, [0, 1, 0, 1])[:, :, 1:, 1:]
+        return self.norm(torch.cat([self.even(images), self.odd(shifted)], dim=1))
+
+
+def _pool(pool: nn.Module, width: int, affine: bool) -> nn.Module:
+    return pool if affine else nn.Sequential(pool, nn.BatchNorm2d(width, affine=False))
+
+
+def _separable(width: int, size: int, stride: int, affine: bool) -> nn.Sequential:
+    return nn.Sequential(*_depthwise(width, size, stride, 1, affine), *_depthwise(width, size, 1, 1, affine))
+
+
+def _depthwise(width: int, size: int, stride: int, dilation: int, affine: bool) -> list[nn.Module]:
+    padding = dilation * (size - 1) // 2
+    return [
+        nn.ReLU(),
+        nn.Conv2d(width, width, size, stride, padding, dilation, groups=width, bias=False),
+        nn.Conv2d(width, width, 1, bias=False),
+        nn.BatchNorm2d(width, affine=affine),
+    ]
+
 
 # b: batch, c: channels, h, w: height and width, k: classes
 
@@ -111,3 +217,73 @@ class _Cell(nn.Module):
         for _ in range(self.num_nodes):
             nodes.append(reduce(torch.add, [next(edges)(node) for node in nodes]))
         return torch.cat(nodes[2:], dim=1)
+
+
+@target("module")
+class StrongestEdges:
+    """Derives cells from the probabilities of the operations on their edges: each node keeps its strongest edges.
+
+        strength of an edge = max over operations but `none` of p
+        each node keeps its two strongest incoming edges, each with its strongest operation but `none`
+
+    The decisions of a kind of cells are `<kind>_0`, `<kind>_1`, .., one for each edge, ordered by the node that it
+    enters, then by the node that it leaves; each node reads both inputs of the cell and all nodes before it.
+
+    Args:
+        none: the candidate that is no connection, which stands on the edges that are not kept.
+        num_kept: edges of a node.
+
+    Source: Liu et al. 2019, DARTS (arXiv 1806.09055), section 2.4.
+
+    Example:
+        >>> import torch
+        >>> operations = ("none", "skip", "pool")
+        >>> edges = [[0.1, 0.8, 0.1], [0.9, 0.1, 0.0], [0.1, 0.2, 0.7], [0.2, 0.5, 0.3], [0.4, 0.3, 0.3]]
+        >>> probabilities = {f"normal_{number}": torch.tensor(edge) for number, edge in enumerate(edges)}
+        >>> found = StrongestEdges()(dict.fromkeys(probabilities, operations), probabilities)
+        >>> list(found.values())
+        ['skip', 'skip', 'pool', 'skip', 'none']
+    """
+
+    def __init__(self, none: str = "none", num_kept: Count = 2) -> None:
+        self.none, self.num_kept = none, num_kept
+
+    def __call__(
+        self, candidates: Mapping[str, Sequence[str | int]], probabilities: Mapping[str, Tensor]
+    ) -> dict[str, str | int]:
+        """Return a candidate for each decision.
+
+        Args:
+            candidates: by decision.
+            probabilities: (k,) of them, by decision.
+
+        Raises:
+            ConfigError: the edges of a kind make no cell, or `none` is not among the candidates.
+        """
+        found: dict[str, str | int] = {}
+        for kind in dict.fromkeys(name.rpartition("_")[0] for name in candidates):
+            edges = [name for name in candidates if name.rpartition("_")[0] == kind]
+            for incoming in _by_node(kind, edges):
+                best = {name: self._strongest(name, candidates[name], probabilities[name]) for name in incoming}
+                kept = sorted(incoming, key=lambda name: best[name][0], reverse=True)[: self.num_kept]
+                found |= {name: best[name][1] if name in kept else self.none for name in incoming}
+        return found
+
+    def _strongest(self, name: str, candidates: Sequence[str | int], probability: Tensor) -> tuple[float, str | int]:
+        expected = f"the candidate of '{name}' that is no connection, one of {', '.join(map(str, candidates))}"
+        require(self.none in candidates, "rule.none", self.none, expected)
+        strengths = zip(probability.tolist(), candidates, strict=True)
+        return max((each for each in strengths if each[1] != self.none), key=lambda each: each[0])
+
+
+def _by_node(kind: str, edges: Sequence[str]) -> list[Sequence[str]]:
+    """Return the edges of a cell by the node that they enter: two for the first node, three for the next one, ..."""
+    nodes: list[Sequence[str]] = []
+    start = 0
+    while start < len(edges):
+        nodes.append(edges[start : start + 2 + len(nodes)])
+        start += len(nodes[-1])
+    expected = "one for each edge of a cell: 2, 5, 9, 14, .. of 1, 2, 3, 4, .. nodes"
+    is_whole = len(nodes[-1]) == 1 + len(nodes)
+    require(is_whole, f"rule: decisions '{kind}_0', ..", len(edges), expected, "Correct the mutator's places.")
+    return nodes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import Count, Layers, Share, target
 from mlotool.models.token_losses import token_losses
 
@@ -292,15 +292,9 @@ class Decoder(nn.Module):
 
 
 def _even_kv_size(kv_size: int | None, width: int, num_heads: int) -> int:
-    if kv_size is None and width % num_heads:
-        raise ConfigError(
-            f"Decoder: width={width} and num_heads={num_heads}; expected heads that share the width evenly where "
-            f"kv_size is null. Set kv_size={2 * max(1, width // num_heads // 2)}."
-        )
+    expected = f"a divisor of width={width} where kv_size is null"
+    require(kv_size is not None or width % num_heads == 0, "Decoder.num_heads", num_heads, expected)
     size = width // num_heads if kv_size is None else kv_size
-    if size < 2 or size % 2:
-        raise ConfigError(
-            f"Decoder: kv_size={size}; expected a positive even number, since rotary positions turn pairs of entries. "
-            f"Set kv_size={max(2, size + size % 2)}."
-        )
+    expected = "a positive even number, since rotary positions turn pairs of entries"
+    require(size >= 2 and size % 2 == 0, "Decoder.kv_size", size, expected)
     return size

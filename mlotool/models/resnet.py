@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import Count, Layers, Shape, target
 
 # b: batch, c: channels, h, w: height and width, k: classes
@@ -38,13 +38,13 @@ class ResNet(nn.Module):
 
     def __init__(self, depth: Layers, num_classes: Count, image_shape: Shape, width: Count = 16) -> None:
         super().__init__()
-        num_blocks = _num_blocks(depth)
+        length = num_blocks(depth, 2)
         self.convolution = _convolution(image_shape[0], width, stride=1)
         self.norm = nn.BatchNorm2d(width)
         self.stages = nn.Sequential(
-            _stage(width, width, num_blocks, stride=1),
-            _stage(width, 2 * width, num_blocks, stride=2),
-            _stage(2 * width, 4 * width, num_blocks, stride=2),
+            _stage(width, width, length, stride=1),
+            _stage(width, 2 * width, length, stride=2),
+            _stage(2 * width, 4 * width, length, stride=2),
         )
         self.classifier = nn.Linear(4 * width, num_classes)
         for module in self.modules():
@@ -96,9 +96,10 @@ def _convolution(num_inputs: int, num_outputs: int, stride: int) -> nn.Conv2d:
     return nn.Conv2d(num_inputs, num_outputs, kernel_size=3, stride=stride, padding=1, bias=False)
 
 
-def _num_blocks(depth: int) -> int:
-    num_blocks, rest = divmod(depth - 2, 6)
-    if rest or num_blocks < 1:
-        nearest = 6 * max(1, round((depth - 2) / 6)) + 2
-        raise ConfigError(f"ResNet: depth={depth}; expected 6n + 2, such as 8, 20, 32. Set depth={nearest}.")
-    return num_blocks
+def num_blocks(depth: int, num_others: int) -> int:
+    """Return the blocks of each of three stages, of two layers a block, beside so many others; or raise ConfigError."""
+    is_right = depth > num_others and (depth - num_others) % 6 == 0
+    require(
+        is_right, "depth", depth, f"6n + {num_others}, such as {', '.join(str(6 * n + num_others) for n in (1, 2, 5))}"
+    )
+    return (depth - num_others) // 6

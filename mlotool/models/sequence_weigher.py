@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import BelowOne, Between0And1, target
 
 # b: batch, t: tokens, w: width of the decoder
@@ -53,11 +53,7 @@ class SequenceWeigher(nn.Module):
         smallest: BelowOne = 0.0,
     ) -> None:
         super().__init__()
-        if initial <= smallest:
-            raise ConfigError(
-                f"SequenceWeigher: initial={initial}; expected {smallest:g} < initial < 1, above `smallest`. "
-                f"Set initial={(1 + smallest) / 2:g}."
-            )
+        require(initial > smallest, "initial", initial, f"a number above smallest={smallest:g}")
         self.decoder = decoder
         self.per, self.smallest = per, smallest
         width = decoder.width

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import Count, Finite, Shape, target
 
 # b: batch, n: inputs, k: classes
@@ -90,11 +90,8 @@ class SharedWeightNetwork(nn.Module):
     def __init__(self, image_shape: Shape, num_classes: Count, num_hidden: Count = 2, weight: Finite = 1.0) -> None:
         super().__init__()
         self.num_inputs = prod(image_shape)
-        if not num_classes <= num_hidden <= self.num_inputs:
-            raise ConfigError(
-                f"SharedWeightNetwork: found num_hidden={num_hidden}; expected from {num_classes}, the classes, to "
-                f"{self.num_inputs}, the inputs, so that each unit reads something. Correct it."
-            )
+        expected = f"from {num_classes}, the classes, to {self.num_inputs}, the inputs, so that each unit reads some"
+        require(num_classes <= num_hidden <= self.num_inputs, "num_hidden", num_hidden, expected)
         self.weight = nn.Parameter(torch.tensor(float(weight)))
         self.hidden = nn.ModuleList(SharedWeightUnit() for _ in range(num_hidden))
         self.outputs = nn.ModuleList(SharedWeightUnit() for _ in range(num_classes))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.rematerialization import remat
 
 # n: tokens of all texts, v: vocabulary, w: width
@@ -39,11 +39,7 @@ def token_losses(features: Tensor, weight: Tensor, targets: Tensor, chunk: int |
         tensor([1.3863, 1.3863, 1.3863])
     """
     chunk = max(1, LOGITS_AT_ONCE // weight.shape[0]) if chunk is None else chunk
-    if chunk < 1:
-        raise ConfigError(
-            f"loss.chunk={chunk}; expected at least 1, the tokens whose logits live at once, or null. Set "
-            "problems.<name>.loss.chunk=256."
-        )
+    require(chunk >= 1, "chunk", chunk, "at least 1, the tokens whose logits live at once, or null")
     parts = features.flatten(0, -2).split(chunk), targets.flatten().split(chunk)
     if len(parts[0]) == 1:
         return _losses(features, weight, targets)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mlotool.core.settings import Count, Shape, target
-from mlotool.models.cell_operations import HalvingConvolution, operation, pointwise
+from mlotool.models.cell_network import HalvingConvolution, operation, pointwise
 
 # b: batch, c: channels, h, w: height and width, k: classes
 
@@ -35,11 +35,7 @@ class TwoBackNetwork(nn.Module):
     """
 
     def __init__(
-        self,
-        image_shape: Shape,
-        num_classes: Count,
-        width: Count = 8,
-        halves: Sequence[bool] = (False, True, False),
+        self, image_shape: Shape, num_classes: Count, width: Count = 8, halves: Sequence[bool] = (False, True, False)
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False), nn.BatchNorm2d(width))

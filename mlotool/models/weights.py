@@ -5,7 +5,7 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.settings import Between0And1, Count, target
+from mlotool.core.settings import Between0And1, Count, Positive, target
 
 # b: batch
 
@@ -60,3 +60,55 @@ class SampleWeights(nn.Module):
     def forward(self, index: Tensor) -> Tensor:
         """Return weights (b,) of the samples at `index` (b,)."""
         return torch.sigmoid(self.logits[index])
+
+
+@target("module")
+class PositiveVector(nn.Module):
+    """Numbers that stay positive: learning rates (one, or one a parameter of a problem) or weight decays.
+
+        value = exp(logarithm)
+
+    Args:
+        size: how many.
+        initial: the value that all of them start with, above 0.
+
+    Example:
+        >>> PositiveVector(2, initial=0.5)()
+        tensor([0.5000, 0.5000], grad_fn=<ExpBackward0>)
+    """
+
+    def __init__(self, size: Count = 1, initial: Positive = 0.1) -> None:
+        super().__init__()
+        self.logarithm = nn.Parameter(torch.full((size,), log(initial)))
+
+    def forward(self) -> Tensor:
+        """Return the values (size,)."""
+        return self.logarithm.exp()
+
+
+# d: parts of the mixture
+
+
+@target("module")
+class MixtureWeights(nn.Module):
+    """Positive numbers that add up to 1: the shares of the domains that a model is trained on.
+
+        share = softmax(logits)
+
+    All shares are the same at first.
+
+    Args:
+        size: d, how many.
+
+    Example:
+        >>> MixtureWeights(4)()
+        tensor([0.2500, 0.2500, 0.2500, 0.2500], grad_fn=<SoftmaxBackward0>)
+    """
+
+    def __init__(self, size: Count) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(size))
+
+    def forward(self) -> Tensor:
+        """Return the shares (d,)."""
+        return self.logits.softmax(dim=0)

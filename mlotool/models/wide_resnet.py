@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
 from mlotool.core.settings import BelowOne, Count, Layers, Shape, target
+from mlotool.models.resnet import num_blocks
 
 # b: batch, c: channels, h, w: height and width, k: classes
 
@@ -48,12 +48,12 @@ class WideResNet(nn.Module):
         dropout: BelowOne = 0.0,
     ) -> None:
         super().__init__()
-        num_blocks = _num_blocks(depth)
+        length = num_blocks(depth, 4)
         widths = [width, *(factor * widen_factor * width for factor in (1, 2, 4))]
         self.convolution = nn.Conv2d(image_shape[0], width, kernel_size=3, padding=1, bias=False)
         self.stages = nn.Sequential(
             *(
-                _stage(widths[number], widths[number + 1], num_blocks, stride, dropout)
+                _stage(widths[number], widths[number + 1], length, stride, dropout)
                 for number, stride in enumerate((1, 2, 2))
             )
         )
@@ -98,11 +98,3 @@ def _stage(num_inputs: int, num_outputs: int, num_blocks: int, stride: int, drop
     blocks = [_Block(num_inputs, num_outputs, stride, dropout)]
     blocks += [_Block(num_outputs, num_outputs, 1, dropout) for _ in range(num_blocks - 1)]
     return nn.Sequential(*blocks)
-
-
-def _num_blocks(depth: int) -> int:
-    num_blocks, rest = divmod(depth - 4, 6)
-    if rest or num_blocks < 1:
-        nearest = 6 * max(1, round((depth - 4) / 6)) + 4
-        raise ConfigError(f"WideResNet: depth={depth}; expected 6n + 4, such as 16, 28, 40. Set depth={nearest}.")
-    return num_blocks

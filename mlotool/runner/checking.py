@@ -9,7 +9,7 @@ from pytorch_lightning import seed_everything
 
 from mlotool.config import build, hypergradient_options
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.diagnostics.compare import Response, Slope, compare, solved_slope
+from mlotool.hypergradient.compare import Response, Slope, compare, solved_slope
 from mlotool.program import Program, Schedule
 from mlotool.runner.process_settings import torch_settings
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from mlotool.cli.check import advice
-from mlotool.hypergradient.diagnostics.compare import Response
+from mlotool.hypergradient.compare import Response
 from tests.cli.conftest import Result
 
 Call = Callable[..., Result]

@@ -1,12 +1,26 @@
 """Data whose samples are tasks."""
 
+from math import exp
+
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
 from mlotool.core.errors import ConfigError
-from mlotool.data import DigitsEpisodes, InMemoryTensors, PythonEpisodes, SinusoidEpisodes
-from mlotool.data.python_sources import read_domain
+from mlotool.data import (
+    DigitsEpisodes,
+    InMemoryTensors,
+    Peaks,
+    PythonEpisodes,
+    SinusoidEpisodes,
+    SyntheticClassification,
+    SyntheticText,
+)
+from mlotool.data.peaks import HIGHEST, LOWEST, level, peaks
+from mlotool.data.python_text import read_domain
+from mlotool.data.synthetic_text import ADJECTIVES, NEGATIVE, POSITIVE, RULES, make_corpus
+from mlotool.data.text_data import split_words
 
 
 def test_a_batch_has_the_tasks_first() -> None:
@@ -29,16 +43,6 @@ def test_sinusoids_are_what_they_say() -> None:
     assert 0.1 <= batch["amplitude"].min() < 0.3
     assert 4.8 < batch["amplitude"].max() <= 5
     assert 0 <= batch["phase"].min() <= batch["phase"].max() <= torch.pi
-
-
-@pytest.mark.parametrize("make", [SinusoidEpisodes, DigitsEpisodes, PythonEpisodes])
-def test_the_seed_and_the_split_decide_the_tasks(make: type) -> None:
-    def first(split: str, **settings: object) -> torch.Tensor:
-        return make(**({"sizes": {"train": 10, "val": 5}} | settings)).split(split)[0]["support"]["input"]
-
-    assert torch.equal(first("val"), first("val", sizes={"train": 20, "val": 5}))
-    assert not torch.equal(first("val"), first("val", seed=1))
-    assert not torch.equal(first("val"), first("train"))
 
 
 @pytest.mark.parametrize("turn", [False, True])
@@ -72,13 +76,9 @@ def test_digit_tasks(turn: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"num_classes": 5, "turn": False},
-            r"data\.classes\.train has 4 classes; expected at least data\.num_classes=5",
-        ),
-        ({"classes": {"train": [0, 1, 2], "val": [2, 3, 4]}}, r"data\.classes=.*each in one split at most"),
-        ({"sizes": {"training": 3}}, r"the split 'training'; expected some of train, val, test\. Did you mean 'train'"),
-        ({"image_shape": (64,)}, r"data\.image_shape=\[64\]; expected \[1, 8, 8\]"),
+        ({"num_classes": 5, "turn": False}, r"data\.classes\.train: found .*; expected at least data\.num_classes=5"),
+        ({"classes": {"train": [0, 1, 2], "val": [2, 3, 4]}}, r"data\.classes: .*each in one split at most"),
+        ({"sizes": {"training": 3}}, r"data\.sizes: found 'training'; expected .* Did you mean 'train'"),
     ],
 )
 def test_digit_tasks_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
@@ -131,14 +131,124 @@ def aligned(document: bytes, window: bytes) -> bytes | None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"domains": ["docs"]}, r"data\.domains: found 'docs'; expected some of documentation"),
-        ({"shares": {"train": 1, "dev": 1}}, r"the split 'dev'; expected some of train, val, test"),
-        ({"sizes": {"meta": 3}}, r"the split 'meta'; expected some of train, val, test"),
-        ({"length": 10**7}, r"no document is left for a split whose data\.sizes is 3; .*8 windows of 10000001 bytes"),
-        ({"shares": {"train": 0}}, r"data\.shares=.*expected numbers from 0 on, not all of them 0"),
-        ({"shares": {"test": 1}}, r"no document is left for a split"),
+        ({"sizes": {"meta": 3}}, r"data\.sizes: found 'meta'; expected some of train, val, test"),
+        ({"length": 10**6}, r"data\.sizes: found 3; expected a document for it with 8 windows of 1000001 bytes"),
+        ({"shares": {"train": 0}}, r"data\.shares: .*; expected numbers of which one is above 0"),
     ],
 )
 def test_tasks_of_documents_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PythonEpisodes(**({"sizes": {"train": 3}} | options))
+
+
+def test_the_function_is_matlabs() -> None:
+    # Of its manual's formula, by hand at points where terms drop out.
+    at_origin = 3 * exp(-1) - exp(-1) / 3
+    at_one = -10 * (1 / 5 - 1) * exp(-1) - exp(-4) / 3
+    found = peaks(np.array([0.0, 1.0]), np.array([0.0, 0.0]))
+    np.testing.assert_allclose(found, [at_origin, at_one], rtol=1e-14)
+
+
+def test_the_bins_are_of_equal_width_between_the_extremes() -> None:
+    grid = np.stack(np.meshgrid(*[np.linspace(-3, 3, 601)] * 2), axis=-1).reshape(-1, 2)
+    values = peaks(grid[:, 0], grid[:, 1])
+    assert values.min() == pytest.approx(LOWEST, abs=1e-3)
+    assert values.max() == pytest.approx(HIGHEST, abs=1e-3)
+    assert LOWEST <= values.min() < values.max() <= HIGHEST
+    edges = np.linspace(values.min(), values.max(), 6)
+    expected = np.searchsorted(edges[1:-1], values)
+    assert (expected != level(grid)).mean() < 1e-4  # the grid misses the extremes by a little
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_points_fill_the_square_and_have_their_level(balanced: bool) -> None:
+    data = Peaks({"train": 1003, "val": 200, "test": 0}, balanced=balanced)
+    assert (data.splits, data.num_classes, data.image_shape) == (("train", "val"), 5, (2,))
+    batch = data.split("train").__getitems__(range(1003))
+    assert batch["input"].dtype == torch.float32
+    assert batch["input"].abs().max() <= 3
+    assert np.array_equal(level(batch["input"].double().numpy()), batch["target"].numpy())
+    counts = torch.bincount(batch["target"], minlength=5).tolist()
+    if balanced:
+        assert counts == [201, 201, 201, 200, 200]
+    else:
+        # Shares of the square's area: 2.8%, 12.2%, 72.4%, 9.8%, 2.8%.
+        assert counts == pytest.approx([28, 122, 726, 98, 28], abs=45)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_points_lie_on_two_sides_of_a_plane(dtype: str) -> None:
+    data = SyntheticClassification({"train": 500, "meta": 400, "test": 0}, dtype=dtype, noise=0.0)
+    assert (data.splits, data.num_classes, data.image_shape) == (("train", "meta"), 2, (20,))
+    batch = data.split("meta").__getitems__(range(400))
+    assert batch["input"].dtype == data.true_weight.dtype == getattr(torch, dtype)
+    assert torch.equal(batch["target"], (batch["input"] @ data.true_weight > 0).long())
+    assert data.true_weight.abs().min() > 0
+    assert batch["target"].float().mean() == pytest.approx(0.5, abs=0.1)
+    assert not torch.equal(batch["input"], data.split("train").__getitems__(range(400))["input"])
+    again = SyntheticClassification({"meta": 400}, dtype=dtype, noise=0.0)
+    assert torch.equal(again.split("meta")[7]["input"], batch["input"][7])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 3}, r"data\.num_classes=3; expected 2"),
+        ({"image_shape": [4, 5]}, r"data\.image_shape: found \[4, 5\]; expected \[d\]"),
+        ({"num_informative": 21}, r"data\.num_informative: found 21; expected at most 20"),
+    ],
+)
+def test_points_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SyntheticClassification({"train": 5}, **options)
+
+
+def sides(text: str) -> list[int]:
+    """Return what each judgement of a review says, read back from its words."""
+    found, negated = [], False
+    for word in split_words(text):
+        if word in (".", ",", ";"):
+            negated = False
+        negated |= word in ("not", "never")
+        for side in (NEGATIVE, POSITIVE):
+            if word in ADJECTIVES[side]:
+                found.append(1 - side if negated else side)
+    return found
+
+
+def test_the_label_of_a_review_follows_from_its_words() -> None:
+    part = make_corpus(300, [0])
+    assert torch.bincount(part.target).tolist() == [150, 150]
+    for text, label in zip(part.texts, part.target.tolist(), strict=True):
+        assert len(sides(text)) == 3
+        assert int(sum(sides(text)) >= 2) == label
+
+
+def test_rules_differ_in_accuracy_and_coverage() -> None:
+    part = make_corpus(2000, [0])
+    assert part.weak_labels is not None
+    does_vote = part.weak_labels >= 0
+    coverage = does_vote.float().mean(dim=0)
+    accuracy = ((part.weak_labels == part.target[:, None]) & does_vote).sum(dim=0) / does_vote.sum(dim=0)
+    assert part.weak_labels.shape == (2000, len(RULES))
+    assert coverage.min() < 0.2 < 0.5 < coverage.max()
+    assert 0.5 < accuracy.min() < 0.6
+    assert accuracy.max() > 0.95
+
+
+@pytest.mark.parametrize("labels", ["majority_vote", "label_model", "clean"])
+def test_only_the_labels_of_train_are_weak(labels: str) -> None:
+    sizes = {"train": 1000, "meta": 100, "val": 200}
+    data = SyntheticText(sizes, labels=labels)
+    train = data.split("train").__getitems__(range(len(data.split("train"))))
+    assert train["input"].shape[1] == data.length
+    assert int(train["input"].max()) < len(data.encoder) <= data.vocabulary_size
+    assert (train["input"][:, -1] == 0).all(), "a review was cut"
+    assert {name: len(data.split(name)) for name in ("meta", "val")} == {"meta": 100, "val": 200}
+    if labels == "clean":
+        assert (len(train["target"]), set(train)) == (1000, {"input", "target", "index"})
+    else:
+        assert 950 < len(train["target"]) < 1000
+        right = (train["target"] == train["clean_target"]).float().mean()
+        assert right == pytest.approx(0.75 if labels == "majority_vote" else 0.78, abs=0.03)
+    assert set(data.split("meta")[0]) == {"input", "target", "index"}

@@ -1,13 +1,19 @@
 """The readers of text, on tiny data sets written in the published formats."""
 
 import json
+import sys
+from itertools import product
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.data import SST, Wrench
+from mlotool.data import SST, Vocabulary, Wrench, hard_labels, label_model, majority_vote
+from mlotool.data.text_data import LocalTokenizer, split_words
 
 
 @pytest.fixture
@@ -68,15 +74,6 @@ def test_meta_and_val_are_disjoint_and_words_are_those_of_train(wrench: Path) ->
     assert "valid" in valid.encoder.words  # without train, the words of what there is
 
 
-def test_other_layouts_are_named(wrench: Path) -> None:
-    (wrench / "valid.json").write_text(json.dumps({"0": {"label": 1}}))
-    with pytest.raises(ConfigError, match=r"valid\.json is no text set of WRENCH \(KeyError: 'data'\); expected"):
-        Wrench(str(wrench), SIZES, 2)
-    (wrench / "valid.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"valid\.json could not be read"):
-        Wrench(str(wrench), SIZES, 2)
-
-
 @pytest.mark.parametrize("make", [lambda root: Wrench(root, SIZES, 2), lambda root: SST(root, SIZES)])
 def test_absent_files_are_named(tmp_path: Path, make: type) -> None:
     with pytest.raises(ConfigError, match=r"data\.root=.*absent.*expected .*Download .*https://.*set data\.root"):
@@ -88,19 +85,8 @@ def test_votes_are_needed_for_labels_of_votes(wrench: Path) -> None:
     for sample in samples.values():
         sample["weak_labels"] = [-1, -1, -1]
     (wrench / "train.json").write_text(json.dumps(samples))
-    with pytest.raises(ConfigError, match=r"data\.labels=label_model; expected votes"):
+    with pytest.raises(ConfigError, match=r"data\.labels: found 'label_model'; expected clean"):
         Wrench(str(wrench), SIZES, 2)
-
-
-def test_unknown_options_are_refused(wrench: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the split 'valid'; expected some of train, meta, val, test"):
-        Wrench(str(wrench), {"valid": 3}, 2)
-    with pytest.raises(
-        ConfigError, match=r"data\.labels='majority'; expected one of clean, majority_vote, label_model"
-    ):
-        Wrench(str(wrench), SIZES, 2, labels="majority")
-    with pytest.raises(ConfigError, match=r"data\.num_classes=3; expected 2"):
-        Wrench(str(wrench), SIZES, 3)
 
 
 def test_sst2_of_glue(tmp_path: Path) -> None:
@@ -140,8 +126,168 @@ def test_sst_trees(tmp_path: Path, num_classes: int, num_sentences: int) -> None
     assert {text.replace(" - lrb -", "").replace("'s", "' s"): label for text, label in found.items()} == expected
 
 
-def test_what_is_no_tree_is_refused(tmp_path: Path) -> None:
-    for name in ("train", "dev", "test"):
-        (tmp_path / f"{name}.txt").write_text("It is good\n")
-    with pytest.raises(ConfigError, match=r"has the line 'It is good'; expected a tree"):
-        SST(str(tmp_path), SIZES)
+def test_words_are_lower_case_and_signs_are_words() -> None:
+    assert split_words("It's GOOD, isn't it?\n Très-bon") == [
+        "it's",
+        "good",
+        ",",
+        "isn't",
+        "it",
+        "?",
+        "très",
+        "-",
+        "bon",
+    ]
+
+
+def test_the_commonest_words_get_ids_in_an_order_of_their_own() -> None:
+    vocabulary = Vocabulary.of(["b b a c", "c d"], max_size=5)
+    assert vocabulary.words == ("<padding>", "<unknown>", "b", "c", "a")
+    assert Vocabulary.of(["c d", "c a b b"], max_size=5).words == vocabulary.words
+    assert len(vocabulary) == 5
+
+
+def install_fake(monkeypatch: pytest.MonkeyPatch, padding: int) -> dict[str, Any]:
+    """Put a transformers package in place whose tokenizer writes down how it was loaded."""
+    seen: dict[str, Any] = {}
+
+    class Tokenizer:
+        pad_token_id = padding
+
+        @classmethod
+        def from_pretrained(cls, path: str, **settings: Any) -> "Tokenizer":
+            if path.endswith("torn"):
+                raise OSError("it is torn\nlong advice")
+            seen.update(settings)
+            return cls()
+
+        def __len__(self) -> int:
+            return 30
+
+        def __call__(self, texts: list[str], **settings: Any) -> dict[str, Any]:
+            return {"input_ids": [[7] * settings["max_length"] for _ in texts]}
+
+    package = ModuleType("transformers")
+    package.AutoTokenizer = Tokenizer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    return seen
+
+
+def test_a_tokenizer_comes_from_the_disk_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = install_fake(monkeypatch, padding=0)
+    tokenizer = LocalTokenizer(str(tmp_path), 30)
+    assert seen == {"local_files_only": True, "trust_remote_code": False}
+    assert tokenizer.encode(["a", "b"], 3).tolist() == [[7] * 3] * 2
+    (tmp_path / "torn").mkdir()
+    for name, size, words in (
+        ("absent", 30, r"no tokenizer could be read \(there is no such folder\); expected a folder"),
+        ("torn", 30, r"no tokenizer could be read \(it is torn\); expected a folder"),
+        ("", 29, r"data\.vocabulary_size: found 29; expected at least 30, the tokens of data\.tokenizer="),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LocalTokenizer(str(tmp_path / name), size)
+    install_fake(monkeypatch, padding=1)
+    with pytest.raises(ConfigError, match=r"expected one whose padding has the id 0.*the id 1"):
+        LocalTokenizer(str(tmp_path), 30)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"not installed; expected it.*pip install 'mlotool\[text\]'"):
+        LocalTokenizer(str(tmp_path), 30)
+
+
+def plant(accuracy: list[float], coverage: float, num_samples: int, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Return votes (n, m) of labelers with these accuracies, and the labels."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(num_classes, (num_samples,), generator=generator)
+    shape = (num_samples, len(accuracy))
+    is_right = torch.rand(shape, generator=generator) < torch.tensor(accuracy)
+    wrong = (target[:, None] + torch.randint(1, num_classes, shape, generator=generator)) % num_classes
+    votes = torch.where(is_right, target[:, None], wrong)
+    return torch.where(torch.rand(shape, generator=generator) < coverage, votes, -1), target
+
+
+def test_majority_vote_counts() -> None:
+    votes = torch.tensor([[2, 2, 0], [0, 1, -1], [-1, -1, -1], [-1, 1, -1], [0, 1, 2]])
+    third = [1 / 3] * 3
+    expected = [[0, 0, 1], [0.5, 0.5, 0], third, [0, 1, 0], third]
+    torch.testing.assert_close(majority_vote(votes, 3), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("vote", [majority_vote, label_model])
+def test_votes_for_no_class_are_refused(vote: type) -> None:
+    with pytest.raises(ConfigError, match=r"Weak labels go from -1 to 2; expected classes from 0 to 1"):
+        vote(torch.tensor([[2, -1]]), 2)
+
+
+def test_hard_labels_break_ties_by_the_seed() -> None:
+    probabilities = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.1, 0.7]]).repeat(2000, 1)
+    labels = hard_labels(probabilities, seed=0)
+    assert (labels[1::2] == 2).all()
+    assert labels[::2].float().mean() == pytest.approx(0.5, abs=0.05)
+    assert set(labels[::2].tolist()) == {0, 1}
+    assert torch.equal(labels, hard_labels(probabilities, seed=0))
+    assert not torch.equal(labels, hard_labels(probabilities, seed=1))
+
+
+def joint(row: list[int], label: int, accuracy: Tensor, num_classes: int) -> Tensor:
+    """Return p(votes that are given | label), by its definition."""
+    factors = [
+        a if vote == label else (1 - a) / (num_classes - 1) for vote, a in zip(row, accuracy, strict=True) if vote >= 0
+    ]
+    return torch.stack(factors).prod()
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_the_label_model_is_at_its_fixed_point(num_classes: int) -> None:
+    votes, _ = plant([0.9, 0.7, 0.6], 0.7, 60, num_classes)
+    balance = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)[:num_classes]
+    model = label_model(
+        votes, num_classes, class_balance=balance, prior_votes=5.0, max_iterations=5000, tolerance=1e-12
+    )
+    covered = (votes >= 0).any(dim=1)
+    found = model.probabilities[covered]
+    balance = balance / balance.sum()
+    # The mean is the balance; what remains of each row is the likelihood, up to one weight a class.
+    torch.testing.assert_close(found.mean(dim=0), balance, atol=1e-9, rtol=0)
+    likelihood = [
+        [joint(row, c, model.accuracy, num_classes) for c in range(num_classes)] for row in votes[covered].tolist()
+    ]
+    ratio = found / torch.tensor(likelihood)
+    ratio = ratio / ratio[:, :1]
+    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
+    assert torch.equal(model.probabilities[~covered], balance.expand(int((~covered).sum()), -1))
+    for labeler in range(3):
+        does_vote = votes[:, labeler] >= 0
+        right = model.probabilities[does_vote, votes[does_vote, labeler]].sum()
+        expected = (right + 0.7 * 5) / (does_vote.sum() + 5)
+        torch.testing.assert_close(model.accuracy[labeler], expected)
+
+
+def test_without_a_prior_it_is_maximum_likelihood() -> None:
+    # Each row has its mirror image, so the classes are equally common whatever the accuracies are.
+    rows = [
+        row
+        for row, count in zip(product([0, 1], repeat=3), [9, 3, 3, 2, 2, 3, 3, 9], strict=True)
+        for _ in range(count)
+    ]
+    votes = torch.tensor(rows)
+    model = label_model(votes, 2, prior_votes=0.0, max_iterations=10000, tolerance=1e-13)
+    accuracy = model.accuracy.clone().requires_grad_()
+    likelihood = sum((0.5 * (joint(row, 0, accuracy, 2) + joint(row, 1, accuracy, 2))).log() for row in votes.tolist())
+    (gradient,) = torch.autograd.grad(likelihood, accuracy)
+    torch.testing.assert_close(gradient, torch.zeros(3, dtype=torch.float64), atol=1e-5, rtol=0)
+    # In closed form, of three labelers: E[l_1 l_2] = (2 a_1 - 1)(2 a_2 - 1), and so on.
+    signs = 2.0 * votes.double() - 1
+    m12, m13, m23 = ((signs[:, i] * signs[:, j]).mean() for i, j in ((0, 1), (0, 2), (1, 2)))
+    expected = 0.5 + 0.5 * torch.stack([(m12 * m13 / m23).sqrt(), (m12 * m23 / m13).sqrt(), (m13 * m23 / m12).sqrt()])
+    torch.testing.assert_close(model.accuracy, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_planted_accuracies_are_recovered(num_classes: int) -> None:
+    planted = [0.95, 0.8, 0.7, 0.6, 0.6]
+    votes, target = plant(planted, 0.8, 4000, num_classes)
+    model = label_model(votes, num_classes)
+    torch.testing.assert_close(model.accuracy, torch.tensor(planted).double(), atol=0.04, rtol=0)
+    by_model = (hard_labels(model.probabilities, 0) == target).float().mean()
+    by_majority = (hard_labels(majority_vote(votes, num_classes), 0) == target).float().mean()
+    assert by_model > by_majority + 0.02

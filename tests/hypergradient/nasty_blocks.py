@@ -1,9 +1,9 @@
 """Blocks as they are written in research code, and what is to become of them: nothing else than with plain autograd."""
 
 import copy
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.nn.utils import spectral_norm as old_spectral_norm
-from torch.nn.utils.parametrizations import orthogonal, spectral_norm
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 from mlotool import remat, stop_gradient
@@ -62,36 +62,19 @@ class Attention(nn.Module):
 
 
 class Experts(nn.Module):
-    def __init__(self, is_masked: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.router, self.experts = nn.Linear(WIDTH, 3), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.is_masked = is_masked
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, WIDTH)
-        weights, chosen = self.router(flat).softmax(-1).topk(1 if self.is_masked else 2, -1)
+        weights, chosen = self.router(flat).softmax(-1).topk(2, -1)
         out = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             rows, places = torch.where(chosen == number)
-            if self.is_masked:
-                out[rows] = weights[rows] * torch.tanh(expert(flat[rows]))
-            elif len(rows):
+            if len(rows):
                 out.index_add_(0, rows, weights[rows, places][:, None] * torch.tanh(expert(flat[rows])))
         return x + out.reshape(x.shape)
-
-
-class Cells(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = None
-        found = []
-        for number in range(TIME):
-            state = self.cell(x[:, number], state)
-            found.append(state[0])
-        return x + torch.stack(found, 1)
 
 
 class Nested(nn.Module):
@@ -107,12 +90,22 @@ class Nested(nn.Module):
 
 
 class Lookup(nn.Module):
-    def __init__(self, **settings: Any) -> None:
+    """Reads a table of rows, by a function of tokens and table."""
+
+    def __init__(self, embed: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.embedding, self.last = nn.Embedding(7, WIDTH, **settings), nn.Linear(WIDTH, WIDTH)
+        self.rows, self.last, self.embed = nn.Embedding(7, WIDTH), nn.Linear(WIDTH, WIDTH), embed
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.last(self.embedding(TOKENS))) * x
+        rows = self.embed(TOKENS, self.rows.weight)
+        return x + torch.tanh(self.last(rows if rows.dim() == 3 else rows[:, None])) * x
+
+
+# With a row for padding, forward mode has formulas of our own.
+EMBEDDINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "with padding": partial(F.embedding, padding_idx=2),
+    "of bags": partial(F.embedding_bag, padding_idx=2, mode="sum"),
+}
 
 
 @dataclass
@@ -179,17 +172,6 @@ def with_moving_mean(block: Any, y: Tensor) -> Tensor:
     return y - block.mean
 
 
-def with_position_cache(block: Any, y: Tensor) -> Tensor:
-    if not len(block.mean):
-        block.mean = torch.arange(TIME, dtype=y.dtype)[:, None].cos()
-    return y * block.mean
-
-
-def with_mean_in_attribute(block: Any, y: Tensor) -> Tensor:
-    block.last_mean = 0.5 * getattr(block, "last_mean", 0.0) + y.detach().mean()
-    return y * (1 + block.last_mean)
-
-
 def with_counter(block: Any, y: Tensor) -> Tensor:
     block.count = getattr(block, "count", 0) + 1
     return y * (1 + 0.1 * block.count)
@@ -204,18 +186,6 @@ def with_own_generator(block: Any, y: Tensor) -> Tensor:
 def with_loss_in_attribute(block: Any, y: Tensor) -> Tensor:
     block.auxiliary = y.square().mean()
     return y
-
-
-def with_last_seen(block: Any, y: Tensor) -> Tensor:
-    block.seen = [y.detach()]
-    return y
-
-
-def with_hook(block: Any, y: Tensor) -> Tensor:
-    z = y * 1
-    if z.requires_grad:
-        z.register_hook(lambda slope: 0.5 * slope)
-    return z.sin()
 
 
 def relu_first(block: Any) -> None:
@@ -249,39 +219,22 @@ Make = Callable[[], nn.Module]
 
 SAME: dict[str, Make] = {
     "attention with masks, in place": Attention,
-    "experts, by index_add_": lambda: Experts(False),
-    "experts, by assignment": lambda: Experts(True),
-    "cells in a loop": Cells,
-    "two layers of LSTM with dropout": lambda: Mlp(
-        lambda block, y: block.memory(y)[0],
-        lambda block: setattr(block, "memory", nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.3)),
-    ),
+    "experts": Experts,
     "nested containers": Nested,
+    **{f"an embedding, {name}": partial(Lookup, embed) for name, embed in EMBEDDINGS.items()},
     "blocks in blocks": lambda: Mlp(lambda block, y: remat(block.last, F.dropout(remat(block.first, y), 0.2))),
     "hooks that change what passes": lambda: Mlp(prepare=with_pre_hooks),
     "a teacher under no_grad": lambda: Mlp(with_teacher),
-    "detach": lambda: Mlp(lambda block, y: y * y.detach().sigmoid()),
     "data": lambda: Mlp(lambda block, y: y * y.data.sigmoid() * block.first.weight.data.sum()),
     "item": lambda: Mlp(lambda block, y: y * y.mean().item()),
     "stop_gradient": lambda: Mlp(lambda block, y: y * stop_gradient(y)),
-    "straight through": lambda: Mlp(lambda block, y: y + ((3 * y).round() - y).detach()),
     "straight through, a function": lambda: Mlp(lambda block, y: y * RoundedWithTangents.apply(3 * y)),
-    "sorted": lambda: Mlp(lambda block, y: y.sort(-1)[0]),
     "complex numbers": lambda: Mlp(lambda block, y: torch.fft.irfft(torch.fft.rfft(y) ** 2 * (1 + 1j), n=WIDTH)),
-    "gumbel softmax": lambda: Mlp(lambda block, y: F.gumbel_softmax(y, hard=True)),
     "dropout": lambda: Mlp(lambda block, y: F.dropout(y, 0.3)),
     "dropout of a transposed tensor": lambda: Mlp(lambda block, y: F.dropout(y.transpose(0, 1), 0.3).transpose(0, 1)),
-    "dropout in place": lambda: Mlp(lambda block, y: F.dropout((2 * y.mT), 0.3, inplace=True).mT),
-    "noise like a transposed tensor": lambda: Mlp(lambda block, y: y * torch.randn_like(y.mT).mT),
-    "a row for padding": lambda: Lookup(padding_idx=0),
-    "gradients by frequency": lambda: Lookup(scale_grad_by_freq=True),
     "a moving mean in a buffer": lambda: Mlp(with_moving_mean, buffer(WIDTH)),
-    "a cache in a buffer": lambda: Mlp(with_position_cache, buffer(0)),
     "the old weight of a hook": lambda: Mlp(prepare=lambda block: old_spectral_norm(block.first)),
-    "a constant in an attribute": lambda: Mlp(with_last_seen),
-    "what it was given": nn.Identity,
     "spectral norm": lambda: Mlp(prepare=lambda block: spectral_norm(block.first)),
-    "an orthogonal weight": lambda: Mlp(prepare=lambda block: orthogonal(block.first)),
     "a parametrization, cached": lambda: Mlp(
         with_cached_weights, lambda block: parametrize.register_parametrization(block.first, "weight", Tanh())
     ),
@@ -294,16 +247,17 @@ AGAIN, MODES, TANGENTS, PLACE = "returned something else", "differs from that of
 
 REFUSED: dict[str, tuple[Make, str | None, str | None]] = {
     "a counter": (lambda: Mlp(with_counter), AGAIN, MODES),
-    "a mean in an attribute": (lambda: Mlp(with_mean_in_attribute), AGAIN, MODES),
     "a generator of its own": (lambda: Mlp(with_own_generator), AGAIN, MODES),
-    "random numbers of Python": (lambda: Mlp(lambda block, y: y * random.random()), AGAIN, MODES),
     "random numbers of numpy": (lambda: Mlp(lambda block, y: y * float(numpy.random.rand())), AGAIN, MODES),
     "an auxiliary loss in an attribute": (lambda: Mlp(with_loss_in_attribute), "attribute 'auxiliary'", None),
     "a dataclass": (Opaque, "returns an Output, which holds tensors", None),
     "an input changed in place": (lambda: Mlp(prepare=relu_first), PLACE, None),
     # Forward mode of torch 2.9 takes it, and is right; that of 2.14 does not.
-    "weights renormalised in place": (lambda: Lookup(max_norm=1.0), PLACE, PLACE if NEWER else None),
-    "a hook of a tensor": (lambda: Mlp(with_hook), None, MODES),
+    "weights renormalised in place": (
+        lambda: Lookup(partial(F.embedding, max_norm=1.0)),
+        PLACE,
+        PLACE if NEWER else None,
+    ),
     "hooks of gradients": (lambda: Mlp(prepare=with_backward_hook), None, TANGENTS),
     "an old function": (lambda: Mlp(lambda block, y: OldSine.apply(y)), None, TANGENTS),
     "a function without tangents": (lambda: Mlp(lambda block, y: y * Rounded.apply(3 * y)), None, TANGENTS),

@@ -15,8 +15,6 @@ from mlotool import (
     Graph,
     Identity,
     Implicit,
-    Neumann,
-    Nystrom,
     Penalty,
     Problem,
     Program,
@@ -71,11 +69,8 @@ def end(program: Program) -> Tensor:
 
 
 ALGORITHMS = [
-    Implicit(Exact()),
     Implicit(Exact(), "forward"),
     Implicit(ConjugateGradient(4)),
-    Implicit(Neumann(3, 0.1), "forward"),
-    Implicit(Nystrom(2)),
     Implicit(Identity(), "finite_difference"),
     Unrolled(),
     Penalty(0.1),
@@ -103,42 +98,3 @@ def test_refused_in_a_lower_problem(algorithm: Any) -> None:
 def test_right_in_an_upper_problem(algorithm: Any, trace: str | None, settings: Any) -> None:
     found, expected = (end(bilevel(algorithm, upper=upper, trace=trace, **settings)) for upper in (Point, Pairs))
     assert torch.allclose(found, expected, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad], ids=str)
-@pytest.mark.parametrize("largest", [0.1, 100.0])
-def test_clipped_steps_are_those_of_torch(optimizer: Any, largest: float) -> None:
-    def loss(batch: Any, *, w: Any) -> Tensor:
-        return ((w() - (1 + 2j)).abs() ** 2).sum()
-
-    made = partial(optimizer, lr=0.1)
-    problem = Problem("w", Point(START), loss, roles={"w": "w"}, optimizer=made, gradient_clip_norm=largest)
-    schedule, other = Schedule(Program([problem], Graph())), Point(START)
-    step = made(list(other.parameters()))
-    for _ in range(5):
-        schedule.tick()
-        step.zero_grad()
-        loss(None, w=other).backward()
-        torch.nn.utils.clip_grad_norm_(other.parameters(), largest)
-        step.step()
-    assert torch.allclose(problem.theta["x"], other.x, rtol=1e-12)
-
-
-class Spectral(nn.Module):
-    """Complex numbers between real parameters, and a complex buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.x = nn.Parameter(TARGET.clone())
-        self.register_buffer("phase", torch.tensor([1 + 0j, 0.6 + 0.8j], dtype=torch.complex128))
-
-    def forward(self) -> Tensor:
-        return torch.fft.ifft(torch.fft.fft(self.x) * self.phase)
-
-
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS[:4], Unrolled()], ids=repr)
-def test_complex_values_of_real_parameters(algorithm: Any) -> None:
-    reference = bilevel(Implicit(Exact()) if isinstance(algorithm, Implicit) else Unrolled(), Spectral(), Pairs)
-    found = bilevel(algorithm, Spectral(), Pairs).gradient("z")["x"]
-    near = 1.0 if isinstance(getattr(algorithm, "solver", None), Neumann) else 1e-6
-    assert torch.allclose(found, reference.gradient("z")["x"], rtol=near, atol=near)

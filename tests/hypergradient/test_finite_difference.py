@@ -1,16 +1,21 @@
 """Both sides of a finite difference in one backward pass, or one after the other."""
 
-import gc
-import weakref
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mlotool.core.errors import ConfigError
 from mlotool.core.replay import stop_gradient
-from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct, finite_difference
+from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct, default_radius, finite_difference
+from mlotool.hypergradient.products.choice import check_forward_product, chosen_product
+from mlotool.hypergradient.vector import add, norm
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
+from mlotool.problem.rank_mean import RankMean
+from tests.hypergradient.test_forward import Doubled, quadratic, view_of
 
 BATCH = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -29,6 +34,11 @@ def plain(theta: Vector, inputs: Vector) -> Tensor:
 def per_task(theta: Vector, inputs: Vector) -> Tensor:
     """Three tasks that share nothing: the leading axis of every parameter."""
     return (inputs[0] * torch.sin(theta[0]).square()).sum() + (theta[1].square() * theta[0].sum(1)).sum()
+
+
+def apart(a: Vector, b: Vector) -> float:
+    """Return the norm of the difference over that of the longer one."""
+    return float(norm(add(a, b, -1.0))) / max(float(norm(a)), float(norm(b)))
 
 
 def vectors(*shapes: tuple[int, ...], seed: int) -> list[Tensor]:
@@ -54,8 +64,8 @@ def test_one_pass_gives_the_same_as_two(monkeypatch: pytest.MonkeyPatch, functio
     direction, moved = vectors((5, 4), (4,), (4,), seed=4), vectors((), seed=5)
     joint = products(view, INPUTS, direction, moved)
     monkeypatch.setattr(finite_difference, "MOST_PARAMETERS_AT_ONCE", 0)
-    apart = products(view, INPUTS, direction, moved)
-    for a, b in zip(joint, apart, strict=True):
+    separate = products(view, INPUTS, direction, moved)
+    for a, b in zip(joint, separate, strict=True):
         # The product is a difference over a small step, which magnifies rounding.
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
@@ -70,18 +80,6 @@ def test_tasks_have_steps_of_their_own() -> None:
     torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-7)
 
 
-def test_both_ways_are_those_of_double_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = LowerView(LowerProblem("w"), tuple(THETA), plain)
-    direction = vectors((5, 4), (4,), (4,), seed=9)
-    exact = ReverseProduct(view, THETA, INPUTS, [True, True])
-    expected = exact.hessian(direction), exact.cross(direction, 3.0)
-    for limit in (finite_difference.MOST_PARAMETERS_AT_ONCE, 0):
-        monkeypatch.setattr(finite_difference, "MOST_PARAMETERS_AT_ONCE", limit)
-        product = FiniteDifferenceProduct(view, THETA, INPUTS, [True, True])
-        found = product.hessian(direction), product.cross(direction, 3.0)
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
-
-
 def test_a_loss_that_does_not_depend_on_the_inputs_gives_zeros() -> None:
     view = LowerView(LowerProblem("w"), tuple(THETA), lambda theta, inputs: theta[2].square().sum())
     product = FiniteDifferenceProduct(view, THETA, INPUTS, [True, True])
@@ -89,17 +87,136 @@ def test_a_loss_that_does_not_depend_on_the_inputs_gives_zeros() -> None:
     assert all(not each.any() for each in product.hessian([torch.zeros_like(each) for each in THETA]))
 
 
-def test_a_product_leaves_no_circle_of_references() -> None:
-    # It would keep the perturbed tensors until the collector comes by.
-    theta, inputs = [torch.ones(3)], [torch.ones(3, requires_grad=True)]
-    view = LowerView(LowerProblem("w"), tuple(theta), lambda at, given: (at[0] ** 2 * given[0]).sum())
-    product = FiniteDifferenceProduct(view, theta, inputs, [True])
-    product.hessian([torch.ones(3)])
-    product.cross([torch.ones(3)])
-    reference = weakref.ref(product)
-    gc.disable()
-    try:
-        del product
-        assert reference() is None
-    finally:
-        gc.enable()
+INPUT = torch.randn(32, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TARGET = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(1))
+
+
+def network(scale: float) -> Any:
+    """The loss of a small one, weighted by sample, in units of which the parameters are multiples of `scale`."""
+
+    def function(theta: Any, inputs: Any) -> Tensor:
+        first, second = (tensor / scale for tensor in theta)
+        outputs = torch.tanh(INPUT.to(first) @ first) @ second
+        each = functional.cross_entropy(outputs, TARGET, reduction="none")
+        return (torch.sigmoid(inputs[0]) * each).mean() + 0.1 * (first**2).sum()
+
+    return function
+
+
+def draw(seed: int, dtype: torch.dtype, scale: float) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((6, 5), (5, 3))
+    return [(scale * torch.randn(*shape, dtype=torch.float64, generator=generator)).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "tolerance"),
+    [
+        *[(torch.float64, scale, 1e-7) for scale in (1e-4, 1.0, 1e8)],
+        (torch.float64, 1e-8, 1e-4),  # at the floor of the radius
+        *[(torch.float32, scale, 1e-3) for scale in (1.0, 1e8)],
+    ],
+)
+def test_products_at_any_scale(dtype: torch.dtype, scale: float, tolerance: float) -> None:
+    inputs = [torch.linspace(-1, 1, 32, dtype=torch.float64)]
+    theta, direction = draw(2, dtype, scale), draw(3, dtype, 1.0)
+    view = LowerView(LowerProblem("w"), tuple(theta), network(scale))
+    found = FiniteDifferenceProduct(view, theta, [inputs[0].to(dtype)], [True])
+    exact = ReverseProduct(view, [each.double() for each in theta], inputs, [True])
+    wide = [each.double() for each in direction]
+    pairs = [
+        (found.hessian(direction), exact.hessian(wide)),
+        (found.push([inputs[0].to(dtype)]), exact.push(inputs)),
+        (found.cross(direction), exact.cross(wide)),
+    ]
+    for difference, reverse in pairs:
+        assert apart([each.double() for each in difference], reverse) < tolerance
+
+
+def test_the_default_radius_is_a_share_of_the_root_mean_square_with_a_floor() -> None:
+    for dtype, share, floor in ((torch.float32, 0.0295, 1.45e-4), (torch.float64, 3.63e-5, 2.2e-10)):
+        point = [torch.full((4, 2), 3.0, dtype=dtype), torch.zeros(4, dtype=dtype)]
+        assert float(default_radius(point) / norm(point)) == pytest.approx(share / 12**0.5, rel=0.05)
+        assert float(default_radius([torch.zeros(3, dtype=dtype)])) == pytest.approx(floor, rel=0.05)
+        rows = torch.cat([default_radius([point[0][:1], point[1][:1]], 1)] * 4)
+        assert torch.allclose(default_radius(point, 4), rows)
+
+
+@pytest.mark.parametrize("begin", [0.0, 1e-3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.float64, 1e-4)])
+def test_parameters_that_begin_at_zero(dtype: torch.dtype, tolerance: float, begin: float) -> None:
+    """A linear classifier: a change by 1 matters, whatever it begins at."""
+
+    def function(theta: Any, inputs: Any) -> Tensor:
+        each = functional.cross_entropy(INPUT.to(theta[0]) @ theta[0], TARGET, reduction="none")
+        return (inputs[0] * each).mean()
+
+    theta, direction = [torch.full((6, 3), begin / 18**0.5, dtype=dtype)], [draw(4, dtype, 1.0)[0][:, :3]]
+    inputs = [torch.linspace(0, 1, 32, dtype=dtype)]
+    view = LowerView(LowerProblem("w"), tuple(theta), function)
+    found, exact = (kind(view, theta, inputs, [True]) for kind in (FiniteDifferenceProduct, ReverseProduct))
+    assert apart(found.hessian(direction), exact.hessian(direction)) < tolerance
+    assert apart(found.cross(direction), exact.cross(direction)) < tolerance
+
+
+class OldStyle(torch.autograd.Function):
+    """Has no derivative in forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        return 2 * ctx.saved_tensors[0] * cotangent
+
+
+LOSSES = {
+    "another derivative": lambda theta, inputs: quadratic(theta, inputs) + (Doubled.apply(theta[0]) ** 2).sum(),
+    "no derivative": lambda theta, inputs: quadratic(theta, inputs) + OldStyle.apply(theta[0]).sum(),
+}
+
+
+class Pair:
+    """This rank's side of two; the other one sends what it is told to.
+
+    Args:
+        other: flags of the other rank: it has failed, it lacks memory, a parameter has no gradient.
+    """
+
+    def __init__(self, other: list[float]) -> None:
+        self.sent: list[list[float]] = []
+        self._other = other
+
+    def of(self, view: LowerView) -> LowerView:
+        mean = RankMean(self._exchange)
+        return replace(view, problem=replace(view.problem, rank_mean=mean, has_blocks=True))
+
+    def _exchange(self, vector: Vector) -> list[Tensor]:
+        [flags] = vector
+        self.sent.append(flags.tolist())
+        return [(flags + torch.tensor(self._other)) / 2]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_rank_that_finds_a_difference_tells_the_others_before_it_stops(name: str) -> None:
+    pair = Pair([0.0, 0.0, 0.0])
+    view, theta, inputs = view_of(LOSSES[name])
+    with pytest.raises(ConfigError, match=r"found forward|found what torch cannot differentiate .*autograd\.Function"):
+        check_forward_product(pair.of(view), theta, inputs, (True,))
+    assert [each[0] for each in pair.sent] == [1.0]
+
+
+def test_a_rank_stops_where_another_one_has_found_a_difference() -> None:
+    view, theta, inputs = view_of(quadratic)
+    with pytest.raises(ConfigError, match="another rank has found to fail"):
+        check_forward_product(Pair([1.0, 0.0, 0.0]).of(view), theta, inputs, (True,))
+
+
+@pytest.mark.parametrize(("name", "other"), [("another derivative", 0.0), (None, 1.0)])
+def test_all_fall_back_with_auto(name: str | None, other: float) -> None:
+    view, theta, inputs = view_of(quadratic if name is None else LOSSES[name])
+    there = Pair([other, 0.0, 0.0]).of(view)
+    assert chosen_product("auto", there, theta, inputs, (True,)) == "reverse"
+    assert there.problem.traits.lacks_tangents

@@ -1,6 +1,7 @@
 """Products by forward mode over reverse mode, beside double backward."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,14 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mlotool import (
-    BoundModule,
     ConjugateGradient,
-    Graph,
     Identity,
     Implicit,
     Neumann,
-    Problem,
-    Program,
     Unrolled,
     remat,
 )
@@ -28,87 +25,8 @@ from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
+from tests.hypergradient.unrolled_cases import REMAT, UnrolledCase, mixed
 from tests.live_storage import LiveStorage
-
-INPUTS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-class Net(nn.Module):
-    """Blocks of which each evaluation draws random numbers and, in train mode, moves buffers."""
-
-    def __init__(self, is_remat: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.3)) for _ in range(3)
-        )
-        self.is_remat = is_remat
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + (remat(block, x) if self.is_remat else block(x))
-        return x
-
-
-class Weights(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.float64))
-
-    def forward(self) -> Tensor:
-        return self.logits.sigmoid()
-
-
-def program(algorithm: Implicit, is_remat: bool = False, **settings: Any) -> Program:
-    """Return weights of samples, learned through a net."""
-
-    def upper(batch: None, model: BoundModule) -> Tensor:
-        return model(INPUTS).cos().mean()
-
-    def lower(batch: None, model: BoundModule, weights: BoundModule) -> Tensor:
-        return (weights()[:, None] * model(INPUTS).square()).mean()
-
-    weights, net = Weights(), Net(is_remat)
-    torch.manual_seed(1)
-    return Program(
-        [
-            Problem(
-                "upper", weights, upper, roles={"model": "lower"}, optimizer=torch.optim.SGD(weights.parameters(), 1)
-            ),
-            Problem(
-                "lower",
-                net,
-                lower,
-                roles={"model": "lower", "weights": "upper"},
-                optimizer=torch.optim.SGD(net.parameters(), 0.1),
-                hypergradient=algorithm,
-                **settings,
-            ),
-        ],
-        Graph(upper_to_lower={"upper": ["lower"]}, lower_to_upper={"lower": ["upper"]}),
-    )
-
-
-def apart(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    return max(float((found[name] - each).norm() / each.norm()) for name, each in expected.items())
-
-
-@pytest.mark.parametrize("is_remat", [False, True])
-@pytest.mark.parametrize("solver", [Identity(), Neumann(3, 0.1), ConjugateGradient(4, 1e-12, damping=1.0)])
-def test_hypergradients_are_those_of_double_backward(solver: Any, is_remat: bool) -> None:
-    """With dropout and BatchNorm in train mode, inside blocks that are evaluated again."""
-    expected = program(Implicit(solver)).gradient("upper")
-    assert float(expected["logits"].norm()) > 1e-6
-    found = program(Implicit(solver, "forward"), is_remat).gradient("upper")
-    assert apart(found, expected) < 1e-10
-    assert apart(program(Implicit(solver), is_remat).gradient("upper"), expected) < 1e-10
-
-
-def test_in_bf16_it_is_double_backward_up_to_rounding() -> None:
-    expected = program(Implicit(Neumann(2, 0.1))).gradient("upper")
-    found = program(Implicit(Neumann(2, 0.1), "forward"), is_remat=True, precision="bf16").gradient("upper")
-    assert apart(found, expected) < 0.1
 
 
 def quadratic(theta: Vector, inputs: Vector) -> Tensor:
@@ -212,61 +130,6 @@ def test_memory_does_not_grow_with_the_inside_of_blocks() -> None:
     assert per_block(ForwardProduct, True) < per_block(ForwardProduct, False) / 5
 
 
-def test_a_row_for_padding_is_no_disagreement() -> None:
-    """Torch drops its gradient, so the derivative of the gradient is no symmetric matrix."""
-    tokens = torch.tensor([[0, 1, 2, 0]])
-
-    def loss(theta: Vector, inputs: Vector) -> Tensor:
-        return nn.functional.embedding(tokens, theta[0], padding_idx=0).sum(1).pow(3).mul(inputs[0]).sum()
-
-    theta = [torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)]
-    view = LowerView(LowerProblem("w"), tuple(theta), loss)
-    check_forward_product(view, theta, [torch.ones(2, dtype=torch.float64)], (True,))
-
-
-@pytest.mark.parametrize("make", [lambda: Implicit(Neumann(2, 0.1), "auto"), lambda: Unrolled(product="auto")])
-def test_auto_takes_forward_mode_where_blocks_are_evaluated_again(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-    there = forward.moving_gradient
-
-    def noting(*given: Any, **settings: Any) -> Any:
-        taken.append(settings.get("problem"))
-        return there(*given, **settings)
-
-    for module in (forward, step_products):
-        monkeypatch.setattr(module, "moving_gradient", noting)
-    found = []
-    for remat_setting in (None, ["blocks.*"]):
-        built = program(make(), remat=remat_setting)
-        found.append(built.gradient("upper", {"lower": [None] * 2} if isinstance(make(), Unrolled) else None))
-        assert bool(taken) is (remat_setting is not None)
-    assert apart(found[1], found[0]) < 1e-10
-
-
-def test_auto_takes_reverse_where_there_are_no_tangents(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="mlotool")
-    built = program(Implicit(Identity(), "auto"), remat=["blocks.*"])
-
-    def lower(batch: None, model: BoundModule, weights: BoundModule) -> Tensor:
-        return (weights()[:, None] * NoTangent.apply(model(INPUTS)).square()).mean()
-
-    built.problems["lower"].loss = lower
-    assert float(built.gradient("upper")["logits"].norm()) > 0
-    assert "product auto takes reverse" in caplog.text
-
-
-class NoTangent(torch.autograd.Function):
-    """A function in the style that has no forward mode."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        return cotangent
-
-
 def test_parameters_without_a_gradient_are_compared_again() -> None:
     """As below a last layer that begins at zero."""
     gain = torch.zeros(2, dtype=torch.float64)
@@ -280,11 +143,6 @@ def test_parameters_without_a_gradient_are_compared_again() -> None:
     gain += 1
     with pytest.raises(ConfigError, match="differs from that of double"):
         check_forward_product(view, theta, inputs, (True,))
-
-
-def test_numbers_that_are_not_finite_either_way_are_no_disagreement() -> None:
-    view, theta, inputs = view_of(lambda theta, inputs: (theta[0] - theta[0].detach()).sqrt().sum() + theta[1].sum())
-    check_forward_product(view, theta, inputs, (True,))
 
 
 def test_on_ranks_all_exchange_the_same_tensors() -> None:
@@ -333,3 +191,41 @@ def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_re
     found = ForwardProduct(view, theta, inputs, [True]).hessian(vector)
     for mine, its in zip(found, by_differences(vector), strict=True):
         assert torch.allclose(mine, its, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("again", REMAT)
+@pytest.mark.parametrize("solver", [Identity(), Neumann(3, 0.1), ConjugateGradient(4, 1e-12, damping=1.0)])
+def test_hypergradients_are_those_of_double_backward(solver: Any, again: str) -> None:
+    """With dropout and BatchNorm in train mode, inside blocks that are evaluated again."""
+    case = UnrolledCase("weighting", num_steps=1, network=partial(mixed, dropout=0.3))
+
+    def gradient(product: Any, remat: Any) -> Tensor:
+        made = case.program(Implicit(solver, product), remat)
+        made.random.manual_seed(7)
+        return made.gradient("upper", {"model": case.batches[0]})["x"]
+
+    expected = gradient("reverse", None)
+    for product in ("forward", "reverse"):
+        assert (gradient(product, REMAT[again]) - expected).norm() < 1e-10 * expected.norm()
+
+
+@pytest.mark.parametrize("algorithm", [Implicit(Neumann(2, 0.1), "auto"), Unrolled(product="auto")])
+def test_auto_takes_forward_mode_where_blocks_are_evaluated_again(
+    algorithm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    there = forward.moving_gradient
+
+    def noting(*given: Any, **settings: Any) -> Any:
+        taken.append(settings.get("problem"))
+        return there(*given, **settings)
+
+    for module in (forward, step_products):
+        monkeypatch.setattr(module, "moving_gradient", noting)
+    case = UnrolledCase("weighting", num_steps=2, network=mixed)
+    batches = case.batches if isinstance(algorithm, Unrolled) else case.batches[0]
+    found = []
+    for remat_setting in REMAT.values():
+        found.append(case.program(algorithm, remat_setting).gradient("upper", {"model": batches})["x"])
+        assert bool(taken) is (remat_setting is not None)
+    assert (found[1] - found[0]).norm() < 1e-10 * found[0].norm()

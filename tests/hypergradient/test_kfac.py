@@ -1,6 +1,5 @@
 """Curvature by curvlinops against dense Gauss-Newton matrices."""
 
-import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -116,14 +115,6 @@ def test_the_factors_of_a_network_are_near_its_gauss_newton_matrix() -> None:
         assert 1e-3 < error < 0.7 * float((vector / DAMPING - expected).norm() / expected.norm())
 
 
-@needs_curvlinops
-def test_an_unknown_kind_of_layer_is_named() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)).double()
-    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.solver: KFAC\(kind='kfac'\).*Set kind: ggn"):
-        solve(KFAC(), module, batch(3))
-    assert solve(KFAC(kind="ggn"), module, batch(3))[0].status in (Status.CONVERGED, Status.MAX_ITERATIONS)
-
-
 def regression(solver: KFAC, tasks: int | None = None) -> Program:
     """Return a linear regression whose targets an upper problem shifts."""
     data = batch()
@@ -142,13 +133,6 @@ def regression(solver: KFAC, tasks: int | None = None) -> Program:
         "u", programs.Point(programs.vector(1, 2)), lambda _, *, w: (w(data["input"]) ** 2).sum(), roles={"w": "w"}
     )
     return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
-
-
-def test_without_the_extra_the_program_is_refused_when_it_is_built(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "curvlinops", None)
-    with pytest.raises(ConfigError, match=r"importing curvlinops failed.*pip install 'mlotool\[curvature\]'"):
-        regression(KFAC(loss="mean_squared_error"))
-    regression(KFAC(kind="ggn", loss="mean_squared_error"))
 
 
 @needs_curvlinops

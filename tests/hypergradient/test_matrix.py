@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from mlotool.hypergradient import (
     Implicit,
     Neumann,
     NormalEquationConjugateGradient,
-    Nystrom,
 )
 from mlotool.program import AbstractHypergradient
 from tests import programs
@@ -43,7 +41,7 @@ CONVERGED: dict[str, Callable[[float, float], AbstractSolver]] = {
     "exact": lambda step, tolerance: Exact(),
     "cg": lambda step, tolerance: ConjugateGradient(50, tolerance),
     "normal_cg": lambda step, tolerance: NormalEquationConjugateGradient(50, tolerance),
-    "fixed_point": lambda step, tolerance: FixedPoint(3000, step, tolerance),
+    "fixed_point": lambda step, tolerance: FixedPoint(3000, step, max(tolerance, 1e-10)),
 }
 TOLERANCE = {"reverse": 1e-12, "forward": 1e-12, "finite_difference": 1e-8}
 ACCURACY = {"reverse": 1e-8, "forward": 1e-8, "finite_difference": 1e-5}
@@ -79,21 +77,6 @@ class Dense:
             for other, cross in self.crosses[name].items():
                 total[other] = total[other] - cross.T @ solution
         return total
-
-    def bound(self, gap: Callable[[Tensor], float], size: Callable[[Tensor], float]) -> float:
-        """Return how far the top gradient may be from the exact one.
-
-        Args:
-            gap: from H, the largest `norm(S - H^-1)` for a solver S.
-            size: from H, the largest `norm(S)`.
-        """
-        exact = self.pull(torch.linalg.inv)
-        error = dict.fromkeys(self.slopes, 0.0)
-        for name, hessian in reversed(self.hessians.items()):
-            off = size(hessian) * error[name] + gap(hessian) * float(exact[name].norm())
-            for other, cross in self.crosses[name].items():
-                error[other] += float(torch.linalg.matrix_norm(cross, 2)) * off
-        return error[self.top]
 
 
 @cache
@@ -149,8 +132,11 @@ def test_the_solved_ridge_regression_is_the_closed_form() -> None:
     assert relative_error(found, expected) < 1e-8
 
 
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
-@pytest.mark.parametrize("solver", CONVERGED)
+# Solvers see a product as a function: each solver with one product, and each product with one solver.
+@pytest.mark.parametrize(
+    ("solver", "product"),
+    [*[(solver, "reverse") for solver in CONVERGED], ("cg", "forward"), ("cg", "finite_difference")],
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_converged_solvers_equal_the_solved_program(name: str, solver: str, product: str) -> None:
     model = dense(name)
@@ -158,64 +144,16 @@ def test_converged_solvers_equal_the_solved_program(name: str, solver: str, prod
     assert relative_error(found, model.gradient) < ACCURACY[product]
 
 
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
-@pytest.mark.parametrize("num_terms", [2, 20])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_neumann_is_within_its_bound(name: str, num_terms: int, product: str) -> None:
-    """`norm(S - H^-1) <= c^K / lambda_min` and `norm(S) <= a (1 - c^K) / (1 - c)`, with `c = norm(I - a H)`."""
+def test_neumann_is_the_dense_series(name: str) -> None:
     model = dense(name)
-    step = model.step_size
-
-    def contraction(hessian: Tensor) -> float:
-        return float(torch.linalg.matrix_norm(torch.eye(len(hessian), dtype=torch.float64) - step * hessian, 2))
-
-    def gap(hessian: Tensor) -> float:
-        return contraction(hessian) ** num_terms / float(torch.linalg.eigvalsh(hessian).min())
-
-    def size(hessian: Tensor) -> float:
-        c = contraction(hessian)
-        return step * (1 - c**num_terms) / (1 - c)
-
-    found = gradient(name, Neumann(num_terms, step), product)
-    bound = model.bound(gap, size) + ACCURACY[product] * float(model.gradient.norm())
-    assert float((found - model.gradient).norm()) <= bound
-    # Not by being exact: the series is the dense one.
-    series = model.pull(lambda h: neumann(h, num_terms, step))[model.top]
-    assert relative_error(found, series) < ACCURACY[product]
+    series = model.pull(lambda hessian: neumann(hessian, 4, model.step_size))[model.top]
+    assert relative_error(gradient(name, Neumann(4, model.step_size), "reverse"), series) < ACCURACY["reverse"]
 
 
 def neumann(hessian: Tensor, num_terms: int, step: float) -> Tensor:
     factor = torch.eye(len(hessian), dtype=torch.float64) - step * hessian
     return step * sum(torch.linalg.matrix_power(factor, k) for k in range(num_terms))
-
-
-@pytest.mark.filterwarnings("ignore:The Nystrom solve .* greater than that of zero")  # of so few columns
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
-@pytest.mark.parametrize(("rank", "rho"), [(1, 0.5), (2, 0.1), (3, 1e-3)])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_nystrom_is_within_its_bound(name: str, rank: int, rho: float, product: str) -> None:
-    """`norm(E) / (rho (rho + norm(E)))` to the damped inverse, and that one's distance to `H^-1`."""
-    model = dense(name)
-
-    def gap(hessian: Tensor) -> float:
-        smallest = float(torch.linalg.eigvalsh(hessian).min())
-        missed = worst_remainder(hessian, rank)
-        return missed / (rho * (rho + missed)) + rho / (smallest * (smallest + rho))
-
-    found = gradient(name, Nystrom(rank, rho), product)
-    bound = model.bound(gap, lambda hessian: 1 / rho) + 1e-8 * float(model.gradient.norm())
-    slack = 0.0 if product != "finite_difference" else 1e-5 * float(model.gradient.norm()) / rho
-    assert float((found - model.gradient).norm()) <= bound + slack
-
-
-def worst_remainder(hessian: Tensor, rank: int) -> float:
-    """Return the largest `norm(H - H_r)` over all choices of columns."""
-    largest = 0.0
-    for chosen in combinations(range(len(hessian)), min(rank, len(hessian))):
-        columns = hessian[:, list(chosen)]
-        remainder = hessian - columns @ torch.linalg.pinv(columns[list(chosen)], hermitian=True) @ columns.T
-        largest = max(largest, float(torch.linalg.matrix_norm(remainder, 2)))
-    return largest
 
 
 @pytest.mark.parametrize("shapes_both", [True, False], ids=["shapes-both", "shapes-the-middle"])
@@ -253,11 +191,10 @@ def by_problem(**algorithms: AbstractHypergradient) -> Callable[[], AbstractHype
         ("forward", "reverse"),
     ],
 )
-@pytest.mark.parametrize("solver", ["exact", "cg", "normal_cg"])
-def test_products_in_a_nested_program(solver: str, low: str, mid: str, shapes_both: bool) -> None:
+def test_products_in_a_nested_program(low: str, mid: str, shapes_both: bool) -> None:
     """The lower solution follows the parameters that move."""
     case = programs.nested(CUBIC, shapes_both)
-    make = CONVERGED[solver]
+    make = CONVERGED["cg"]
     make_both = by_problem(
         low=Implicit(make(0.2, TOLERANCE[mid]), product=low), mid=Implicit(make(0.2, TOLERANCE[mid]), product=mid)
     )
@@ -318,18 +255,25 @@ def test_finite_differences_where_the_lower_solution_does_not_follow_are_refused
         programs.nested().program(by_problem(low=SABA(step_size=0.1), mid=differences))
 
 
-@pytest.mark.filterwarnings("ignore:The Nystrom solve .* greater than that of zero")  # of so few columns
-def test_a_gradient_moves_no_parameter_and_no_random_number() -> None:
-    case = programs.diamond(CUBIC)
-    solvers = [*(make(0.1, 1e-9) for make in CONVERGED.values()), Neumann(5, 0.1), Nystrom(2, 0.1)]
-    for product in ("reverse", "finite_difference"):
-        for solver in solvers:
-            program = case.program(
-                lambda s=solver, p=product: Implicit(s, product=p, report_every=2, warm_start=s.uses_start)
-            )
-            before = {key: each.theta["x"].detach().clone() for key, each in program.problems.items()}
-            random = torch.get_rng_state()
-            for _ in range(10):
-                program.gradient("top")
-            assert all(torch.equal(each.theta["x"], before[key]) for key, each in program.problems.items())
-            assert torch.equal(torch.get_rng_state(), random)
+def test_the_middle_problem_of_a_nested_program_is_at_a_stationary_point_of_its_total_gradient() -> None:
+    program = programs.nested(0.05).program(lambda: Implicit(Exact()))
+    assert float(program.gradient("mid")["x"].norm()) < 1e-9
+
+
+def test_partial_curvature_differs_on_nested_programs_and_only_there() -> None:
+    errors = {}
+    for name in ("quadratic", "trilevel", "two_path", "diamond", "nested"):
+        case = (PROGRAMS | {"nested": programs.nested})[name](0.0)
+        program = case.program(lambda: Implicit(Exact(), curvature="partial"))
+        errors[name] = relative_error(program.gradient(case.top)["x"], case.reference())
+    assert errors.pop("nested") > 0.05
+    assert max(errors.values()) < 1e-9
+
+
+def test_the_solution_is_differentiable_in_code_of_the_users_own() -> None:
+    case = programs.bilevel(0.05)
+    program = case.program(lambda: Implicit(Exact()))
+    upper = program.problems["lam"].theta["x"]
+    loss = case.losses["lam"](upper, program.solution("w")["x"])
+    (found,) = torch.autograd.grad(loss, upper)
+    assert relative_error(found, case.reference()) < 1e-9

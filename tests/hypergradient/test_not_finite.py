@@ -13,7 +13,6 @@ from mlotool.hypergradient import (
     SABA,
     AbstractSolver,
     ConjugateGradient,
-    EvolutionStrategies,
     Exact,
     FixedPoint,
     Identity,
@@ -25,10 +24,7 @@ from mlotool.hypergradient import (
     Status,
     Unrolled,
 )
-from mlotool.hypergradient.vector import apart
 from mlotool.problem.interface import LowerProblem, LowerView
-from mlotool.problem.optimizers.adam import ADAM_RULE
-from mlotool.problem.optimizers.optimizer_step import LossScale, clipped
 from mlotool.program import AbstractHypergradient, Schedule
 from tests import programs
 from tests.hypergradient import every_algorithm
@@ -81,15 +77,6 @@ def test_of_tasks_those_alone(solver: AbstractSolver, is_warm: bool) -> None:
     assert [bool(each.isnan().all()) for each in found.solution[0]] == [False, True, True, False]
     for sound in (0, 3):
         torch.testing.assert_close(found.solution[0][sound], good.solution[0][sound], rtol=1e-12, atol=0)
-
-
-def test_nystrom_notices_what_none_of_its_columns_shows() -> None:
-    diagonal = torch.ones(8, dtype=torch.float64)
-    diagonal[4] = math.nan
-    vector = torch.ones(8, dtype=torch.float64)
-    result = Nystrom(2, 0.1).solve(lambda u: [torch.where(u[0] == 0, 0.0, diagonal * u[0])], [vector])
-    assert result.status is Status.NON_FINITE
-    assert bool(result.solution[0].isnan().all())
 
 
 class Switch:
@@ -150,34 +137,6 @@ def test_through_the_derivative_of_a_solve(solver: AbstractSolver, problem: str)
     assert bool(found.isnan().all())
 
 
-@pytest.mark.parametrize("shaping", ["none", "rank"])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_an_estimate_without_any_number_is_none(shaping: Any, persistent: bool) -> None:
-    """A pair that diverges is left out; of no pair there is nothing left."""
-    settings = {"num_pairs": 2, "sigma": 0.01, "shaping": shaping, "persistent": persistent}
-    switch = Switch()
-    program = every_algorithm.program(lambda: EvolutionStrategies(**settings), upper=switch)
-    Schedule(program).tick()
-    switch.factor = math.nan
-    assert bool(flat(program.gradient("weigher")).isnan().all())
-    switch.factor = 1.0
-    assert bool(flat(program.gradient("weigher")).isfinite().all())
-
-
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-@pytest.mark.parametrize("num_tasks", [None, 2])
-def test_clipping_leaves_no_part_of_a_gradient_whole(bad: float, num_tasks: int | None) -> None:
-    gradient = [torch.full((2, 3), 5.0), torch.full((2, 1), 5.0)]
-    gradient[1][1, 0] = bad
-    found, norm = clipped(gradient, 1.0, num_tasks)
-    assert bool(norm.isfinite().sum() == (0 if num_tasks is None else 1))
-    lost = found[0][1] if num_tasks else found[0]
-    assert not bool((lost == 5.0).any())
-    assert not bool(found[1][1].isfinite().any())
-    if num_tasks:
-        assert math.isclose(float(torch.cat([found[0][0], found[1][0]]).norm()), 1.0, rel_tol=1e-5)
-
-
 @pytest.mark.parametrize("solver", [ConjugateGradient(3, damping=10.0), Exact(10.0), Neumann(3, 0.1)])
 def test_each_time_that_it_begins_there_is_one_warning(solver: AbstractSolver) -> None:
     switch = Switch()
@@ -194,29 +153,3 @@ def test_each_time_that_it_begins_there_is_one_warning(solver: AbstractSolver) -
             program.gradient("weigher")
             switch.factor = 1.0
             assert bool(flat(program.gradient("weigher")).isfinite().all())
-
-
-def test_an_estimate_of_tasks_is_none_for_those_without_a_number() -> None:
-    values = torch.tensor([[[1.0, math.nan], [3.0, 1.0]], [[2.0, math.inf], [1.0, 2.0]]])
-    weights, _ = EvolutionStrategies(num_pairs=2, sigma=0.5)._weights(values)
-    torch.testing.assert_close(weights, torch.tensor([[-1.0, math.nan], [0.5, math.nan]]), equal_nan=True)
-
-
-def test_a_step_of_adam_with_a_second_moment_of_nan_is_nan() -> None:
-    settings = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "maximize": False, "amsgrad": False}
-    one, nothing = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    state = {"step": torch.tensor(1.0), "exp_avg": nothing, "exp_avg_sq": one * math.nan}
-    assert bool(ADAM_RULE.update(one, one, state, settings)[0].isnan())
-
-
-def test_a_loss_scale_lets_a_nan_pass_in_the_end() -> None:
-    """It looks for an overflow first."""
-    scale, bad = LossScale(), [torch.tensor([1.0, math.nan])]
-    assert [scale.accepts(bad) for _ in range(42)] == [False] * 40 + [True] * 2
-    assert scale.accepts([torch.ones(1)])
-
-
-@pytest.mark.parametrize(("a", "b", "expected"), [(1.0, math.nan, math.nan), (math.nan, math.nan, math.nan), (0, 0, 0)])
-def test_how_far_apart_nan_is(a: float, b: float, expected: float) -> None:
-    found = apart([torch.tensor([float(a)])], [torch.tensor([float(b)])])
-    assert found == expected or (math.isnan(found) and math.isnan(expected))

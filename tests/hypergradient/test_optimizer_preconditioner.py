@@ -91,16 +91,3 @@ def test_with_plain_sgd_it_is_the_identity_times_the_learning_rate() -> None:
     found = program(optimizer, Implicit(OptimizerPreconditioner())).gradient("u")["x"]
     expected = program(optimizer, Implicit(Identity(0.1))).gradient("u")["x"]
     assert torch.allclose(found, expected, rtol=1e-12)
-
-
-def test_its_gradient_sees_the_masks_of_the_product() -> None:
-    """The random state moves as by one evaluation, as with the identity."""
-    for product in ("reverse", "finite_difference"):
-        states = []
-        for solver in (OptimizerPreconditioner(), Identity()):
-            made = program(OPTIMIZERS["adam"], Implicit(solver, product))
-            made.problems["w"].module[1] = nn.Dropout(0.5)
-            torch.manual_seed(3)
-            made.gradient("u")
-            states.append(torch.get_rng_state())
-        assert torch.equal(*states)

@@ -1,14 +1,32 @@
 """The options in conf/hypergradient/ that are implicit: a swap of them leaves no key over."""
 
+import doctest
+import importlib
+import math
+import pkgutil
+import re
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from mlotool import hypergradient
+import mlotool.hypergradient
+from mlotool import (
+    ConjugateGradient,
+    EvolutionStrategies,
+    Implicit,
+    Neumann,
+    Penalty,
+    Unrolled,
+    hypergradient,
+)
 from mlotool.config.trusted import trusted_names
+from mlotool.core.errors import ConfigError
+from mlotool.core.messages import shown
 
 CONF = Path(__file__).parents[2] / "conf" / "hypergradient"
 OPTIONS: dict[str, Any] = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in CONF.glob("*.yaml")}
@@ -34,6 +52,45 @@ def test_they_write_out_every_argument_and_build(name: str) -> None:
 
 
 def test_every_solver_may_be_named() -> None:
-    solvers = {name for name in hypergradient.solvers.__all__ if isinstance(getattr(hypergradient, name), type)}
+    solvers = {name for name, value in vars(hypergradient.solvers).items() if isinstance(value, type)}
     expected = {f"mlotool.hypergradient.{name}" for name in solvers - {"AbstractSolver", "SolveResult", "Status"}}
     assert set(trusted_names("solver")) == expected
+
+
+Make = Callable[..., Any]
+# A kind, a range, and the rules that two settings make together.
+WRONG: list[tuple[Make, dict[str, Any]]] = [
+    (Neumann, {"step_size": 0.1, "num_terms": True}),
+    (Neumann, {"num_terms": 1, "step_size": math.nan}),
+    (Implicit, {"solver": "cg"}),
+    (Penalty, {"rule": "barrier", "barrier": 1.0, "growth": 1.0}),
+    (Penalty, {"multiplier": None}),
+    (EvolutionStrategies, {"restart_every": 2}),
+    (Unrolled, {"product": "forward", "remat": False}),
+]
+
+
+@pytest.mark.parametrize(("make", "given"), WRONG)
+def test_an_argument_is_refused(make: Make, given: dict[str, Any]) -> None:
+    key, value = list(given.items())[-1]
+    found = re.escape(shown(value))
+    with pytest.raises(
+        ConfigError, match=rf"({make.__name__}|hypergradient)\.{key}: found {found}; expected .* Correct"
+    ):
+        make(**given)
+
+
+def test_numbers_of_other_classes_are_taken() -> None:
+    count: Any = np.int64(3)
+    assert Neumann(count, 1).num_terms == 3
+    half: Any = np.float32(0.5)
+    assert ConjugateGradient(tolerance=0, damping=half).tolerance == 0
+    assert Unrolled(horizon=count).horizon == 3
+
+
+MODULES = [each.name for each in pkgutil.walk_packages(mlotool.hypergradient.__path__, "mlotool.hypergradient.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0

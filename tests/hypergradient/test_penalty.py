@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core import stop_gradient
-from mlotool.hypergradient import Exact, Implicit, Penalty
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program
-from tests.hypergradient.two_levels import two_levels
-from tests.program.small import assert_identical, assert_resumes, numbers, pair, upper_loss
+from mlotool.hypergradient import Penalty
+from mlotool.program import Graph, Problem, Program
+from tests.program.small import assert_identical, assert_resumes, pair, upper_loss
 from tests.program.test_reduce import BILEVEL, TRILEVEL, batches, two_ranks
 from tests.program.test_reduce import program as ranked
-from tests.programs import Case, Point, bilevel, diamond, trilevel, two_path
+from tests.programs import Case, bilevel, diamond, trilevel, two_path
 
 CASES = {"bilevel": bilevel, "two_path": two_path, "trilevel": trilevel, "diamond": diamond}
 FIXED: dict[str, Any] = {"multiplier": 20.0, "num_steps": 3, "step_size": 0.1}
@@ -127,96 +125,12 @@ def test_the_barrier_rule_is_that_of_the_paper(weight: float) -> None:
     assert max(multipliers) > 1
 
 
-class Cube(torch.autograd.Function):
-    """x^3 whose backward cannot be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            raise RuntimeError("no double backward")
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * cotangent
-
-
-def cubic_program(cube: Callable[[Tensor], Tensor], hypergradient: AbstractHypergradient) -> Program:
-    def low(batch: Any, *, w: Any, u: Any) -> Tensor:
-        return (w() * cube(w()) + w().square() - u() * w()).sum()
-
-    upper = Point(numbers(1.5)), lambda batch, *, w: w().square().sum()
-    return two_levels((Point(numbers(0.5)), low), upper, hypergradient)
-
-
-def test_no_second_derivative_is_taken() -> None:
-    program = cubic_program(Cube.apply, Penalty(1e5, num_steps=100, step_size=0.2))
-    expected = cubic_program(lambda x: x**3, Implicit(Exact())).gradient("u")["x"]
-    assert torch.allclose(program.gradient("u")["x"], expected, rtol=1e-4)
-    with pytest.raises(RuntimeError, match="no double backward"):
-        cubic_program(Cube.apply, Implicit(Exact())).gradient("u")
-
-
-def test_both_sides_of_a_difference_see_the_same_random_numbers_and_constants() -> None:
-    def noisy(batch: Tensor, *, w: Any, u: Any) -> Tensor:
-        weight = torch.sigmoid(u() * stop_gradient(w()))
-        return (torch.nn.functional.dropout(weight, 0.5) * (w() - batch).square().mean(0)).sum()
-
-    program = pair(hypergradient=lambda: Penalty(1e6, num_steps=4, step_size=1e-7))
-    program.problems["w"].loss = noisy
-    # y hardly leaves z, so the cotangent is a difference of equals but for noise, times 1e6.
-    assert float(program.gradient("u")["x"].norm()) < 10
-    frozen = torch.sigmoid(program.problems["u"].module.x * program.problems["w"].module.x).detach()
-
-    def constant(batch: Tensor, *, w: Any, u: Any) -> Tensor:
-        value = torch.sigmoid(u() * program.problems["w"].module.x.detach())
-        return (value * (w() - batch).square().mean(0)).sum()
-
-    def stopped(batch: Tensor, *, w: Any, u: Any) -> Tensor:
-        return (torch.sigmoid(u() * stop_gradient(w())) * (w() - batch).square().mean(0)).sum()
-
-    assert frozen.shape == (3,)
-    found = []
-    for loss in (constant, stopped):
-        twin = pair(hypergradient=lambda: Penalty(**FIXED))
-        twin.problems["w"].loss = loss
-        found.append(twin.gradient("u")["x"])
-    assert torch.allclose(found[0], found[1], rtol=1e-12)
-
-
 @pytest.mark.parametrize("settings", [FIXED, {**FIXED, "growth": 1.0}, BARRIER, {**FIXED, "warm_start": False}])
 def test_a_resumed_run_is_bit_identical(settings: dict[str, Any]) -> None:
     def make() -> Program:
         return pair({"unroll_steps": 2}, hypergradient=lambda: Penalty(**settings))
 
     assert_resumes(make, num_ticks=7, num_more=5)
-
-
-def test_each_reader_has_an_iterate_of_its_own() -> None:
-    def low(batch: Any, *, w: Any, a: Any, b: Any) -> Tensor:
-        return 0.5 * (w() - torch.sin(a()) - b() ** 2).square().sum()
-
-    def program(hypergradient: AbstractHypergradient) -> Program:
-        problems = [
-            Problem(
-                "w",
-                Point(torch.sin(numbers(0.3)) + 0.25),
-                low,
-                roles={"w": "w", "a": "a", "b": "b"},
-                hypergradient=hypergradient,
-            ),
-            Problem("a", Point(numbers(0.3)), lambda batch, *, w: w().sum(), roles={"w": "w"}),
-            Problem("b", Point(numbers(0.5)), lambda batch, *, w: -5 * w().sum(), roles={"w": "w"}),
-        ]
-        return Program(problems, Graph({"a": ["w"], "b": ["w"]}, {"w": ["a", "b"]}))
-
-    built, exact = program(Penalty(10.0, num_steps=2, step_size=0.5)), program(Implicit(Exact()))
-    for _ in range(30):
-        found = {name: built.gradient(name)["x"] for name in "ab"}
-    for name, value in found.items():
-        assert torch.allclose(value, exact.gradient(name)["x"], rtol=1e-8)
 
 
 @pytest.mark.parametrize("settings", [FIXED, BARRIER], ids=["fixed", "barrier"])

@@ -10,20 +10,15 @@ from torch import Tensor, nn
 
 from mlotool import (
     ConjugateGradient,
-    EvolutionStrategies,
-    Exact,
     Graph,
     Identity,
     Implicit,
     Neumann,
-    Nystrom,
     Penalty,
     Problem,
     Program,
     Schedule,
-    Unrolled,
 )
-from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import full_precision
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import norm
@@ -161,20 +156,6 @@ def test_finite_differences_and_penalties_of_the_lower_loss_are_taken_in_full_pr
         assert torch.equal(found, expected)
 
 
-def test_the_upper_gradient_survives_underflow() -> None:
-    """Cotangents of 1e-9: without a loss scale fp16 rounds them to zero."""
-
-    def tiny(batch: Any, *, model: Any) -> Tensor:
-        return 1e-7 * model(data()[2]).float().square().mean()
-
-    gradients = []
-    for precision in ("fp32", "fp16"):
-        found = program(Implicit(ConjugateGradient(20, damping=0.1)), precision)
-        found.problems["weigher"].loss = tiny
-        gradients.append(found.gradient("weigher")["logits"])
-    assert error(gradients[1], gradients[0]) < 0.01
-
-
 def test_an_overflow_skips_the_step_of_its_problem_alone() -> None:
     def overflowing(batch: Any, *, model: Any, weigher: Any) -> Tensor:
         # Its slope is 1e3 at a loss scale of 2^16: too much for fp16.
@@ -192,46 +173,3 @@ def test_an_overflow_skips_the_step_of_its_problem_alone() -> None:
     other = program(Implicit(Identity(), "finite_difference"), "fp16", lower_loss=overflowing)
     other.load_state_dict(state)
     assert other.problems["model"].loss_scale.value == 2.0**15  # type: ignore[union-attr]
-
-
-def test_training_in_fp16_follows_full_precision() -> None:
-    ends = {}
-    for precision in ("fp32", "bf16", "fp16"):
-        found = program(Implicit(Identity(0.1), "reverse"), precision)
-        schedule = Schedule(found)
-        for _ in range(30):
-            schedule.tick()
-        ends[precision] = found.problems["weigher"].theta["logits"].detach()
-    assert error(ends["fp16"], ends["fp32"]) < 0.01
-    assert error(ends["bf16"], ends["fp32"]) < 0.05
-
-
-@pytest.mark.parametrize("algorithm", [Unrolled(), EvolutionStrategies()], ids=repr)
-def test_fp16_is_refused_where_steps_are_differentiated(algorithm: Any) -> None:
-    with pytest.raises(ConfigError, match=r"precision: found precision: fp16 with simulated steps; expected fp32"):
-        program(algorithm, "fp16")
-
-
-@pytest.mark.filterwarnings("ignore:The .* solve at problem")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
-@pytest.mark.parametrize("solver", [Exact(damping=1.0), Nystrom(5, rho=1.0)])
-def test_dense_solves_of_parameters_in_half_precision(solver: Any, product: Any, dtype: torch.dtype) -> None:
-    algorithm = Implicit(solver, product)
-
-    def gradient(dtype: torch.dtype) -> Tensor:
-        def lower(batch: Any, *, w: Any, u: Any) -> Tensor:
-            x = w(torch.tensor([[1.0, 0.5], [-0.5, 1.0]], dtype=dtype))
-            return ((x - u(torch.ones(1, 1, dtype=dtype))) ** 2).sum()
-
-        torch.manual_seed(0)
-        low = Problem("w", nn.Linear(2, 1).to(dtype), lower, roles={"w": "w", "u": "u"}, hypergradient=algorithm)
-        top = Problem("u", nn.Linear(1, 1).to(dtype), lambda batch, *, w: (w(torch.ones(1, 2, dtype=dtype)) ** 2).sum(),
-                      roles={"w": "w"})  # fmt: skip
-        found = Program([low, top], Graph({"u": ["w"]}, {"w": ["u"]})).gradient("u")
-        assert all(each.dtype == dtype for each in found.values())
-        return torch.cat([each.flatten() for each in found.values()]).float()
-
-    # Differences divide rounding by their radius.
-    near = 0.3 if algorithm.product == "finite_difference" else 0.03
-    assert error(gradient(dtype), gradient(torch.float32)) < near

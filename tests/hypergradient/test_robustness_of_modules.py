@@ -8,37 +8,34 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import mlotool.hypergradient
-from mlotool.core import stop_gradient
-from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import KFAC, EvolutionStrategies, FirstOrder, Implicit, Unrolled
-from mlotool.program import AbstractHypergradient, Program, Schedule
+from mlotool.hypergradient import Exact, Implicit
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient.every_algorithm import (
     DIFFERENTIATED,
     EVERY,
-    SOLVERS,
     Batch,
     Rows,
     clean_and_decayed,
     program,
     weighted,
 )
-from tests.hypergradient.test_kfac import needs_curvlinops
-from tests.program.reweighting import flat, relative_error
-from tests.program.small import Mlp, assert_identical, parameters
+from tests.program.reweighting import (
+    FD,
+    REVERSE,
+    by_torch,
+    flat,
+    relative_error,
+    reweighting,
+    weighted_by_plain_detach,
+)
+from tests.program.small import Mlp, assert_identical, numbers, parameters
+from tests.programs import Point
 
 # The small losses are not convex, and a Nystrom solve says so.
 pytestmark = pytest.mark.filterwarnings("ignore:The Nystrom solve")
 
 TICKS = 4
 """Two rounds of two lower steps and an upper one."""
-
-
-def test_the_tables_hold_every_export() -> None:
-    named = {name for name in mlotool.hypergradient.__all__ if not name.startswith("Abstract")}
-    tried = {type(make()).__name__ for make in (*EVERY.values(), *SOLVERS.values())}
-    # These say what is kept of steps; tests/hypergradient/test_step_store.py has them.
-    assert named - tried == {"SolveResult", "Status", "KeepAll", "KeepEvery", "Binomial"}
 
 
 def trained(
@@ -56,59 +53,6 @@ def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
     return found.keys() == expected.keys() and all(
         torch.allclose(found[name], expected[name], rtol=1e-6, atol=1e-7) for name in found
     )
-
-
-class LowRank(nn.Module):
-    """A frozen weight plus trained low-rank factors; `base` is a frozen parameter, or a buffer in the twin."""
-
-    def __init__(self, num_inputs: int, seed: int, *, is_twin: bool) -> None:
-        super().__init__()
-        inner = Mlp(num_inputs=num_inputs, seed=seed)
-        base, self.head = inner.body[0].weight.detach(), inner.body[2]
-        if is_twin:
-            self.register_buffer("base", base)
-        else:
-            self.base = nn.Parameter(base, requires_grad=False)
-        self.down = nn.Parameter(0.3 * base[:2].clone() + 0.1)
-        self.up = nn.Parameter(torch.linspace(-1, 1, 10, dtype=base.dtype).reshape(5, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(x @ (self.base + self.up @ self.down).T)).squeeze(1)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_frozen_weights_with_low_rank_factors(name: str) -> None:
-    found, twin = (
-        trained(EVERY[name], LowRank(3, 0, is_twin=flag), LowRank(1, 1, is_twin=flag)) for flag in (False, True)
-    )
-    for problem in found.problems.values():
-        assert "base" not in problem.theta
-        assert torch.equal(problem.module.base, LowRank(*_SHAPE[problem.name], is_twin=True).base)
-    ours = {key: tensor for key, tensor in parameters(found).items() if not key.endswith("base")}
-    assert close(ours, parameters(twin))
-
-
-_SHAPE = {"model": (3, 0), "weigher": (1, 1)}
-
-
-@needs_curvlinops
-@pytest.mark.parametrize("kind", ["kfac", "ekfac"])
-def test_kronecker_factors_with_a_frozen_layer(kind: Any) -> None:
-    def column(batch: Batch) -> Batch:
-        return {**batch, "target": batch["target"][:, None]}
-
-    model = Mlp().body
-    model[0].requires_grad_(False)
-    first = model[0].weight.clone()
-    solver = KFAC(1.0, kind, "mean_squared_error")
-    built = trained(lambda: Implicit(solver), model, Mlp(num_inputs=1, seed=1).body, pack=column, lower=_by_column)
-    assert torch.equal(model[0].weight, first)
-    assert float(flat(built.gradient("weigher")).norm()) > 0
-
-
-def _by_column(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
-    losses = (model(batch["input"]) - batch["target"]) ** 2
-    return (torch.sigmoid(weigher(stop_gradient(losses))) * losses).mean()
 
 
 class Spare(Mlp):
@@ -136,30 +80,6 @@ def test_unused_parameters_are_left_alone_by_weight_decay(name: str, optimizer: 
     ours.pop("model.spare")
     # Nystrom draws its columns from all parameters, so the twin's are others.
     assert "nystrom" in name or close(ours, parameters(twin))
-
-
-class Tied(nn.Module):
-    """One weight in two layers: registered twice, or in the twin once and used twice."""
-
-    def __init__(self, num_inputs: int, seed: int, *, is_twin: bool) -> None:
-        super().__init__()
-        self.inner, outer = Mlp(num_inputs=num_inputs, seed=seed), Mlp(num_inputs=num_inputs, seed=seed + 5)
-        self.bias, self.head, self.is_twin = outer.body[0].bias, outer.body[2], is_twin
-        if not is_twin:
-            self.again = nn.Linear(num_inputs, 5, bias=False).double()
-            self.again.weight = self.inner.body[0].weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        again = x @ self.inner.body[0].weight.T if self.is_twin else self.again(x)
-        return self.inner(x) * self.head(torch.tanh(again + self.bias)).squeeze(1)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_tied_weights(name: str) -> None:
-    found, twin = (trained(EVERY[name], Tied(3, 0, is_twin=flag), Tied(1, 1, is_twin=flag)) for flag in (False, True))
-    for problem in found.problems.values():
-        assert problem.module.again.weight is problem.module.inner.body[0].weight
-    assert close(parameters(found), parameters(twin))
 
 
 class Named(NamedTuple):
@@ -257,23 +177,68 @@ def test_the_direct_gradient_is_added(name: str) -> None:
     assert relative_error(found, sums) < 1e-9
 
 
-def test_first_order_leaves_the_direct_gradient_alone() -> None:
-    built = program(FirstOrder)
-    for key, found in built.gradient("weigher").items():
-        assert torch.allclose(found, 0.2 * built.problems["weigher"].theta[key].detach(), rtol=1e-12)
-    with pytest.raises(ConfigError, match=r"problems.weigher.loss: the loss does not depend on any parameter"):
-        program(FirstOrder, upper=_clean).gradient("weigher")
+def test_stop_gradient_makes_finite_differences_agree_with_double_backward() -> None:
+    reverse, difference = reweighting(REVERSE), reweighting(FD)
+    expected = reverse.gradient("weigher")
+    assert relative_error(expected, by_torch(reverse)) < 1e-12
+    assert relative_error(difference.gradient("weigher"), expected) < 1e-4
+    plain = reweighting(FD, lower=weighted_by_plain_detach)
+    assert relative_error(plain.gradient("weigher"), expected) > 0.05
+    assert relative_error(reweighting(REVERSE, lower=weighted_by_plain_detach).gradient("weigher"), expected) < 1e-12
 
 
-def test_evolution_adds_the_direct_gradient_too() -> None:
-    """With a direction for each parameter and a small sigma it is the unrolled gradient of a loss without constants."""
+def _with_dropout(make: Callable[[], AbstractHypergradient]) -> Program:
+    return reweighting(make, Mlp(nn.Dropout(0.1)))
 
-    def lower(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
-        losses = (model(batch["input"]) - batch["target"]) ** 2
-        return (torch.sigmoid(weigher(losses[:, None])) * losses).mean()
 
-    size = sum(tensor.numel() for tensor in Mlp(num_inputs=1).parameters())
-    algorithm = EvolutionStrategies(size, 1e-5, "orthogonal")
-    made = (program(lambda each=each: each, lower=lower) for each in (algorithm, Unrolled()))
-    found, expected = (built.gradient("weigher") for built in made)
-    assert relative_error(found, expected) < 1e-5
+def _draws(program: Program, count: int) -> Tensor:
+    program.random.manual_seed(0)
+    return torch.stack([flat(program.gradient("weigher")) for _ in range(count)])
+
+
+def test_finite_differences_pair_their_random_numbers() -> None:
+    """Unpaired, the masks' difference is divided by the radius 1e-5: the noise would be thousands of times larger."""
+    difference, reverse = (_draws(_with_dropout(make), 60) for make in (FD, REVERSE))
+    noise = [float(each.std(0).norm()) for each in (difference, reverse)]
+    assert noise[1] > 0  # the masks do something
+    assert noise[0] <= 2 * noise[1]
+    # They see the very same masks, so they agree draw by draw.
+    assert float((difference - reverse).norm() / reverse.norm()) < 1e-4
+
+
+def test_all_products_of_one_solve_see_one_mask() -> None:
+    """Exact builds H column by column: with a mask for each column, it would not be H at all."""
+    program = _with_dropout(lambda: Implicit(Exact(damping=10.0), "finite_difference"))
+    reverse = _with_dropout(lambda: Implicit(Exact(damping=10.0)))
+    assert torch.allclose(_draws(program, 3), _draws(reverse, 3), rtol=1e-3, atol=1e-6)
+
+
+def test_all_evaluations_of_one_differentiated_pullback_see_the_same_random_numbers() -> None:
+    """Nested: the lower pullback is differentiated, for which its loss is evaluated again and again."""
+    drawn: list[Tensor] = []
+
+    def low(batch: None, *, low: Any, mid: Any) -> Tensor:
+        drawn.append(1 + torch.rand(2, dtype=torch.float64))
+        return (drawn[-1] * (low() - mid()) ** 2 + 0.1 * low() ** 4).sum()
+
+    def mid(batch: None, *, mid: Any, low: Any, top: Any) -> Tensor:
+        return ((mid() - top()) ** 2 + (low() - 1) ** 2 + low() * mid() ** 2).sum()
+
+    def top(batch: None, *, mid: Any) -> Tensor:
+        return (mid() ** 3).sum()
+
+    roles = {"low": ("low", "mid"), "mid": ("mid", "low", "top"), "top": ("mid",)}
+    problems = [
+        Problem(
+            name,
+            Point(numbers(0.3, 0.5)),
+            loss,
+            roles={role: role for role in roles[name]},
+            hypergradient=Implicit(Exact()),
+        )
+        for name, loss in {"low": low, "mid": mid, "top": top}.items()
+    ]
+    graph = Graph({"top": ["mid"], "mid": ["low"]}, {"low": ["mid"], "mid": ["top"]})
+    Program(problems, graph).gradient("top")
+    assert len(drawn) > 2
+    assert all(torch.equal(draw, drawn[0]) for draw in drawn)

@@ -1,12 +1,22 @@
 """SOBA and SABA against plain loops: the order that their docstrings state, and the paper's, which ends the same."""
 
+import copy
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import SABA, FixedPoint, Graph, Implicit, Problem, Program, Schedule
+from mlotool import SABA, Graph, Problem, Program, Schedule
+from mlotool.hypergradient import (
+    ConjugateGradient,
+    FixedPoint,
+    Implicit,
+    Neumann,
+)
+from mlotool.problem.interface import LowerProblem, LowerView, Memory
+from tests import programs
 
 A = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
 TARGET = torch.tensor([0.3, -0.7], dtype=torch.float64)
@@ -77,15 +87,62 @@ def test_the_iterates_are_those_of_the_stated_order(name: str) -> None:
         assert float((made.problems["x"].theta["x"].detach() - x).abs().max()) < 1e-10
 
 
-@pytest.mark.slow
-def test_the_papers_order_has_the_same_fixed_point_but_other_iterates() -> None:
-    assert float((by_hand(5, is_papers=True)[2] - by_hand(5, is_papers=False)[2]).abs().max()) > 1e-3
-    ends = [by_hand(2000, is_papers=is_papers) for is_papers in (True, False)]
-    for ours, theirs in zip(*ends, strict=True):
-        assert float((ours - theirs).abs().max()) < 1e-10
-    theta, q, x = ends[0]
-    (hessian, _), (cross, _) = torch.autograd.functional.hessian(lower, (theta, x))
-    slope, direct = torch.autograd.functional.jacobian(upper, (theta, x))
-    assert float(torch.autograd.functional.jacobian(lower, (theta, x))[0].norm()) < 1e-10
-    assert float((q - torch.linalg.solve(hessian, slope)).norm()) < 1e-10
-    assert float((direct - cross @ q).norm()) < 1e-8
+HESSIAN = programs.definite(1)
+VECTOR = programs.vector(2)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def test_single_steps_converge_over_pullbacks() -> None:
+    """SOBA at a fixed point: each gradient is one step of the linear system nearer."""
+    case = programs.bilevel(0.03)
+    program = case.program(lambda: Implicit(FixedPoint(1, 0.2), warm_start=True))
+    errors = [error(program.gradient("lam")["x"], case.reference()) for _ in range(150)]
+    assert errors[0] > 0.1
+    assert errors[-1] < 1e-9
+    neumann = case.program(lambda: Implicit(Neumann(5, 0.2))).gradient("lam")["x"]
+    assert errors[4] == pytest.approx(error(neumann, case.reference()), rel=1e-9)
+
+
+def test_a_resumed_program_goes_on_at_the_same_start() -> None:
+    def make() -> Any:
+        return programs.trilevel(0.03).program(lambda: Implicit(FixedPoint(1, 0.2), warm_start=True))
+
+    whole, first, second = make(), make(), make()
+    for program in (whole, first):
+        for _ in range(3):
+            program.gradient("top")
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(2):
+        assert torch.equal(second.gradient("top")["x"], whole.gradient("top")["x"])
+    assert not torch.equal(make().gradient("top")["x"], whole.gradient("top")["x"])
+
+
+def test_a_start_of_other_shapes_or_another_reader_is_dropped() -> None:
+    """And a solution that is not finite is kept for nobody."""
+
+    def pulled(reader: str, size: int, factor: float = 1.0) -> Tensor:
+        problem, theta = LowerProblem("w", reader, memory=memory), (torch.full((size,), 2.0, dtype=torch.float64),)
+        view = LowerView(problem, theta, lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum())
+        cotangent = [torch.full((size,), factor, dtype=torch.float64)]
+        return algorithm.pullback(view, [theta[0]]).first_order(theta, [theta[0]], [True], cotangent)[0]
+
+    algorithm = Implicit(FixedPoint(1, 0.2), warm_start=True)
+    memory = Memory(algorithm.initial_state())
+    # From zero q = 0.2 v; from there 0.2 + 0.2 (1 - 2 * 0.2), and the cotangent is 2 q.
+    for reader, size, expected in (("u", 3, 0.4), ("u", 3, 0.64), ("v", 3, 0.4), ("u", 4, 0.4)):
+        torch.testing.assert_close(pulled(reader, size), torch.full((size,), expected, dtype=torch.float64))
+    with pytest.warns(UserWarning, match="not finite"):
+        assert bool(pulled("v", 3, math.nan).isnan().all())
+    torch.testing.assert_close(pulled("v", 3), torch.full((3,), 0.64, dtype=torch.float64))
+    assert Implicit(FixedPoint()).state_dict(memory.value) == {}
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient(50, 1e-13), FixedPoint(70, 0.2, 1e-7)], ids=["cg", "fixed"])
+def test_a_differentiated_pullback_begins_at_zero(solver: Any) -> None:
+    case = programs.nested(0.02)
+    program = case.program(lambda: Implicit(solver, warm_start=True))
+    for _ in range(2):
+        assert error(program.gradient("top")["x"], case.reference()) < 1e-6

@@ -1,6 +1,8 @@
 """Steps that are computed again are the steps that were taken, to the bit, or a run stops."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,16 +10,241 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
-from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
+from mlotool import Graph, Problem
 from mlotool.core.errors import ConfigError, MlotoolError
-from mlotool.hypergradient import Binomial, KeepEvery
-from tests.hypergradient.modules_with_buffers import MOVING, Born, Momentum, Sparse
-from tests.hypergradient.test_compared_products import OldStyle
-from tests.hypergradient.test_unrolled import BATCHES, Pair, lower_loss, upper_loss
+from mlotool.core.replay import RandomState
+from mlotool.hypergradient import AbstractStepStore, Binomial, Exact, Implicit, KeepAll, KeepEvery, Unrolled
+from mlotool.hypergradient.unrolled import UnrolledState, fit, measure
+from mlotool.problem.interface import LowerProblem, LowerView, Unroll
+from mlotool.problem.optimizers.optimizer_step import replayed_step
+from mlotool.problem.rank_mean import RankMean
+from mlotool.problem.trajectory import StepRecord
+from mlotool.program import Program, Schedule, Stream
+from tests.hypergradient import test_unrolled_readings as readings
+from tests.hypergradient.test_unrolled import BATCHES, OPTIMIZERS, Pair, lower_loss, program, upper_loss
 from tests.hypergradient.two_levels import two_levels
-from tests.program.small import numbers, samples
+from tests.live_storage import LiveStorage
+from tests.program.small import assert_identical, momentum, numbers, parameters, samples
 from tests.programs import Point
+
+
+class Momentum(nn.Module):
+    """A network that subtracts a running mean of its inputs, which it keeps in a buffer that it assigns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("still", torch.ones(100))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + x.detach().mean(0)
+        return torch.tanh(self.layer(x - self.mean))
+
+
+class Late(nn.Module):
+    """A network that scales its inputs with a buffer which changes at every k-th evaluation."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor], period: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("number", torch.zeros((), dtype=torch.long))
+        self.change, self.period = change, period
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.number += 1
+        if int(self.number) % self.period == 0:
+            self.scale = self.change(self.scale)
+        return torch.tanh(self.layer(x * self.scale))
+
+
+def in_inference_mode(scale: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return scale * 0.5
+
+
+MOVING: dict[str, Callable[[], nn.Module]] = {
+    "spectral norm": lambda: nn.Sequential(spectral_norm(nn.Linear(3, 5)), nn.BatchNorm1d(5), nn.Linear(5, 3)),
+    "running mean": Momentum,
+    "at the third": lambda: Late(lambda x: torch.full((3,), 0.1).to(x), 3),
+    "every time, in place": lambda: Late(lambda x: x.mul_(0.8), 1),
+    "with a graph": lambda: Late(lambda x: (x * torch.ones(3, requires_grad=True).to(x)) * 0.5, 2),
+    "in inference mode": lambda: Late(in_inference_mode, 2),
+}
+
+
+NUM_TICKS = 10
+AUTO = partial(Unrolled, remat="auto")
+
+
+def stream() -> Stream:
+    return Stream(samples(12, 1), 4, seed=1)
+
+
+def ticked(built: Program, num_ticks: int = NUM_TICKS) -> dict[str, Tensor]:
+    schedule = Schedule(built)
+    for _ in range(num_ticks):
+        schedule.tick()
+    return parameters(built)
+
+
+def decision(built: Program, name: str = "w") -> bool | None:
+    state: UnrolledState = built.algorithm_state(name)
+    return state.keeps_graphs
+
+
+def are_kept(built: Program, name: str = "w") -> set[bool]:
+    """Return whether the recorded steps have a graph."""
+    return {record.graph is not None for record in built.problems[name].trajectory}
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("way", ["loss", "start", "lr"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_all_ways_are_equal_to_the_bit(name: str, way: str, accumulate: int) -> None:
+    def run(hypergradient: Unrolled) -> tuple[dict[str, Tensor], set[bool]]:
+        settings = {"stream": stream(), "accumulate_batches": accumulate, "gradient_clip_norm": 0.5}
+        built = program(way, OPTIMIZERS[name], hypergradient, **settings)
+        return ticked(built), are_kept(built)
+
+    (again, none), (kept, both) = run(Unrolled(remat=True)), run(Unrolled(remat=False))
+    (fitting, all_of_them), (beyond, none_of_them) = run(AUTO()), run(AUTO(graph_budget=0))
+    assert (none, both, all_of_them, none_of_them) == ({False}, {True}, {True}, {False})
+    for found in (kept, fitting, beyond):
+        assert_identical(found, again)
+
+
+def with_activation(activation: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), activation, nn.Dropout(0.3), nn.Linear(5, 3)).double()
+    return above(net, hypergradient, **settings)
+
+
+def above(net: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
+    """Return a program in which a with_activation takes three steps for one of the point that weighs its loss."""
+    lower = net, lambda batch, *, w, u: (w(batch).square() * torch.exp(u())).mean()
+    upper = Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w: (w(batch) - 1).square().mean()
+    of_upper = {"stream": Stream(samples(12, 2), 4, seed=2), "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    of_lower = {"stream": stream(), "optimizer": momentum, "unroll_steps": 3}
+    made = two_levels(lower, upper, hypergradient, of_upper=of_upper, **of_lower)
+    return Program(list(made.problems.values()), made.graph, **settings)
+
+
+# torch has another backward of SiLU for gradients with a graph than for those without.
+@pytest.mark.parametrize(("activation", "is_exact"), [(nn.Tanh, True), (nn.ReLU, True), (nn.SiLU, False)])
+def test_a_graph_is_kept_where_it_changes_no_bit(
+    activation: Callable[[], nn.Module], is_exact: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+    built, again = with_activation(activation(), AUTO()), with_activation(activation(), Unrolled(remat=True))
+    assert_identical(ticked(built), ticked(again))
+    assert decision(built) is is_exact
+    assert are_kept(built) == {is_exact}
+    expected = "keeps the graphs of its steps: 3 of them take" if is_exact else "is rounded otherwise with a graph"
+    assert [expected in record.message for record in caplog.records] == [True]
+
+
+def test_the_budget_is_what_the_steps_take_together(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+    seen: list[int] = []
+
+    class Watched(Unrolled):
+        def pullback(self, view: LowerView, inputs: Any) -> Any:
+            assert view.unroll is not None
+            seen.append(3 * measure(view.unroll, inputs, view)[0])
+            return super().pullback(view, inputs)
+
+    ticked(with_activation(nn.Tanh(), Watched(remat="auto")))
+    size = seen[0]
+    within, beyond = (with_activation(nn.Tanh(), AUTO(graph_budget=budget)) for budget in (size, size - 1))
+    assert_identical(ticked(within), ticked(beyond))
+    assert (decision(within), decision(beyond)) == (True, False)
+    assert "w.hypergradient computes its steps again in the backward pass: 3 of them take" in caplog.records[-1].message
+
+
+def view_of(loss: Callable[..., Tensor], theta: Tensor, num_steps: int = 1) -> tuple[Unroll, LowerView]:
+    step = StepRecord((theta,), (), (), ((None, RandomState(())),), {})
+    unroll = Unroll((step,) * num_steps, True, (), lambda theta, inputs, batch, lower: loss(theta, inputs), *[None] * 5)  # type: ignore[arg-type]
+    return unroll, LowerView(LowerProblem("w"), (theta,), loss)
+
+
+def test_all_ranks_decide_alike() -> None:
+    def loss(theta: Any, inputs: Any) -> Tensor:
+        return (theta[0] * inputs[0]).exp().sum()
+
+    unroll, view = view_of(loss, torch.ones(2), num_steps=2)
+    assert fit(unroll, [torch.ones(2)], view, 1000)
+    # The other one of two ranks does not fit: the mean of the flags 0 and 1.
+    of_two = RankMean(lambda flags: [(flag + 1) / 2 for flag in flags])
+    assert not fit(unroll, [torch.ones(2)], replace(view, problem=replace(view.problem, rank_mean=of_two)), 1000)
+
+
+def test_steps_that_read_solutions_keep_no_graph() -> None:
+    built = readings.trained(readings.program(Implicit(Exact()), AUTO()))
+    assert decision(built, "v") is None
+    assert are_kept(built, "v") == {False}
+
+
+def resume(first: Program, second: Program, num_ticks: int) -> None:
+    """Let one program take ticks, and another one as many from its state on."""
+    schedule = Schedule(first)
+    for _ in range(num_ticks):
+        schedule.tick()
+    assert len(first.problems["w"].trajectory) % 3
+    second.load_state_dict(first.state_dict())
+    second.random.load_state_dict(first.random.state_dict())
+    resumed = Schedule(second)
+    resumed.load_state_dict(schedule.state_dict())
+    for _ in range(num_ticks):
+        resumed.tick()
+
+
+def test_the_decision_is_taken_once_and_resumed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+
+    def make(budget: int = 2**30) -> Program:
+        return with_activation(nn.Tanh(), AUTO(graph_budget=budget))
+
+    whole, first, second = make(), make(), make(budget=0)
+    expected = ticked(whole, 14)
+    caplog.clear()
+    resume(first, second, 7)
+    assert first.state_dict()["w"]["hypergradient"] == {"keeps_graphs": True}
+    # With another budget, which has no part in it any more.
+    assert decision(second) is True
+    assert len(caplog.records) == 1
+    assert_identical(parameters(second), expected)
+
+
+READERS: dict[str, Callable[[], nn.Module]] = {
+    "spectral_norm": lambda: spectral_norm(nn.Linear(3, 3).double()),
+    "batch_norm_in_eval_mode": lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()).double(),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_forward_pass_that_reads_buffers_is_the_same_with_graphs_and_without_and_resumes_to_the_bit(
+    name: str,
+) -> None:
+    def make(hypergradient: Unrolled) -> Program:
+        torch.manual_seed(0)
+        net = READERS[name]()
+        built = above(net, hypergradient)
+        if name == "batch_norm_in_eval_mode":
+            net[1].train(False)  # type: ignore[index]
+        return built
+
+    whole, first, second = (make(AUTO()) for _ in range(3))
+    expected = ticked(whole, 14)
+    assert_identical(ticked(make(Unrolled(remat=True)), 14), expected)
+    # In the middle of an unroll: one of its three steps has been taken.
+    resume(first, second, 7)
+    assert_identical(parameters(second), expected)
+    assert_identical(ticked(make(Unrolled(remat=False)), 14), expected)
+
 
 WAYS = {
     "reverse": Unrolled(),
@@ -92,14 +319,6 @@ def test_a_converged_problem_goes_on() -> None:
         schedule.tick()
 
 
-def test_a_resumed_run_knows_the_size_of_its_gradients() -> None:
-    first, second = scheduled(Counting(), Unrolled()), scheduled(Counting(), Unrolled())
-    first.program.problems["w"].trajectory.largest_norm.value = 3.0
-    saved = first.program.state_dict()
-    second.program.load_state_dict(saved)
-    assert second.program.problems["w"].trajectory.largest_norm.value == 3.0
-
-
 def network(module: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
     def fit(batch: Tensor, *, w: Any, u: Any) -> Tensor:
         return (w(batch) - torch.sin(batch)).square().mean() + 0.01 * (
@@ -135,26 +354,6 @@ def test_buffers_that_move_are_those_of_each_step(kind: str, way: str, settings:
     assert torch.allclose(after(again), after(whole), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("is_dropped", [True, False])
-@pytest.mark.parametrize("way", ["reverse", "every", "binomial"])
-def test_buffers_that_are_none_at_first_or_later(way: str, is_dropped: bool) -> None:
-    found = []
-    for each in (Unrolled(remat=False), WAYS[way]):
-        torch.manual_seed(0)
-        found.append(after(network(Born(is_dropped).double(), each)))
-    assert torch.allclose(found[0], found[1], rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-def test_a_compressed_sparse_buffer() -> None:
-    """Forward mode has none: torch does not copy them there."""
-    found = []
-    for way in (Unrolled(remat=False), Unrolled()):
-        torch.manual_seed(0)
-        found.append(after(network(Sparse(torch.sparse_csr).double(), way)))
-    assert torch.allclose(found[0], found[1], rtol=1e-10, atol=1e-12)
-
-
 def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
     def make() -> Program:
         torch.manual_seed(0)
@@ -171,37 +370,6 @@ def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
     assert torch.equal(second.problems["u"].current()[0], after(whole))
 
 
-class Squared(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(OldStyle.apply(self.layer(x)))
-
-
-@pytest.mark.parametrize(("block", "is_saved"), [(Squared, False), (lambda: nn.Linear(3, 3), True)])
-def test_gradients_are_saved_while_forward_mode_reads_them(block: Callable[[], nn.Module], is_saved: bool) -> None:
-    program = network(nn.Sequential(block(), nn.Linear(3, 3)).double(), Unrolled(product="auto"), remat=["0"])
-    schedule = Schedule(program)
-    for _ in range(7):
-        schedule.tick()
-    assert [record.gradient is not None for record in program.problems["w"].trajectory] == [is_saved] * 3
-
-
-def test_one_that_changes_later_is_refused_later() -> None:
-    """Of the first, second, fourth and eighth unroll the steps are looked at."""
-
-    class Late(Counting):
-        def factor(self) -> float:
-            return max(super().factor(), 5.0)
-
-    schedule = scheduled(Late(), Unrolled())
-    with pytest.raises(ConfigError, match="found another gradient"):
-        for _ in range(40):
-            schedule.tick()
-
-
 def test_a_teacher_that_trains_beside_is_named() -> None:
     """Buffers of other problems' modules are today's in steps that are taken again."""
     teacher = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
@@ -209,45 +377,163 @@ def test_a_teacher_that_trains_beside_is_named() -> None:
     def fit(batch: Tensor, *, w: Any, t: Any, u: Any) -> Tensor:
         return (w(batch) - t(batch)).square().mean() * torch.exp(u()).sum()
 
-    sgd = partial(torch.optim.SGD, lr=0.1)
+    def streamed(name: str, module: nn.Module, loss: Any, roles: Any, **settings: Any) -> Problem:
+        optimizer = partial(torch.optim.SGD, lr=0.1)
+        return Problem(
+            name, module, loss, roles=roles, stream=Stream(samples(20, 1), 5), optimizer=optimizer, **settings
+        )
+
     problems = [
-        Problem(
-            "t",
-            teacher,
-            lambda batch, *, t: (t(batch) - torch.cos(batch)).square().mean(),
-            roles={"t": "t"},
-            stream=Stream(samples(20, 7), 5, seed=4),
-            optimizer=sgd,
-        ),
-        Problem(
-            "w",
-            nn.Linear(3, 3).double(),
-            fit,
-            roles={"w": "w", "u": "u", "t": {"problem": "t", "mode": "eval"}},
-            stream=Stream(samples(20, 1), 5, seed=1),
-            optimizer=sgd,
-            unroll_steps=4,
-            hypergradient=Unrolled(),
-        ),
-        Problem(
-            "u",
-            Point(numbers(0.1, 0.2, -0.4)),
-            lambda batch, *, w: (w(batch) - 1).square().mean(),
-            roles={"w": "w"},
-            stream=Stream(samples(12, 2), 4, seed=2),
-            optimizer=sgd,
-        ),
-    ]
+        streamed("t", teacher, lambda batch, *, t: (t(batch) - torch.cos(batch)).square().mean(), {"t": "t"}),
+        streamed("w", nn.Linear(3, 3).double(), fit, {"w": "w", "u": "u", "t": {"problem": "t", "mode": "eval"}},
+                 unroll_steps=4, hypergradient=Unrolled()),
+        streamed("u", Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w: (w(batch) - 1).square().mean(), {"w": "w"}),
+    ]  # fmt: skip
     schedule = Schedule(Program(problems, Graph({"u": ["w"]}, {"w": ["u"], "t": ["w"]})))
     with pytest.raises(ConfigError, match="read no moving buffers of other problems"):
         for _ in range(12):
             schedule.tick()
 
 
-def test_buffers_that_stay_are_not_copied() -> None:
-    program = network(Momentum().double(), Unrolled())
-    schedule = Schedule(program)
-    for _ in range(3):
+STORES: dict[str, AbstractStepStore] = {
+    "every 2": KeepEvery(steps=2),
+    "every 3": KeepEvery(steps=3, offload=True),
+    "every 20": KeepEvery(steps=20),
+    "binomial 1": Binomial(checkpoints=1),
+    "binomial 2": Binomial(checkpoints=2),
+    "binomial 3": Binomial(checkpoints=3, offload=True),
+}
+
+
+def trained(way: str, name: str, algorithm: Unrolled, num_ticks: int, **settings: Any) -> dict[str, torch.Tensor]:
+    stream = Stream(samples(12, 1), 4, seed=1)
+    built = program(way, OPTIMIZERS[name], algorithm, stream=stream, **{"num_steps": 7, **settings})
+    schedule = Schedule(built)
+    for _ in range(num_ticks):
         schedule.tick()
-    records = [record.buffers[0] for record in program.problems["w"].trajectory]
-    assert len({id(record["mean"]) for record in records}) == 3
+    return parameters(built)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(
+    ("way", "name", "product"),
+    [
+        ("loss", "adam", "forward"),
+        ("start", "nesterov", "reverse"),
+        ("lr", "adamw", "reverse"),
+        ("loss", "sgd", "reverse"),
+    ],
+)
+def test_training_is_the_same_to_the_bit(store: str, way: str, name: str, product: Any) -> None:
+    """Also across several unrolls, whose state of the optimizer goes on where it is not reset."""
+    whole = trained(way, name, Unrolled(product=product), 15)
+    assert_identical(trained(way, name, Unrolled(product=product, trajectory=STORES[store]), 15), whole)
+
+
+@pytest.mark.parametrize("store", ["every 3", "binomial 2"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"gradient_clip_norm": 0.5}, {"accumulate_batches": 2}, {"warmup_steps": 3}, {"num_steps": 1}],
+    ids=lambda each: next(iter(each)),
+)
+def test_with_other_settings(store: str, settings: dict[str, Any]) -> None:
+    whole = trained("loss", "adam", Unrolled(), 16, **settings)
+    assert_identical(trained("loss", "adam", Unrolled(trajectory=STORES[store]), 16, **settings), whole)
+
+
+@pytest.mark.parametrize("store", ["every 3", "binomial 2"])
+@pytest.mark.parametrize("horizon", [1, 3, 5, 7])
+def test_with_a_horizon(store: str, horizon: int) -> None:
+    whole = trained("loss", "momentum", Unrolled(horizon=horizon), 15)
+    kept = Unrolled(horizon=horizon, trajectory=STORES[store])
+    assert_identical(trained("loss", "momentum", kept, 15), whole)
+
+
+@pytest.mark.parametrize("store", ["every 3", "binomial 2"])
+@pytest.mark.parametrize("num_before", [2, 10])
+def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll(store: str, num_before: int) -> None:
+    def make() -> Any:
+        stream = Stream(samples(12, 1), 4, seed=1)
+        algorithm = Unrolled(trajectory=STORES[store])
+        return program("loss", OPTIMIZERS["adam"], algorithm, stream=stream, num_steps=7)
+
+    whole, first, second = make(), make(), make()
+    runs = Schedule(whole), Schedule(first), Schedule(second)
+    for _ in range(num_before):
+        runs[1].tick()
+    second.load_state_dict(first.state_dict())
+    runs[2].load_state_dict(runs[1].state_dict())
+    for _ in range(15):
+        runs[0].tick()
+    for _ in range(15 - num_before):
+        runs[2].tick()
+    assert_identical(parameters(second), parameters(whole))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5, maximize=True, fused=True),
+        partial(torch.optim.Adam, lr=0.1, amsgrad=True, fused=True),
+        partial(torch.optim.AdamW, lr=0.1, foreach=True),
+    ],
+)
+def test_a_step_again_is_the_step_to_the_bit(make: Callable[..., torch.optim.Optimizer]) -> None:
+    torch.manual_seed(0)
+    theta = [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(3, 4).t())]
+    optimizer = make(theta)
+    for _ in range(4):
+        before = [each.detach().clone() for each in theta]
+        state = [{name: value.clone() for name, value in optimizer.state.get(x, {}).items()} for x in theta]
+        slopes = [torch.randn_like(each) for each in theta]
+        rates = [dict(optimizer.param_groups[0]) for _ in theta]
+        for parameter, slope in zip(theta, slopes, strict=True):
+            parameter.grad = slope.clone()
+        optimizer.step()
+        again, state_again = replayed_step(optimizer, theta, before, slopes, state, rates)
+        for place, parameter in enumerate(theta):
+            assert torch.equal(again[place], parameter)
+            assert state_again[place].keys() == optimizer.state[parameter].keys()
+            assert all(torch.equal(state_again[place][key], each) for key, each in optimizer.state[parameter].items())
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 30])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_binomial_keeps_no_more_than_its_checkpoints(num_steps: int, count: int) -> None:
+    kept = [number for number in range(num_steps) if Binomial(checkpoints=count).keeps(number, num_steps)]
+    assert kept[0] == 0
+    assert len(kept) == min(count, num_steps)
+
+
+def test_memory_of_a_long_unroll() -> None:
+    """Vectors of the size of the parameters that are held before the upper step, and at most."""
+
+    def held(store: AbstractStepStore) -> tuple[float, float]:
+        size = 1000
+        weight = torch.nn.Linear(size, 1, bias=False, dtype=torch.float64)
+
+        def loss(batch: None, w: Any, u: Any) -> torch.Tensor:
+            return (
+                (w(torch.ones(1, size, dtype=torch.float64)) - u(torch.ones(1, 1, dtype=torch.float64))).square().sum()
+            )
+
+        upper = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        optimizer = partial(torch.optim.Adam, lr=0.01)
+        settings = {"unroll_steps": 17, "of_upper": {"optimizer": partial(torch.optim.SGD, lr=0.0)}}
+        algorithm = Unrolled(trajectory=store)
+        schedule = Schedule(two_levels((weight, loss), (upper, loss), algorithm, optimizer=optimizer, **settings))
+        with LiveStorage() as live:
+            for _ in range(16):
+                schedule.tick()
+            static = live.now
+            live.reset_peak()
+            schedule.tick()
+        return static / (8 * size), live.peak / (8 * size)
+
+    whole, every, binomial = held(KeepAll()), held(KeepEvery(steps=4)), held(Binomial(checkpoints=4))
+    # Parameters and two moments a step, of all; a gradient a step, and three at each fourth; three at each checkpoint.
+    assert whole[0] > 45
+    assert every[0] < 16 + 3 * 4 + 6
+    assert binomial[0] < 3 * 4 + 6
+    assert binomial[1] < every[1] < whole[1]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from mlotool.hypergradient import (
+    SABA,
     AbstractSolver,
     ConjugateGradient,
+    EvolutionStrategies,
     Exact,
     FixedPoint,
     Identity,
@@ -19,13 +21,17 @@ from mlotool.hypergradient import (
     Neumann,
     NormalEquationConjugateGradient,
     Nystrom,
+    Penalty,
     SolveResult,
     Status,
 )
-from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct
-from mlotool.hypergradient.vector import add, choose, dot, flatten, norm, scaled, unflatten
+from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Stream
+from tests.hypergradient.two_levels import two_levels
 from tests.problem import test_tasks as maml
+from tests.program.small import numbers
+from tests.programs import Point
 
 SHAPES = [(2, 2), (), (3,)]
 SIZE = 8
@@ -132,51 +138,6 @@ def test_tasks_equal_separate_solves(name: str, is_warm: bool) -> None:
     assert all(single.task_statuses == () for single in singles)
 
 
-def test_the_statuses_of_conjugate_gradient() -> None:
-    converged, negative = Status.CONVERGED, Status.NEGATIVE_CURVATURE
-    found = together(ConjugateGradient(50, 1e-10)).task_statuses
-    assert found[:4] == (converged, converged, negative, negative)
-    assert found[4:6] == (Status.NON_FINITE, converged)
-
-
-def test_a_finished_task_stays_where_it_is() -> None:
-    """The identity needs one iteration; what the others do afterwards does not move it."""
-    short, long = together(ConjugateGradient(1, 1e-10)), together(ConjugateGradient(50, 1e-10))
-    for number in (1, 2, 4, 5):
-        one, other = (flatten(each.solution, NUM_TASKS)[number] for each in (short, long))
-        assert torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def test_vectors_by_task() -> None:
-    a, b = ([rand(3, 2, 2, seed=seed), rand(3, seed=seed + 1)] for seed in (1, 3))
-    rows, others = flatten(a, 3), flatten(b, 3)
-    assert rows.shape == (3, 5)
-    assert torch.allclose(dot(a, b, 3), (rows * others).sum(1))
-    assert torch.allclose(norm(a, 3), rows.norm(dim=1))
-    factor = rand(3, seed=5)
-    assert torch.allclose(flatten(scaled(a, factor), 3), factor[:, None] * rows)
-    assert torch.allclose(flatten(add(a, b, factor), 3), rows + factor[:, None] * others)
-    condition = torch.tensor([True, False, True])
-    assert torch.equal(flatten(choose(condition, a, b), 3), torch.where(condition[:, None], rows, others))
-    assert all(torch.equal(x, y) for x, y in zip(unflatten(rows, a, 3), a, strict=True))
-
-
-def test_a_small_task_has_a_finite_difference_of_its_own() -> None:
-    """With one step for all, the product of the small one would be rounding."""
-
-    def function(theta: Vector, inputs: Vector) -> Tensor:
-        return (theta[0].exp() * inputs[0]).sum() + (theta[0] ** 3).sum()
-
-    theta, inputs = (rand(2, 3, seed=1),), [rand(3, seed=2)]
-    loss = replace(loss_of(2), theta=theta, own_loss=function)
-    vector = [rand(2, 3, seed=3) * torch.tensor([[1.0], [1e-9]], dtype=torch.float64)]
-    exact = ReverseProduct(loss, theta, inputs, [True])
-    differences = FiniteDifferenceProduct(loss, theta, inputs, [True])
-    expected, found = exact.hessian(vector)[0], differences.hessian(vector)[0]
-    assert bool(((found - expected).norm(dim=1) < 1e-8 * expected.norm(dim=1)).all())
-    assert torch.allclose(differences.cross(vector)[0], exact.cross(vector)[0], rtol=1e-7)
-
-
 @pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
 @pytest.mark.parametrize(
     "make",
@@ -198,3 +159,120 @@ def test_implicit_maml_equals_a_loop_over_tasks(make: Callable[[], AbstractSolve
     assert len(program.algorithm_state("learner").last.task_statuses) == maml.TASKS
     if isinstance(solver, NormalEquationConjugateGradient):
         assert program.statistics()["learner/solver_cosine"] == pytest.approx(1.0, abs=1e-6)
+
+
+ALGORITHMS: dict[str, Callable[[], AbstractHypergradient]] = {
+    "penalty": lambda: Penalty(multiplier=5.0, growth=1.0, num_steps=2, step_size=0.1),
+    "cold penalty": lambda: Penalty(multiplier=5.0, num_steps=2, step_size=0.1, warm_start=False),
+    "soba": lambda: Implicit(FixedPoint(1, 0.1), warm_start=True),
+    "saba": lambda: SABA(step_size=0.1, key="number"),
+    "evolution": lambda: EvolutionStrategies(num_pairs=2, sigma=0.5),
+}
+
+
+def rounds() -> list[list[dict[str, Tensor]]]:
+    """Return episodes of each task for one pullback after another: two batches that take turns."""
+    data = [{**each, "number": torch.tensor(index // maml.TASKS)} for index, each in enumerate(maml.episodes())]
+    return [data[: maml.TASKS], data[maml.TASKS :]] * 2
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_pullbacks_in_a_row_equal_those_of_a_loop_over_tasks(name: str, clip: float | None) -> None:
+    make, settings = ALGORITHMS[name], {"gradient_clip_norm": clip}
+    sees_steps = make().sees_steps
+
+    def gradients(built: Program, batches: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        return [built.gradient("meta", {"learner": [b] * 2 if sees_steps else b, "meta": b}) for b in batches]
+
+    together = gradients(maml.maml(maml.TASKS, make(), **settings), [maml.stacked(each) for each in rounds()])
+    alone = [
+        gradients(maml.maml(None, make(), **settings), [each[task] for each in rounds()]) for task in range(maml.TASKS)
+    ]
+    for number, found in enumerate(together):
+        for key, value in found.items():
+            expected = sum(each[number][key] for each in alone) / maml.TASKS
+            assert torch.allclose(value, expected, rtol=1e-9, atol=1e-12)
+
+
+def low(batch: Any, *, w: Any, u: Any) -> Tensor:
+    return (0.5 * batch["curvature"] * (w() - u()) ** 2 + 0.1 * w() ** 4).sum()
+
+
+def high(batch: Any, *, w: Any, u: Any) -> Tensor:
+    return 0.5 * (w() - batch["target"]).square().sum() + 0.2 * u().square().sum()
+
+
+CURVATURE, TARGET = numbers(1.0, 2.0, 3.0)[:, None], numbers(0.3, -0.8, 0.5)[:, None] * numbers(1.0, 2.0)
+
+
+def program(hypergradient: AbstractHypergradient, tasks: int | None, **settings: Any) -> Program:
+    """Return w, pulled to u, with one curvature and target a task."""
+    lower, upper = (Point(numbers(0.5, -0.3)), low), (Point(numbers(0.4, 0.2)), high)
+    return two_levels(lower, upper, hypergradient, tasks=tasks, **settings)
+
+
+def barrier() -> Penalty:
+    return Penalty(rule="barrier", barrier=0.5, num_steps=3, step_size=0.1)
+
+
+def test_one_multiplier_of_the_barrier_rule_serves_all_tasks() -> None:
+    """The rule of the mean over tasks, written out; inner products over y are means as well."""
+    built = program(barrier(), 3)
+    u = numbers(0.4, 0.2)
+    y = z = numbers(0.5, -0.3).expand(3, 2)
+    v, direct = z - TARGET, 0.4 * u
+    slope_of = lambda y: CURVATURE * (y - u) + 0.4 * y**3  # noqa: E731
+    batch = {"curvature": CURVATURE, "target": TARGET}
+    multipliers = []
+    for _ in range(8):
+        solved = y
+        for _ in range(3):
+            solved = solved - 0.1 * slope_of(solved)
+        slope, shift = slope_of(y), (CURVATURE * (solved - y)).mean(0)
+        square = slope.square().sum() / 3 + shift @ shift
+        product = (v * slope).sum() / 3 + direct @ shift
+        multipliers.append(max(float(0.5 - product / square), 0.0))
+        y = y - 0.1 / max(multipliers[-1], 1.0) * (v + multipliers[-1] * slope)
+        found = built.gradient("u", {"w": batch, "u": batch})["x"]
+        assert torch.allclose(found, direct + multipliers[-1] * shift, rtol=1e-10)
+    assert max(multipliers) > 1
+
+
+SLOPES = numbers(1.0, -2.0, 3.0)[:, None] * numbers(1.0, 0.5)
+
+
+def pull(batch: Any, *, w: Any, u: Any) -> Tensor:
+    """With SGD, w is linear in u."""
+    return 0.5 * (w() - u()).square().sum()
+
+
+def slope_along_w(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+    return (w() * batch).sum() + 0 * u().sum()
+
+
+def linear(algorithm: EvolutionStrategies, tasks: int | None, slopes: Tensor) -> Program:
+    """Return an upper problem of three tasks, whose lower one has as many or is shared."""
+    roles, start, sgd = {"w": "w", "u": "u"}, Point(numbers(0.5, -0.3)), partial(torch.optim.SGD, lr=0.1)
+    problems = [
+        Problem("w", start, pull, roles=roles, optimizer=sgd, unroll_steps=3, hypergradient=algorithm, tasks=tasks),
+        Problem(
+            "u", Point(numbers(0.5, -0.3)), slope_along_w, roles=roles, stream=Stream(slopes, 3, shuffle=False), tasks=3
+        ),
+    ]
+    return Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_evolution_estimates_the_gradient_of_each_upper_task_from_its_own_loss(broken: bool) -> None:
+    """Two directions are enough for the two parameters of a task, not for the six of all; NaN stays in its task."""
+    slopes = SLOPES.clone()
+    if broken:
+        slopes[0, 0] = float("nan")
+    algorithm = EvolutionStrategies(2, sigma=0.1, directions="orthogonal")
+    built = linear(algorithm, 3, slopes)
+    found = built.gradient("u")["x"]
+    expected = (1 - 0.9**3) * SLOPES
+    expected[0] *= float("nan") if broken else 1.0
+    assert torch.allclose(found, expected, rtol=1e-9, equal_nan=True)
+    assert built.statistics()["w/evolution_failed_pairs"] == (2 if broken else 0)

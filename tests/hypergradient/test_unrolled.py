@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import lr_scheduler as rates
 
-from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import ConjugateGradient, Exact, Implicit, Unrolled
+from mlotool.hypergradient import Unrolled
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from tests.program.small import assert_identical, numbers, parameters, samples
+from tests.hypergradient.two_levels import two_levels
+from tests.program.small import numbers, samples
 from tests.programs import Point
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -157,165 +159,12 @@ def test_one_learning_rate_a_parameter() -> None:
     assert torch.allclose(flat(built.gradient("u", {"w": BATCHES})), expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("kind", WAYS)
-@pytest.mark.parametrize("way", ["loss", "start"])
-def test_clipping_is_part_of_the_step(way: str, kind: str) -> None:
-    built = program(way, OPTIMIZERS["sgd"], WAYS[kind], gradient_clip_norm=0.7)
-    expected = by_differences(lambda values: by_loop(way, OPTIMIZERS["sgd"], values, clip=0.7), upper_values(built))
-    assert torch.allclose(flat(built.gradient("u", {"w": BATCHES})), expected, rtol=1e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", ["nesterov", "adamw"])
-@pytest.mark.parametrize("way", ["loss", "start", "lr"])
-@pytest.mark.parametrize("kind", WAYS)
-def test_the_steps_of_a_schedule_are_those_that_are_differentiated(name: str, way: str, kind: str) -> None:
-    """The gradient of the upper step is that of a functional run on the same batches from the same state."""
-    stream = lambda: Stream(samples(12, 1), 4, seed=1)  # noqa: E731
-    trained, twin = (program(way, OPTIMIZERS[name], WAYS[kind], stream=stream()) for _ in range(2))
-    schedule = Schedule(trained)
-    for _ in range(len(BATCHES)):
-        schedule.tick()
-    moved = [after - before for after, before in zip(upper_values(trained), upper_values(twin), strict=True)]
-    reference = stream()
-    expected = flat(twin.gradient("u", {"w": [reference.next() for _ in BATCHES]}))
-    assert torch.allclose(torch.stack(moved), -0.01 * expected, rtol=1e-9, atol=1e-12)
-
-
-def test_nothing_is_updated() -> None:
-    built = program("lr", OPTIMIZERS["adam"])
-    before = parameters(built)
-    for _ in range(3):
-        built.gradient("u", {"w": BATCHES})
-    assert_identical(parameters(built), before)
-    assert not built.problems["w"].optimizer.state
-
-
-def test_fewer_steps_are_the_gradient_from_a_constant_start() -> None:
-    built = program("loss", OPTIMIZERS["momentum"], Unrolled(horizon=2))
-    found = flat(built.gradient("u", {"w": BATCHES}))
-    u = upper_values(built).requires_grad_()
-    theta, buffers = [START.clone(), numbers(0.2)], [None, None]
-    for number, batch in enumerate(BATCHES):
-        if number == 2:
-            theta, buffers = [each.detach() for each in theta], [each.detach() for each in buffers]
-        theta = [each if each.requires_grad else each.requires_grad_() for each in theta]
-        slopes = torch.autograd.grad(fit(theta, u, batch), theta, create_graph=True)
-        buffers = [g if b is None else 0.9 * b + 0.8 * g for b, g in zip(buffers, slopes, strict=True)]
-        theta = [each - 0.1 * buffer for each, buffer in zip(theta, buffers, strict=True)]
-    assert torch.allclose(found, torch.autograd.grad(goal(theta), u)[0], rtol=1e-10)
-
-
 def test_first_order_maml_hands_the_cotangent_to_the_start() -> None:
     built = program("start", OPTIMIZERS["sgd"], Unrolled(second_order=False), stream=Stream(BATCHES[0], 4))
     end = built.solution("w")
     theta = [each.detach().requires_grad_() for each in end.values()]
     expected = torch.cat([each.reshape(-1) for each in torch.autograd.grad(goal(theta), theta)])
     assert torch.allclose(flat(built.gradient("u")), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["reverse", "forward"])
-def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll(kind: str) -> None:
-    def make() -> Program:
-        stream = Stream(samples(12, 1), 4, seed=1)
-        return program("start", OPTIMIZERS["adam"], WAYS[kind], stream=stream, accumulate_batches=2)
-
-    whole, first, second = make(), make(), make()
-    runs = Schedule(whole), Schedule(first), Schedule(second)
-    for _ in range(7):
-        runs[0].tick()
-    for _ in range(6):
-        runs[1].tick()
-    second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
-    for _ in range(6):
-        runs[0].tick()
-    for _ in range(7):
-        runs[2].tick()
-    assert_identical(parameters(second), parameters(whole))
-
-
-@pytest.mark.parametrize("kind", ["reverse", "forward"])
-def test_dropout_is_replayed_and_the_generator_left_alone(kind: str) -> None:
-    def noisy(batch: Tensor, *, w: Any, u: Any) -> Tensor:
-        weight, bias = w()
-        return fit((nn.functional.dropout(weight, 0.5), bias), u(), batch)
-
-    built = program("loss", OPTIMIZERS["sgd"], WAYS[kind])
-    built.problems["w"].loss = noisy
-    built.random.manual_seed(0)
-    first = flat(built.gradient("u", {"w": BATCHES}))
-    state = built.random.state_dict()["cpu"]
-    built.random.manual_seed(0)
-    assert torch.equal(flat(built.gradient("u", {"w": BATCHES})), first)
-    assert torch.equal(built.random.state_dict()["cpu"], state)
-
-    def loop(values: Tensor) -> Tensor:
-        torch.manual_seed(0)
-        theta = [START.clone().requires_grad_(), numbers(0.2).requires_grad_()]
-        for batch in BATCHES:
-            loss = fit((nn.functional.dropout(theta[0], 0.5), theta[1]), values, batch)
-            slopes = torch.autograd.grad(loss, theta)
-            theta = [(each - 0.1 * slope).detach().requires_grad_() for each, slope in zip(theta, slopes, strict=True)]
-        return goal(theta).detach()
-
-    assert torch.allclose(first, by_differences(loop, upper_values(built)), rtol=1e-6)
-
-
-def test_below_an_implicit_middle_problem() -> None:
-    """The middle problem shapes and reads an unrolled one: its curvature is the derivative of the reverse pass."""
-    steps, rate = 3, 0.2
-
-    def low(batch: Any, *, w: Any, v: Any) -> Tensor:
-        return 0.5 * (w() - v()).square().sum() + 0.1 * (w() ** 4).sum()
-
-    def middle(batch: Any, *, v: Any, w: Any, u: Any) -> Tensor:
-        return 0.5 * (w() - 1).square().sum() + 0.5 * (torch.exp(u()) * v() ** 2).sum()
-
-    def top(batch: Any, *, v: Any) -> Tensor:
-        return (v() - 0.3).square().sum()
-
-    optimizer = partial(torch.optim.SGD, lr=rate)
-    problems = [
-        Problem(
-            "w",
-            Point(numbers(0.1, 0.4)),
-            low,
-            roles={"w": "w", "v": "v"},
-            optimizer=optimizer,
-            unroll_steps=steps,
-            reset_to="initial",
-            hypergradient=Unrolled(),
-        ),
-        Problem(
-            "v",
-            Point(numbers(0.3, -0.2)),
-            middle,
-            roles={"v": "v", "w": "w", "u": "u"},
-            hypergradient=Implicit(Exact()),
-        ),
-        Problem("u", Point(numbers(0.2, -0.1)), top, roles={"v": "v"}),
-    ]
-    built = Program(problems, Graph({"v": ["w"], "u": ["v"]}, {"w": ["v"], "v": ["u"]}))
-    u = numbers(0.2, -0.1).requires_grad_()
-    v = numbers(0.3, -0.2).requires_grad_()
-
-    def total(v: Tensor) -> Tensor:
-        w = numbers(0.1, 0.4)
-        for _ in range(steps):
-            w = w - rate * (w - v + 0.4 * w**3)
-        return 0.5 * (w - 1).square().sum() + 0.5 * (torch.exp(u) * v**2).sum()
-
-    slope = torch.autograd.grad(total(v), v, create_graph=True)[0]
-    hessian = torch.stack([torch.autograd.grad(each, v, retain_graph=True)[0] for each in slope])
-    q = torch.linalg.solve(hessian, 2 * (v - 0.3).detach())
-    expected = -torch.autograd.grad(slope, u, q)[0]
-    assert torch.allclose(flat(built.gradient("u")), expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize("way", ["start", "lr"])
-def test_what_an_implicit_hypergradient_cannot_see_is_refused(way: str) -> None:
-    with pytest.raises(ConfigError, match="expected Unrolled"):
-        program(way, OPTIMIZERS["sgd"], Implicit(ConjugateGradient()))
 
 
 def test_a_problem_that_waits_for_a_slower_one_is_differentiated_through_all_its_steps() -> None:
@@ -364,33 +213,99 @@ def test_a_problem_that_waits_for_a_slower_one_is_differentiated_through_all_its
     assert torch.allclose(moved, by_differences(loop, numbers(0.4, -0.6)), rtol=1e-8)
 
 
-@pytest.mark.parametrize("remat", [True, False])
-def test_simulated_steps_follow_the_scheduler(remat: bool) -> None:
-    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=len(BATCHES))
+BATCH = samples(4, 1)
+STEPS = 3
+U = numbers(0.1, 0.2, -0.4)
 
-    built = program("loss", OPTIMIZERS["momentum"], Unrolled(remat=remat), scheduler=schedule)
-    before = built.problems["w"].scheduler.state_dict()
+Make = Callable[[Sequence[Tensor]], Optimizer]
 
-    def loop(values: Tensor) -> Tensor:
-        theta = [START.clone().requires_grad_(), numbers(0.2).requires_grad_()]
-        optimizer = OPTIMIZERS["momentum"](theta)
-        scheduler = schedule(optimizer)
-        for batch in BATCHES:
-            optimizer.zero_grad()
-            fit(theta, values, batch).backward()
-            optimizer.step()
+
+def two_groups(kind: type[Optimizer], first: dict[str, Any], second: dict[str, Any], **shared: Any) -> Make:
+    def make(parameters: Any) -> Optimizer:
+        weight, bias = parameters
+        return kind([{"params": [weight], **first}, {"params": [bias], **second}], **shared)
+
+    return make
+
+
+GROUPED: dict[str, Make] = {
+    "sgd": two_groups(
+        SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.3}, {"lr": 0.03, "nesterov": True}, momentum=0.5
+    ),
+    "adam": two_groups(Adam, {"lr": 0.1, "betas": (0.5, 0.9)}, {"lr": 0.02, "weight_decay": 0.5}),
+    "adamw": two_groups(AdamW, {"lr": 0.1, "weight_decay": 0.5}, {"lr": 0.02, "weight_decay": 0.0}),
+}  # fmt: skip
+sgd: Make = partial(SGD, lr=0.1, momentum=0.5)
+
+
+def chained(optimizer: Optimizer) -> Any:
+    return rates.ChainedScheduler([rates.ExponentialLR(optimizer, 0.9), rates.StepLR(optimizer, 2, 0.5)])
+
+
+def sequential(optimizer: Optimizer) -> Any:
+    parts = [rates.LinearLR(optimizer, 0.5, total_iters=2), rates.StepLR(optimizer, 1, 0.5)]
+    return rates.SequentialLR(optimizer, parts, milestones=[2])
+
+
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "lambda": partial(rates.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
+    "exponential": partial(rates.ExponentialLR, gamma=0.7),
+    "cosine": partial(rates.CosineAnnealingLR, T_max=7),
+    "one_cycle": partial(rates.OneCycleLR, max_lr=0.2, total_steps=12),
+    "cyclic": partial(rates.CyclicLR, base_lr=0.02, max_lr=0.2, step_size_up=2, cycle_momentum=True),
+    "sequential": sequential,
+    "chained": chained,
+}
+
+
+def scheduled_program(optimizer: Make, scheduler: Any = None, **settings: Any) -> Program:
+    lower = Pair(), lambda batch, **roles: lower_loss(BATCH, **roles)
+    upper = Point(U), lambda batch, *, w, u: goal(w()) + u().square().sum()
+    # It stands still, so that the loop beside it needs no upper step.
+    still = {"optimizer": partial(SGD, lr=0.0)}
+    settings |= {"optimizer": optimizer, "scheduler": scheduler, "unroll_steps": STEPS}
+    return two_levels(lower, upper, Unrolled(), of_upper=still, **settings)
+
+
+def loop(
+    make: Make, schedule: Any, num_steps: int, values: Tensor, *, after: Callable[[Any], None] | None = None
+) -> Tensor:
+    """Return the upper loss after steps of which the last `STEPS` are taken at `values`."""
+    theta = list(Pair().parameters())
+    optimizer = make(theta)
+    scheduler = None if schedule is None else schedule(optimizer)
+    for number in range(num_steps):
+        optimizer.zero_grad()
+        fit(theta, values if number >= num_steps - STEPS else U, BATCH).backward()
+        optimizer.step()
+        if after is not None:
+            after(scheduler)
+        elif scheduler is not None:
             scheduler.step()
-        return goal(theta).detach()
-
-    found = flat(built.gradient("u", {"w": BATCHES}))
-    assert torch.allclose(found, by_differences(loop, upper_values(built)), rtol=1e-7)
-    assert built.problems["w"].scheduler.state_dict() == before
+    return (goal(theta) + values.square().sum()).detach()
 
 
-def test_steps_of_the_warm_up_belong_to_no_unroll() -> None:
-    built = program("loss", OPTIMIZERS["sgd"], stream=Stream(BATCHES[0], 4), warmup_steps=3)
+def after_ticks(built: Program, num_ticks: int, after: Callable[[Any], None] | None = None) -> Tensor:
+    """Return the upper gradient over the last unroll."""
     schedule = Schedule(built)
-    stepped = [set(schedule.tick()) for _ in range(3 + len(BATCHES))]
-    assert ["u" in each for each in stepped].index(True) == len(stepped) - 1
-    assert len(built.problems["w"].trajectory) == len(BATCHES)
+    for _ in range(num_ticks):
+        schedule.tick()
+        if after is not None:
+            after(built.problems["w"].scheduler)
+    return built.gradient("u")["x"]
+
+
+def agree(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_each_parameter_group_has_its_own_settings(name: str) -> None:
+    make = GROUPED[name]
+    assert agree(after_ticks(scheduled_program(make), 6), by_differences(partial(loop, make, None, 6), U))
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_each_step_has_the_rate_that_it_was_taken_with(name: str) -> None:
+    schedule = SCHEDULERS[name]
+    assert agree(after_ticks(scheduled_program(sgd, schedule), 6), by_differences(partial(loop, sgd, schedule, 6), U))

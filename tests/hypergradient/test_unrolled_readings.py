@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit, Unrolled
-from mlotool.hypergradient.step_products import step_gradients
-from mlotool.hypergradient.vector import leaves
-from mlotool.problem.interface import LowerView, Vector
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from tests.hypergradient.test_unrolled import by_differences, flat
-from tests.program.small import assert_identical, numbers, parameters, samples
+from tests.program.small import numbers, samples
 from tests.programs import Point, newton
 
 STEPS, RATE, SOLVE = 3, 0.2, 150
@@ -168,14 +165,6 @@ def test_steps_of_a_schedule(name: str, is_shaped: bool, accumulate: int, remat:
     assert torch.allclose(flat(built.gradient("u")), expected, rtol=tolerance, atol=tolerance * float(expected.norm()))
 
 
-@pytest.mark.parametrize("name", ["exact", "unrolled"])
-def test_fewer_steps(name: str) -> None:
-    make, below, tolerance = BELOW[name]
-    built = trained(program(make(), Unrolled(horizon=2)))
-    expected = by_differences(partial(plain, below, first=1), TOP)
-    assert torch.allclose(flat(built.gradient("u")), expected, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
 @pytest.mark.parametrize("remat", [True, False])
 def test_simulated_steps_above_simulated_ones(is_shaped: bool, remat: bool) -> None:
@@ -215,65 +204,3 @@ def test_a_derivative_of_the_gradient(name: str, is_shaped: bool) -> None:
     (found,) = torch.autograd.grad(slope @ direction, top)
     expected = by_differences(gradient, TOP)
     assert torch.allclose(found, expected, rtol=1e-7, atol=1e-7 * float(expected.norm()))
-
-
-@pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
-@pytest.mark.parametrize("name", ["exact", "unrolled"])
-def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll(name: str, is_shaped: bool) -> None:
-    make = BELOW[name][0]
-    whole, first, second = (program(make(), is_shaped=is_shaped) for _ in range(3))
-    runs = [Schedule(each) for each in (whole, first, second)]
-    end = runs[0].cycle_length()
-    middle = 2 * end // STEPS + 1
-    for number in range(end):
-        runs[0].tick()
-        if number < middle:
-            runs[1].tick()
-    second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
-    for _ in range(end - middle):
-        runs[2].tick()
-    assert_identical(parameters(second), parameters(whole))
-    assert torch.equal(second.gradient("u")["x"], whole.gradient("u")["x"])
-
-
-def noisy(batch: Tensor, *, w: Any, v: Any, u: Any) -> Tensor:
-    return low_loss(w(), v(), u(), nn.functional.dropout(batch.mean(0), 0.5))
-
-
-def test_a_step_draws_again_what_its_lower_pullback_drew() -> None:
-    """Taken again, each recorded step leads to where the next one began."""
-
-    seen: list[tuple[LowerView, Vector]] = []
-
-    class Watched(Unrolled):
-        def pullback(self, view: LowerView, inputs: Vector) -> Any:
-            seen.append((view, inputs))
-            return super().pullback(view, inputs)
-
-    torch.manual_seed(0)
-    built = trained(program(Implicit(Exact()), Watched(), loss=noisy))
-    built.solution("v")
-    view, inputs = seen[-1]
-    unroll = view.unroll
-    ends = [*(record.theta for record in unroll.records[1:]), view.theta]
-    for record, end in zip(unroll.records, ends, strict=True):
-        theta = leaves(record.theta)
-        with built.random:
-            slope = step_gradients(unroll, record, theta, inputs, view, create_graph=True)
-        found, _ = unroll.step(theta, slope, record.state, record.hyperparameters, inputs)
-        assert torch.allclose(found[0], end[0], rtol=1e-12)
-
-
-def test_dropout_below() -> None:
-    def loop(u: Tensor) -> Tensor:
-        torch.manual_seed(0)
-        built = program(Unrolled(), loss=noisy)
-        with torch.no_grad():
-            built.problems["u"].theta["x"].copy_(u)
-        return goal(trained(built).problems["v"].theta["x"].detach())
-
-    torch.manual_seed(0)
-    built = trained(program(Unrolled(), loss=noisy))
-    built.random.manual_seed(1)
-    assert torch.allclose(built.gradient("u")["x"], by_differences(loop, TOP), rtol=1e-8, atol=1e-8)

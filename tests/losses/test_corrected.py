@@ -59,16 +59,6 @@ def test_value_and_gradients_by_hand(
         )
 
 
-def test_full_trust_is_the_weighted_cross_entropy(
-    batch: dict[str, torch.Tensor], modules: dict[str, nn.Module]
-) -> None:
-    nn.init.constant_(modules["corrector"].trust_output.bias, 1e4)
-    roles = {name: BoundModule(module) for name, module in modules.items()}
-    output = corrected_cross_entropy(batch, **roles, normalize=False)
-    losses = nn.functional.cross_entropy(modules["model"](batch["input"]), batch["target"], reduction="none")
-    torch.testing.assert_close(output.loss, (modules["weigher"](losses[:, None]).squeeze(1) * losses).mean())
-
-
 def test_upper_loss_adds_the_corrector_s_own_prediction(
     batch: dict[str, torch.Tensor], modules: dict[str, nn.Module]
 ) -> None:
@@ -92,10 +82,3 @@ def test_analysis_counts_right_labels(batch: dict[str, torch.Tensor], modules: d
     right = (label.argmax(dim=1) == batch["clean_target"]).double().mean()
     assert float(result["corrected_right"]) == pytest.approx(float(right))
     assert not any(values.requires_grad for values in result.values())
-
-
-def test_analysis_of_clean_data(batch: dict[str, torch.Tensor], modules: dict[str, nn.Module]) -> None:
-    del batch["clean_target"]
-    result = correction_analysis([batch], **{name: BoundModule(module) for name, module in modules.items()})
-    assert "corrected_right" not in result
-    assert "mean_trust" in result

@@ -43,8 +43,3 @@ def test_the_analysis_tells_useless_features() -> None:
     assert float(found["useless_auc"]) == 1.0
     assert float(found["log10_ratio"]) == pytest.approx(2.0)
     assert set(decay_analysis([{"input": torch.zeros(3, 4)}], decay=BoundModule(decay), num_informative=4)) == {"decay"}
-
-
-def test_one_decay_for_all_tells_nothing() -> None:
-    found = decay_analysis([{"input": torch.zeros(3, 4)}], decay=BoundModule(PositiveVector(1)), num_informative=2)
-    assert float(found["useless_auc"]) == 0.5

@@ -8,7 +8,6 @@ from mlotool.core.errors import RunError
 from mlotool.losses import (
     domain_weight_analysis,
     input_weighted_cross_entropy,
-    joint_cross_entropy,
     proximal_cross_entropy,
 )
 from mlotool.models import Anchored
@@ -71,13 +70,6 @@ def test_modules_that_differ_and_names_that_are_not_there_are_refused(batch: dic
         proximal_cross_entropy(batch, model=model, center=BoundModule(_linear(0, 2)), proximity=0.1)
     with pytest.raises(RunError, match=r"free=\['fc.*'\].*weight, bias"):
         proximal_cross_entropy(batch, model=model, center=model, proximity=0.1, free=["fc*"])
-
-
-def test_both_models_count(batch: dict[str, torch.Tensor]) -> None:
-    model, source = _linear(0), _linear(1)
-    output = joint_cross_entropy(batch, model=BoundModule(model), source=BoundModule(source), source_weight=0.25)
-    losses = [F.cross_entropy(each(batch["input"]), batch["target"]) for each in (model, source)]
-    torch.testing.assert_close(output.loss, losses[0] + 0.25 * losses[1])
 
 
 def test_the_analysis_tells_the_domains_apart() -> None:

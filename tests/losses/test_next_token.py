@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core import BoundModule
-from mlotool.core.errors import ConfigError
-from mlotool.data import InMemoryTensors
 from mlotool.losses import (
     episode_next_token,
     few_shot_adaptation,
@@ -61,12 +58,6 @@ def test_the_mean_over_all_tokens() -> None:
     expected = numpy_losses(model, batch).mean()
     assert output.loss.item() == pytest.approx(expected, rel=1e-12)
     assert output.metrics["bits_per_token"].item() == pytest.approx(expected / math.log(2), rel=1e-12)
-
-
-def test_a_model_that_knows_nothing_needs_eight_bits_a_byte() -> None:
-    model = nn.Embedding.from_pretrained(torch.zeros(256, 256), freeze=False)
-    batch = {name: torch.randint(256, (3, 4)) for name in ("input", "target")}
-    assert next_token(batch, model=BoundModule(model)).metrics["bits_per_token"].item() == pytest.approx(8.0)
 
 
 def test_the_bigram_that_counts_is_the_best_one() -> None:
@@ -154,67 +145,6 @@ def test_a_mixture_is_the_loss_under_its_shares(normalize: bool) -> None:
     losses, domain = numpy_losses(model, batch), batch["domain"].numpy()
     expected = sum(share[number] * losses[domain == number].mean() for number in range(NUM_DOMAINS))
     assert output.loss.item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_mixture_of_fewer_shares_than_domains_is_refused() -> None:
-    model, mixture = BoundModule(Bigram()), BoundModule(MixtureWeights(NUM_DOMAINS - 1).double())
-    match = rf"size={NUM_DOMAINS - 1} .* domain number {NUM_DOMAINS - 1}; .* Set problems.*size={NUM_DOMAINS},"
-    with pytest.raises(ConfigError, match=match):
-        mixture_next_token(batch_of(4 * NUM_DOMAINS), model=model, mixture=mixture)
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_the_gradient_of_a_mixture(normalize: bool) -> None:
-    """Through three steps of training, against differences of what the model has learned after them."""
-
-    def program(logits: Tensor) -> Program:
-        mixture = MixtureWeights(NUM_DOMAINS).double()
-        mixture.logits.data = logits.clone()
-        train, meta = batch_of(30, seed=1), batch_of(9, seed=2)
-        upper = Problem(
-            "mixture",
-            mixture,
-            next_token,
-            roles={"model": "model"},
-            stream=Stream(InMemoryTensors(meta), 9, shuffle=False),
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-        )
-        lower = Problem(
-            "model",
-            Bigram(),
-            lambda batch, *, model, mixture: mixture_next_token(
-                batch, model=model, mixture=mixture, normalize=normalize
-            ),
-            roles={"model": "model", "mixture": "mixture"},
-            stream=Stream(InMemoryTensors(train), 10, shuffle=False),
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-            hypergradient=Unrolled(),
-            unroll_steps=3,
-        )
-        return Program([upper, lower], Graph({"mixture": ["model"]}, {"model": ["mixture"]}))
-
-    def trained(logits: Tensor) -> float:
-        made = program(logits)
-        schedule = Schedule(made)
-        for _ in range(3):
-            schedule.tick()
-        module = made.problems["model"].module
-        return float(next_token(batch_of(9, seed=2), model=BoundModule(module)).loss.detach())
-
-    start = torch.tensor([0.2, -0.4, 0.5], dtype=torch.float64)
-    made = program(start)
-    schedule = Schedule(made)
-    for _ in range(2):
-        assert "mixture" not in schedule.tick()
-    assert "mixture" in schedule.tick()
-    # Its step is the gradient.
-    slope = start - made.problems["mixture"].module.logits.detach()
-    epsilon = 1e-5
-    for number in range(NUM_DOMAINS):
-        offset = epsilon * torch.eye(NUM_DOMAINS).double()[number]
-        expected = (trained(start + offset) - trained(start - offset)) / (2 * epsilon)
-        assert slope[number].item() == pytest.approx(expected, rel=1e-6, abs=1e-10)
-    assert slope.abs().max() > 1e-4
 
 
 def test_the_parts_of_a_task() -> None:

@@ -59,26 +59,6 @@ def test_value_and_gradients_by_hand(
     torch.testing.assert_close(output.metrics["mean_weight"], weight.mean().detach())
 
 
-def test_equal_weights_give_the_plain_cross_entropy(batch: dict[str, torch.Tensor], model: nn.Linear) -> None:
-    weights = SampleWeights(10, initial=0.3).double()
-    output = sample_weighted_cross_entropy(batch, model=BoundModule(model), weights=BoundModule(weights))
-    losses, _ = _losses_and_gradients(batch, model)
-    torch.testing.assert_close(output.loss, losses.mean())
-    assert float(output.metrics["mean_weight"]) == pytest.approx(0.3)
-
-
-def test_each_sample_has_its_own_weight(batch: dict[str, torch.Tensor], model: nn.Linear) -> None:
-    weights = SampleWeights(10).double()
-    output = sample_weighted_cross_entropy(
-        batch, model=BoundModule(model), weights=BoundModule(weights), normalize=False
-    )
-    output.loss.backward()
-    losses, _ = _losses_and_gradients(batch, model)
-    expected = torch.zeros(10, dtype=torch.float64)
-    expected[batch["index"]] = losses * 0.25 / 6  # the sigmoid's slope at 0 is 1/4
-    torch.testing.assert_close(weights.logits.grad, expected)
-
-
 def test_weights_that_underflow_give_no_nan(batch: dict[str, torch.Tensor], model: nn.Linear) -> None:
     weights = SampleWeights(10).double()
     nn.init.constant_(weights.logits, -1e4)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from mlotool import Graph, Implicit, Neumann, Problem, Program, Schedule, Stream, Unrolled, remat
 from mlotool.models import Decoder, SequenceWeigher
-from tests.live_storage import LiveStorage
 from tests.models.derivatives import direction, forward_over_reverse, reverse_over_reverse
 
 RATE = 0.3
@@ -115,17 +114,17 @@ class _Again(nn.Module):
         return found
 
 
+def _loss(module: nn.Module) -> Tensor:
+    batch = _texts(1)
+    torch.manual_seed(5)
+    return module.losses(batch[:, :-1], batch[:, 1:]).mean()  # type: ignore[operator]
+
+
 def _deep(is_again: bool, **settings: Any) -> Decoder:
     model = _decoder(0, **settings)
     if is_again:
         model.blocks = nn.ModuleList(_Again(each) for each in model.blocks)
     return model
-
-
-def _loss(module: nn.Module) -> Tensor:
-    batch = _texts(1)
-    torch.manual_seed(5)
-    return module.losses(batch[:, :-1], batch[:, 1:]).mean()  # type: ignore[operator]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
@@ -136,28 +135,3 @@ def test_blocks_that_are_evaluated_again_have_the_same_products(product: Any, dr
     expected = reverse_over_reverse(plain, _loss, direction(plain))
     found = product(again, _loss, direction(again))
     torch.testing.assert_close(list(found.values()), list(expected.values()), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
-@pytest.mark.parametrize("product", [reverse_over_reverse, forward_over_reverse])
-def test_what_a_layer_more_costs_is_its_parameters_and_its_input(product: Any) -> None:
-    peaks: dict[bool, list[int]] = {}
-    for is_again in (False, True):
-        for num_layers in (4, 8):
-            model = _deep(is_again, num_layers=num_layers)
-            vector = direction(model)
-            with LiveStorage() as live:
-                product(model, _loss, vector)
-            peaks.setdefault(is_again, []).append(live.peak)
-    plain, again = ((long - short) / 4 for short, long in peaks.values())
-    assert again < 0.35 * plain
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
-@pytest.mark.filterwarnings("ignore:The Neumann solve")
-@pytest.mark.parametrize("chunk", [None, 5])
-def test_forward_products_change_nothing(chunk: int | None) -> None:
-    reverse, forward = (
-        _after(_program(Implicit(Neumann(3, 0.1), kind), chunk, 0.3)) for kind in ("reverse", "forward")
-    )
-    torch.testing.assert_close(forward, reverse, rtol=1e-10, atol=1e-12)

@@ -11,31 +11,23 @@ one gradient carries its tangent along, and what is kept is what one backward pa
 Memory of transformers of 32 layers, times of 8 layers of width 128 (benchmarks/mixflow, benchmarks/README.md).
 
 Forward mode carries tangents through what double backward takes for a constant (`tensor.data`), and a function of one's
-own may have a formula for one mode that is not that of the other. A finite difference sees through `detach` as well,
-and depends on its radius. Nothing in a run would say so: products that are not those of double backward are compared
-with them once a problem, on its real batch.
+own may have a formula for one mode that is not that of the other. Nothing in a run would say so: products in forward
+mode are compared with those of double backward once a problem, on its real batch.
 """
 
 import logging
 import math
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import refuse_scripted
-from mlotool.core.replay import LossTraits, RandomState
+from mlotool.core.replay import RandomState
 from mlotool.core.tangents import in_dual_level
-from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient.products.base import AbstractProduct
-from mlotool.hypergradient.products.finite_difference import FiniteDifferenceProduct, default_radius
+from mlotool.hypergradient.products.base import ReverseProduct
 from mlotool.hypergradient.products.forward import ForwardProduct
-from mlotool.hypergradient.products.reverse import ReverseProduct
-from mlotool.hypergradient.solvers.base import Status
 from mlotool.hypergradient.vector import add, norm, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -44,12 +36,6 @@ _log = logging.getLogger("mlotool")
 # Relative differences from products of double backward that are refused in forward mode.
 _TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-2}
 _TOLERANCE_OF_AUTOCAST = 0.1
-
-# One from which on there is a warning of finite differences.
-_TOLERANCE_OF_DIFFERENCES = 0.1
-
-# Of the gradient (its norm times the type's eps): two gradients that differ by less may be equal but for rounding.
-_ROUNDINGS = 100
 
 # Where a parameter has no gradient, as below a last layer that begins at zero, the next pullbacks are looked at too.
 _MOST_COMPARISONS = 8
@@ -62,13 +48,6 @@ _DIFFERENT = (
 _ELSEWHERE = (
     "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail; expected "
     "the same on all ranks. See the error of that one."
-)
-_NOT_COMPARED = "problems.%s.hypergradient: products %s were not compared with double backward: %s."
-_INEXACT = (
-    "problems.{problem}: the product with {what} by finite differences, at a radius of {radius:.1e}, differs by "
-    "{error:.0%} from that of double backward; expected less than {tolerance:.0%}. Write mlotool.stop_gradient(x) in "
-    "place of x.detach(), data, item or torch.no_grad; where the gradient has kinks (ReLU, abs, max-pooling) or bends "
-    "within the radius, choose product: reverse, or another hypergradient.radius."
 )
 
 
@@ -168,7 +147,9 @@ def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted
     traits.num_comparisons += 1
     traits.has_compared_product = lacks_memory or not is_partial or traits.num_comparisons >= _MOST_COMPARISONS
     if lacks_memory:
-        _log.info(_NOT_COMPARED, problem.name, "by forward mode", "it does not fit into memory")
+        _log.info(
+            "problems.%s: forward products were not compared: double backward takes too much memory.", problem.name
+        )
 
 
 def _compare_forward(view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> bool:
@@ -178,119 +159,24 @@ def _compare_forward(view: LowerView, theta: Vector, inputs: Vector, wanted: Seq
         refuse_scripted([problem.module], problem.name)
     is_full = problem.precision == "fp32"
     tolerance = _TOLERANCES.get(dtype, _TOLERANCE_OF_AUTOCAST) if is_full else _TOLERANCE_OF_AUTOCAST
-    apart = _Apart(view, theta, inputs, wanted, random_direction(theta), ForwardProduct)
+    direction, random = random_direction(theta), RandomState(view.devices)
+    with random.replayed():
+        reverse = ReverseProduct(view, theta, inputs, wanted)
+        gradient = reverse.gradient
+        # In one pass, which frees the graph on its way: it is what takes the most memory of a run.
+        exact = reverse.pull(direction)
+        del reverse
+    with random.replayed():
+        products = ForwardProduct(view, theta, inputs, wanted).pull(direction)
     # A product of about zero is rounding: what counts is its size beside the gradient's, by which it would change.
-    floor = tolerance * torch.finfo(dtype).eps ** 0.5 * (apart.gradient_norm + apart.curvature_norm)
-    for what, (error, size) in apart.errors.items():
-        if error > tolerance * size + floor:
-            raise ConfigError(_DIFFERENT.format(problem=problem.name, what=what, error=error / size))
-    return apart.is_partial
-
-
-def warn_of_differences(
-    view: LowerView,
-    theta: Vector,
-    inputs: Vector,
-    wanted: Sequence[bool],
-    direction: Vector,
-    *,
-    radius: float | None = None,
-    with_hessian: bool = False,
-) -> None:
-    """Warn where products by finite differences are not those of double backward; once a problem.
-
-    Where they are not, no failure of a solve is put down to the curvature from then on. Random numbers go on as if
-    nothing had been.
-
-    Args:
-        view: the loss.
-        theta: the point.
-        inputs: what theta*_l depends on.
-        wanted: which of the inputs want a cotangent.
-        direction: of the products; nothing is learned from zero, so the next call tries again.
-        radius: of the finite differences.
-        with_hessian: whether the pullback takes products with H, beside those with M.
-
-    Example:
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs: (theta[0].detach() * theta[0] * inputs[0]).sum()
-        >>> theta, inputs = (torch.tensor([2.0]),), [torch.tensor([1.0])]
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     warn_of_differences(LowerView(LowerProblem("w"), theta, loss), theta, inputs, [True], [torch.ones(1)])
-        >>> str(caught[0].message)[:99]
-        'problems.w: the product with M by finite differences, at a radius of 5.9e-02, differs by 50% from t'
-    """
-    problem, traits = view.problem, view.problem.traits
-    if traits.has_compared_product or problem.is_nested or is_tracing():
-        return
-    length = float(norm(direction))
-    if not 0 < length < math.inf:
-        return
-    traits.num_comparisons += 1
-    # What double backward finds out about the loss says nothing of its finite differences.
-    other = replace(view, problem=replace(problem, traits=LossTraits()))
-    try:
-        apart = _Apart(other, theta, inputs, wanted, direction, partial(FiniteDifferenceProduct, radius=radius))
-    except (ConfigError, RuntimeError) as error:
-        # Losses without a second derivative, or without the memory for one, are what finite differences are for.
-        traits.has_compared_product = True
-        _log.info(_NOT_COMPARED, problem.name, "by finite differences", str(error).partition("\n")[0])
-        return
-    traits.has_compared_product = not apart.is_partial or traits.num_comparisons >= _MOST_COMPARISONS
-    used = radius or float(default_radius(theta))
-    floor = _ROUNDINGS * torch.finfo(theta[0].dtype).eps * apart.gradient_norm * length / (2 * used)
-    for what, (distance, size) in apart.errors.items():
-        if distance > _TOLERANCE_OF_DIFFERENCES * size and (what == "M" or (with_hessian and distance > floor)):
-            traits.has_compared_product = True
-            traits.warned_of |= {Status.NEGATIVE_CURVATURE, Status.SINGULAR, Status.DIVERGED, Status.INACCURATE}
-            text = _INEXACT.format(
-                problem=problem.name, what=what, radius=used, error=distance / size, tolerance=_TOLERANCE_OF_DIFFERENCES
-            )
-            warnings.warn(text, stacklevel=2)
-            return
-
-
-class _Apart:
-    """How far products are from those of double backward, on the same random numbers.
-
-    Args:
-        view, theta, inputs, wanted: of the problem.
-        direction: u.
-        make: makes the products from these.
-
-    Attributes:
-        errors: by product ("H", "M"), the norm of the difference and the larger norm, where the exact one has numbers.
-        gradient_norm: of the loss's gradient.
-        curvature_norm: of `H u`.
-        is_partial: whether a parameter has a gradient of zero throughout.
-    """
-
-    def __init__(
-        self,
-        view: LowerView,
-        theta: Vector,
-        inputs: Vector,
-        wanted: Sequence[bool],
-        direction: Vector,
-        make: Callable[[LowerView, Vector, Vector, Sequence[bool]], AbstractProduct],
-    ) -> None:
-        random = RandomState(view.devices)
-        with random.replayed():
-            reverse = ReverseProduct(view, theta, inputs, wanted)
-            gradient = reverse.gradient
-            # In one pass, which frees the graph on its way: it is what takes the most memory of a run.
-            exact = dict(zip("HM", reverse.pull(direction), strict=True))
-            del reverse
-        with random.replayed():
-            found = dict(zip("HM", make(view, theta, inputs, wanted).pull(direction), strict=True))
-        self.gradient_norm, self.curvature_norm = float(norm(gradient)), float(norm(exact["H"]))
-        self.is_partial = not all(bool(each.any()) for each in gradient)
-        self.errors: dict[str, tuple[float, float]] = {}
-        for what, product in found.items():
-            size = float(norm(exact[what])) if product else math.nan
-            if math.isfinite(size):
-                self.errors[what] = float(norm(add(product, exact[what], -1.0))), max(size, float(norm(product)))
+    floor = tolerance * torch.finfo(dtype).eps ** 0.5 * (float(norm(gradient)) + float(norm(exact[0])))
+    for what, product, right in zip("HM", products, exact, strict=True):
+        length = float(norm(right)) if product else math.nan
+        if math.isfinite(length):
+            error, size = float(norm(add(product, right, -1.0))), max(length, float(norm(product)))
+            if error > tolerance * size + floor:
+                raise ConfigError(_DIFFERENT.format(problem=problem.name, what=what, error=error / size))
+    return not all(bool(slope.any()) for slope in gradient)
 
 
 def random_direction(theta: Vector) -> list[Tensor]:
@@ -300,9 +186,9 @@ def random_direction(theta: Vector) -> list[Tensor]:
         >>> bool(random_direction([torch.zeros(2)])[0].any())
         True
     """
-    found = []
+    direction = []
     for number, tensor in enumerate(theta):
         generator = torch.Generator(tensor.device).manual_seed(number)
-        found.append(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device))
-    length, size = norm(theta), norm(found)
-    return scaled(found, torch.where(length > 0, length, 1.0) / torch.where(size > 0, size, 1.0))
+        direction.append(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device))
+    length, size = norm(theta), norm(direction)
+    return scaled(direction, torch.where(length > 0, length, 1.0) / torch.where(size > 0, size, 1.0))

@@ -11,7 +11,7 @@ from mlotool.core.gradient import Recording, gradient_of_difference, slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.base import AbstractProduct
-from mlotool.hypergradient.vector import add, constants, leaves, norm, scaled, zeros
+from mlotool.hypergradient.vector import add, chosen, constants, leaves, norm, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
 
 # Of the problem and of what shapes it, up to which both sides of a difference share a backward pass. It saves the fixed
@@ -114,11 +114,9 @@ class FiniteDifferenceProduct(AbstractProduct):
     def own_push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`; not within a loss that has solutions inside."""
         moving = iter(directions)
-        whole = [
-            next(moving) if flag else torch.zeros_like(tensor)
-            for tensor, flag in zip(self._inputs, self._wanted, strict=True)
-        ]
-        moved = [tensor for tensor, flag in zip(self._inputs, self._wanted, strict=True) if flag]
+        pairs = zip(self._inputs, self._wanted, strict=True)
+        whole = [next(moving) if flag else torch.zeros_like(tensor) for tensor, flag in pairs]
+        moved = chosen(self._inputs, self._wanted)
         scale, inverse = self._step(whole, moved, None)
 
         def side(loss: Loss, factor: Factor) -> list[Tensor]:
@@ -131,7 +129,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         """Return `factor M^T q`."""
         scale, inverse = self._step(vector, self._theta, None)
         inputs = leaves(self._given, self._wanted)
-        sources = [point for point, flag in zip(inputs, self._wanted, strict=True) if flag]
+        sources = chosen(inputs, self._wanted)
 
         def side(loss: Loss, factor: Factor) -> list[Tensor]:
             return [loss(_moved(self._theta, vector, factor), inputs), *sources]

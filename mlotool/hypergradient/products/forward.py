@@ -12,7 +12,7 @@ from mlotool.core.forward_mode import forward_mode
 from mlotool.core.gradient import dense
 from mlotool.core.tangents import apart, dual_level, joined
 from mlotool.hypergradient.products.base import AbstractProduct, PairedLoss
-from mlotool.hypergradient.vector import constants, scaled
+from mlotool.hypergradient.vector import chosen, constants, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 # How tensors move, one for each; None where one stays.
@@ -73,7 +73,7 @@ def _by_transform(
         remaining = iter(sources)
         return loss([next(remaining) if flag else point for point, flag in zip(moving, wanted, strict=True)])
 
-    sources = [point for point, flag in zip(moving, wanted, strict=True) if flag]
+    sources = chosen(moving, wanted)
     value, pull = torch.func.vjp(function, *sources)[:2]
     found: Sequence[Tensor] = pull(torch.full_like(value, seed), retain_graph=False, create_graph=False)
     return found
@@ -85,7 +85,7 @@ def _by_autograd(
     with torch.enable_grad():
         leaves = [point.requires_grad_(flag) for point, flag in zip(points, wanted, strict=True)]
         value = loss(joined(leaves, tangents))
-        sources = [leaf for leaf, flag in zip(leaves, wanted, strict=True) if flag]
+        sources = chosen(leaves, wanted)
         if not value.requires_grad or not sources:
             return [None] * len(sources)
         return dense(torch.autograd.grad([value], sources, [torch.full_like(value, seed)], allow_unused=True))
@@ -144,7 +144,7 @@ class ForwardProduct(AbstractProduct):
 
     def _along(self, direction: Vector, moving: Sequence[bool], wanted: Sequence[bool]) -> list[Tensor]:
         """Return how the gradient with respect to the wanted points moves along a direction of the moving ones."""
-        count, sources = self._count, [point for point, flag in zip(self._points, wanted, strict=True) if flag]
+        count, sources = self._count, chosen(self._points, wanted)
 
         def tangents(vector: Vector) -> list[Tensor]:
             parts = iter(vector)

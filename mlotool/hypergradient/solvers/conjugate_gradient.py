@@ -1,17 +1,15 @@
 """Conjugate gradient."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy
 
 from mlotool.core.settings import Count, NonNegative, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import LinearSystem, may_hold, where
-from mlotool.hypergradient.vector import add, choose
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
+from mlotool.hypergradient.vector import add, choose, scaled
+from mlotool.problem.interface import Vector
 
 _RETURNED = "An iterate before is used, or {else_} where there was none."
 _ITSELF = _RETURNED.format(else_="v itself (as by Identity)")
@@ -50,33 +48,30 @@ class ConjugateGradient(AbstractSolver):
     max_iterations: Count = 10
     tolerance: NonNegative = 1e-6
     damping: NonNegative = 0.0
-    is_traceable: ClassVar[bool] = True
-    uses_start: ClassVar[bool] = True
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.NEGATIVE_CURVATURE: f"{_ALONG} Raise damping, or use hypergradient=normal_cg.",
-        Status.SINGULAR: f"{_ITSELF} Raise damping, or lower max_iterations.",
-        **NOT_FINITE,
-    }
+    is_traceable = True
+    uses_start = True
+    failures = base.with_not_finite(
+        NEGATIVE_CURVATURE=f"{_ALONG} Raise damping, or use hypergradient=normal_cg.",
+        SINGULAR=f"{_ITSELF} Raise damping, or lower max_iterations.",
+    )
 
     @numpy.errstate(all="ignore")
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
         progress, inner, size, eps = system.progress, system.inner, system.size, system.eps
         solution, residual, squared = system.solution, system.residual, system.squared
         direction = system.of_running(residual)
         length, largest = squared, 0.0
         # Zero is no solution to fall back to: a hypergradient of exactly zero looks like one that has converged.
-        best, smallest, has_failed = solution, where(system.is_cold, math.inf, squared), False
+        best, smallest, has_failed = solution, base.where(system.is_cold, math.inf, squared), False
         for number in range(self.max_iterations):
             if not progress.is_running:
                 break
             product = system.product(direction)
             curvature = inner(direction, product)
             ratio = abs(curvature) / length
-            largest = where(largest > ratio, largest, ratio)
+            largest = base.where(largest > ratio, largest, ratio)
             has_ended = progress.end_not_finite(curvature)
             # Below eps it is rounding, whatever its sign.
             has_ended = has_ended | progress.end(abs(curvature) <= eps * length * largest, Status.SINGULAR)
@@ -85,10 +80,10 @@ class ConjugateGradient(AbstractSolver):
             if number == 0:
                 # Without an iterate before, the step that the size of its curvature allows, which has the scale of H.
                 is_first = has_ended & system.is_cold
-                step = where(is_first, where(curvature < 0, abs(step), 1.0), step)
-                moves, has_ended = moves | is_first, where(is_first, False, has_ended)
+                step = base.where(is_first, base.where(curvature < 0, abs(step), 1.0), step)
+                moves, has_ended = moves | is_first, base.where(is_first, False, has_ended)
             has_failed = has_failed | has_ended
-            step = where(moves, step, 0.0)
+            step = base.where(moves, step, 0.0)
             # An ended system's product may be NaN, which a step of zero does not remove.
             product = choose(moves, product, system.nothing)
             solution = add(solution, direction, step)
@@ -98,16 +93,89 @@ class ConjugateGradient(AbstractSolver):
             # It grows by the root of the condition number at most: more, and v has a part that H annuls.
             has_failed = has_failed | progress.end(squared > size / eps, Status.SINGULAR)
             is_better = squared < smallest
-            best, smallest = choose(is_better, solution, best), where(is_better, squared, smallest)
+            best, smallest = choose(is_better, solution, best), base.where(is_better, squared, smallest)
             ratio = squared / previous
             direction = system.of_running(add(residual, direction, ratio))
             # The residual is orthogonal to the direction before.
             length = squared + ratio * ratio * length
         # Along a small curvature it may have left for far away.
         is_lost = has_failed & (squared > size)
-        if may_hold(is_lost):
+        if base.may_hold(is_lost):
             solution = choose(is_lost, best, solution)
             # Measured again: the recursion has drifted from the truth on the way.
             residual = add(system.vector, system.product(solution, is_lost), -1.0)
-            squared = where(is_lost, inner(residual, residual), squared)
+            squared = base.where(is_lost, inner(residual, residual), squared)
         return system.result(solution, squared)
+
+
+@target("solver")
+@dataclass(frozen=True)
+class NormalEquationConjugateGradient(AbstractSolver):
+    """Minimises `norm(A q - v)` for `A = H + damping I` by conjugate gradient on `A^2 q = A v` (CGLS, CGNR).
+
+    Right for an indefinite H, whose curvature stops plain conjugate gradient; the residual never grows. The
+    convergence is that of the condition number squared. For a singular A it ends with a least-squares solution, and a
+    status that says so.
+
+    Args:
+        max_iterations: of each solve.
+        tolerance: relative residual `norm(A q - v) / norm(v)`; 0 uses all iterations.
+        damping: added to the diagonal of H; it shifts the spectrum, and may move an eigenvalue to zero.
+
+    Cost: two products an iteration, and one for a start; four vectors of memory.
+
+    Source: Hestenes & Stiefel 1952, section 10; Grazzi et al. 2020 (arXiv 2006.16218) name it in this place.
+
+    Example:
+        >>> import torch
+        >>> solver = NormalEquationConjugateGradient(4, 1e-6)
+        >>> solver.solve(lambda u: [torch.tensor([2.0, -4.0]) * u[0]], [torch.ones(2)]).solution
+        [tensor([ 0.5000, -0.2500])]
+    """
+
+    max_iterations: Count = 10
+    tolerance: NonNegative = 1e-6
+    damping: NonNegative = 0.0
+    is_traceable = True
+    uses_start = True
+    failures = base.with_not_finite(
+        SINGULAR=(
+            "The vector whose residual is least is used; it has no part along what H annuls. Raise damping where that "
+            "part matters."
+        ),
+    )
+
+    @numpy.errstate(all="ignore")
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
+        """Return the solution, or the best vector so far with the reason."""
+        system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        progress, inner, eps = system.progress, system.inner, system.eps
+        solution, residual, error = system.solution, system.residual, system.squared
+        direction, steepness, largest = system.nothing, 1.0, 0.0
+        for _ in range(self.max_iterations):
+            if not progress.is_running:
+                break
+            # s = A r is minus the gradient of half the squared residual.
+            slope = system.product(system.of_running(residual))
+            previous, steepness = steepness, inner(slope, slope)
+            progress.end_not_finite(steepness)
+            # A residual that A nearly annuls is in its null space: what is left cannot be removed.
+            largest = base.where(largest > steepness / error, largest, steepness / error)
+            progress.end(steepness <= eps**1.5 * largest * error, Status.SINGULAR)
+            if not progress.is_running:
+                break
+            direction = system.of_running(add(slope, scaled(direction, steepness / previous)))
+            product = system.product(direction)
+            growth = inner(product, product)
+            progress.end_not_finite(growth)
+            ratio = growth / inner(direction, direction)
+            largest = base.where(largest > ratio, largest, ratio)
+            progress.end(growth == 0, Status.SINGULAR)
+            step = base.where(progress.running, steepness / growth, 0.0)
+            # An ended system's product may be NaN, which a step of zero does not remove.
+            product = system.of_running(product)
+            solution = add(solution, direction, step)
+            residual = add(residual, product, -step)
+            error = inner(residual, residual)
+            progress.end(error <= system.target, Status.CONVERGED)
+        return system.result(solution, error)

@@ -1,18 +1,16 @@
 """The dense solve: the oracle."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import Count, NonNegative, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import Progress, tasks_of
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.vector import flatten, unflatten
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import Vector
 
 
 @target("solver")
@@ -37,28 +35,21 @@ class Exact(AbstractSolver):
     damping: NonNegative = 0.0
     max_parameters: Count = 5000
 
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.SINGULAR: (
+    failures = base.with_not_finite(
+        SINGULAR=(
             "The least-squares solution of least norm is used: it has no part along what H annuls. Raise damping where "
             "that part matters."
         ),
-        **NOT_FINITE,
-    }
+    )
 
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution up to rounding."""
-        num_tasks = tasks_of(view)
+        num_tasks = base.tasks_of(view)
         rows = flatten(vector, num_tasks)
         size = rows.shape[1]
-        if size > self.max_parameters:
-            whose = "" if num_tasks is None else " a task"
-            raise ConfigError(
-                f"The Exact solver met a problem of {size} parameters{whose}, a matrix of "
-                f"{size**2 * 8 / 2**30:.1f} GiB in float64; expected at most max_parameters={self.max_parameters}. "
-                "Use hypergradient=cg, or raise hypergradient.solver.max_parameters."
-            )
+        expected = f"at most {self.max_parameters}, as the solver builds a matrix of their square"
+        advice = "Use hypergradient=cg, or raise hypergradient.solver.max_parameters."
+        require(size <= self.max_parameters, "Exact: parameters of a problem or task", size, expected, advice)
         identity = torch.eye(size, dtype=rows.dtype, device=rows.device)
         # A product with the same basis vector in each task gives a column of each one's matrix.
         columns = [
@@ -66,7 +57,7 @@ class Exact(AbstractSolver):
         ]
         matrix = torch.stack(columns, 1)
         matrix = 0.5 * (matrix + matrix.mT) + self.damping * identity
-        progress = Progress(num_tasks, Status.CONVERGED)
+        progress = base.Progress(num_tasks, Status.CONVERGED)
         has_numbers = rows.isfinite().all(1)
         is_finite = matrix.isfinite().all(2).all(1) & has_numbers
         progress.end_rows(~has_numbers, Status.NON_FINITE_VECTOR)

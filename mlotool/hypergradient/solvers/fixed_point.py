@@ -1,27 +1,16 @@
 """Fixed-point iteration."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy
 from torch import Tensor
 
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import (
-    Number,
-    Progress,
-    end_growing,
-    measured,
-    norms,
-    relative,
-    tasks_of,
-    where,
-)
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import Vector
 
 # Residual of a start over that of zero, beyond which the last pullbacks have led away.
 _LOST = 1e3
@@ -58,31 +47,28 @@ class FixedPoint(AbstractSolver):
     num_iterations: Rounds = 10
     step_size: Positive = 0.1
     tolerance: NonNegative = 0.0
-    is_traceable: ClassVar[bool] = True
-    is_polynomial: ClassVar[bool] = True
-    uses_start: ClassVar[bool] = True
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.DIVERGED: "The last iterate is used. Lower step_size below 2 over the largest eigenvalue of H.",
-        Status.NEGATIVE_CURVATURE: (
+    is_traceable = True
+    is_polynomial = True
+    uses_start = True
+    failures = base.with_not_finite(
+        DIVERGED="The last iterate is used. Lower step_size below 2 over the largest eigenvalue of H.",
+        NEGATIVE_CURVATURE=(
             "The iteration leads away along it whatever the step_size; the last iterate is used. Lower num_iterations, "
             "or use hypergradient=normal_cg."
         ),
-        **NOT_FINITE,
-        Status.NON_FINITE: f"NaN is returned. Lower step_size. {OVERFLOW}",
-    }
+        NON_FINITE=f"NaN is returned. Lower step_size. {base.OVERFLOW}",
+    )
 
     @numpy.errstate(all="ignore")
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the last iterate."""
-        num_tasks = tasks_of(view)
-        progress = Progress(num_tasks, Status.MAX_ITERATIONS if self.tolerance else Status.FIXED)
+        num_tasks = base.tasks_of(view)
+        progress = base.Progress(num_tasks, Status.MAX_ITERATIONS if self.tolerance else Status.FIXED)
         solution = zeros(vector) if start is None else list(start)
         first = before = residual = list(vector)
         num_products: int | Tensor = 0
-        residuals: Number = math.nan
-        size = measured(norm(vector, num_tasks)) if self.tolerance else 0.0
+        residuals: base.Number = math.nan
+        size = base.measured(norm(vector, num_tasks)) if self.tolerance else 0.0
         if self.tolerance:
             progress.end_not_finite(size, Status.NON_FINITE_VECTOR)
         for number in range(self.num_iterations):
@@ -94,18 +80,18 @@ class FixedPoint(AbstractSolver):
             if number == 0:
                 first = residual
             if self.tolerance:
-                reached = measured(norm(residual, num_tasks))
+                reached = base.measured(norm(residual, num_tasks))
                 progress.end_not_finite(reached)
                 has_converged = progress.end(reached <= self.tolerance * size, Status.CONVERGED)
-                residuals = where(has_converged, relative(reached, size), residuals)
+                residuals = base.where(has_converged, base.relative(reached, size), residuals)
                 if not progress.is_running:
                     break
                 residual = choose(progress.running, residual, zeros(vector))
             solution = add(solution, residual, self.step_size)
-        reached, of_first, of_vector, whole = norms((residual, first, vector, solution), num_tasks)
+        reached, of_first, of_vector, whole = base.norms((residual, first, vector, solution), num_tasks)
         progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
         progress.end_not_finite(whole)
-        end_growing(progress, of_first, reached, measured(dot(before, residual, num_tasks)))
+        base.end_growing(progress, of_first, reached, base.measured(dot(before, residual, num_tasks)))
         # A single iteration a pullback shows no growth of its own.
         progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)
         return progress.result(solution, num_products, residuals)

@@ -1,13 +1,12 @@
 """The inverse of a multiple of the identity."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlotool.core.settings import Positive, target
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import tasks_of
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.vector import scaled
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import Vector
 
 
 @target("solver")
@@ -30,13 +29,11 @@ class Identity(AbstractSolver):
     """
 
     step_size: Positive = 1.0
-    is_traceable: ClassVar[bool] = True
-    is_polynomial: ClassVar[bool] = True
-    needs_products: ClassVar[bool] = False
+    is_traceable = True
+    is_polynomial = True
+    needs_products = False
 
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return `step_size * v`."""
         solution = list(vector) if self.step_size == 1.0 else scaled(vector, self.step_size)
-        return SolveResult(solution, Status.FIXED, 0, None, (Status.FIXED,) * (tasks_of(view) or 0))
+        return SolveResult(solution, Status.FIXED, 0, None, (Status.FIXED,) * (base.tasks_of(view) or 0))

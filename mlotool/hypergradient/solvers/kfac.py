@@ -2,20 +2,21 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, NonNegative, Positive, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
-from mlotool.hypergradient.solvers.systems import finished
 from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.spaces.shared.shared_space import SharedSpace
@@ -58,29 +59,22 @@ class KFAC(AbstractSolver):
     target_key: str = "target"
     max_iterations: Count = 20
     tolerance: NonNegative = 1e-6
-    needs_products: ClassVar[bool] = False
-    is_differentiable: ClassVar[bool] = False
-    failures: ClassVar[Mapping[Status, str]] = {
+    needs_products = False
+    is_differentiable = False
+    failures = base.with_not_finite(
         # G + damping I is positive definite but for rounding.
-        Status.NEGATIVE_CURVATURE: "An iterate before, or a step along v, is used. Raise damping.",
-        Status.SINGULAR: "An iterate before, or a step along v, is used. Raise damping.",
-        **NOT_FINITE,
-    }
+        NEGATIVE_CURVATURE="An iterate before, or a step along v, is used. Raise damping.",
+        SINGULAR="An iterate before, or a step along v, is used. Raise damping.",
+    )
 
     def check(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a task axis, and kinds whose extra is missing."""
-        if num_tasks is not None:
-            raise ConfigError(
-                f"problems.{problem}.hypergradient.solver: found KFAC with tasks={num_tasks}; expected a problem "
-                "without a task axis, since the factors of a layer are those of one set of parameters. Use "
-                "hypergradient=cg, which solves for each task."
-            )
+        key, advice = f"problems.{problem}.tasks", "Use hypergradient=cg, which solves for each task."
+        require(num_tasks is None, key, num_tasks, "null with KFAC", advice)
         if self.kind != "ggn":
             _import()
 
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the product of the inverse with `v`."""
         curvature = None if self.kind == "ggn" else _import()
         module, data = self._problem(view)
@@ -98,7 +92,7 @@ class KFAC(AbstractSolver):
             ) from error
         finally:
             random.restore()
-        return finished(vector, found.solution, None, residual=found.residual, status=found.status)
+        return base.finished(vector, found.solution, None, residual=found.residual, status=found.status)
 
     def _invert(
         self, curvature: Any, module: nn.Module, data: tuple[Tensor, Tensor], vector: Vector, view: LowerView
@@ -111,16 +105,8 @@ class KFAC(AbstractSolver):
             solver = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
             return solver.solve(mean, vector)
         make = curvature.KFACLinearOperator if self.kind == "kfac" else curvature.EKFACLinearOperator
-        operator = make(
-            module,
-            loss,
-            parameters,
-            [data],
-            fisher_type=curvature.FisherType.TYPE2,
-            separate_weight_and_bias=False,
-            num_data=len(data[0]),
-            check_deterministic=False,
-        )
+        options = {"fisher_type": curvature.FisherType.TYPE2, "separate_weight_and_bias": False}
+        operator = make(module, loss, parameters, [data], num_data=len(data[0]), check_deterministic=False, **options)
         inverse = curvature.KFACInverseLinearOperator(operator, damping=self.damping, use_exact_damping=True)
 
         def own(target: Vector) -> Vector:
@@ -129,30 +115,24 @@ class KFAC(AbstractSolver):
         # Of several ranks, each has the factors of its own part of the batch, and none may go its own way.
         return SolveResult(view.mean_of(own)(vector), Status.FIXED, 0)
 
-    def _problem(self, view: LowerView | None) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    def _problem(self, view: View) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         """Return a copy of the module, and its inputs and targets."""
         if view is None or view.problem.module is None:
             raise ConfigError("KFAC: found no module; expected view.problem.module. Use it inside Implicit.")
         key, batch = f"problems.{view.problem.name}", view.own_batch
-        if isinstance(view.problem.module, SharedSpace):
-            raise ConfigError(
-                f"{key}.hypergradient.solver: found KFAC with a shared space; expected a module that is one model, as "
-                "the curvature of the path that is trained is not that of the module alone. Write hypergradient: cg."
-            )
+        is_one = not isinstance(view.problem.module, SharedSpace)
+        expected = "a module that is one model with KFAC, as a shared space's curvature is that of all paths"
+        require(is_one, f"{key}.module", view.problem.module, expected, "Write hypergradient: cg.")
         parts = batch if isinstance(batch, dict) else {}
         inputs, targets = parts.get(self.input_key), parts.get(self.target_key)
-        if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
-            found = f"the keys {sorted(batch)}" if isinstance(batch, dict) else type(batch).__name__
-            raise ConfigError(
-                f"{key}.stream: KFAC found a batch with {found}; expected tensors under input_key={self.input_key!r} "
-                f"and target_key={self.target_key!r}. Correct hypergradient.solver.input_key and target_key."
-            )
-        if self.kind != "ggn" and self.loss == "mean_squared_error" and targets.dim() < 2:
-            raise ConfigError(
-                f"{key}.stream: KFAC(kind={self.kind!r}) found targets of shape {tuple(targets.shape)} under "
-                f"{self.target_key!r}; expected one row a sample, of the shape [samples, outputs] that the module "
-                "returns. Give targets (and outputs) a last axis, or set kind: ggn."
-            )
+        expected = f"tensors under {self.input_key!r} and {self.target_key!r}"
+        advice = "Correct hypergradient.solver.input_key and target_key."
+        are_tensors = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+        require(are_tensors, f"{key}.stream: the keys of a batch", list(parts), expected, advice)
+        assert isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+        is_right = self.kind == "ggn" or self.loss == "cross_entropy" or targets.dim() > 1
+        expected, advice = "a tensor [samples, outputs]", "Give targets a last axis, or set kind: ggn."
+        require(is_right, f"{key}.stream: {self.target_key}", targets, expected, advice)
         module = copy.deepcopy(view.problem.module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for parameter, value in zip(trained, view.theta, strict=True):

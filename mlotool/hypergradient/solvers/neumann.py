@@ -1,14 +1,12 @@
 """The truncated Neumann series."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlotool.core.settings import Positive, Rounds, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import Progress, end_growing, measured, norms, tasks_of
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.vector import add, dot, scaled
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import Vector
 
 
 @target("solver")
@@ -37,21 +35,18 @@ class Neumann(AbstractSolver):
 
     num_terms: Rounds = 5
     step_size: Positive = 0.1
-    is_traceable: ClassVar[bool] = True
-    is_polynomial: ClassVar[bool] = True
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.DIVERGED: "The truncated series is used. Lower step_size below 2 over the largest eigenvalue of H.",
-        Status.NEGATIVE_CURVATURE: (
+    is_traceable = True
+    is_polynomial = True
+    failures = base.with_not_finite(
+        DIVERGED="The truncated series is used. Lower step_size below 2 over the largest eigenvalue of H.",
+        NEGATIVE_CURVATURE=(
             "Its terms grow along it whatever the step_size; the truncated series is used. Lower num_terms, or use "
             "hypergradient=normal_cg."
         ),
-        **NOT_FINITE,
-        Status.NON_FINITE: f"NaN is returned. Lower step_size. {OVERFLOW}",
-    }
+        NON_FINITE=f"NaN is returned. Lower step_size. {base.OVERFLOW}",
+    )
 
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the truncated series."""
         # The terms themselves, not Horner's scheme: the last one tells whether they shrink.
         # A product has the fewest vectors beside it: its own term, and the sum of those before that one.
@@ -65,11 +60,11 @@ class Neumann(AbstractSolver):
             del product
         total = term if earlier is None else add(earlier, term)
         del earlier
-        num_tasks = tasks_of(view)
-        progress = Progress(num_tasks, Status.FIXED)
+        num_tasks = base.tasks_of(view)
+        progress = base.Progress(num_tasks, Status.FIXED)
         if self.num_terms > 1:
-            first, last, whole = norms((vector, term, total), num_tasks)
+            first, last, whole = base.norms((vector, term, total), num_tasks)
             progress.end_not_finite(first, Status.NON_FINITE_VECTOR)
             progress.end_not_finite(whole + last)
-            end_growing(progress, first, last, measured(dot(before, term, num_tasks)))
+            base.end_growing(progress, first, last, base.measured(dot(before, term, num_tasks)))
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

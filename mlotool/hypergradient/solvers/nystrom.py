@@ -1,9 +1,8 @@
 """The Nystrom approximation of H."""
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy
 import torch
@@ -11,10 +10,10 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from mlotool.core.settings import Positive, Seed, target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import Progress, norms, relative, tasks_of
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
 from mlotool.hypergradient.vector import add, flatten, unflatten
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import Vector
 
 MAX_RANK = 10_000
 # Share of the solution that is estimated to be wrong, from which on a status says so.
@@ -28,7 +27,7 @@ _RETURNED = "v is divided by rho along all that the columns of H do not show, wh
 class Nystrom(AbstractSolver):
     """`q = (H_r + rho I)^-1 v`, with `H_r = C W^+ C^T` from r random columns C of H and the rows W of C at these.
 
-    For a positive semidefinite H, with `E = H - H_r` and 2-norms (Frangella et al. 2021, arXiv 2110.02820),
+    For a positive semidefinite H, with `E = H - H_r` and 2-base.norms (Frangella et al. 2021, arXiv 2110.02820),
 
         norm((H_r + rho I)^-1 - (H + rho I)^-1) <= norm(E) / (rho (rho + norm(E))),   0 <= E <= H,
         norm((H + rho I)^-1 - H^-1) = rho / (lambda_min (lambda_min + rho)).
@@ -59,25 +58,22 @@ class Nystrom(AbstractSolver):
     rank: Annotated[int, Ge(1), Le(MAX_RANK)] = 10
     rho: Positive = 0.01
     seed: Seed = 0
-    is_differentiable: ClassVar[bool] = False
-    failures: ClassVar[Mapping[Status, str]] = {
-        Status.NEGATIVE_CURVATURE: f"{_RETURNED} Raise rho above the most negative eigenvalue's size.",
-        Status.INACCURATE: f"{_RETURNED} Raise rank or rho.",
-        **NOT_FINITE,
-    }
+    is_differentiable = False
+    failures = base.with_not_finite(
+        NEGATIVE_CURVATURE=f"{_RETURNED} Raise rho above the most negative eigenvalue's size.",
+        INACCURATE=f"{_RETURNED} Raise rank or rho.",
+    )
 
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the product of the inverse with `v`, by the first columns."""
         return self.solve_from(0, matvec, vector, start=start, view=view)[0]
 
     @numpy.errstate(all="ignore")
     def solve_from(
-        self, state: int, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
+        self, state: int, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None
     ) -> tuple[SolveResult, int]:
         """Return the same by the next columns, and how often columns were drawn, which is the state."""
-        num_tasks = tasks_of(view)
+        num_tasks = base.tasks_of(view)
         rows = flatten(vector, num_tasks)
         # A generator made anew: what is drawn depends on the seed and the number of the solve alone.
         generator = random.Random(f"{self.seed}/{state}")
@@ -87,7 +83,7 @@ class Nystrom(AbstractSolver):
             basis = torch.zeros_like(rows)
             basis[:, index] = 1.0
             columns.append(flatten(matvec(unflatten(basis, vector, num_tasks)), num_tasks))
-        progress = Progress(num_tasks, Status.FIXED)
+        progress = base.Progress(num_tasks, Status.FIXED)
         sketch = torch.stack(columns, 2)
         has_numbers = rows.isfinite().all(1)
         is_sound = sketch.isfinite().all(2).all(1) & has_numbers
@@ -98,8 +94,8 @@ class Nystrom(AbstractSolver):
         whole, shown = self._inverse(factor, rows)
         solution = unflatten(torch.where(is_sound[:, None], whole, 0.0), vector, num_tasks)
         residual = add(add(matvec(solution), solution, self.rho), vector, -1.0)
-        error, size = norms((residual, vector), num_tasks)
-        residuals = relative(error, size)
+        error, size = base.norms((residual, vector), num_tasks)
+        residuals = base.relative(error, size)
         # Along what no column shows, a residual of x times v comes of an eigenvalue of x rho there: the exact solution
         # is shorter there by 1 + x. The residual alone hides it where v is mostly along large eigenvalues.
         missed, rest = (

@@ -1,16 +1,14 @@
 """The optimizer's step in place of the inverse."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import target
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import finished
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, View
+from mlotool.problem.interface import Vector
 
 
 @target("solver")
@@ -37,21 +35,17 @@ class OptimizerPreconditioner(AbstractSolver):
         [tensor([0.1000, 0.1000])]
     """
 
-    needs_products: ClassVar[bool] = False
-    uses_loss: ClassVar[bool] = True
-    is_differentiable: ClassVar[bool] = False
-    failures: ClassVar[Mapping[Status, str]] = NOT_FINITE
+    needs_products = False
+    uses_loss = True
+    is_differentiable = False
+    failures = base.NOT_FINITE
 
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the adapted vector."""
-        if view is None or view.step_pullback is None:
-            raise ConfigError(
-                "OptimizerPreconditioner: found no optimizer step to differentiate; expected view.step_pullback. Use "
-                "it inside Implicit, at a problem with an optimizer."
-            )
+        has_step, advice = view is not None and view.step_pullback is not None, "Use it inside Implicit."
+        require(has_step, "OptimizerPreconditioner", None, "an optimizer step to differentiate", advice)
+        assert view is not None and view.step_pullback is not None
         # The derivative of a step that is linear in the gradient is the same at any: theta stands for it.
         gradient = view.theta if view.problem.has_linear_step else view.gradient(view.theta, ())
         solution = list(torch._foreach_neg(view.step_pullback(view.theta, gradient, vector)))
-        return finished(vector, solution, view.problem.num_tasks)
+        return base.finished(vector, solution, view.problem.num_tasks)

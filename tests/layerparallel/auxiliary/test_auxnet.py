@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.data.splits import InMemoryTensors
 from mlotool.layerparallel import Auxiliary
 from mlotool.layerparallel.auxiliary.auxnet import matching_parts, thinned_parts
 from mlotool.layerparallel.partition import Chain, partition

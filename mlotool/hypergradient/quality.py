@@ -1,15 +1,13 @@
 """How exact a pullback is: the residual of its solve, and its cosine to a converged one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.solvers import ConjugateGradient, Exact, NormalEquationConjugateGradient, SolveResult, Status
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec
-from mlotool.hypergradient.solvers.systems import tasks_of
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, Start, View, tasks_of
 from mlotool.hypergradient.vector import add, dot, norm
 from mlotool.problem.interface import LowerView, Vector
 
@@ -90,11 +88,9 @@ class Converged(AbstractSolver):
         [tensor([0.5000])]
     """
 
-    failures: ClassVar[Mapping[Status, str]] = {**ConjugateGradient.failures, **Exact.failures}
+    failures = {**ConjugateGradient.failures, **Exact.failures}  # noqa: RUF012
 
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution, and how it ended."""
         size = sum(tensor.numel() for tensor in vector) // (tasks_of(view) or 1)
         if size <= MAX_DENSE_PARAMETERS:

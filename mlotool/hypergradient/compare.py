@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,14 +13,18 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.quality import Converged
 from mlotool.hypergradient.first_order import FirstOrder
 from mlotool.hypergradient.implicit import Implicit
+from mlotool.hypergradient.quality import Converged
 from mlotool.hypergradient.solvers import SolveResult, Status
 from mlotool.hypergradient.unrolled import Unrolled
 from mlotool.program import AbstractHypergradient, Program
 
 Batches = Mapping[str, Any]
+
+# The difference of a hypergradient by finite differences from the same by double backward, relative to its size, from
+# which on a note says so.
+_DIFFERENT = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,13 @@ class Response:
 
 
 def with_algorithms(
-    program: Program, replace: Callable[[str, AbstractHypergradient], AbstractHypergradient]
+    program: Program, exchange: Callable[[str, AbstractHypergradient], AbstractHypergradient]
 ) -> Program:
     """Return a program of the same problems, modules and streams with other hypergradients.
 
     Args:
         program: stays as it is.
-        replace: from a problem's name and algorithm to the new one.
+        exchange: from a problem's name and algorithm to the new one.
 
     Raises:
         ConfigError: an algorithm cannot do what the graph asks of it.
@@ -79,7 +83,7 @@ def with_algorithms(
     for problem in program.problems.values():
         other = copy.copy(problem)
         if problem.hypergradient is not None:
-            other.hypergradient = replace(problem.name, problem.hypergradient)
+            other.hypergradient = exchange(problem.name, problem.hypergradient)
         problems.append(other)
     return Program(problems, program.graph, program.rank_mean.reduce)
 
@@ -133,7 +137,8 @@ def compare(
     reference = most_exact(program)
     exact, response = _measured("most exact", reference, upper, batches, None)
     yield response
-    yield _measured("this recipe's", program, upper, batches, exact)[1]
+    own, response = _measured("this recipe's", program, upper, batches, exact)
+    yield response if own is None else _with_note_of_differences(program, upper, batches, own, response)
     for name, make in others.items():
         try:
             if isinstance(make(), FirstOrder):
@@ -145,8 +150,24 @@ def compare(
             continue
         with warnings.catch_warnings():
             # Its note says how a solve ended; without the row's name a warning would seem to be of the recipe's own.
-            warnings.filterwarnings("ignore", r"The \w+ solve at problem|problems\.\w+: the product with", UserWarning)
+            warnings.filterwarnings("ignore", r"The \w+ solve at problem", UserWarning)
             yield _measured(name, other, upper, _batches_of(other, program, batches), exact)[1]
+
+
+def _with_note_of_differences(
+    program: Program, upper: str, batches: Batches, own: Tensor, response: Response
+) -> Response:
+    """Return the response, with a note where its finite differences are not what double backward gives."""
+
+    def by_reverse(_: str, old: AbstractHypergradient) -> AbstractHypergradient:
+        return replace(old, product="reverse") if isinstance(old, Implicit) and old.moves_solutions else old
+
+    other = with_algorithms(program, by_reverse)
+    reverse = _measured("", other, upper, batches, own)[1]
+    if reverse.error is None or reverse.error < _DIFFERENT:
+        return response
+    note = f"{reverse.error:.0%} off from product=reverse; see detach, kinks, hypergradient.radius"
+    return replace(response, note=f"{response.note}; {note}" if response.note else note)
 
 
 def sees_steps(program: Program, name: str) -> bool:
@@ -178,8 +199,8 @@ def _measured(
     try:
         with same_numbers(program):
             found = flat(program.gradient(upper, batches))
-    except (ConfigError, RuntimeError) as error:
-        return None, Response(name, note=_first_sentence(error))
+    except (ConfigError, RuntimeError) as failure:
+        return None, Response(name, note=_first_sentence(failure))
     seconds = time.perf_counter() - began
     norm = float(found.norm())
     good, note = _statuses(program)
@@ -187,8 +208,8 @@ def _measured(
         return found, Response(name, norm, 1.0 if norm else None, 0.0 if norm else None, seconds, good, note)
     length = float(exact.norm())
     cosine = float(found @ exact) / (norm * length) if norm and length else None
-    error_ = float((found - exact).norm()) / length if length else None
-    return found, Response(name, norm, cosine, error_, seconds, good, note)
+    error = float((found - exact).norm()) / length if length else None
+    return found, Response(name, norm, cosine, error, seconds, good, note)
 
 
 def _statuses(program: Program) -> tuple[bool, str]:
@@ -233,8 +254,7 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def _first_sentence(error: Exception) -> str:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text if len(text) <= 160 else f"{text[:157]}..."
+    return (str(error) or type(error).__name__).splitlines()[0][:160]
 
 
 # Of a finite difference of the solved program, relative to the norm of the upper parameters, in float64.
@@ -305,9 +325,7 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
             return Slope(note=reason)
         solved = below
     before = _stationarity(program, solved, batches)
-    saved = {
-        name: [tensor.clone() for tensor in program.problems[name].constants().values()] for name in (*solved, upper)
-    }
+    saved = {name: flat(program.problems[name].constants()) for name in (*solved, upper)}
 
     def value() -> float:
         if solved:
@@ -332,15 +350,15 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
         if length == 0.0:
             return Slope(residual, note="the hypergradient is zero here")
         direction = exact / length
-        step = STEP * max(1.0, float(flat(program.problems[upper].constants()).norm()))
-        values = []
+        step = STEP * max(1.0, float(saved[upper].norm()))
+        ends = []
         for sign in (1.0, -1.0):
-            _put(program, upper, saved[upper], sign * step * direction)
-            values.append(value())
-        return Slope(residual, (values[0] - values[1]) / (2 * step), length, float(own @ direction))
+            _put(program, upper, saved[upper] + sign * step * direction)
+            ends.append(value())
+        return Slope(residual, (ends[0] - ends[1]) / (2 * step), length, float(own @ direction))
     finally:
-        for name, tensors in saved.items():
-            _put(program, name, tensors, None)
+        for name, values in saved.items():
+            _put(program, name, values)
 
 
 def _cannot_solve(program: Program, below: Sequence[str], max_parameters: int) -> str:
@@ -359,17 +377,15 @@ def _solve(program: Program, below: Sequence[str], batches: Batches) -> None:
         problem = program.problems[name]
         parameters = list(problem.theta.values())
         optimizer = torch.optim.LBFGS(
-            parameters, max_iter=2000, tolerance_grad=1e-12, tolerance_change=0.0, history_size=50,
-            line_search_fn="strong_wolfe",
-        )  # fmt: skip
+            parameters, 1.0, 2000, None, 1e-12, 0.0, history_size=50, line_search_fn="strong_wolfe"
+        )
 
         def closure(name: str = name, parameters: list[Any] = parameters) -> Tensor:
             with torch.enable_grad():
                 loss = program.direct_loss(name, batches.get(name)).loss
-            for parameter, slope in zip(
-                parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
-            ):
-                parameter.grad = torch.zeros_like(parameter) if slope is None else slope
+            slopes = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            for parameter, slope in zip(parameters, slopes, strict=True):
+                parameter.grad = slope
             return loss
 
         with same_numbers(program):
@@ -382,8 +398,8 @@ def _stationarity(program: Program, below: Sequence[str], batches: Batches) -> f
     return sum(float(flat(program.gradient(name, batches)).square().sum()) for name in below) ** 0.5
 
 
-def _put(program: Program, name: str, tensors: Sequence[Tensor], change: Tensor | None) -> None:
-    parts = iter(() if change is None else change.split([tensor.numel() for tensor in tensors]))
+def _put(program: Program, name: str, values: Tensor) -> None:
+    parameters = list(program.problems[name].theta.values())
     with torch.no_grad():
-        for parameter, value in zip(program.problems[name].theta.values(), tensors, strict=True):
-            parameter.copy_(value if change is None else value + next(parts).view_as(value))
+        for parameter, part in zip(parameters, values.split([x.numel() for x in parameters]), strict=True):
+            parameter.copy_(part.view_as(parameter))
