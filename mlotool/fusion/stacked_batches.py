@@ -196,7 +196,8 @@ class StackedStream:
             indices.append(self._streams[row].order(epoch)[number * size : (number + 1) * size])  # type: ignore[union-attr]
         if len(sizes := {*map(len, indices)}) > 1:
             raise UnlikeBatchesError(f"batches are of different sizes in different runs: {', '.join(map(str, sizes))}")
-        batch = self._first.dataset.__getitems__(torch.cat(indices))
+        data: Any = self._first.dataset
+        batch = data.__getitems__(torch.cat(indices))
         return tree_map_only(Tensor, lambda tensor: tensor.unflatten(0, (len(indices), -1)), batch)
 
 
