@@ -12,6 +12,7 @@ import argparse
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple

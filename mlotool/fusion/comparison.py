@@ -1,9 +1,9 @@
-"""Whether the gradients of a round are taken as one program: compared with the members' plans, and measured."""
+"""The members of a round, each of which can take its steps by its own plan, and what the plans say of one program."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import Annotated, Any
 
@@ -11,44 +11,143 @@ import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
-from mlotool.fusion.round_members import RoundMembers, numbers
-from mlotool.fusion.stack import NotFusedError, OwnValue
+from mlotool.fusion.stack import NotFusedError, OwnValue, Stack
 from mlotool.fusion.stacked_gradients import Drawings, FlatResult, RoundFunction, StackedGradients
+from mlotool.problem.problem import Problem
+from mlotool.program import Schedule
 from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
 from mlotool.program.guard import PythonState, why_unseen
-from mlotool.program.trace import UntraceableError, copied, kinds_of
+from mlotool.program.prepared_step import PreparedStep, StepResult
+from mlotool.program.trace import TakenSteps, UntraceableError, copied, kinds_of
 from mlotool.program.traced_rounds import Drawn
+
+Outcome = dict[str, StepResult] | Exception | None
+"""What the steps of one member have given, or the error of one; None of a member that takes no part."""
+
+Positions = list[list[dict[str, int] | None]]
+"""By member and problem of the round, where its stream stands; None where it has none."""
+
+
+class RoundMembers:
+    """Takes the steps of a round of single members by their own plans.
+
+    Args:
+        names: of the problems that step together.
+        schedules: those of the members; None has left.
+        stack: their tensors.
+
+    Attributes:
+        problems: by member those of the round, in their order.
+    """
+
+    def __init__(self, names: tuple[str, ...], schedules: Sequence[Schedule | None], stack: Stack) -> None:
+        self.names, self.schedules, self.stack = names, list(schedules), stack
+        self.problems: list[list[Problem]] = [
+            [] if schedule is None else [schedule.program.problems[name] for name in names] for schedule in schedules
+        ]
+        first = next(filter(None, schedules)).program
+        self._recorded = [name for name in names if first.problems[name].trajectory.is_kept]
+
+    def drop(self, number: int) -> None:
+        """Forget a member that has left."""
+        self.schedules[number], self.problems[number] = None, []
+
+    def schedule(self, number: int) -> Schedule:
+        """Return the schedule of a member that is there."""
+        schedule = self.schedules[number]
+        assert schedule is not None
+        return schedule
+
+    @contextmanager
+    def unmoved(self, number: int) -> Iterator[Callable[[], None]]:
+        """Put back what the plan of a member's gradient moves: buffers, random numbers, what hypergradients keep.
+
+        Yields:
+            What does so at once.
+        """
+        program = self.schedule(number).program
+        buffers = [buffer.clone() for buffer in self.stack.buffers(number)]
+        state, holders = program.random.state_dict(), list[Any](program.engine.memories)
+        holders += [problem.trajectory.largest_norm for problem in program.engine.problems]
+        values = [holder.value for holder in holders]
+
+        def restore() -> None:
+            self.stack.put_buffers(number, buffers)
+            program.random.load_state_dict(state)
+            for holder, value in zip(holders, values, strict=True):
+                holder.value = value
+
+        try:
+            yield restore
+        finally:
+            restore()
+
+    def planned(self, live: Sequence[bool]) -> list[Outcome]:
+        """Take the steps of live members by their plans, which draw their batches; return what each gives."""
+        outcomes: list[Outcome] = [None] * len(live)
+        for number in numbers(live):
+            schedule = self.schedule(number)
+            try:
+                with schedule.program.random:
+                    outcomes[number] = schedule.step_round(self.names)
+                self.stack.changes += 1
+                self.stack.refresh_member(number)
+            except Exception as error:
+                outcomes[number] = error
+        return outcomes
+
+    def prepared(self, number: int, batches: Drawings) -> list[PreparedStep]:
+        """Return a member's steps on batches that were drawn, with their gradients; they are yet to be taken."""
+        schedule = self.schedule(number)
+        self.stack.changes += 1
+        with schedule.program.random:
+            return schedule.prepared_round(self.names, self.drawn(number, batches))
+
+    def positions(self) -> Positions:
+        """Return where the streams of all members stand."""
+        return [
+            [None if problem.stream is None else problem.stream.state_dict() for problem in problems]
+            for problems in self.problems
+        ]
+
+    def go_back(self, positions: Positions, live: Sequence[bool]) -> None:
+        """Let the streams of live members stand where they stood before they were drawn from."""
+        for number in numbers(live):
+            for problem, position in zip(self.problems[number], positions[number], strict=True):
+                if problem.stream is not None and position is not None:
+                    problem.stream.load_state_dict(position)
+
+    def drawn(self, number: int, batches: Drawings, *, with_steps: bool = False) -> Drawn:
+        """Return the batches of one member; where asked for, with the recorded steps, which a plan finds by itself."""
+
+        def of_member(entry: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                name: None if batch is None else batch.of(number)
+                for name, batch in entry.items()
+                if with_steps or batch is None or not isinstance(batch.value, TakenSteps)
+            }
+
+        return {name: [*map(of_member, entries)] for name, entries in zip(self.names, batches, strict=True)}
+
+    def record(self, number: int, batches: Drawings) -> None:
+        """Record a member's steps where its hypergradients want to see them."""
+        program, drawn = self.schedule(number).program, self.drawn(number, batches) if self._recorded else {}
+        for name in self._recorded:
+            with program.random:
+                states = [program.recorder.state(name) for _ in drawn[name]]
+                program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
+
+
+def numbers(live: Sequence[bool]) -> list[int]:
+    """Return the numbers of the live members."""
+    return [number for number, is_live in enumerate(live) if is_live]
+
 
 REPEATS = 3
 """Times that each way is measured; the shortest counts."""
 
 RACES = 1e-2
 """Relative difference of two gradients by the same operations on a GPU, whose sums may have any order."""
-
-DIFFERENT = (
-    "problems.{problem}: found a gradient, as part of one program of several runs, that differs from that of this "
-    "run's own plan by {difference:.1e} (relative) at tick {tick}; expected rounding. Its loss or a module depends on "
-    "what is no tensor: gradients since tick {since} may be wrong, so the run ends. Keep it in a buffer, or write "
-    "sweep.fuse=1."
-)
-
-CHANGED_LATER = (
-    "Gradients as one program of several runs were wrong for some of them, which have ended: {error} Those of the "
-    "others are right at tick {tick}, and are taken one by one from there on; whether they were from tick {since} on "
-    "is not known."
-)
-
-CHANGED = "what a gradient depends on has changed by what is no tensor (a counter, a file, a clock)"
-
-CHANGED_PLACE = "{place} has changed, which a trace has fixed"
-
-UNLIKE = (
-    "the gradient of problems.{problem} is another function in other runs ({difference:.1e} apart, relative): what a "
-    "loss or a module holds that is no tensor differs by run, or changes"
-)
-
-UNTRUE = "the gradient of problems.{problem} as one program is {difference:.1e} (relative) off that of a run's own plan"
-
 
 Tick = Annotated[int, Ge(0), Lt(2**53)]
 Seconds = Annotated[float, Ge(0), Lt(float("inf"))]
@@ -122,14 +221,14 @@ class Comparison:
         problems = self._members.schedule(first).program.engine.problems
         if reason := why_unseen(problems):
             raise NotFusedError(reason)
-        moving, state = self._members.moving(first), PythonState(problems)
+        state = PythonState(problems)
         try:
-            self._members.prepared(first, batches)
-            if change := state.change():
-                raise NotFusedError(change)
+            with self._members.unmoved(first):
+                self._members.prepared(first, batches)
+                if change := state.change():
+                    raise NotFusedError(change)
         finally:
             state.restore()
-            moving.restore()
 
     def check_alike(self, live: Sequence[bool], batches: Drawings) -> None:
         """Raise a NotFusedError unless live members compute one function; those that were looked at are not again.
@@ -138,24 +237,26 @@ class Comparison:
         are computed alike, so that any difference is one.
         """
         leader = live.index(True)
-        like = self._members.schedule(leader).program.engine.problems[0].own[0]
+        like = self._stack.tensors[0]
         limit = RACES if like.is_cuda else torch.finfo(like.dtype).eps ** SAME
         for number in [number for number in numbers(live) if number not in {leader, *self._alike}]:
-            moving = [self._members.moving(each) for each in (number, leader)]
-            try:
-                drawn = self._members.drawn(number, batches, with_steps=True)
-                one, other = (self._at(number, drawn, by) for by in (number, leader))
-            except UntraceableError as error:
-                raise NotFusedError(str(error)) from error
-            except Exception:
-                # A member's own: its plan raises it as well.
-                continue
-            finally:
-                for each in moving:
-                    each.restore()
-            for (problem, _), difference in _distances(one, other, {}, 0.0).items():
+            with ExitStack() as unmoved:
+                for member in (number, leader):
+                    unmoved.enter_context(self._members.unmoved(member))
+                try:
+                    drawn = self._members.drawn(number, batches, with_steps=True)
+                    ends, others = (self._ends_at(number, drawn, by) for by in (number, leader))
+                except UntraceableError as error:
+                    raise NotFusedError(str(error)) from error
+                except Exception:
+                    # A member's own: its plan raises it as well.
+                    continue
+            for (problem, _), difference in _distances(ends, others, {}, 0.0).items():
                 if not difference <= limit:
-                    raise NotFusedError(UNLIKE.format(problem=problem, difference=difference))
+                    raise NotFusedError(
+                        f"the gradient of problems.{problem} is another function in other runs ({difference:.1e} "
+                        "apart, relative): what a loss or a module holds that is no tensor differs by run, or changes"
+                    )
             self._alike.add(number)
 
     def __call__(self, live: Sequence[bool], batches: Drawings, fused: FlatResult) -> Verdict:
@@ -168,61 +269,59 @@ class Comparison:
         """
         fused_s, _ = _fastest(lambda: self._gradients(live, batches), lambda: None)
         leader = live.index(True)
-        moving = self._members.moving(leader)
-        try:
-            alone = partial(self._members.prepared, leader, batches)
-            alone_s = sum(live) * _fastest(alone, moving.restore)[0]
-        finally:
-            moving.restore()
+        with self._members.unmoved(leader) as restore:
+            alone_s = sum(live) * _fastest(lambda: self._members.prepared(leader, batches), restore)[0]
         differences = (self.difference(number, batches, fused) for number in numbers(live))
         reason = "one program of all takes longer" if fused_s > alone_s else ""
-        if difference := next(filter(None, differences), None):
-            reason = UNTRUE.format(problem=difference[0], difference=difference[1])
+        for problem, difference in filter(None, differences):
+            reason = (
+                f"the gradient of problems.{problem} as one program is {difference:.1e} (relative) off that of a run's "
+                "own plan"
+            )
+            break
         at_once = self._gradients.at_once if self._gradients.at_once < len(live) else None
         return Verdict(not reason, fused_s, alone_s, reason, at_once)
 
     def difference(self, number: int, batches: Drawings, fused: FlatResult) -> Difference | None:
         """Return how a member's gradients or buffers differ from those of its plan but for rounding; nothing moves."""
-        moving, unit = self._members.moving(number), fused.flat.unit
         if not fused.holds[number]:
             return None
-        buffers = list(moving.buffers)
-        before = self._by_problem(number, buffers)
+        rows = [parameter[number] for parameter in self._stack.tensors[: self._stack.num_parameters]]
+        parameters, buffers = ([tensor.clone() for tensor in x] for x in (rows, self._stack.buffers(number)))
+        before, unit = self._by_problem(number, buffers), fused.flat.unit
         for position, value in zip(fused.flat.moved, fused.moved, strict=True):
             buffers[position] = value[number]
-        rows = [parameter[number] for parameter in self._stack.tensors[: self._stack.num_parameters]]
-        parameters = [row.clone() for row in rows]
+        gradients = zip(self._members.names, fused.gradients, strict=True)
+        ends = self._by_problem(number, buffers) | {(name, _GRADIENT): each.of(number) for name, each in gradients}
+        with self._members.unmoved(number) as restore:
 
-        def planned(values: Sequence[Tensor]) -> Ends:
-            for row, value in zip(rows, values, strict=True):
-                row.copy_(value)
-            moving.restore()
-            steps = self._members.prepared(number, batches)
-            ends = self._by_problem(number, [each.clone() for each in self._stack.buffers(number)])
-            return ends | {(step.problem.name, _GRADIENT): step.gradient for step in steps}
+            def planned(values: Sequence[Tensor]) -> Ends:
+                torch._foreach_copy_(rows, [*values])
+                restore()
+                steps = self._members.prepared(number, batches)
+                buffers_now = [buffer.clone() for buffer in self._stack.buffers(number)]
+                return self._by_problem(number, buffers_now) | {
+                    (step.problem.name, _GRADIENT): step.gradient for step in steps
+                }
 
-        try:
-            pairs = zip(self._members.names, fused.gradients, strict=True)
-            ends = self._by_problem(number, buffers) | {(name, _GRADIENT): each.of(number) for name, each in pairs}
-            differences = _distances(planned(parameters), ends, before, unit)
-            least = {_GRADIENT: unit**SAME, _BUFFERS: ROUNDING * unit**SAME}
-            apart = {kind: each for kind, each in differences.items() if not each <= least[kind[1]]}
-            moves = sensitivity(lambda values: _tensors(planned(values)), parameters, before, unit) if apart else {}
-            wrong = ((kind[0], each) for kind, each in apart.items() if not each <= ROUNDING * moves.get(kind, 0.0))
-            return next(wrong, None)
-        finally:
-            for row, value in zip(rows, parameters, strict=True):
-                row.copy_(value)
-            moving.restore()
+            try:
+                apart = _distances(planned(parameters), ends, before, unit)
+                wrong = {kind: distance for kind, distance in apart.items() if not distance <= unit**SAME}
+                if wrong:
+                    moves = sensitivity(lambda values: _tensors(planned(values)), parameters, before, unit)
+                    wrong = {kind: x for kind, x in wrong.items() if not x <= ROUNDING * moves.get(kind, 0.0)}
+            finally:
+                torch._foreach_copy_(rows, parameters)
+        return next(((problem, distance) for (problem, _), distance in wrong.items()), None)
 
     def _by_problem(self, number: int, buffers: Sequence[Tensor]) -> dict[Kind, Any]:
-        values, given = dict[Kind, Any](), iter(buffers)
+        values, rest = dict[Kind, Any](), iter(buffers)
         for problem in self._members.schedule(number).program.engine.problems:
             if problem.slots.has_buffers:
-                values[problem.name, _BUFFERS] = [next(given) for _ in problem.slots.buffers()]
+                values[problem.name, _BUFFERS] = [next(rest) for _ in problem.slots.buffers()]
         return values
 
-    def _at(self, number: int, drawn: Drawn, by: int) -> Ends:
+    def _ends_at(self, number: int, drawn: Drawn, by: int) -> Ends:
         """Return the gradients at a member's tensors and batches, as another member computes them.
 
         Raises:
@@ -232,11 +331,11 @@ class Comparison:
         batches, tensors, seen = [*drawn.values()], list[Tensor](), dict[int, int]()
         for entry in chain(*batches):
             kinds_of(entry, tensors, seen)
-        rows = [each[number] for each in self._stack.tensors] + [each.values[number] for each in self._values]
+        rows = [tensor[number] for tensor in (*self._stack.tensors, *[value.values for value in self._values])]
         together = [schedule.traced(name) for name in drawn]
         function = RoundFunction(together, schedule.program.engine, self._values, batches, by)
         with schedule.program.random:
-            outputs = function(*rows, *[copied(each) for each in tensors])
+            outputs = function(*rows, *map(copied, tensors))
         return {(name, _GRADIENT): each.gradient for name, each in zip(drawn, function.parts(outputs)[0], strict=True)}
 
 

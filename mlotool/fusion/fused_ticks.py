@@ -1,14 +1,13 @@
 """Ticks of several programs that share a process: those of equal structure as one, the others side by side."""
 
 import ctypes
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from mlotool.core.user_code import is_of_user
-from mlotool.fusion.comparison import Verdict
-from mlotool.fusion.round_members import Outcome
-from mlotool.fusion.shared_batches import SharedReads, share_reads
+from mlotool.fusion.comparison import Outcome, Verdict
+from mlotool.fusion.shared_batches import share_reads
 from mlotool.fusion.shared_prefix import SharedPrefix, share_prefixes
 from mlotool.fusion.stack import reason_of
 from mlotool.fusion.stacked_schedule import Layout, StackedSchedule
@@ -47,37 +46,28 @@ class SideBySide:
     def __init__(self) -> None:
         self._programs: list[Program] = []
         self._prefixes: list[SharedPrefix] = []
-        self._reads: list[SharedReads] = []
 
     def take(self, programs: Sequence[Program]) -> None:
         """Let programs share from now on; nothing happens where they are the same ones as before."""
         if [*map(id, programs)] == [*map(id, self._programs)]:
             return
-        for program in self._programs:
-            self._leave(program)
-        self._programs, self._prefixes, self._reads = [*programs], [], []
+        for prefix in self._prefixes:
+            prefix.close()
+        for stream in _streams(self._programs):
+            stream.read_through(None)
+        self._programs, self._prefixes = [*programs], []
         if len(programs) > 1:
-            problems = [problem for program in programs for problem in program.problems.values()]
-            self._prefixes = share_prefixes(problems)
-            self._reads = share_reads([each.stream for each in problems if isinstance(each.stream, Stream)])
-
-    def leave(self, program: Program) -> None:
-        """Let a program go that has ended."""
-        if any(each is program for each in self._programs):
-            self._programs = [each for each in self._programs if each is not program]
-            self._leave(program)
-
-    def _leave(self, program: Program) -> None:
-        for problem in program.problems.values():
-            for prefix in self._prefixes:
-                for part in problem.module.modules():
-                    prefix.leave(part)
-            for reads in self._reads:
-                reads.leave(problem.stream)
+            self._prefixes = share_prefixes([problem for each in programs for problem in each.problems.values()])
+            share_reads(_streams(programs))
 
 
-class Rows:
-    """Which members of equal structure have a row in their stack.
+def _streams(programs: Iterable[Program]) -> list[Stream]:
+    streams = [problem.stream for program in programs for problem in program.problems.values()]
+    return [stream for stream in streams if isinstance(stream, Stream)]
+
+
+def rows_at(tick: int, members: Sequence[int], ends: Mapping[int, int]) -> tuple[int, ...]:
+    """Return which members of equal structure have a row in their stack in the tick after `tick`.
 
     A member that leaves keeps its row, which nobody reads any more, until at most half of the rows are in use; then
     those that are left get a stack of their own, from the second tick after its last one on: the first one it may have
@@ -85,40 +75,20 @@ class Rows:
     was killed and goes on has the same, and computes the same bits.
 
     Args:
+        tick: how many ticks have been taken.
         members: their numbers, in order.
-        ends: by member that has left, its last tick; more come while members leave.
+        ends: by member that has left, its last tick; one that left before its first tick never had a row.
 
     Example:
-        >>> rows = Rows([0, 1, 2, 3], {})
-        >>> rows.at(10)
-        (0, 1, 2, 3)
-        >>> rows.leave(1, 20), rows.at(20), rows.leave(3, 30), rows.at(25), rows.at(30)
-        (None, (0, 1, 2, 3), None, (0, 1, 2, 3), (0, 1, 2, 3))
-        >>> rows.at(31)
-        (0, 2)
+        >>> rows_at(30, [0, 1, 2, 3], {1: 20, 3: 30}), rows_at(31, [0, 1, 2, 3], {1: 20, 3: 30})
+        ((0, 1, 2, 3), (0, 2))
     """
-
-    def __init__(self, members: Sequence[int], ends: Mapping[int, int]) -> None:
-        self._members = tuple(members)
-        self._ends = {member: ends[member] for member in members if member in ends}
-
-    def leave(self, member: int, tick: int) -> None:
-        """Take note that a member has left.
-
-        Args:
-            member: its number.
-            tick: its last one; one that left before its first tick never had a row.
-        """
-        self._ends[member] = tick
-
-    def at(self, tick: int) -> tuple[int, ...]:
-        """Return the members that have a row in the tick after `tick`."""
-        rows = self._members
-        for end in sorted({0, *self._ends.values()}):
-            left = tuple(member for member in rows if self._ends.get(member, end + 1) > end)
-            if end == 0 or (end < tick and 2 * len(left) <= len(rows)):
-                rows = left
-        return rows
+    rows = tuple(members)
+    for end in sorted({0, *ends.values()}):
+        left = tuple(member for member in rows if ends.get(member, end + 1) > end)
+        if end == 0 or (end < tick and 2 * len(left) <= len(rows)):
+            rows = left
+    return rows
 
 
 World = Callable[[int], AbstractContextManager[Callable[[], bool]]]
@@ -145,45 +115,38 @@ class StackRecord:
     layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict)
 
 
+@dataclass
 class _Structure:
     """The members of one structure.
 
     Args:
         record: what was found out about them.
-        ends: by member that had left in an earlier process, its last tick.
-
-    Attributes:
+        ends: by member that has left, its last tick.
         stack: what takes their ticks together; None where that has not begun, or is over.
         members: those that have a row in it.
     """
 
-    def __init__(self, record: StackRecord, ends: Mapping[int, int]) -> None:
-        self.record, self.rows = record, Rows(record.members, ends)
-        self.stack: StackedSchedule | None = None
-        self.members: tuple[int, ...] = ()
-        self.look_at_size()
+    record: StackRecord
+    ends: dict[int, int]
+    stack: StackedSchedule | None = None
+    members: tuple[int, ...] = ()
 
-    def look_at_size(self) -> None:
-        """Note that a member is alone."""
-        if len(self.record.members) == 1:
-            self.record.reason = "no other run of its group has a program of its structure"
+    def rows(self, schedule: Schedule) -> tuple[int, ...]:
+        """Return the members that have a row in the next tick of one of them, of which this is the schedule."""
+        return rows_at(schedule.num_ticks, self.record.members, self.ends)
 
-    def is_apart(self, tick: int, names: Collection[str]) -> bool:
-        """Return whether no round of these members is taken as one program after so many ticks.
+    def is_apart(self, schedule: Schedule) -> bool:
+        """Return whether no round of these members is taken as one program from a member's next tick on.
 
         Of a run that goes on from an older checkpoint it is what was known at that tick: a step by a trace of its own
         has other last bits than one by its plan, which is what a stack takes where its program is no use.
-
-        Args:
-            tick: how many ticks have been taken.
-            names: of the problems of a member.
         """
-        record = self.record
+        record, tick = self.record, schedule.num_ticks
         if (record.reason and tick >= record.since_tick) or len(record.members) == 1:
             return True
         decided = {name for round_name in record.verdicts for name in round_name.split("+")}
-        is_off = not any(each.is_fused or tick <= each.since_tick for each in record.verdicts.values())
-        return is_off and decided >= set(names)
+        is_off = not any(verdict.is_fused or tick <= verdict.since_tick for verdict in record.verdicts.values())
+        return is_off and decided >= schedule.program.problems.keys()
 
 
 class FusedTicks:
@@ -211,8 +174,12 @@ class FusedTicks:
             alike.setdefault(structure, []).append(member)
         known = {record.members: record for record in records}
         self.records = [known.get(tuple(members), StackRecord(tuple(members))) for members in alike.values()]
-        self._structures = [_Structure(record, ends or {}) for record in self.records]
-        self._structure_of = {member: each for each in self._structures for member in each.record.members}
+        known_ends = ends or {}
+        self._structures = [
+            _Structure(record, {member: known_ends[member] for member in record.members if member in known_ends})
+            for record in self.records
+        ]
+        self._structure_of = {member: kind for kind in self._structures for member in kind.record.members}
         self._schedules: dict[int, Schedule] = {}
         self._when_decided = when_decided
         self._beside = SideBySide()
@@ -233,20 +200,16 @@ class FusedTicks:
         """Give members no row that do not begin now."""
         for member in members:
             structure = self._structure_of.pop(member)
-            structure.rows.leave(member, 0)
-            record = structure.record
-            if not record.layouts:
-                record.members = tuple(other for other in record.members if other != member)
-                structure.look_at_size()
+            structure.ends[member] = 0
+            if not structure.record.layouts:
+                structure.record.members = tuple(other for other in structure.record.members if other != member)
 
     def leave(self, member: int) -> None:
         """Take note that a member has ended."""
         schedule = self._schedules.pop(member, None)
-        if schedule is not None:
-            self._beside.leave(schedule.program)
         self._failed.discard(member)
         structure = self._structure_of[member]
-        structure.rows.leave(member, 0 if schedule is None else schedule.num_ticks)
+        structure.ends[member] = 0 if schedule is None else schedule.num_ticks
         if structure.stack is not None:
             structure.stack.drop(schedule)
 
@@ -254,9 +217,12 @@ class FusedTicks:
         """Set up some ticks: members may have put other tensors in the place of theirs since the last ones."""
         if not self._is_told:
             self._is_told = True
+            for record in self.records:
+                if len(record.members) == 1:
+                    record.reason = "no other run of its group has a program of its structure"
             self._when_decided(self.records)
-        for structure in {id(each): each for each in map(self._structure_of.__getitem__, members)}.values():
-            if structure.stack is not None:
+        for structure in self._structures:
+            if structure.stack is not None and any(self._structure_of[member] is structure for member in members):
                 structure.stack.refresh()
         self._beside.take([schedule.program for member, schedule in self._schedules.items() if self._is_alone(member)])
 
@@ -285,8 +251,7 @@ class FusedTicks:
     def _is_alone(self, member: int) -> bool:
         """Return whether a member takes its ticks by itself for good."""
         structure, schedule = self._structure_of[member], self._schedules[member]
-        tick = schedule.num_ticks
-        return structure.is_apart(tick, schedule.program.problems) or len(structure.rows.at(tick)) < 2
+        return structure.is_apart(schedule) or len(structure.rows(schedule)) < 2
 
     def _alone(self, member: int) -> Outcome:
         schedule = self._schedules[member]
@@ -318,10 +283,9 @@ class FusedTicks:
 
     def _stack(self, structure: _Structure, schedule: Schedule) -> StackedSchedule | None:
         """Return the stack of members of equal structure in the next tick of one of them; None: each is by itself."""
-        tick, record = schedule.num_ticks, structure.record
-        rows = structure.rows.at(tick)
+        tick, record, rows = schedule.num_ticks, structure.record, structure.rows(schedule)
         # The first steps are the optimizers' own.
-        if tick == 0 or structure.is_apart(tick, schedule.program.problems) or len(rows) < 2:
+        if tick == 0 or structure.is_apart(schedule) or len(rows) < 2:
             return None
         if structure.stack is None or structure.members != rows:
             there = [None if member in self._failed else self._schedules.get(member) for member in rows]

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from torch import Tensor
 
@@ -47,12 +46,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def grouped(items: Iterable[Item], is_like: Callable[[Item, Item], bool]) -> list[list[Item]]:
     """Return items that are alike together, each object once; groups of one are left out."""
     groups: list[list[Item]] = []
-    for item in items:
-        group = next((group for group in groups if any(item is each for each in group) or is_like(item, group[0])), [])
-        if not group:
-            groups.append(group)
-        if not any(item is each for each in group):
+    for item in {id(item): item for item in items}.values():
+        if group := next((group for group in groups if is_like(item, group[0])), None):
             group.append(item)
+        else:
+            groups.append([item])
     return [group for group in groups if len(group) > 1]
 
 
@@ -69,19 +67,18 @@ class SharedReads:
     """The batches of streams that have the very same samples: read for the first that asks, kept for the others.
 
     Each stream gets a copy, so that a loss that changes its batch in place changes no other run's; on a CPU a copy
-    takes memory once someone writes to it. A batch is kept until all streams have asked for it, or until later ones
-    need its room: then whoever comes late reads it again.
+    takes memory once someone writes to it. A batch is kept until as many have asked for it as there are streams, or
+    until later ones need its room: then whoever comes late reads it again.
 
     Args:
-        streams: that give the same samples where they stand at the same place, as `Stream.loads_like` says; one that
-            is gone is not waited for.
+        num_streams: that give the same samples where they stand at the same place, as `Stream.loads_like` says.
         max_bytes: of the batches that are kept.
     """
 
-    def __init__(self, streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> None:
-        self._streams = WeakSet(streams)
-        self._max_bytes = max_bytes
-        self._kept: dict[Place, tuple[Any, int, WeakSet[Stream]]] = {}
+    def __init__(self, num_streams: int, max_bytes: int = MAX_BYTES) -> None:
+        self._num_streams, self._max_bytes = num_streams, max_bytes
+        # By place the batch, its memory, and how many have not asked for it.
+        self._kept: dict[Place, tuple[Any, int, int]] = {}
 
     def read(self, stream: Stream, place: Place, load: Callable[[], Any]) -> Any:
         """Return the batch at `place`.
@@ -93,37 +90,15 @@ class SharedReads:
         """
         if place not in self._kept:
             batch = load()
-            # A stream that was sent back does not keep a batch for those that have passed it.
-            waiting = WeakSet(each for each in self._streams if each is not stream and each.next_place <= place)
-            if not waiting:
-                return batch
-            self._kept[place] = batch, num_bytes(batch), waiting
-            self._make_room()
-            return copied(batch)
-        batch, _, waiting = self._kept[place]
-        waiting.discard(stream)
-        if waiting:
-            return copied(batch)
-        del self._kept[place]
-        return batch
-
-    def leave(self, stream: Any) -> None:
-        """Wait for a stream no longer, which reads its batches itself from now on; one of others' is left alone."""
-        if stream not in self._streams:
-            return
-        self._streams.discard(stream)
-        stream.read_through(None)
-        for place, (_, _, waiting) in [*self._kept.items()]:
-            waiting.discard(stream)
-            if not waiting:
-                del self._kept[place]
-
-    def _make_room(self) -> None:
-        """Let the oldest batches go, but never the one that was read last."""
-        total = sum(size for _, size, _ in self._kept.values())
-        while total > self._max_bytes and len(self._kept) > 1:
-            _, size, _ = self._kept.pop(next(iter(self._kept)))
-            total -= size
+            self._kept[place] = batch, num_bytes(batch), self._num_streams
+            # The oldest go, but never the one that was read last.
+            while len(self._kept) > 1 and sum(size for _, size, _ in self._kept.values()) > self._max_bytes:
+                del self._kept[next(iter(self._kept))]
+        batch, size, num_waiting = self._kept.pop(place)
+        if num_waiting == 1:
+            return batch
+        self._kept[place] = batch, size, num_waiting - 1
+        return copied(batch)
 
 
 def share_reads(streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> list[SharedReads]:
@@ -145,7 +120,7 @@ def share_reads(streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> list[S
     """
     shared = []
     for group in grouped(streams, Stream.loads_like):
-        shared.append(SharedReads(group, max_bytes))
+        shared.append(SharedReads(len(group), max_bytes))
         for stream in group:
             stream.read_through(shared[-1])
     return shared

@@ -1,6 +1,5 @@
 """Frozen parts of several runs' modules, such as one encoder under many heads: evaluated once for all."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from types import MethodType
@@ -14,14 +13,12 @@ from mlotool.core.bound_module import lazy_copy, share_memory
 from mlotool.core.private import is_functorch_wrapped_tensor
 from mlotool.core.tangents import any_has_tangent
 from mlotool.core.tracing import is_tracing
-from mlotool.core.unchanged import fingerprint, tolerance
+from mlotool.core.unchanged import tolerance
 from mlotool.fusion.shared_batches import copied, grouped, num_bytes, tensors_in
 from mlotool.problem.problem import Problem
 
 _OF_TORCH = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"} | {"forward"}
 _HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, Mapping))
-_IN_ONE_MODE = ("Dropout", "BatchNorm", "InstanceNorm", "RReLU", "Attention", "Transformer", "RNN", "LSTM", "GRU")
-"""In the names of torch's modules that train mode changes."""
 
 
 def frozen_parts(module: nn.Module) -> dict[str, nn.Module]:
@@ -73,19 +70,7 @@ def have_same_bits(tensor: Tensor, other: Tensor) -> bool:
     """Say whether two tensors are the same in every bit; entries that are NaN, and zeros of either sign, count too."""
     if (tensor.dtype, tensor.shape, tensor.device) != (other.dtype, other.shape, other.device):
         return False
-    width = _INTEGERS.get(tensor.element_size()) if tensor.is_floating_point() else None
-    if width is None or not (tensor.is_contiguous() and other.is_contiguous()):
-        return torch.equal(tensor, other)
-    return torch.equal(tensor.detach().view(width), other.detach().view(width))
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _may_depend_on_mode(module: nn.Module) -> bool:
-    kind = type(module)
-    # Code that is not torch's may ask for the mode.
-    return not kind.__module__.startswith("torch.nn.modules.") or any(word in kind.__name__ for word in _IN_ONE_MODE)
+    return torch.equal(*[each.detach().reshape(-1).view(torch.uint8) for each in (tensor, other)])
 
 
 MAX_BYTES = 2**28
@@ -102,7 +87,7 @@ class SharedPrefix:
     is a copy, so no run sees what another one writes into it; on a CPU a copy takes memory once someone does.
 
     An evaluation is left to the part itself where its result could differ or would have a derivative: a part in train
-    mode that this changes, an input with a gradient or a tangent, tracing, `torch.vmap`. The first result that a part
+    mode, an input with a gradient or a tangent, tracing, `torch.vmap`. The first result that a part
     takes over, the second, the fourth and so on are evaluated as well and compared; a part that differs, or whose
     parameters were changed, stays alone from then on.
 
@@ -115,12 +100,10 @@ class SharedPrefix:
     """
 
     def __init__(self, parts: Sequence[nn.Module], max_bytes: int = MAX_BYTES) -> None:
-        self.num_shared = 0
+        self.num_shared = self._num_misses = 0
         self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._num_misses = 0
         # By input: the arguments, the result, and their memory; the oldest first.
-        self._kept: OrderedDict[Any, tuple[tuple[Tensor, ...], Any, int]] = OrderedDict()
+        self._kept: dict[Any, tuple[tuple[Tensor, ...], Any, int]] = {}
         self._members = {id(part): _Member(part, self) for part in parts}
 
     def close(self) -> None:
@@ -129,9 +112,12 @@ class SharedPrefix:
             self.leave(member.part)
 
     def leave(self, part: nn.Module) -> None:
-        """Give a part, whose run has ended, its own forward back."""
-        if id(part) in self._members:
-            self._leave(self._members[id(part)])
+        """Give a part its own forward back; the last one has nobody to share with."""
+        if member := self._members.pop(id(part), None):
+            member.restore()
+        if len(self._members) < 2:
+            self._kept.clear()
+            self.close()
 
     def result(self, member: "_Member", arguments: tuple[Tensor, ...]) -> Any:
         """Return a part's result for an input that is a constant."""
@@ -139,11 +125,10 @@ class SharedPrefix:
         kept, result, _ = self._kept.get(key, ((), None, 0))
         if not kept or not all(map(_is_same_input, kept, arguments)):
             return self._evaluated(member, key, arguments)
-        self._kept.move_to_end(key)
         self._num_misses = 0
         own = member.differing(arguments, result)
         if own is not None:
-            self._leave(member)
+            self.leave(member.part)
             return own
         self.num_shared += 1
         return copied(result)
@@ -156,24 +141,11 @@ class SharedPrefix:
         if self._num_misses > _NUM_TRIES * len(self._members):
             self.close()
         elif _is_plain(result) and not any(each.requires_grad for each in tensors_in(result)):
-            self._drop(key)
+            self._kept.pop(key, None)
             self._kept[key] = held, copied(result), num_bytes((held, result))
-            self._num_bytes += self._kept[key][2]
-            while self._num_bytes > self._max_bytes and len(self._kept) > 1:
-                self._drop(next(iter(self._kept)))
+            while len(self._kept) > 1 and sum(size for *_, size in self._kept.values()) > self._max_bytes:
+                del self._kept[next(iter(self._kept))]
         return result
-
-    def _drop(self, key: Any) -> None:
-        if key in self._kept:
-            self._num_bytes -= self._kept.pop(key)[2]
-
-    def _leave(self, member: "_Member") -> None:
-        del self._members[id(member.part)]
-        member.restore()
-        if len(self._members) < 2:
-            self._kept.clear()
-            for last in [*self._members.values()]:
-                self._leave(last)
 
 
 class _Member:
@@ -189,12 +161,11 @@ class _Member:
         self.forward: Callable[..., Any] = part.forward
         self._prefix = prefix
         self._own = vars(part).get("forward")
-        # Whose function may be another one in train mode than in eval mode.
-        self._mode_dependent = [*filter(_may_depend_on_mode, part.modules())]
+        self._modules = [*part.modules()]
         self._parameters = [
-            (each._parameters, name, tensor, tensor._version)
-            for each in part.modules()
-            for name, tensor in each._parameters.items()
+            (module._parameters, name, tensor, tensor._version)
+            for module in self._modules
+            for name, tensor in module._parameters.items()
             if tensor is not None
         ]
         # An evaluation may have copies of them in their places.
@@ -233,9 +204,7 @@ class _Member:
 
     def _is_constant(self, arguments: tuple[Any, ...]) -> bool:
         """Say whether the part is a function of these arguments alone now, and nothing asks for more than its value."""
-        if not arguments or not all(map(_is_plain_tensor, arguments)):
-            return False
-        if any(module.training for module in self._mode_dependent):
+        if not arguments or not all(map(_is_plain_tensor, arguments)) or any(each.training for each in self._modules):
             return False
         is_watched = is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
         return not is_watched and not torch.is_inference_mode_enabled() and not any_has_tangent(arguments)
@@ -273,17 +242,11 @@ def _is_evaluated_whole(problem: Problem) -> bool:
 
 
 def _key_of(arguments: tuple[Tensor, ...]) -> Any:
-    """Return what equal inputs have in common, with some of their numbers, so that few others have it too."""
-    contexts = {each.device.type for each in arguments}
-    autocast = [(each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in sorted(contexts)]
-    return *autocast, *((each.shape, each.stride(), each.dtype, each.device, _probe(each)) for each in arguments)
-
-
-def _probe(tensor: Tensor) -> Any:
-    """Return eight numbers of a tensor, as text: NaN equals itself there."""
-    if not tensor.is_contiguous() or not tensor.numel():
-        return None
-    return str(tensor.view(-1)[:: max(tensor.numel() // 8, 1)].tolist())
+    """Return what equal inputs have in common: with eight of their numbers as text, in which NaN equals itself."""
+    kind = arguments[0].device.type
+    kinds = [(each.shape, each.stride(), each.dtype, each.device) for each in arguments]
+    numbers = [str(each.flatten()[:: max(each.numel() // 8, 1)].tolist()) for each in arguments]
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), *kinds, *numbers
 
 
 def _is_same_input(held: Tensor, given: Tensor) -> bool:
@@ -294,8 +257,7 @@ def _agree(tensor: Tensor, other: Tensor) -> bool:
     if tensor.device.type == "cpu":
         return have_same_bits(tensor, other)
     # Kernels of other devices may add up in another order each time.
-    ours, theirs = fingerprint(tensor), fingerprint(other)
-    return bool(((ours - theirs).abs() <= tolerance(tensor.dtype) * torch.maximum(ours[1], theirs[1])).all())
+    return torch.allclose(tensor, other, rtol=0, atol=tolerance(tensor.dtype) * float(other.norm()), equal_nan=True)
 
 
 def _is_plain(result: Any) -> bool:

@@ -49,27 +49,18 @@ class Stack:
 
     def __init__(self, programs: Sequence[Program | None]) -> None:
         self._programs, self.reason, self.changes = list(programs), "", 0
-        first = next(program for program in programs if program is not None)
+        first = next(filter(None, programs))
         by_member = [_tensors(program or first) for program in programs]
         for tensors in by_member:
             _check_tensors(by_member[0], tensors)
-        self._places: dict[str, slice] = {}
-        self.num_parameters = 0
-        for problem in first.engine.problems:
-            begin, self.num_parameters = self.num_parameters, self.num_parameters + len(problem.own)
-            self._places[problem.name] = slice(begin, self.num_parameters)
+        self.num_parameters = len(_parameters(first))
         self.tensors = [torch.stack([each.detach() for each in group]) for group in zip(*by_member, strict=True)]
         self._rows = [[*rows] for rows in zip(*[tensor.unbind() for tensor in self.tensors], strict=True)]
         self._pointers = [[row.data_ptr() for row in rows] for rows in self._rows]
         self._forms: list[SameForms] = [SameForms([])] * len(programs)
         self._refreshed_at = 0
-        for number, program in enumerate(programs):
-            if program is not None:
-                self._bind(number, program)
-
-    def parameters(self, name: str) -> list[Tensor]:
-        """Return the trained parameters of a problem, (members, ...) each."""
-        return self.tensors[self._places[name]]
+        for number in range(len(programs)):
+            self._bind(number)
 
     def refresh(self) -> None:
         """Take over what members have put in the place of their tensors, by `data` or a buffer that is assigned."""
@@ -94,17 +85,18 @@ class Stack:
                 if tensor.data_ptr() != row.data_ptr() or tensor.stride() != row.stride():
                     # A copy first: both may be views of one memory.
                     row.copy_(tensor.detach().clone())
-            self._bind(number, program)
+            self._bind(number)
 
     def buffers(self, number: int) -> list[Tensor]:
         """Return the buffers that a member has now, which need not be those of the stack."""
-        return _buffers(self._program(number))
+        program = self._programs[number]
+        return [] if program is None else _buffers(program)
 
     def put_buffers(self, number: int, values: Sequence[Tensor]) -> None:
         """Let a member's buffers be those of the stack, with such values."""
         for row, value in zip(self._rows[number][self.num_parameters :], values, strict=True):
             row.copy_(value)
-        self._bind(number, self._program(number))
+        self._bind(number)
 
     def drop(self, number: int) -> None:
         """Let go of a member, which keeps its values; its row takes those of the first one that is there.
@@ -123,14 +115,10 @@ class Stack:
                 for row, other in zip(self._rows[place], self._rows[first], strict=True):
                     row.copy_(other)
 
-    def _program(self, number: int) -> Program:
-        program = self._programs[number]
-        assert program is not None
-        return program
-
-    def _bind(self, number: int, program: Program) -> None:
-        _bind(program, self._rows[number])
-        self._forms[number] = SameForms(_tensors(program))
+    def _bind(self, number: int) -> None:
+        if program := self._programs[number]:
+            _bind(program, self._rows[number])
+            self._forms[number] = SameForms(_tensors(program))
 
 
 @dataclass(frozen=True)
@@ -160,13 +148,12 @@ def own_values(members: Sequence[Program | None], known: Collection[str] = ()) -
         NotFusedError: losses differ in more than numbers, modules in their structure, or frozen parameters in their
             shapes.
     """
-    first = next(each for each in members if each is not None)
-    found: list[OwnValue] = []
+    first, values = next(filter(None, members)), list[OwnValue]()
     for number, problem in enumerate(first.engine.problems):
-        others = [(each or first).engine.problems[number] for each in members]
-        found += _numbers_of_losses(problem.name, [each.loss for each in others], problem.own[0], known)
-        found += _frozen_parameters(problem.name, [each.module for each in others], known)
-    return found
+        others = [(member or first).engine.problems[number] for member in members]
+        values += _numbers_of_losses(problem.name, [other.loss for other in others], problem.own[0], known)
+        values += _frozen_parameters(problem.name, [other.module for other in others], known)
+    return values
 
 
 @contextmanager

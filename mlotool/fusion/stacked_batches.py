@@ -1,20 +1,20 @@
 """The batches of several members as one: the same containers, each tensor with an axis of members in front.
 
-Each member has a row. A batch of a row is, bit for bit, what the member's own stream gives. Where the samples of all
-lie in memory, one call of a data set reads them.
+Each member has a row. A batch of a row is, bit for bit, what the member's own stream gives. Where all rows read from
+one data set in memory, it is called once for all of them.
 """
 
 import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlotool.core.private import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from mlotool.core.private import tree_flatten, tree_map_only, tree_unflatten
 from mlotool.data.image_data import InMemoryDataset
 from mlotool.data.language_data import TextWindows
 from mlotool.data.splits import InMemoryTensors
@@ -25,9 +25,6 @@ from mlotool.problem.trajectory import StepRecord
 from mlotool.program import Program
 from mlotool.program.solution_plan import all_plans
 from mlotool.program.trace import TakenStep, TakenSteps, Traced
-
-MAX_BYTES = 2**30
-"""Of the tensors of different data sets that are joined, which are then in memory twice."""
 
 _Places = tuple[Place | None, ...]
 
@@ -129,7 +126,7 @@ class StackedStream:
         if shares and not are_twins:
             raise NotFusedError("the batches hold different samples in different runs")
         self.shares = are_twins if shares is None else shares
-        self._gather = None if self.shares else _Gather.of([stream or self._first for stream in self._streams])
+        self._gathers = not self.shares and _read_by_position(there)
         # The last two that were read: often what comes next and what came last.
         self._kept: deque[tuple[_Places, StackedBatch]] = deque(maxlen=2)
 
@@ -181,8 +178,8 @@ class StackedStream:
             return StackedBatch(read(self._streams[rows[0]]), is_shared=True)  # type: ignore[arg-type]
         # Those that have left get what the first one has that is there.
         sources = [row if place is not None else rows[0] for row, place in enumerate(places)]
-        if self._gather is not None:
-            return StackedBatch(self._first.moved(self._gather([(row, places[row]) for row in sources])), False)  # type: ignore[misc]
+        if self._gathers:
+            return StackedBatch(self._first.moved(self._gathered(sources, places)), is_shared=False)
         # Each batch is read once for all that have the same.
         known: dict[Any, Any] = {}
         for row in rows:
@@ -190,6 +187,18 @@ class StackedStream:
             if key not in known:
                 known[key] = read(self._streams[row])  # type: ignore[arg-type]
         return StackedBatch(stacked([known[self._twins[row], places[row]] for row in sources]), is_shared=False)
+
+    def _gathered(self, sources: Sequence[int], places: _Places) -> Any:
+        """Return the batches of some rows, which one call of their data set reads."""
+        size, indices = self._first.batch_size, []
+        for row in sources:
+            epoch, number = places[row]  # type: ignore[misc]
+            indices.append(self._streams[row].order(epoch)[number * size : (number + 1) * size])  # type: ignore[union-attr]
+        if len(sizes := {*map(len, indices)}) > 1:
+            raise UnlikeBatchesError(f"batches are of different sizes in different runs: {', '.join(map(str, sizes))}")
+        data: Any = self._first.dataset
+        batch = data.__getitems__(torch.cat(indices))
+        return tree_map_only(Tensor, lambda tensor: tensor.unflatten(0, (len(indices), -1)), batch)
 
 
 def stacked_streams(
@@ -202,7 +211,7 @@ def stacked_streams(
         shares: by problem, what `StackedStream.shares` was when the group began; None: decided by these streams.
     """
     made: dict[tuple[int, ...], StackedStream] = {}
-    found = {}
+    by_name = {}
     for name, rows in streams.items():
         if all(stream is None for stream in rows):
             continue
@@ -210,101 +219,24 @@ def stacked_streams(
         key = tuple(map(id, sources))
         if key not in made:
             made[key] = StackedStream(sources, shares=None if shares is None else shares[name])
-        found[name] = made[key].repeated() if any(isinstance(stream, SameBatch) for stream in rows) else made[key]
-    return found
+        by_name[name] = made[key].repeated() if any(isinstance(stream, SameBatch) for stream in rows) else made[key]
+    return by_name
 
 
 def _source(stream: Stream | SameBatch | None) -> Stream | None:
     return stream.stream if isinstance(stream, SameBatch) else stream
 
 
-class _Gather:
-    """Reads one batch a row in one call of a data set, which has the samples of all rows one after the other.
-
-    Args:
-        streams: one for each row, that load their batches in this process.
-        data: the samples of all rows.
-        begins: where the samples of each row begin in it.
-    """
-
-    def __init__(self, streams: Sequence[Stream], data: Any, begins: Sequence[int]) -> None:
-        self._streams, self._data, self._begins = streams, data, torch.tensor(begins)
-        self._batch_size = streams[0].batch_size
-
-    @classmethod
-    def of(cls, streams: Sequence[Stream]) -> "_Gather | None":
-        """Return one for these streams; None where their batches do not come from memory in one call."""
-        if not all(stream.is_loaded_here and stream.batch_size == streams[0].batch_size for stream in streams):
-            return None
-        datasets = [stream.dataset for stream in streams]
-        different = list({id(each): each for each in datasets}.values())
-        data = joined(different)
-        if data is None:
-            return None
-        begins = dict(zip(map(id, different), accumulate(map(len, different), initial=0), strict=False))
-        return cls(streams, data, [begins[id(each)] for each in datasets])
-
-    def __call__(self, places: Sequence[tuple[int, Place]]) -> Any:
-        """Return one batch a row.
-
-        Args:
-            places: by row, the row whose stream it comes from, and the batch's place there.
-
-        Raises:
-            UnlikeBatchesError: they are of different sizes.
-        """
-        size = self._batch_size
-        indices = [
-            self._streams[row].order(epoch)[number * size : (number + 1) * size] for row, (epoch, number) in places
-        ]
-        if len(sizes := {len(each) for each in indices}) > 1:
-            raise UnlikeBatchesError(f"batches are of different sizes in different runs: {', '.join(map(str, sizes))}")
-        begins = self._begins[[row for row, _ in places], None]
-        batch = self._data.__getitems__((torch.stack(indices) + begins).flatten())
-        rows = tree_map_only(Tensor, lambda tensor: tensor.unflatten(0, (*begins.shape[:1], -1)), batch)
-        # The position in the row's own data set.
-        return {**rows, "index": rows["index"] - begins}
-
-
-def joined(datasets: Sequence[Any]) -> Any:
-    """Return one data set with the samples of several ones in memory; None where it would take more than MAX_BYTES."""
-    first = datasets[0]
-    if len(datasets) == 1:
-        return first if _is_plain(first) else None
-    if not all(type(each) is type(first) and _is_plain(each) for each in datasets) or isinstance(first, TextWindows):
-        return None
-    if any(getattr(each, "normalization", None) != getattr(first, "normalization", None) for each in datasets):
-        return None
-    columns = [*map(_columns, datasets)]
-    tensors = [leaf for leaf in tree_leaves(columns) if isinstance(leaf, Tensor)]
-    if sum(tensor.nbytes for tensor in tensors) > MAX_BYTES:
-        return None
-    try:
-        whole = tree_map(lambda *leaves: None if leaves[0] is None else _concatenated(leaves), *columns)
-    except (TypeError, ValueError):
-        return None
-    if isinstance(first, InMemoryTensors):
-        return InMemoryTensors(whole)
-    return InMemoryDataset(**whole, normalization=first.normalization)
-
-
-def _is_plain(dataset: Any) -> bool:
-    """Say whether its samples are read by position alone, from tensors in memory."""
-    if type(dataset) is InMemoryDataset:
-        return isinstance(dataset.images, Tensor) and not dataset.seeded
-    return type(dataset) in (InMemoryTensors, TextWindows)
-
-
-def _columns(dataset: InMemoryDataset | InMemoryTensors) -> dict[str, Any]:
-    if isinstance(dataset, InMemoryTensors):
-        return dataset.values
-    return {name: getattr(dataset, name) for name in ("images", "target", "clean_target", "extra")}
-
-
-def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
-    if len({(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors}) > 1:
-        raise ValueError("samples differ in shape or dtype")
-    return torch.cat([*tensors])
+def _read_by_position(streams: Sequence[Stream]) -> bool:
+    """Say whether all streams read batches of one size from one data set in memory, by the samples' positions alone."""
+    data = streams[0].dataset
+    is_seeded = type(data) is InMemoryDataset and (data.seeded or not isinstance(data.images, Tensor))
+    return (
+        type(data) in (InMemoryDataset, InMemoryTensors, TextWindows)
+        and not is_seeded
+        and all(stream.is_loaded_here and stream.dataset is data for stream in streams)
+        and len({stream.batch_size for stream in streams}) == 1
+    )
 
 
 class Draw:
@@ -345,14 +277,14 @@ class Draw:
         members = [program if is_live else first for program, is_live in zip(self._programs, live, strict=True)]
         there = [program for program in members if program is not None]
         steps = {name: _recorded_steps([program.problems[name] for program in there]) for name in self._unrolled}
-        found = []
+        entries = []
         for _ in range(self._count):
             entry = {self._name: self._read(self._name, StackedStream.next, live), **steps}
             for name, read in self._below:
                 if name not in entry:
                     entry[name] = self._read(name, read, live)
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def _read(
         self, name: str, read: Callable[[StackedStream, Sequence[bool]], StackedBatch], live: Sequence[bool]
@@ -423,11 +355,11 @@ def _arguments(name: str, key: str, values: Sequence[Any]) -> dict[int | None, t
     parts: dict[int | None, tuple[Any, ...]] = {None: tuple(values)}
     if all(isinstance(value, tuple) for value in values):
         parts = dict(enumerate(zip(*values, strict=True)))
-    found: dict[int | None, tuple[float, ...]] = {}
+    arguments: dict[int | None, tuple[float, ...]] = {}
     for index, numbers in parts.items():
         is_number = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
         if is_number and (key == "lr" or len(set(numbers)) > 1):
-            found[index] = tuple(map(float, numbers))
+            arguments[index] = tuple(map(float, numbers))
         elif any(isinstance(each, Tensor) or each != numbers[0] for each in numbers):
             raise NotFusedError(f"optimizers of problems.{name}, whose steps are differentiated, differ in {key}")
-    return found
+    return arguments

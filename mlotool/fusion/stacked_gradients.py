@@ -94,11 +94,11 @@ class RoundFunction:
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Return what is described above."""
-        given, problems = iter(arguments), self._engine.problems
-        parameters = [[next(given) for _ in problem.own] for problem in problems]
-        buffers = [[next(given) for _ in problem.slots.buffers()] for problem in problems]
-        values, placed = [next(given) for _ in self._values], dict[int, Tensor]()
-        batches = [[put_together(entry, given, placed) for entry in entries] for entries in self._batches]
+        rest, problems = iter(arguments), self._engine.problems
+        parameters = [[next(rest) for _ in problem.own] for problem in problems]
+        buffers = [[next(rest) for _ in problem.slots.buffers()] for problem in problems]
+        values, placed = [next(rest) for _ in self._values], dict[int, Tensor]()
+        batches = [[put_together(entry, rest, placed) for entry in entries] for entries in self._batches]
         outputs: list[Tensor] = []
         self.used, self.names = [], []
         kept = [problem.slots.buffers() for problem in problems]
@@ -296,20 +296,12 @@ class StackedGradients:
             if kind not in known and len(known) >= MOST_TRACES:
                 raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
             # Of those that stand at this tick: what the others hold in Python may be that of another one.
-            part = _part(arguments, in_dims, 0, self.at_once)
-            flat = self._known[key] = self._traced(live.index(True), batches, part, in_dims, self.courses.get(kind))
+            leader, course = live.index(True), self.courses.get(kind)
+            flat = self._known[key] = self._traced(leader, batches, arguments, in_dims, course)
             self.num_traces += 1
             self.courses[kind] = tuple(flat.function.course.outcomes)
         with AutoDispatchBelowAutograd():
-            if self.at_once == self._num_members:
-                return FlatResult(flat, [*flat.run(*arguments)])
-            parts: list[list[Tensor]] = []
-            for begin in range(0, self._num_members, self.at_once):
-                # The last part begins earlier where it would be too short.
-                start = min(begin, self._num_members - self.at_once)
-                outputs = flat.run(*_part(arguments, in_dims, start, self.at_once))
-                parts.append([output[begin - start :] for output in outputs])
-            return FlatResult(flat, [torch.cat(outputs) for outputs in zip(*parts, strict=True)])
+            return FlatResult(flat, [*flat.run(*arguments)])
 
     def commit(self, fused: FlatResult, live: Sequence[bool]) -> None:
         """Let buffers move, and report what solvers have reported, for the live members whose numbers count."""
@@ -376,7 +368,8 @@ class StackedGradients:
                 refuse_shapes_by_values(first)
                 # Nothing in place, which vmap refuses where a value of one member goes into one of all.
                 pure = simplified(make_fx(functionalize(first), FOREACH | STACKABLE_BATCH_NORMS)(*member))
-                stacked = torch.vmap(pure, in_dims=tuple(in_dims), randomness="error")
+                chunk = self.at_once if self.at_once < self._num_members else None
+                stacked = torch.vmap(pure, in_dims=tuple(in_dims), randomness="error", chunk_size=chunk)
                 flat = make_fx(functionalize(stacked), {**self._backend.decompositions})(*whole)
             graph = simplified(flat)
             moved = _moved(graph, function, num_fixed - len(self._values))
@@ -404,14 +397,6 @@ def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tupl
     begin = sum(sum(used) + 1 + len(names) for used, names in zip(function.used, function.names, strict=True))
     own = places[num_places - function.num_buffers :]
     return tuple(position for position, place in enumerate(own) if outputs[begin + position] is not place)
-
-
-def _part(arguments: Sequence[Tensor], in_dims: Sequence[int | None], start: int, count: int) -> list[Tensor]:
-    """Return the rows of some members."""
-    return [
-        each if dim is None or len(each) == count else each[start : start + count]
-        for each, dim in zip(arguments, in_dims, strict=True)
-    ]
 
 
 def _of_first(entry: dict[str, StackedBatch | None], values: Iterator[Tensor], placed: dict[int, Tensor]) -> Batches:

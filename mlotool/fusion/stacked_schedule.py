@@ -2,22 +2,126 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
+from torch import Tensor
+
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import is_of_user
-from mlotool.fusion.comparison import CHANGED, CHANGED_LATER, CHANGED_PLACE, DIFFERENT, Comparison, Verdict
-from mlotool.fusion.round_members import Outcome, Positions, RoundMembers, add_outcome, numbers
+from mlotool.fusion.comparison import Comparison, Outcome, Positions, RoundMembers, Verdict, numbers
 from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, own_values, reason_of
 from mlotool.fusion.stacked_batches import Draw, StackedStream, UnlikeBatchesError, stacked_streams
-from mlotool.fusion.stacked_gradients import Drawings, FlatResult, StackedGradients
-from mlotool.fusion.stacked_steps import StackedSteps
+from mlotool.fusion.stacked_gradients import Drawings, FlatResult, Stacked, StackedGradients
+from mlotool.problem.optimizers.optimizer_step import KernelGroup, take_steps
+from mlotool.problem.optimizers.rule import Hyperparameters
+from mlotool.problem.problem import Problem
 from mlotool.program import Program, Schedule
 from mlotool.program.guard import Guard, may_change_between_ticks
-from mlotool.program.prepared_step import StepResult
+from mlotool.program.prepared_step import StepResult, stepped
 from mlotool.program.traced_rounds import Looks, why_untraceable
+
+
+class StackedSteps:
+    """Takes the steps of one problem of several members, with the bits of `Problem.step`.
+
+    Where they are nothing but calls of kernels, one call takes those of all members whose optimizers have the same
+    settings; else each steps by itself.
+
+    Args:
+        problems: of each member; None has left.
+        changes: returns another number where optimizers, or what they keep, may be others than at the last step.
+
+    Attributes:
+        is_joint: whether the last step was taken by kernels alone, which run nobody's code.
+    """
+
+    def __init__(self, problems: Sequence[Problem | None], changes: Callable[[], int]) -> None:
+        self._problems, self._changes = list(problems), changes
+        self.is_joint = False
+        # The members and the changes that the groups are of; None where some step is more than kernels.
+        self._looked_at: tuple[Sequence[int], int] | None = None
+        self._groups: list[tuple[int, KernelGroup]] | None = None
+        # By the settings of groups, the calls that step those that have them.
+        self._kinds: list[tuple[object, ...]] = []
+        self._calls: list[tuple[KernelGroup, list[tuple[int, int]]]] = []
+
+    def drop(self, number: int) -> None:
+        """Let go of a member that has left."""
+        self._problems[number] = None
+
+    def __call__(
+        self,
+        members: Sequence[int],
+        stacked: Stacked,
+        hyperparameters: Sequence[Sequence[Hyperparameters] | None],
+        contexts: Sequence[AbstractContextManager[None]] | None = None,
+    ) -> list[Tensor | Exception | None]:
+        """Take one step of some members.
+
+        Args:
+            members: their numbers.
+            stacked: the gradients of all.
+            hyperparameters: of each of these members, those that another problem gives.
+            contexts: of each of these members, in which its step is taken by itself; None where no optimizer draws
+                random numbers.
+
+        Returns:
+            By member the norm of its gradient where that is clipped, or the error of its step.
+        """
+        problems = [problem for number in members if (problem := self._problems[number]) is not None]
+        is_plain = contexts is None and not any(hyperparameters) and None not in stacked.gradient
+        calls = self._joint_calls(members, problems) if is_plain else None
+        self.is_joint = calls is not None
+        gradients, norms = stacked.gradients(), list[Tensor | Exception | None]()
+        if calls is not None:
+            rows = [(group, [gradients[number][position] for number, position in places]) for group, places in calls]
+            take_steps(rows)  # type: ignore[arg-type]
+        for place, (number, problem) in enumerate(zip(members, problems, strict=True)):
+            try:
+                if calls is not None:
+                    norms.append(problem.advance())  # type: ignore[func-returns-value]
+                    continue
+                with nullcontext() if contexts is None else contexts[place]:
+                    norms.append(stepped(problem, gradients[number], hyperparameters[place]))
+            except Exception as error:
+                norms.append(error)
+        return norms
+
+    def _joint_calls(
+        self, members: Sequence[int], problems: Sequence[Problem]
+    ) -> list[tuple[KernelGroup, list[tuple[int, int]]]] | None:
+        """Return the calls that are these steps, with the places of their gradients; None if a step is more."""
+        looked_at = members, self._changes()
+        if looked_at != self._looked_at:
+            groups = [problem.optimizer_step.kernel_groups() for problem in problems]
+            pairs = [(number, group) for number, own in zip(members, groups, strict=True) for group in own or ()]
+            self._looked_at, self._groups = looked_at, None if None in groups else pairs
+            self._kinds = []
+        if self._groups is None:
+            return None
+        # Schedulers, or who else sets rates, may have moved some of them.
+        kinds = [group.kind() for _, group in self._groups]
+        if kinds != self._kinds:
+            self._kinds, alike = kinds, dict[object, list[tuple[int, KernelGroup]]]()
+            for kind, pair in zip(kinds, self._groups, strict=True):
+                alike.setdefault(kind, []).append(pair)
+            self._calls = [_joint(pairs) for pairs in alike.values()]
+        return self._calls
+
+
+def _joint(pairs: Sequence[tuple[int, KernelGroup]]) -> tuple[KernelGroup, list[tuple[int, int]]]:
+    """Return one group with the tensors of several, and by tensor the member and the position of its gradient."""
+    groups = [group for _, group in pairs]
+    joint = replace(
+        groups[0],
+        parameters=[*chain(*[group.parameters for group in groups])],
+        vectors={name: [*chain(*[group.vectors[name] for group in groups])] for name in groups[0].vectors},
+        counts=[*chain(*[group.counts for group in groups])],
+    )
+    return joint, [(number, position) for number, group in pairs for position in group.positions]
 
 
 @dataclass
@@ -72,23 +176,21 @@ class StackedRound:
         self.verdict = _unfusable(members.names, programs) or verdict
         if self.verdict is not verdict:
             return
-        leader = next(schedule for schedule in members.schedules if schedule is not None)
+        leader = next(filter(None, members.schedules))
         self._draw = [Draw(leader.traced(name), programs, streams) for name in members.names]
         self._gradients = StackedGradients(members.names, members.schedules, members.stack, values, courses)
-        stack, changes = members.stack, lambda: members.stack.changes
         self._steps = [
-            StackedSteps([each[place] if each else None for each in members.problems], stack.parameters(name), changes)
-            for place, name in enumerate(members.names)
+            StackedSteps([each[place] if each else None for each in members.problems], lambda: self._stack.changes)
+            for place in range(len(members.names))
         ]
         self._comparison = Comparison(members, self._gradients, values)
         self._why_apart, self._renew = why_apart, renew
         self._is_pure = False
-        # Steps as one program, and the tick of the last one that was compared with a plan.
-        self._count = self._compared_at = 0
-        self._looks, self._num_looks = Looks(leader.program.run_length), 0
+        # The tick after the last step as one program that was compared with a plan.
+        self._compared_at = self._num_looks = 0
+        self._looks = Looks(leader.program.run_length)
         # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
-        problems = [problem for each in members.problems for problem in each]
-        self._is_foreign = any(is_of_user(problem.optimizer, problem.scheduler) for problem in problems)
+        self._is_foreign = any(is_of_user(x.optimizer, x.scheduler) for x in chain(*members.problems))
 
     def __call__(self, live: Sequence[bool]) -> list[Outcome]:
         """Take the steps of the live members.
@@ -102,35 +204,38 @@ class StackedRound:
         if is_off or not all(problem.num_steps for problem in self._members.problems[live.index(True)]):
             return self._members.planned(live)
         positions = self._members.positions()
+        batches: Drawings | None = None
+        fused: FlatResult | None = None
         while any(left):
-            batches: Drawings | None = None
-            fused: FlatResult | None = None
+            batches = None
             try:
                 batches = [draw(left) for draw in self._draw]
                 fused = self._fused(left, batches)
+                break
             except NotFusedError as error:
                 # What does not fit together this time may do so later.
                 if batches is not None or (self.verdict is None and not isinstance(error, UnlikeBatchesError)):
                     self._put_apart(tick, str(error))
+                break
             except Exception as error:
                 # Most often a member's own, such as a target that is out of range; the others go on without it.
-                if failures := self._failures(left, positions):
-                    errors |= failures
-                    self._members.go_back(positions, left)
-                    for number in failures:
-                        # What it has diverged to may be what an operation over all rows has refused.
-                        self._stack.drop(number)
-                        left[number] = False
-                    continue
-                self._put_apart(tick, reason_of(error))
-            if batches is not None and fused is not None and self._looks_right(left, batches, fused, errors):
-                outcomes = self._stepped(left, batches, fused, positions)
-            else:
-                left = [is_live and number not in errors for number, is_live in enumerate(left)]
+                failures = self._failures(left, positions)
+                if not failures:
+                    self._put_apart(tick, reason_of(error))
+                    break
+                errors |= failures
                 self._members.go_back(positions, left)
-                outcomes = self._members.planned(left)
-            return [errors.get(number, outcome) for number, outcome in enumerate(outcomes)]
-        return [errors.get(number) for number in range(len(live))]
+                for number in failures:
+                    # What it has diverged to may be what an operation over all rows has refused.
+                    self._stack.drop(number)
+                    left[number] = False
+        if batches is not None and fused is not None and self._looks_right(left, batches, fused, errors):
+            outcomes = self._stepped(left, batches, fused, positions)
+        else:
+            left = [is_live and number not in errors for number, is_live in enumerate(left)]
+            self._members.go_back(positions, left)
+            outcomes = self._members.planned(left)
+        return [errors.get(number, outcome) for number, outcome in enumerate(outcomes)]
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
@@ -142,16 +247,15 @@ class StackedRound:
         """Return by member the error that its batches or its plan raise by themselves; nothing moves but streams."""
         failures: dict[int, Exception] = {}
         for number in numbers(live):
-            alone, moving = [other == number for other in range(len(live))], self._members.moving(number)
+            alone = [other == number for other in range(len(live))]
             self._members.go_back(positions, alone)
-            try:
-                self._members.prepared(number, [draw(alone) for draw in self._draw])
-            except NotFusedError:
-                continue
-            except Exception as error:
-                failures[number] = error
-            finally:
-                moving.restore()
+            with self._members.unmoved(number):
+                try:
+                    self._members.prepared(number, [draw(alone) for draw in self._draw])
+                except NotFusedError:
+                    continue
+                except Exception as error:
+                    failures[number] = error
         return failures
 
     def _fused(self, live: Sequence[bool], batches: Drawings) -> FlatResult | None:
@@ -172,17 +276,14 @@ class StackedRound:
         self._comparison.check_alike(live, batches)
         num_traces = self._gradients.num_traces
         fused = self._gradients(live, batches)
-        if self._gradients.num_traces > num_traces:
-            self._renew()
         if self.verdict is None:
             self.verdict = replace(self._comparison(live, batches, fused), since_tick=tick)
-            self._renew()
             self._compared_at = tick + 1
-            return fused if self.verdict.is_fused else None
-        at_once = self._gradients.at_once
-        if at_once < (self.verdict.at(tick).at_once or len(live)):
+        elif (at_once := self._gradients.at_once) < (self.verdict.at(tick).at_once or len(live)):
             self.verdict = self.verdict.changed(tick, at_once=at_once)
-        return fused
+        if self._gradients.num_traces > num_traces or self._compared_at == tick + 1:
+            self._renew()
+        return fused if self.verdict.at(tick).is_fused else None
 
     def _put_apart(self, tick: int, reason: str) -> None:
         """Take gradients one by one from this tick on."""
@@ -195,23 +296,26 @@ class StackedRound:
         self, live: Sequence[bool], batches: Drawings, fused: FlatResult, errors: dict[int, Exception]
     ) -> bool:
         """Say whether the gradients are still those of the plans, where a look is due; else add who has wrong ones."""
-        self._count += 1
-        # A sweep that goes on looks at once: the record of its first process may be anybody's. Else the first step has
-        # been compared when the verdict was found.
-        is_due = self._looks.is_due(self._tick(live)) and self._count > 1
-        if self._compared_at > 0 and not is_due:
-            return True
         there, tick = numbers(live), self._tick(live) + 1
-        # In the first ten steps one member, in the first hundred another one, and then one after the other.
-        turn = there[(len(str(self._count)) if self._count < 100 else self._num_looks) % len(there)]
+        is_due = self._looks.is_due(tick - 1)
+        # The first step was compared when the verdict was found; but a sweep that goes on looks at once, as the record
+        # of its first process may be anybody's.
+        if self._compared_at == tick or (self._compared_at > 0 and not is_due):
+            return True
+        turn = there[self._num_looks % len(there)]
         self._num_looks += 1
         wrong = self._compared([turn], tick, batches, fused)
         if wrong:
             wrong |= self._compared([number for number in there if number != turn], tick, batches, fused)
-            self._put_apart(tick - 1, CHANGED)
+            reason = "what a gradient depends on has changed by what is no tensor (a counter, a file, a clock)"
+            self._put_apart(tick - 1, reason)
             if len(wrong) < len(there):
-                text = CHANGED_LATER.format(tick=tick, since=self._compared_at + 1, error=wrong[turn])
-                warnings.warn(text, stacklevel=2)
+                warnings.warn(
+                    "Gradients as one program of several runs were wrong for some of them, which have ended: "
+                    f"{wrong[turn]} Those of the others are right at tick {tick}, and are taken one by one from there "
+                    f"on; whether they were from tick {self._compared_at + 1} on is not known.",
+                    stacklevel=2,
+                )
             errors |= wrong
         else:
             self._compared_at = tick
@@ -225,11 +329,14 @@ class StackedRound:
         errors: dict[int, Exception] = {}
         for number in members:
             try:
-                if (difference := self._comparison.difference(number, batches, fused)) is not None:
-                    problem, distance = difference
-                    since = self._compared_at + 1
-                    text = DIFFERENT.format(problem=problem, difference=distance, tick=tick, since=since)
-                    errors[number] = RunError(text)
+                if difference := self._comparison.difference(number, batches, fused):
+                    errors[number] = RunError(
+                        f"problems.{difference[0]}: found a gradient, as part of one program of several runs, that "
+                        f"differs from that of this run's own plan by {difference[1]:.1e} (relative) at tick {tick}; "
+                        "expected rounding. Its loss or a module depends on what is no tensor: gradients since tick "
+                        f"{self._compared_at + 1} may be wrong, so the run ends. Keep it in a buffer, or write "
+                        "sweep.fuse=1."
+                    )
             except Exception as error:
                 errors[number] = error
         return errors
@@ -249,24 +356,27 @@ class StackedRound:
         away = [is_live and number not in there for number, is_live in enumerate(live)]
         members.go_back(positions, away)
         outcomes = members.planned(away)
-        hyperparameters = {}
+        hyperparameters: dict[int, list[tuple[Hyperparameters, ...] | None]] = {}
         for number in there:
+            program = members.schedule(number).program
             outcomes[number] = {}
             try:
                 # What other problems give is as it was before any of these steps.
-                hyperparameters[number] = members.hyperparameters(number)
+                hyperparameters[number] = [
+                    program.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
+                    for problem in members.problems[number]
+                ]
             except Exception as error:
                 outcomes[number] = error
                 continue
-            program = members.schedule(number).program
             if program.is_watched(self._names):
                 with program.random:
                     for name, stacked in zip(self._names, fused.gradients, strict=True):
                         program.look_at(name, stacked.of(number))
-        for position, (stacked, step) in enumerate(zip(fused.gradients, self._steps, strict=True)):
+        for place, (stacked, step) in enumerate(zip(fused.gradients, self._steps, strict=True)):
             there = [number for number in there if isinstance(outcomes[number], dict)]
             contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
-            norms = step(there, stacked, [hyperparameters[number][position] for number in there], contexts)
+            norms = step(there, stacked, [hyperparameters[number][place] for number in there], contexts)
             # Else hooks of optimizers may have run.
             self._stack.changes += not step.is_joint
             for number in there if self._is_foreign else ():
@@ -276,10 +386,8 @@ class StackedRound:
                 if isinstance(norm, Exception):
                     outcomes[number] = norm
                     continue
-                result = results[number]
-                if norm is not None:
-                    result = StepResult(result.loss, {**result.metrics, "gradient_norm": norm.detach()})
-                add_outcome(outcomes, number, {self._names[position]: result})
+                metrics = {**results[number].metrics, **({} if norm is None else {"gradient_norm": norm.detach()})}
+                _add(outcomes, number, {self._names[place]: StepResult(results[number].loss, metrics)})
         return outcomes
 
 
@@ -383,7 +491,7 @@ class StackedSchedule:
             live = [isinstance(outcome, dict) for outcome in outcomes]
             for number, outcome in enumerate(self._round(names)(live) if any(live) else ()):
                 if live[number]:
-                    add_outcome(outcomes, number, outcome)
+                    _add(outcomes, number, outcome)
             for number, schedule in there.items():
                 if _try(outcomes, number, partial(schedule.end_round, names)):
                     # A step that is taken back moves as any other.
@@ -408,7 +516,7 @@ class StackedSchedule:
         if hook := self._guard.hook():
             self._change = f"{hook}, which one program of several runs does not call"
         elif change := self._guard.change():
-            self._change = CHANGED_PLACE.format(place=change)
+            self._change = f"{change} has changed, which a trace has fixed"
 
     def _round(self, names: tuple[str, ...]) -> StackedRound:
         if names not in self._rounds:
@@ -443,5 +551,14 @@ def _try(outcomes: list[Outcome], number: int, call: Callable[[], Mapping[str, S
     except Exception as error:
         outcomes[number] = error
         return False
-    add_outcome(outcomes, number, dict(results or {}))
+    _add(outcomes, number, dict(results or {}))
     return bool(results)
+
+
+def _add(outcomes: list[Outcome], number: int, outcome: Outcome) -> None:
+    """Add what a member's steps have given to what those before have; an error takes their place."""
+    before = outcomes[number]
+    if isinstance(before, dict) and isinstance(outcome, dict):
+        before.update(outcome)
+    else:
+        outcomes[number] = outcome

@@ -314,7 +314,7 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
         (4.0, 4.0)
     """
     below = [name for name in program.problems if name in program.graph.below(upper)]
-    below.sort(key=program.graph.level)
+    below.sort(key=lambda name: len(program.graph.below(name)))
     are_unrolled = [sees_steps(program, name) for name in below]
     if any(are_unrolled):
         if not all(are_unrolled):

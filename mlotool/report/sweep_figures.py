@@ -93,8 +93,8 @@ def objective_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
         colour = light("problem-1" if kind == "best" else STYLES.get(kind, OTHER_STYLE)[1])
         style = {"color": colour, "markersize": 5, "capsize": 4, "fmt": "D" if comparison.has_seeds else "o"}
         errors = [known[place].standard_error or 0.0 for place in places] if comparison.has_seeds else None
-        values = seen.clip([known[place].drawn or 0.0 for place in places])
-        drawn[kind] = plot.axes.errorbar(places, values, errors, **style)
+        heights = seen.clip([known[place].drawn or 0.0 for place in places])
+        drawn[kind] = plot.axes.errorbar(places, heights, errors, **style)
     seen.apply(plot)
     plot.label("setting" if comparison.has_seeds else "job", comparison.objective, is_whole=True)
     plot.legend(list(drawn.values()), list(drawn))

@@ -10,19 +10,9 @@ from pathlib import Path
 
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
-from mlotool.sweep.job_folder import (
-    ENDED,
-    INFEASIBLE,
-    INTERRUPTED,
-    JobOutcome,
-    JobSpec,
-    begin_job,
-    log_of,
-    note_failure,
-    read_outcome,
-    write_job,
-)
-from mlotool.sweep.launchers import PATIENCE_S, AbstractHandle, AbstractLauncher
+from mlotool.sweep import job_folder
+from mlotool.sweep.job_folder import ENDED, INFEASIBLE, INTERRUPTED, JobOutcome, JobSpec, note_failure, read_outcome
+from mlotool.sweep.launchers import PATIENCE_S, AbstractHandle, Launcher
 from mlotool.sweep.points import AbstractPoints, Group, Point
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -32,7 +22,7 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the GPUs that this process may use, by number or name; none where there is no NVIDIA driver."""
     listed = environment.get(VARIABLE)
     if listed is not None:
-        return [each.strip() for each in listed.split(",") if each.strip() not in ("", "-1", "NoDevFiles")]
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
     if shutil.which("nvidia-smi") is None:
         return []
     # Not torch: its import takes seconds, and would open the devices here.
@@ -93,7 +83,7 @@ class Sweep:
     when_begins: Callable[[Group], None] | None = None
 
 
-def run_jobs(points: AbstractPoints, launcher: AbstractLauncher, workers: list[dict[str, str]], sweep: Sweep) -> None:
+def run_jobs(points: AbstractPoints, launcher: Launcher, workers: list[dict[str, str]], sweep: Sweep) -> None:
     """Run the jobs that `points` gives, each in a folder of its own; one that fails does not end the others.
 
     Args:
@@ -115,71 +105,68 @@ def run_jobs(points: AbstractPoints, launcher: AbstractLauncher, workers: list[d
             if not running:
                 return
             time.sleep(SECONDS_BETWEEN_LOOKS)
-            for worker, each in list(running.items()):
+            for worker, process in list(running.items()):
                 # Asked first: what a process writes before its end is then seen below.
-                is_done = each.handle is None or each.handle.is_done()
-                for point, outcome in each.ended(is_done=is_done):
+                is_done = process.handle is None or process.handle.is_done()
+                for point, outcome in process.ended(is_done=is_done):
                     points.finish(point, outcome)
                     sweep.announce(point, outcome)
                 if is_done:
                     del running[worker]
     finally:
-        _stop([each.handle for each in running.values() if each.handle is not None])
+        _stop([process.handle for process in running.values() if process.handle is not None])
 
 
+@dataclass
 class _Running:
     """A group whose process was started.
 
     Args:
-        group: its jobs.
+        waiting: its jobs that have not ended.
         folders: of each job, by its number.
         words: of each job, by its number.
         handle: of the process; None where no job is to be run.
     """
 
-    def __init__(
-        self, group: Group, folders: dict[int, Path], words: dict[int, tuple[str, ...]], handle: AbstractHandle | None
-    ) -> None:
-        self.handle = handle
-        self._folders, self._words = folders, words
-        self._waiting = group.waiting
+    waiting: list[Point]
+    folders: dict[int, Path]
+    words: dict[int, tuple[str, ...]]
+    handle: AbstractHandle | None
 
     def ended(self, *, is_done: bool) -> list[tuple[Point, JobOutcome]]:
         """Return the jobs that have ended since the last call, with what became of them; all once the process has."""
-        outcomes = [(point, self._outcome(point.number, is_done=is_done)) for point in self._waiting]
+        outcomes = [(point, self._outcome(point.number, is_done=is_done)) for point in self.waiting]
         # One that was interrupted may go on: it is the end of its process that ends it here.
-        ended = [(point, outcome) for point, outcome in outcomes if is_done or outcome.status in ENDED]
-        left = {point.number for point, _ in ended}
-        self._waiting = [point for point in self._waiting if point.number not in left]
-        return ended
+        self.waiting = [point for point, outcome in outcomes if not is_done and outcome.status not in ENDED]
+        return [(point, outcome) for point, outcome in outcomes if is_done or outcome.status in ENDED]
 
     def _outcome(self, number: int, *, is_done: bool) -> JobOutcome:
-        folder = self._folders[number]
+        folder = self.folders[number]
         outcome = read_outcome(folder)
         if outcome.status != "unfinished" or not is_done or self.handle is None:
             return outcome
-        ending, log = self.handle.ending(), log_of(list(self._folders.values()))
-        error = f"The job left no summary: {ending.text}. Read {log}."
-        if ending.was_killed:
-            note_failure(folder, self._words[number], f"{error} With resume=auto it goes on.", INTERRUPTED)
-        else:
-            note_failure(folder, self._words[number], error)
+        ending = self.handle.ending()
+        status, advice = (INTERRUPTED, " With resume=auto it goes on.") if ending.was_killed else ("failed", "")
+        error = (
+            f"The job left no summary: {ending.text}. Read {job_folder.log_of(list(self.folders.values()))}.{advice}"
+        )
+        note_failure(folder, self.words[number], error, status)
         return read_outcome(folder)
 
 
-def _begin(group: Group, launcher: AbstractLauncher, environment: dict[str, str], sweep: Sweep) -> _Running:
+def _begin(group: Group, launcher: Launcher, environment: dict[str, str], sweep: Sweep) -> _Running:
     trained = replace(group, points=tuple(point for point in group.points if point.refused is None))
     if sweep.when_begins is not None and trained.points:
         sweep.when_begins(trained)
     folders = {point.number: sweep.folder / str(point.number) for point in group.points}
     words = {point.number: (*sweep.spec.words, *point.words) for point in group.points}
     for point in group.points:
-        prepare = write_job if point.number in group.ended else begin_job
+        prepare = job_folder.write_job if point.number in group.ended else job_folder.begin_job
         prepare(folders[point.number], replace(sweep.spec, words=words[point.number], study=point.study))
         if point.refused is not None:
             note_failure(folders[point.number], words[point.number], point.refused, INFEASIBLE)
     begun = [folders[point.number] for point in trained.points]
-    return _Running(group, folders, words, launcher.start(begun, environment) if begun else None)
+    return _Running(group.waiting, folders, words, launcher(begun, environment) if begun else None)
 
 
 def worker_environments(plan: SweepPlan, environment: Mapping[str, str] = os.environ) -> list[dict[str, str]]:

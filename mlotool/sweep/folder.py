@@ -75,28 +75,27 @@ def write_plan(folder: Path, plan: "SweepPlan", points: "AbstractPoints | None" 
     """
     is_grid = plan.settings["method"] == "grid"
     keys = {
-        each.key.lstrip("+"): {"num_values": len(each.choices) if is_grid else 0, "is_log": each.log}
-        for each in plan.dimensions
+        dimension.key.lstrip("+"): {
+            "num_values": len(dimension.choices) if is_grid else 0,
+            "is_log": dimension.log,
+        }
+        for dimension in plan.dimensions
     }
     num_jobs = plan.num_jobs if points is None else points.total
     content: dict[str, Any] = {"objective": plan.objective, "mode": plan.mode, "num_jobs": num_jobs, "keys": keys}
     if not is_grid:
-        content["search"] = _search(plan.settings)
+        settings, options = plan.settings, plan.settings["sampler_options"] or {}
+        num_random = next((options[key] for key in _RANDOM if key in options), _NUM_RANDOM.get(settings["sampler"], 0))
+        content["search"] = {
+            "sampler": settings["sampler"],
+            "num_random": num_random,
+            "repeats": settings["repeats"],
+            "second_objective": settings["second_objective"],
+            "second_mode": settings["second_objective_mode"],
+        }
         if points is not None:
             content["search"] |= {"num_same": points.num_same, "ending": points.ending}
     write_text(folder / PLAN_FILE, json.dumps(content, indent=2) + "\n")
-
-
-def _search(settings: Mapping[str, Any]) -> dict[str, Any]:
-    options = settings["sampler_options"] or {}
-    num_random = next((options[key] for key in _RANDOM if key in options), _NUM_RANDOM.get(settings["sampler"], 0))
-    return {
-        "sampler": settings["sampler"],
-        "num_random": num_random,
-        "repeats": settings["repeats"],
-        "second_objective": settings["second_objective"],
-        "second_mode": settings["second_objective_mode"],
-    }
 
 
 def study_name(folder: Path) -> str:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -94,25 +94,8 @@ class AbstractHandle(ABC):
         """Return how it ended, for a job that left no summary."""
 
 
-class AbstractLauncher(ABC):
-    """Starts jobs."""
-
-    @abstractmethod
-    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
-        """Start a process for the jobs of some folders.
-
-        Args:
-            folders: the jobs', each with its job.json.
-            environment: variables of the worker: its devices, its threads.
-        """
-
-
-class LocalLauncher(AbstractLauncher):
-    """One process of this machine for each group of jobs."""
-
-    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
-        """Start a process."""
-        return _ProcessHandle(start_process(folders, environment, MODULE))
+Launcher = Callable[[Sequence[Path], Mapping[str, str]], AbstractHandle]
+"""Starts a process for the jobs of some folders, each with its job.json; it has the worker's variables, too."""
 
 
 class _ProcessHandle(AbstractHandle):
@@ -137,26 +120,23 @@ class _ProcessHandle(AbstractHandle):
         return Ending.of(self._process.returncode)
 
 
-class SlurmLauncher(AbstractLauncher):
-    """One SLURM job for each group of jobs, by submitit.
+def _slurm(folder: Path, options: Mapping[str, Any]) -> Launcher:
+    """Return what starts one SLURM job for each group of jobs, by submitit.
 
     Args:
         folder: takes submitit's files.
         options: submitit's parameters (`timeout_min`, `slurm_partition`, `gpus_per_node`); `cluster` is `slurm`, or
             `local` for processes of this machine.
     """
-
-    def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
-        submitit = import_extra("submitit", "sweep.launcher=slurm", "slurm")
-        parameters = {"timeout_min": 24 * 60, **options}
-        cluster = parameters.pop("cluster", "slurm")
-        with _options_refused(options, "SLURM on this machine and submitit's parameters, or {cluster: local}"):
-            self._executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
-            self._executor.update_parameters(**parameters)
-
-    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
-        """Submit a job."""
-        return _SlurmHandle(self._executor.submit(run_process, [*map(str, folders)], dict(environment), MODULE))
+    submitit = import_extra("submitit", "sweep.launcher=slurm", "slurm")
+    parameters = {"timeout_min": 24 * 60, **options}
+    cluster = parameters.pop("cluster", "slurm")
+    with _options_refused(options, "SLURM on this machine and submitit's parameters, or {cluster: local}"):
+        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
+        executor.update_parameters(**parameters)
+    return lambda folders, environment: _SlurmHandle(
+        executor.submit(run_process, [*map(str, folders)], dict(environment), MODULE)
+    )
 
 
 class _SlurmHandle(AbstractHandle):
@@ -174,25 +154,20 @@ class _SlurmHandle(AbstractHandle):
         return Ending(text, str(self._job.state).startswith(_SLURM_KILLS))
 
 
-class RayLauncher(AbstractLauncher):
-    """One Ray task for each group of jobs.
+def _ray(options: Mapping[str, Any]) -> Launcher:
+    """Return what starts one Ray task for each group of jobs.
 
     Args:
         options: of `ray.remote` (`num_cpus`, `num_gpus`); `address` is that of a cluster, or `local` for this machine.
     """
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._ray = import_extra("ray", "sweep.launcher=ray", "ray")
-        parameters = {"num_cpus": 1, **options}
-        address = parameters.pop("address", "local")
-        with _options_refused(options, "the options of ray.remote, and the address of a cluster that answers"):
-            if not self._ray.is_initialized():
-                self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
-            self._run = self._ray.remote(max_retries=0, **parameters)(run_process)
-
-    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
-        """Submit a task."""
-        return _RayHandle(self._ray, self._run.remote([*map(str, folders)], dict(environment), MODULE))
+    ray = import_extra("ray", "sweep.launcher=ray", "ray")
+    parameters = {"num_cpus": 1, **options}
+    address = parameters.pop("address", "local")
+    with _options_refused(options, "the options of ray.remote, and the address of a cluster that answers"):
+        if not ray.is_initialized():
+            ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        task = ray.remote(max_retries=0, **parameters)(run_process)
+    return lambda folders, environment: _RayHandle(ray, task.remote([*map(str, folders)], dict(environment), MODULE))
 
 
 class _RayHandle(AbstractHandle):
@@ -225,19 +200,19 @@ def _options_refused(options: Mapping[str, Any], expected: str) -> Iterator[None
         ) from error
 
 
-def make_launcher(name: str, folder: Path, options: Mapping[str, Any]) -> AbstractLauncher:
+def make_launcher(name: str, folder: Path, options: Mapping[str, Any]) -> Launcher:
     """Return the launcher that `sweep.launcher` names.
 
     Raises:
         ConfigError: its package is missing, or does not take the options.
     """
     if name == "slurm":
-        return SlurmLauncher(folder, options)
+        return _slurm(folder, options)
     if name == "ray":
-        return RayLauncher(options)
+        return _ray(options)
     if options:
         raise ConfigError(
             f"sweep.launcher_options: found {dict(options)} with sweep.launcher=local, which has none; expected "
             "sweep.launcher=slurm or ray. Choose one, or leave the options out."
         )
-    return LocalLauncher()
+    return lambda folders, environment: _ProcessHandle(start_process(folders, environment, MODULE))

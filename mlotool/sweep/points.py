@@ -3,7 +3,7 @@
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, product
@@ -74,7 +74,6 @@ class GroupRecord:
     def __init__(self, folder: Path, *, is_resumed: bool) -> None:
         self._folder, self.is_resumed = folder, is_resumed
         self._numbers = _read(folder) if is_resumed else []
-        self._known = set(self._numbers)
 
     def groups(self, points: Mapping[int, Point], waiting: Collection[int]) -> list[Group]:
         """Return the groups that had begun and are to go on, each with all of its jobs.
@@ -98,24 +97,21 @@ class GroupRecord:
     def add(self, group: Group) -> None:
         """Write down a group that begins; nothing is done for one that is there."""
         numbers = tuple(point.number for point in group.points)
-        if numbers not in self._known:
-            self._known.add(numbers)
+        if numbers not in self._numbers:
             self._numbers.append(numbers)
             write_text(self._folder / FILE, json.dumps({"groups": self._numbers}) + "\n")
 
 
 def _read(folder: Path) -> list[tuple[int, ...]]:
     try:
-        content = read_json(folder, FILE)
-    except RunFileError as error:
+        groups = (read_json(folder, FILE) or {"groups": []})["groups"]
+        numbers = [*chain(*groups)]
+        are_jobs = all(groups) and all(type(number) is int for number in numbers)
+        if not are_jobs or len(set(numbers)) < len(numbers):
+            raise _not_ours(folder, "what are no numbers of jobs, each once,")
+        return [*map(tuple, groups)]
+    except (RunFileError, KeyError, TypeError) as error:
         raise _not_ours(folder, "what cannot be read") from error
-    groups = [] if content is None else content.get("groups")
-    if not isinstance(groups, list) or not all(isinstance(group, list) and group for group in groups):
-        raise _not_ours(folder, "no lists of jobs")
-    numbers = list(chain(*groups))
-    if not all(type(number) is int and number >= 0 for number in numbers) or len(set(numbers)) < len(numbers):
-        raise _not_ours(folder, "what are no numbers of jobs, each once,")
-    return [*map(tuple, groups)]
 
 
 def _not_ours(folder: Path, found: str) -> ConfigError:
@@ -163,24 +159,15 @@ def grouped(points: Iterable[Point], size: int) -> list[Group]:
     alike: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
         alike.setdefault(_structure(point.words), []).append(point)
-    full: list[list[Point]] = []
-    rests: list[list[Point]] = []
-    for each in alike.values():
-        parts = [each[begin : begin + size] for begin in range(0, len(each), size)]
-        rests += [part for part in parts if len(part) < size]
-        full += [part for part in parts if len(part) == size]
-    ordered = (sorted(each, key=lambda point: point.number) for each in [*full, *_packed(rests, size)])
-    return [Group(tuple(each)) for each in sorted(ordered, key=lambda group: group[0].number)]
-
-
-def _packed(parts: Sequence[list[Point]], size: int) -> list[list[Point]]:
-    """Put parts together, one after the other, as far as a group has room for all of each."""
+    parts = [same[begin : begin + size] for same in alike.values() for begin in range(0, len(same), size)]
     groups: list[list[Point]] = []
-    for part in parts:
+    # Full groups first; then what is left of the structures, as far as a group has room for all of it.
+    for part in sorted(parts, key=lambda part: len(part) < size):
         if not groups or len(groups[-1]) + len(part) > size:
             groups.append([])
         groups[-1] += part
-    return groups
+    ordered = [sorted(group, key=lambda point: point.number) for group in groups]
+    return [Group(tuple(group)) for group in sorted(ordered, key=lambda group: group[0].number)]
 
 
 def _structure(words: Iterable[str]) -> tuple[str, ...]:
@@ -234,11 +221,11 @@ class GridPoints(AbstractPoints):
 
     def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord) -> None:
         points = list(_grid(plan))
-        waiting = {each.number for each in points if not _has_ended(folder / str(each.number), plan.last_tick)}
+        waiting = {point.number for point in points if not _has_ended(folder / str(point.number), plan.last_tick)}
         self.total, self.num_ended = len(points), len(points) - len(waiting)
-        begun = record.groups({each.number: each for each in points}, waiting)
+        begun = record.groups({point.number: point for point in points}, waiting)
         taken = {point.number for group in begun for point in group.points}
-        left = [each for each in points if each.number in waiting - taken]
+        left = [point for point in points if point.number in waiting - taken]
         groups = [*begun, *grouped(left, plan.group_size)]
         self._groups = iter(sorted(groups, key=lambda group: group.points[0].number))
 
@@ -259,6 +246,6 @@ def _has_ended(folder: Path, last_tick: int | None) -> bool:
 
 
 def _grid(plan: SweepPlan) -> Iterator[Point]:
-    values = [[f"{each.key}={choice}" for choice in each.choices] for each in plan.dimensions]
+    values = [[f"{dimension.key}={choice}" for choice in dimension.choices] for dimension in plan.dimensions]
     for number, words in enumerate(product(*values)):
         yield Point(number, words)

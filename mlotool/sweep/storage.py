@@ -1,14 +1,12 @@
 """Optuna, imported where it is asked for, and the database of a study, which may be a stranger's."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mlotool.core.errors import ConfigError, RunFileError, WriteError
-from mlotool.core.messages import escape
-from mlotool.core.run_files import open_file
+from mlotool.core.errors import ConfigError, WriteError
 
 
 def import_extra(module: str, key: str, extra: str) -> Any:
@@ -31,10 +29,6 @@ def import_extra(module: str, key: str, extra: str) -> Any:
         ) from error
 
 
-# Workers write at the same time; SQLite waits this long for another one's lock.
-SECONDS_TO_LOCK = 60
-
-
 def import_optuna() -> Any:
     """Return the package, which says nothing below a warning; a missing one is a ConfigError."""
     optuna = import_extra("optuna", "sweep=optuna", "optuna")
@@ -49,7 +43,8 @@ def open_storage(url: str) -> Any:
         ConfigError: it does not open.
     """
     optuna = import_optuna()
-    arguments = {"connect_args": {"timeout": SECONDS_TO_LOCK}} if url.startswith("sqlite:") else {}
+    # Workers write at the same time: SQLite waits so many seconds for another one's lock.
+    arguments = {"connect_args": {"timeout": 60}} if url.startswith("sqlite:") else {}
     try:
         return optuna.storages.RDBStorage(url, engine_kwargs=arguments)
     # SQLAlchemy's errors have no common base but this, and a driver that is missing is an ImportError.
@@ -78,27 +73,8 @@ def storing(url: str) -> Iterator[None]:
         ) from error
 
 
-MAX_BYTES = 200_000_000
-_SUFFIXES = ("", "-journal", "-wal", "-shm")
-_NAMES_ANOTHER_FILE = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
-"""SQLite's mark at the end of a journal that names another file, which it would read, and remove. Every journal begins
-with it."""
-
-
 def check_own_study(folder: Path, name: str, sampler: str) -> None:
-    """Refuse a study in a sweep's folder, which may be a stranger's, that leads out of it, or holds pickles.
-
-    Raises:
-        ConfigError: its sampler reads pickles.
-        RunFileError: a link leads out of the folder, or a journal does.
-    """
-    for suffix in _SUFFIXES:
-        with suppress(FileNotFoundError), open_file(folder, f"{name}{suffix}", MAX_BYTES) as file:
-            if suffix == "-journal" and file.read().endswith(_NAMES_ANOTHER_FILE):
-                raise RunFileError(
-                    f"{escape(str(folder / name))}: found a journal that names another file; expected a study as "
-                    "Optuna writes it. Remove the sweep's folder, or leave resume out for a new sweep."
-                )
+    """Refuse a study in a sweep's folder, which may be a stranger's, whose sampler reads pickles."""
     if sampler == "cmaes" and (folder / name).exists():
         # Optuna keeps the state of CMA-ES as a pickle in the study, and unpickles whatever stands there.
         raise ConfigError(

@@ -11,92 +11,46 @@ from typing import Any
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RunError
 from mlotool.core.messages import did_you_mean
+from mlotool.sweep import trials
 from mlotool.sweep.folder import STUDY_FILE, study_name
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_numbers, read_outcome
 from mlotool.sweep.points import AbstractPoints, Group, GroupRecord, Point
 from mlotool.sweep.storage import check_own_study, import_optuna, open_storage, storing
 from mlotool.sweep.study_options import make_pruner, make_study_sampler, sampler_options
-from mlotool.sweep.trials import (
-    MOST_IN_A_ROW,
-    SamePoints,
-    ask,
-    check_values,
-    distributions_of,
-    is_drawn,
-    make_all,
-    note_drawn,
-    note_infeasible,
-    reason_of,
-    words_of,
-)
-
-DIRECTIONS = {"max": "maximize", "min": "minimize"}
+from mlotool.sweep.trials import MOST_IN_A_ROW, SamePoints, check_values, reason_of
 
 
-class Objectives:
-    """What the trials of a search are judged by: the objectives of their jobs; with several jobs, their means.
+def _objectives(folders: Sequence[Path], second: str | None) -> list[float] | None:
+    """Return the objectives of a trial whose jobs have ended, their means; None where a job has no number.
 
     Args:
-        plan: the sweep.
-
-    Attributes:
-        directions: of the objectives, in Optuna's words.
-        repeats: jobs of a trial.
-        can_be_pruned: whether a job may be stopped because others do better.
+        folders: of its jobs.
+        second: the key of the second objective; None where there is one.
 
     Raises:
-        ConfigError: repetitions, and a seed that is searched.
+        RunError: a job that has finished has no value of the second objective.
     """
-
-    def __init__(self, plan: SweepPlan) -> None:
-        settings = plan.settings
-        assert plan.mode is not None
-        self.repeats: int = settings["repeats"]
-        self._second: str | None = settings["second_objective"]
-        modes = [plan.mode] if self._second is None else [plan.mode, settings["second_objective_mode"]]
-        self.directions = [DIRECTIONS[mode] for mode in modes]
-        self.can_be_pruned = self.repeats == 1 and self._second is None
-        if self.repeats > 1 and any(dimension.key == "seed" for dimension in plan.dimensions):
-            raise ConfigError(
-                f"sweep.repeats: found {self.repeats} beside a seed that is searched; expected one of the two, as each "
-                "repetition has a seed of its own. Leave seed out."
-            )
-
-    def of(self, folders: Sequence[Path]) -> list[float] | None:
-        """Return the objectives of a trial whose jobs have ended; None where one of them has no number.
-
-        Args:
-            folders: of its jobs.
-
-        Raises:
-            RunError: a job that has finished has no value of the second objective.
-        """
-        rows = []
-        for folder in folders:
-            outcome = read_outcome(folder)
-            if outcome.status != "finished":
-                return None
-            rows.append([outcome.value, *([] if self._second is None else [self._second_of(folder, self._second)])])
-        means = [fmean(math.nan if value is None else value for value in column) for column in zip(*rows, strict=True)]
-        return None if any(map(math.isnan, means)) else means
-
-    def _second_of(self, folder: Path, key: str) -> float:
-        numbers = read_numbers(folder)
-        value = numbers.get(key)
-        if value is None:
+    rows = []
+    for folder in folders:
+        outcome, numbers = read_outcome(folder), read_numbers(folder)
+        if outcome.status != "finished":
+            return None
+        if second is not None and numbers.get(second) is None:
             raise RunError(
-                f"sweep.second_objective: found {key}, which {folder} has not; expected one of "
-                f"{', '.join(numbers) or 'the keys of its summary.json'}.{did_you_mean(key, numbers)} Start the sweep "
-                "again with that key."
+                f"sweep.second_objective: found {second}, which {folder} has not; expected one of "
+                f"{', '.join(numbers) or 'the keys of its summary.json'}.{did_you_mean(second, numbers)} Start the "
+                "sweep again with that key."
             )
-        return value
+        rows.append([outcome.value, *([] if second is None else [numbers[second]])])
+    means = [fmean(math.nan if value is None else value for value in column) for column in zip(*rows, strict=True)]
+    return None if any(map(math.isnan, means)) else means
 
 
-def check_study(plan: SweepPlan, *, has_decisions: bool) -> tuple[Objectives, dict[str, Any]]:
-    """Return what the trials of a search find, and what they are drawn from.
+def check_study(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:
+    """Return what the trials of a search are drawn from.
 
     Raises:
-        ConfigError: there is no one objective for all jobs, or nothing to search.
+        ConfigError: there is no one objective for all jobs, or nothing to search; or repetitions, and a seed that is.
     """
     if plan.objective is None:
         raise ConfigError(
@@ -113,7 +67,12 @@ def check_study(plan: SweepPlan, *, has_decisions: bool) -> tuple[Objectives, di
             "sweep.params: found nothing to search; expected choices or ranges. Write 'problems.<name>.optimizer.lr="
             "tag(log, interval(1e-3, 1e-1))', or give a problem a module of _target_: mlotool.spaces.Space."
         )
-    return Objectives(plan), distributions_of(plan)
+    if plan.settings["repeats"] > 1 and any(dimension.key == "seed" for dimension in plan.dimensions):
+        raise ConfigError(
+            f"sweep.repeats: found {plan.settings['repeats']} beside a seed that is searched; expected one of the two, "
+            "as each repetition has a seed of its own. Leave seed out."
+        )
+    return trials.distributions_of(plan)
 
 
 def _check_found(study: Any, directions: Sequence[str], plan: SweepPlan, url: str, *, is_resumed: bool) -> None:
@@ -128,10 +87,10 @@ def _check_found(study: Any, directions: Sequence[str], plan: SweepPlan, url: st
             "a new one; expected none of the name of its folder. Choose a folder of another name with hydra.sweep.dir, "
             "or go on with that sweep: resume=<its folder>."
         )
-    found = [each.name.lower() for each in study.directions]
-    if found != list(directions):
+    before = [direction.name.lower() for direction in study.directions]
+    if before != list(directions):
         raise ConfigError(
-            f"resume: found a study {url} that is to {' and '.join(found)} {plan.objective}; expected one "
+            f"resume: found a study {url} that is to {' and '.join(before)} {plan.objective}; expected one "
             f"that is to {' and '.join(directions)} it. Leave resume out for a new sweep."
         )
 
@@ -164,9 +123,11 @@ class StudyPoints(AbstractPoints):
         optuna, settings = import_optuna(), plan.settings
         self._optuna, self._states = optuna, optuna.trial.TrialState
         self._folder, self._make_decisions = folder, draw
-        self._objectives, self._distributions = check_study(plan, has_decisions=draw is not None)
-        self._repeats, self._group_size = self._objectives.repeats, plan.group_size
-        self._fixed_seed, self._sampler = plan.seed, settings["sampler"]
+        self._distributions = check_study(plan, has_decisions=draw is not None)
+        self._repeats, self._second = settings["repeats"], settings["second_objective"]
+        modes = [plan.mode, *([] if self._second is None else [settings["second_objective_mode"]])]
+        directions = ["maximize" if mode == "max" else "minimize" for mode in modes]
+        self._fixed_seed, self._sampler, self._group_size = plan.seed, settings["sampler"], plan.group_size
         if not settings["storage"]:
             check_own_study(folder, STUDY_FILE, settings["sampler"])
         self._url = settings["storage"] or f"sqlite:///{folder / STUDY_FILE}"
@@ -182,11 +143,11 @@ class StudyPoints(AbstractPoints):
             self._study = optuna.create_study(
                 storage=open_storage(self._url),
                 study_name=self._watched["name"],
-                directions=self._objectives.directions,
+                directions=directions,
                 pruner=pruner,
                 load_if_exists=True,
             )
-            _check_found(self._study, self._objectives.directions, plan, self._url, is_resumed=record.is_resumed)
+            _check_found(self._study, directions, plan, self._url, is_resumed=record.is_resumed)
             self._num_planned = self.total = settings["num_trials"] * self._repeats
             # Jobs that were given to be run, by this process or an earlier one that saw them end; of these, those that
             # were interrupted; and how many draws of known points came one after the other, at last.
@@ -258,10 +219,10 @@ class StudyPoints(AbstractPoints):
         self._same.add(trial)
         with self._telling(num_more=len(points)):
             if refused is not None:
-                note_infeasible(trial, refused)
+                trial.set_user_attr(trials.INFEASIBLE, refused[: trials.MAX_REASON])
                 self._study.tell(trial.number, state=self._states.FAIL)
             elif self._make_decisions is not None:
-                note_drawn(trial)
+                trial.set_user_attr(trials.DRAWN, True)
         return points
 
     def _ask(self) -> tuple[Any, str | None]:
@@ -270,13 +231,13 @@ class StudyPoints(AbstractPoints):
             # Samplers that are experimental in Optuna say so each time.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             with storing(self._url):
-                trial = ask(self._study, self._distributions)
+                trial = trials.ask(self._study, self._distributions)
             with self._reading():
                 # One that was queued, or half drawn, may have values of anybody's.
                 check_values(trial, self._distributions)
             try:
                 if self._make_decisions is not None:
-                    make_all(trial, self._make_decisions, self._own_words(trial), storing(self._url))
+                    trials.make_all(trial, self._make_decisions, self._own_words(trial), storing(self._url))
             except InfeasibleModelError as error:
                 return trial, str(error)
             except ConfigError:
@@ -299,7 +260,7 @@ class StudyPoints(AbstractPoints):
         is_told = self._repeats > 1 and self._study.get_trials(deepcopy=False)[number].state.is_finished()
         if is_told or not statuses <= {*ENDED}:
             return
-        values = self._objectives.of(folders)
+        values = _objectives(folders, self._second)
         with self._telling():
             if values is not None:
                 self._study.tell(number, values)
@@ -349,10 +310,13 @@ class StudyPoints(AbstractPoints):
                 self.num_same += 1
                 continue
             refused, is_over = reason_of(trial), trial.state.is_finished()
-            is_whole = refused is not None or is_drawn(trial, self._make_decisions is not None)
+            is_whole = refused is not None or trials.is_drawn(trial, self._make_decisions is not None)
             has_values = trial.params.keys() >= self._distributions.keys()
             if not is_whole or not has_values or trial.state == self._states.WAITING:
-                self._draw_later(trial)
+                if trial.state == self._states.RUNNING:
+                    # Its process died while it was drawn: the next draw gives it what it lacks. It is not marked as
+                    # failed, as brute force takes the values of a trial that has ended for all that such a trial has.
+                    self._study._storage.set_trial_state_values(trial._trial_id, state=self._states.WAITING)
                 continue
             if not is_over and refused is not None:
                 self._study.tell(trial.number, state=self._states.FAIL)
@@ -377,20 +341,10 @@ class StudyPoints(AbstractPoints):
                 else:
                     waiting[point.number] = point
         groups = record.groups(points, waiting)
-        trials = self._study.get_trials(deepcopy=False)
         for number in frozenset().union(*(group.ended for group in groups)):
-            check_values(trials[number // self._repeats], self._distributions)
+            check_values(self._study.get_trials(deepcopy=False)[number // self._repeats], self._distributions)
         taken = {point.number for group in groups for point in group.points}
         return groups, [point for number, point in waiting.items() if number not in taken]
-
-    def _draw_later(self, trial: Any) -> None:
-        """Put a trial whose process died while it was drawn into the queue; the next draw gives it what it lacks.
-
-        It is not marked as failed, as Optuna's brute force takes the values of a trial that has ended for all that a
-        trial with these values has.
-        """
-        if trial.state == self._states.RUNNING:
-            self._study._storage.set_trial_state_values(trial._trial_id, state=self._states.WAITING)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -410,9 +364,10 @@ class StudyPoints(AbstractPoints):
     def _points(self, trial: Any, refused: str | None = None) -> list[Point]:
         """Return the jobs of a trial."""
         # A decision that the command line varies is a word as it stands there.
-        words = (*self._own_words(trial), *words_of(trial, without=self._distributions))
+        words = (*self._own_words(trial), *trials.words_of(trial, without=self._distributions))
         if self._repeats == 1:
-            study = {**self._watched, "trial": trial.number} if self._objectives.can_be_pruned else None
+            # A job may be stopped because others do better where one objective says so.
+            study = {**self._watched, "trial": trial.number} if self._second is None else None
             return [Point(trial.number, words, study, refused)]
         first = trial.number * self._repeats
         return [

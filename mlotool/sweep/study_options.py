@@ -1,7 +1,7 @@
 """What `sweep.sampler` and `sweep.pruner` name, made with their options."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -61,12 +61,8 @@ def option_faults(settings: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with `sweep.sampler_options` and `sweep.pruner_options`; nothing where Optuna is missing."""
     if settings["method"] != "optuna" or find_spec("optuna") is None:
         return []
-    faults = []
-    makers: dict[str, tuple[Mapping[str, str], Callable[[str, Mapping[str, Any]], Any]]] = {
-        "sampler": (SAMPLERS, partial(make_sampler, seed=settings["seed"])),
-        "pruner": (PRUNERS, make_pruner),
-    }
-    for key, (classes, make) in makers.items():
+    faults, make_seeded = [], partial(make_sampler, seed=settings["seed"])
+    for key, classes, make in (("sampler", SAMPLERS, make_seeded), ("pruner", PRUNERS, make_pruner)):
         name, options = settings[key], settings[f"{key}_options"] or {}
         # Unknown names, and what are no options, have faults of their own.
         if name in classes and isinstance(options, Mapping):

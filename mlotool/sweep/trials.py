@@ -36,8 +36,8 @@ def _suggest(trial: Any, name: str, distribution: Any) -> Any:
 
 
 PREFIX = "decisions."
-_DRAWN, _INFEASIBLE, _UNASKED = "drawn", "infeasible", "unasked"
-_MAX_REASON = 2_000
+DRAWN, INFEASIBLE, _UNASKED = "drawn", "infeasible", "unasked"
+MAX_REASON = 2_000
 _OTHER_VALUES = ("null", "true", "false", "nan", "inf")
 """Words that are no text to Hydra."""
 
@@ -96,24 +96,14 @@ def words_of(trial: Any, without: Container[str] = ()) -> tuple[str, ...]:
     return (*made, *(f"~{PREFIX}{name}" for name in _unasked(trial)))
 
 
-def note_drawn(trial: Any) -> None:
-    """Note that a trial has all of its decisions."""
-    trial.set_user_attr(_DRAWN, True)
-
-
-def note_infeasible(trial: Any, reason: str) -> None:
-    """Note that a trial's decisions make no model."""
-    trial.set_user_attr(_INFEASIBLE, reason[:_MAX_REASON])
-
-
 def is_drawn(trial: Any, has_decisions: bool) -> bool:
     """Say whether a trial has all of its decisions."""
-    return not has_decisions or trial.user_attrs.get(_DRAWN) is True
+    return not has_decisions or trial.user_attrs.get(DRAWN) is True
 
 
 def reason_of(trial: Any) -> str | None:
     """Return why a trial's decisions make no model; None where they make one."""
-    return str(trial.user_attrs[_INFEASIBLE])[:_MAX_REASON] if _INFEASIBLE in trial.user_attrs else None
+    return str(trial.user_attrs[INFEASIBLE])[:MAX_REASON] if INFEASIBLE in trial.user_attrs else None
 
 
 def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:
@@ -121,8 +111,8 @@ def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _unasked(trial: Any) -> list[str]:
-    found = trial.user_attrs.get(_UNASKED, [])
-    return [str(each) for each in found] if isinstance(found, list) else []
+    names = trial.user_attrs.get(_UNASKED, [])
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _word(value: Any) -> str:

@@ -26,8 +26,8 @@ class Watcher:
     def __init__(self, url: str, name: str, trial: int, pruner: str, pruner_options: Mapping[str, Any]) -> None:
         optuna, self._url = import_optuna(), url
         self._study = _study(url, name, pruner, json.dumps(dict(pruner_options), sort_keys=True))
-        [found] = (each for each in self._study.get_trials(deepcopy=False) if each.number == trial)
-        self._trial = optuna.trial.Trial(self._study, found._trial_id)
+        [own] = (other for other in self._study.get_trials(deepcopy=False) if other.number == trial)
+        self._trial = optuna.trial.Trial(self._study, own._trial_id)
 
     def __call__(self, tick: int, value: float) -> bool:
         """Report; return whether the job is to end.

@@ -130,22 +130,6 @@ def by_numpy(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
     return functional.cross_entropy(logits, batch["target"]) + 0.01 * largest * logits.square().mean()
 
 
-def by_mask(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
-    logits = model(batch["input"])
-    return functional.cross_entropy(logits, batch["target"]) + 0.01 * logits[logits > 0].sum()
-
-
-class Counted:
-    """Counts its calls where no look at its attributes tells."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[int]] = [[0]]
-
-    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
-        self.calls[0][0] += 1
-        return functional.cross_entropy(model(batch["input"]) / (1 + 1e-3 * self.calls[0][0]), batch["target"])
-
-
 class Noisy:
     def __init__(self) -> None:
         self.random = numpy.random.default_rng(0)
@@ -156,8 +140,6 @@ class Noisy:
 
 LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
     "numpy": (lambda: by_numpy, "takes values out of torch"),
-    "a mask": (lambda: by_mask, "the shape of a result depends on values"),
-    "a count in a list of lists": (Counted, "evaluating its loss changes element 0, which a trace would fix"),
     "a generator of numpy": (Noisy, "gives other values each time (Generator)"),
 }
 

@@ -52,11 +52,6 @@ class Probe(nn.Module):
         return self.head(self.encoder(images).mul_(2.0))
 
 
-@pytest.fixture(autouse=True)
-def _calls() -> None:
-    CALLS.clear()
-
-
 def heads() -> list[nn.Module]:
     torch.manual_seed(3)
     return [
@@ -79,35 +74,62 @@ def images() -> InMemoryDataset:
     return InMemoryDataset(pixels, torch.arange(18) % 5, Normalization([0.5] * 3, [0.2] * 3))
 
 
-def trained(shares: bool, num_ticks: int = 7) -> tuple[list[Tensor], int]:
+def weighted(batch: Any, *, model: Any, weigher: Any) -> Tensor:
+    losses = nn.functional.cross_entropy(model(batch["input"]), batch["target"], reduction="none")
+    return (losses * weigher(losses.detach()[:, None]).sigmoid()[:, 0]).mean()
+
+
+def plain(name: str, head: nn.Module, data: Any) -> Program:
+    return Program([problem(name, head, data)], Graph())
+
+
+def bilevel(name: str, head: nn.Module, data: Any) -> Program:
+    roles, stream = {"model": "lower", "weigher": "upper"}, Stream(data, 6, seed=1)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    settings: dict[str, Any] = {"unroll_steps": 2, "hypergradient": Implicit(Identity())}
+    lower = Problem("lower", Probe(head), weighted, roles=roles, stream=stream, optimizer=sgd, **settings)
+    torch.manual_seed(7)
+    stream = Stream(data, 6, seed=2)
+    upper = Problem("upper", nn.Linear(1, 1), cross_entropy, roles={"model": "lower"}, stream=stream, optimizer=sgd)
+    return Program([lower, upper], Graph({"upper": ["lower"]}, {"lower": ["upper"]}))
+
+
+def trained(make: Any, shares: bool) -> tuple[list[Tensor], int]:
+    """Return what three runs come to in seven ticks, and how often an encoder was evaluated."""
     data = images()
-    problems = [problem(f"p{number}", head, data) for number, head in enumerate(heads())]
-    schedules = [Schedule(Program([each], Graph())) for each in problems]
+    programs = [make(f"p{number}", head, data) for number, head in enumerate(heads())]
+    schedules = [Schedule(program) for program in programs]
+    problems = [each for program in programs for each in program.problems.values()]
     if shares:
-        share_reads([each.stream for each in problems])  # type: ignore[misc]
+        share_reads([each.stream for each in problems])
         [prefix] = share_prefixes(problems)
-    for _ in range(num_ticks):
+    CALLS.clear()
+    for _ in range(7):
         for schedule in schedules:
             schedule.tick()
     if shares:
-        assert prefix.num_shared == 2 * num_ticks
         prefix.close()
-    assert all("forward" not in vars(each.module.encoder) for each in problems)
+    assert all("forward" not in vars(part) for each in problems for part in each.module.modules())
     return [tensor for each in problems for tensor in each.module.state_dict().values()], len(CALLS)
 
 
-def test_runs_with_one_encoder_train_as_alone_with_a_fraction_of_its_evaluations() -> None:
-    alone, num_alone = trained(False)
-    CALLS.clear()
-    together, num_together = trained(True)
+@pytest.mark.parametrize("make", [plain, bilevel])
+def test_runs_with_one_encoder_train_as_alone_with_a_fraction_of_its_evaluations(make: Any) -> None:
+    (alone, num_alone), (together, num_together) = trained(make, False), trained(make, True)
     assert all(map(have_same_bits, together, alone))
     # Besides one a tick, the first result that each of the others takes over, the second and the fourth.
-    assert (num_alone, num_together) == (21, 7 + 2 * 3)
+    assert (num_alone, num_together) == (21, 7 + 2 * 3) if make is plain else num_together < num_alone
 
 
 def pair(first: nn.Module | None = None, second: nn.Module | None = None) -> tuple[Probe, Probe, SharedPrefix]:
+    """Return two runs past the comparisons of the first results."""
     probes = Probe(nn.Linear(144, 2), first), Probe(nn.Linear(144, 2), second)
-    return *probes, SharedPrefix([each.encoder for each in probes])
+    prefix = SharedPrefix([each.encoder for each in probes])
+    for seed in range(4) if first is None else ():
+        given = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        for each in probes:
+            each(given)
+    return *probes, prefix
 
 
 def evaluated(call: Callable[[], Any]) -> int:
@@ -116,17 +138,8 @@ def evaluated(call: Callable[[], Any]) -> int:
     return len(CALLS) - before
 
 
-def settle(one: Probe, other: Probe) -> None:
-    """Go past the comparisons of the first results."""
-    for seed in range(4):
-        given = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
-        one(given), other(given)
-    CALLS.clear()
-
-
 def test_an_equal_input_is_known_by_its_content() -> None:
     one, other, _ = pair()
-    settle(one, other)
     given = torch.rand(6, 3, 8, 8)
     assert evaluated(lambda: one(given)) == 1
     assert evaluated(lambda: other(given.clone())) == 0
@@ -135,20 +148,20 @@ def test_an_equal_input_is_known_by_its_content() -> None:
     changed = given.clone()
     changed[3, 1, 4, 4] += 1e-6
     assert evaluated(lambda: one(changed)) == 1
-    assert evaluated(lambda: one(given)) == 1
     # The same tensor with another content, also in few places.
     given[3, 1, 4, 5] += 1.0
-    assert evaluated(lambda: one(given)) == 1
-    given.add_(1.0)
     assert evaluated(lambda: one(given)) == 1
     given[2] = torch.nan
     assert evaluated(lambda: one(given)) == 1
     assert evaluated(lambda: other(given.clone())) == 0
+    for _ in range(80):
+        one(torch.rand(2, 3, 8, 8))
+    # Runs with other samples stop looking.
+    assert "forward" not in vars(one.encoder)
 
 
 def test_what_is_no_constant_is_left_to_the_part_itself() -> None:
     one, other, prefix = pair()
-    settle(one, other)
     given = torch.rand(6, 3, 8, 8)
     one(given)
     leaf = given.clone().requires_grad_()
@@ -168,6 +181,9 @@ def test_what_is_no_constant_is_left_to_the_part_itself() -> None:
     twin = copy.deepcopy(other)
     assert evaluated(lambda: twin(given)) == 1
     assert torch.equal(twin(given), other(given))
+    # In its pure form it is shared, too.
+    bound = BoundModule(other, {name: each for name, each in other.named_parameters() if each.requires_grad})
+    assert evaluated(lambda: bound(given)) == 0
     other.train()
     mean = other.encoder.layers[1].running_mean.clone()
     other(given)
@@ -175,71 +191,27 @@ def test_what_is_no_constant_is_left_to_the_part_itself() -> None:
     assert prefix.num_shared > 0
 
 
-def test_a_part_in_its_pure_form_is_shared_too() -> None:
-    one, other, _ = pair()
-    settle(one, other)
-    given = torch.rand(6, 3, 8, 8)
-    bound = [
-        BoundModule(each, {name: tensor for name, tensor in each.named_parameters() if tensor.requires_grad})
-        for each in (one, other)
-    ]
-    expected = Probe(other.head)(given)
-    CALLS.clear()
-    bound[0](given)
-    assert torch.equal(bound[1](given), expected)
-    assert len(CALLS) == 1
+class Counting(Encoder):
+    def forward(self, images: Tensor) -> Tensor:
+        self.count = getattr(self, "count", 0) + 1
+        return super().forward(images) * self.count
 
 
-def test_a_part_that_is_changed_is_alone_from_then_on() -> None:
+def test_a_part_that_is_changed_or_no_function_is_alone_from_then_on() -> None:
     one, other, _ = pair()
-    settle(one, other)
     given = torch.rand(6, 3, 8, 8)
     first = one.encoder(given)
     with torch.no_grad():
         other.encoder.layers[0].weight.mul_(2.0)
     assert not torch.equal(other.encoder(given), first)
-    assert "forward" not in vars(other.encoder)
     # None is left to share with.
-    assert "forward" not in vars(one.encoder)
-
-
-def test_a_part_that_is_no_function_is_found_out_by_comparison() -> None:
-    class Counting(Encoder):
-        def forward(self, images: Tensor) -> Tensor:
-            self.count = getattr(self, "count", 0) + 1
-            return super().forward(images) * self.count
-
+    assert "forward" not in {*vars(other.encoder), *vars(one.encoder)}
     one, other, _ = pair(Counting(), Counting())
-    given = torch.rand(6, 3, 8, 8)
     one(given), one(given)
     alone = Probe(other.head, Counting())
     for _ in range(3):
         assert torch.equal(other(given), alone(given))
     assert "forward" not in vars(other.encoder)
-
-
-def test_runs_with_other_samples_stop_looking_for_equal_ones() -> None:
-    one, _, prefix = pair()
-    for _ in range(80):
-        one(torch.rand(2, 3, 8, 8))
-    assert "forward" not in vars(one.encoder)
-    assert not prefix._kept
-
-
-def test_the_memory_of_what_is_kept_is_bounded_and_a_run_may_leave() -> None:
-    probes = [Probe(nn.Linear(144, 2)) for _ in range(3)]
-    prefix = SharedPrefix([each.encoder for each in probes], max_bytes=3 * 2 * (192 + 144) * 4)
-    inputs = [torch.rand(2, 3, 8, 8) for _ in range(5)]
-    with torch.no_grad():
-        for each in inputs:
-            probes[0](each)
-    assert len(prefix._kept) == 3
-    prefix.leave(probes[1].encoder)
-    assert "forward" not in vars(probes[1].encoder)
-    assert "forward" in vars(probes[2].encoder)
-    prefix.leave(probes[0].encoder)
-    assert "forward" not in vars(probes[2].encoder)
-    assert not prefix._kept
 
 
 def test_parts_that_are_trained_hooked_or_different_are_not_shared() -> None:
@@ -253,42 +225,5 @@ def test_parts_that_are_trained_hooked_or_different_are_not_shared() -> None:
     others[4].module.encoder.layers[0].weight.requires_grad_(True)
     for each in others:
         assert share_prefixes([first, each]) == []
-    assert len(share_prefixes([first, problem("c", nn.Linear(144, 5), data), *others[:2]])) == 1
     assert list(frozen_parts(others[4].module)) == ["encoder.layers.1"]
     assert not have_same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert have_same_bits(torch.tensor([torch.nan]), torch.tensor([torch.nan]))
-
-
-def test_hypergradients_through_a_frozen_part_are_those_of_a_run_alone() -> None:
-    def weighted(batch: Any, *, model: Any, weigher: Any) -> Tensor:
-        losses = nn.functional.cross_entropy(model(batch["input"]), batch["target"], reduction="none")
-        return (losses * weigher(losses.detach()[:, None]).sigmoid()[:, 0]).mean()
-
-    def program(head: nn.Module, data: Any) -> Program:
-        lower = Problem(
-            "lower", Probe(head), weighted, roles={"model": "lower", "weigher": "upper"},
-            stream=Stream(data, 6, seed=1), optimizer=partial(torch.optim.SGD, lr=0.1), unroll_steps=2,
-            hypergradient=Implicit(Identity()),
-        )  # fmt: skip
-        torch.manual_seed(7)
-        upper = Problem(
-            "upper", nn.Linear(1, 1), cross_entropy, roles={"model": "lower"}, stream=Stream(data, 6, seed=2),
-            optimizer=partial(torch.optim.SGD, lr=0.1),
-        )  # fmt: skip
-        return Program([lower, upper], Graph({"upper": ["lower"]}, {"lower": ["upper"]}))
-
-    found = []
-    for shares in (False, True):
-        data = images()
-        programs = [program(head, data) for head in heads()[:2]]
-        schedules = [Schedule(each) for each in programs]
-        problems = [problem for each in programs for problem in each.problems.values()]
-        if shares:
-            share_reads([each.stream for each in problems])  # type: ignore[misc]
-            [prefix] = share_prefixes(problems)
-        for _ in range(6):
-            for schedule in schedules:
-                schedule.tick()
-        found.append([tensor for each in problems for tensor in each.module.state_dict().values()])
-    assert prefix.num_shared > 6
-    assert all(map(have_same_bits, *found))

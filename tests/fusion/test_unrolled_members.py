@@ -70,24 +70,13 @@ def shaped(seed: int, upper: nn.Module, optimizer: Any, **settings: Any) -> Prog
     """Return a program in which an upper problem, "shaper", gives what `settings` say."""
     torch.manual_seed(seed)
     lower = Problem(
-        "classifier",
-        network(),
-        plain_loss,
-        roles={"model": "classifier"},
-        stream=Stream(Blobs(40, seed), 8, seed=seed),
-        optimizer=optimizer,
-        hypergradient=Unrolled(),
-        unroll_steps=2,
-        **settings,
-    )
+        "classifier", network(), plain_loss, roles={"model": "classifier"}, optimizer=optimizer,
+        stream=Stream(Blobs(40, seed), 8, seed=seed), hypergradient=Unrolled(), unroll_steps=2, **settings,
+    )  # fmt: skip
     above = Problem(
-        "shaper",
-        upper.double(),
-        plain_loss,
-        roles={"model": "classifier"},
-        stream=Stream(Blobs(16, seed + 9), 8, seed=seed),
-        optimizer=partial(ADAM, lr=0.1),
-    )
+        "shaper", upper.double(), plain_loss, roles={"model": "classifier"},
+        stream=Stream(Blobs(16, seed + 9), 8, seed=seed), optimizer=partial(ADAM, lr=0.1),
+    )  # fmt: skip
     return Program([above, lower], Graph({"shaper": ["classifier"]}, {"classifier": ["shaper"]}))
 
 
@@ -144,23 +133,14 @@ def two_losses(batch: Mapping[str, Tensor], *, model: Any, weigher: Any, below: 
 def test_steps_that_read_a_lower_problem_are_left_to_the_plans() -> None:
     def make(k: int) -> Program:
         classifier = Problem(
-            "classifier",
-            network(),
-            two_losses,
-            roles={"model": "classifier", "weigher": "weights", "below": "bottom"},
-            stream=Stream(Blobs(40, k), 8, seed=k),
-            optimizer=partial(SGD, lr=0.1),
-            hypergradient=Unrolled(),
+            "classifier", network(), two_losses, roles={"model": "classifier", "weigher": "weights", "below": "bottom"},
+            stream=Stream(Blobs(40, k), 8, seed=k), optimizer=partial(SGD, lr=0.1), hypergradient=Unrolled(),
             unroll_steps=3,
-        )
+        )  # fmt: skip
         bottom = Problem(
-            "bottom",
-            network(),
-            plain_loss,
-            roles={"model": "bottom"},
-            stream=Stream(Blobs(40, k + 50), 8, seed=k),
+            "bottom", network(), plain_loss, roles={"model": "bottom"}, stream=Stream(Blobs(40, k + 50), 8, seed=k),
             optimizer=partial(SGD, lr=0.1),
-        )
+        )  # fmt: skip
         graph = Graph({"weights": ["classifier"]}, {"classifier": ["weights"], "bottom": ["classifier"]})
         return Program([unrolled(k).problems["weights"], classifier, bottom], graph)
 

@@ -11,7 +11,7 @@ from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.sweep import study
 from mlotool.sweep.driver import Sweep, run_jobs
 from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job
-from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher, Ending
+from mlotool.sweep.launchers import AbstractHandle, Ending
 from mlotool.sweep.points import AbstractPoints, GroupRecord, Point
 
 SHARED = JobSpec("mlotool run -m", ("+recipe=plain",), None, ())
@@ -103,7 +103,7 @@ class Ended(AbstractHandle):
         return Ending("it was made to die", was_killed=False)
 
 
-class HereAndNow(AbstractLauncher):
+class HereAndNow:
     """Runs `job(folder, spec)`, which returns a status and a value, and more of a summary; None leaves none."""
 
     def __init__(self, job: Job) -> None:
@@ -111,7 +111,7 @@ class HereAndNow(AbstractLauncher):
         self.started: list[str] = []
         self.groups: list[list[str]] = []
 
-    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
+    def __call__(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         self.groups.append([folder.name for folder in folders])
         for folder in folders:
             if not (folder / "summary.json").exists():

@@ -3,16 +3,17 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError
 from mlotool.sweep.driver import Sweep, run_jobs
 from mlotool.sweep.job_folder import JobSpec, read_job
-from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher, Ending
+from mlotool.sweep.launchers import AbstractHandle, Ending
 from mlotool.sweep.points import GridPoints, Point, grouped
 from tests.sweep.plans import SHARED, known, make_plan, run, words_of
 
@@ -25,40 +26,33 @@ def numbers(size: int, *words: Sequence[str]) -> list[list[int]]:
     return [[point.number for point in group.points] for group in grouped(points, size)]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "seed",
-        "data.seed",
-        RATE,
-        "problems.classifier.optimizer",
-        "optimizer@problems.classifier.optimizer",
-        "+problems.classifier.scheduler.gamma",
-        "problems.classifier.scheduler_interval",
-        "problems.classifier.gradient_clip_norm",
-        "problems.classifier.loss.temperature",
-        "runner.max_ticks",
-    ],
+ALIKE = (
+    "seed",
+    "data.seed",
+    RATE,
+    "problems.classifier.optimizer",
+    "optimizer@problems.classifier.optimizer",
+    "+problems.classifier.scheduler.gamma",
+    "problems.classifier.gradient_clip_norm",
+    "problems.classifier.loss.temperature",
+    "runner.max_ticks",
 )
-def test_jobs_of_one_structure_come_together(key: str) -> None:
-    choices = ["data=a", "data=b"]
-    words = [(data, f"{key}={value}") for value in ("1", "2.5e-3") for data in choices]
-    assert numbers(2, *words) == [[0, 2], [1, 3]]
+UNLIKE = {
+    "hypergradient": ("cg", "neumann"),
+    "problems.classifier.unroll_steps": ("1", "2"),
+    "problems.classifier.loss.reduction": ("sum", "mean"),
+    "model@problems.classifier.module": ("mlp", "resnet"),
+    "problems.classifier.module.width": ("1", "2"),
+}
 
 
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        ("hypergradient", ("cg", "neumann")),
-        ("problems.classifier.unroll_steps", ("1", "2")),
-        ("problems.classifier.loss.reduction", ("sum", "mean")),
-        ("model@problems.classifier.module", ("mlp", "resnet")),
-        ("problems.classifier.module.width", ("1", "2")),
-    ],
-)
-def test_jobs_of_other_structure_do_not(key: str, values: Sequence[str]) -> None:
-    words = [(f"seed={seed}", f"{key}={value}") for seed in range(2) for value in values]
-    assert numbers(2, *words) == [[0, 2], [1, 3]]
+def test_jobs_of_one_structure_come_together() -> None:
+    for key in ALIKE:
+        words = [(data, f"{key}={value}") for value in ("1", "2.5e-3") for data in ("data=a", "data=b")]
+        assert numbers(2, *words) == [[0, 2], [1, 3]], key
+    for key, values in UNLIKE.items():
+        words = [(f"seed={seed}", f"{key}={value}") for seed in range(2) for value in values]
+        assert numbers(2, *words) == [[0, 2], [1, 3]], key
 
 
 def test_a_group_is_filled_with_what_has_room() -> None:
@@ -70,50 +64,28 @@ def test_a_group_is_filled_with_what_has_room() -> None:
     assert numbers(1, *words) == [[number] for number in range(10)]
 
 
-def settings(size: int | str, **others: Any) -> SweepPlan:
-    return make_plan(Path("x"), SEEDS, fuse=size, **others)
-
-
 def test_auto_takes_as_many_as_there_are() -> None:
     many = Dimension("seed", tuple(map(str, range(100))))
-    assert settings("auto").group_size == 5
-    assert settings("auto", workers=2).group_size == 3
-    assert replace(settings("auto"), dimensions=(many,)).group_size == 32
+    settings = partial(make_plan, Path("x"), SEEDS)
+    assert settings(fuse="auto").group_size == 5
+    assert settings(fuse="auto", workers=2).group_size == 3
+    assert replace(settings(fuse="auto"), dimensions=(many,)).group_size == 32
     # A search looks at the jobs of a round before it draws the next.
-    assert settings("auto", method="optuna", num_trials=20).group_size == 5
-    assert settings("auto", method="optuna", num_trials=2).group_size == 1
-    assert replace(settings(4), devices_per_job=2).group_size == 1
-    assert settings(4).group_size == 4
+    assert settings(fuse="auto", method="optuna", num_trials=20).group_size == 5
+    assert settings(fuse="auto", method="optuna", num_trials=2).group_size == 1
+    assert replace(settings(fuse=4), devices_per_job=2).group_size == 1
+    assert settings(fuse=4).group_size == 4
 
 
 def finished(folder: Path, spec: JobSpec) -> tuple[str, float]:
     return "finished", float(words_of(spec)["seed"])
 
 
-def test_a_group_is_one_process(tmp_path: Path) -> None:
-    points, announced = GridPoints(make_plan(tmp_path, SEEDS, fuse=2), tmp_path, known(tmp_path)), list[Any]()
-    launcher = run(points, tmp_path, finished, announced=announced)
-    assert launcher.groups == [["0", "1"], ["2", "3"], ["4"]]
-    assert announced == [(number, "finished") for number in range(5)]
-    assert points.num_ended == points.total == 5
-    assert json.loads((tmp_path / "groups.json").read_text()) == {"groups": [[0, 1], [2, 3], [4]]}
-
-
-class Slow(AbstractLauncher):
+class Slow(AbstractHandle):
     """A process whose jobs end one at each look; it dies before it comes to the last."""
 
-    def __init__(self, *, is_killed: bool) -> None:
-        self.environments: list[Mapping[str, str]] = []
-        self.is_killed = is_killed
-
-    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
-        self.environments.append(environment)
-        return _Slow(list(folders), is_killed=self.is_killed)
-
-
-class _Slow(AbstractHandle):
-    def __init__(self, folders: list[Path], *, is_killed: bool) -> None:
-        self.folders, self.is_killed = folders, is_killed
+    def __init__(self, folders: Sequence[Path], *, is_killed: bool) -> None:
+        self.folders, self.is_killed = [*folders], is_killed
 
     def is_done(self) -> bool:
         if len(self.folders) > 1:
@@ -131,11 +103,15 @@ class _Slow(AbstractHandle):
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_job_ends_before_its_group(tmp_path: Path, is_killed: bool) -> None:
     plan, announced = make_plan(tmp_path, SEEDS, fuse=3), list[tuple[int, str]]()
-    launcher, status = Slow(is_killed=is_killed), "interrupted" if is_killed else "failed"
-    workers = [{"worker": "a"}, {"worker": "b"}]
+    workers, used, status = [{"worker": "a"}, {"worker": "b"}], list[Any](), "interrupted" if is_killed else "failed"
+
+    def launcher(folders: Sequence[Path], environment: Mapping[str, str]) -> Slow:
+        used.append(environment)
+        return Slow(folders, is_killed=is_killed)
+
     sweep = Sweep(tmp_path, SHARED, lambda point, outcome: announced.append((point.number, outcome.status)))
     run_jobs(GridPoints(plan, tmp_path, known(tmp_path)), launcher, workers, sweep)
-    assert launcher.environments == workers
+    assert used == workers
     assert announced == [(0, "finished"), (3, "finished"), (1, "finished"), (4, status), (2, status)]
     error = json.loads((tmp_path / "2" / "summary.json").read_text())["error"]
     log = tmp_path / "fusion" / "0.log"
@@ -169,19 +145,7 @@ def test_a_sweep_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
     assert GridPoints(again, tmp_path, known(tmp_path)).next() is None
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[[0, 1]]",
-        '{"groups": 3}',
-        '{"groups": [[0, 1], [1, 2]]}',
-        '{"groups": [["0"], [true]]}',
-        '{"groups": [[]]}',
-        '{"groups": [[0, 5]]}',
-        '{"groups": [[-1]]}',
-        "no JSON",
-    ],
-)
+@pytest.mark.parametrize("content", ["[[0, 1]]", '{"groups": [[0, 1], [1, 2]]}', '{"groups": [[0, 5]]}', "no JSON"])
 def test_groups_of_a_stranger_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "groups.json").write_text(content)
     with pytest.raises(ConfigError, match=r"resume: found .*groups\.json.*expected the groups of jobs"):

@@ -3,33 +3,19 @@
 import json
 import math
 import resource
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlotool.config.schema import PRUNERS, SAMPLERS
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, WriteError
 from mlotool.sweep.job_folder import JobSpec, read_job
 from mlotool.sweep.study import StudyPoints
-from mlotool.sweep.study_options import make_pruner, make_sampler
 from mlotool.sweep.watcher import Watcher
-from tests.sweep.plans import (
-    RATE,
-    Job,
-    Killed,
-    known,
-    make_plan,
-    rate,
-    run,
-    states,
-    study_of,
-    take_up,
-    trials,
-    words_of,
-)
+from tests.sweep.plans import RATE, Killed, known, make_plan, rate, run, states, study_of, take_up, trials, words_of
 
 optuna = pytest.importorskip("optuna")
 
@@ -50,7 +36,7 @@ def test_every_trial_is_a_job_with_its_values(tmp_path: Path) -> None:
         assert 1e-3 <= trial.value <= 1e-1
 
 
-def watched(*values: dict[int, float]) -> Job:
+def watched(*values: dict[int, float]) -> Any:
     """Return what reports the values of a job, by its number and then by tick, until it is to end."""
 
     def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
@@ -64,31 +50,27 @@ def watched(*values: dict[int, float]) -> Job:
 
 NAN = math.nan
 FLAT = {10: 1.0, 20: 1.0, 30: 1.0}, {10: 2.0, 20: 2.0, 30: 2.0}
+# By pruner its options; one job that is not a number at first ends none.
+PRUNERS: dict[str, dict[str, Any]] = {
+    "median": {"n_startup_trials": 1},
+    "successive_halving": {"min_resource": 1, "reduction_factor": 2},
+    "hyperband": {"min_resource": 1, "max_resource": 4, "reduction_factor": 2},
+    "threshold": {"lower": 0.0},
+}
 PRUNED: dict[str, tuple[dict[str, Any], list[dict[int, float]], list[str]]] = {
-    "nobody asked": ({}, [{1: 0.5, 2: 0.7}, {1: 0.5, 2: 0.7}, {1: 0.3, 2: 0.95}], ["COMPLETE"] * 3),
     "not a number once, unasked": ({}, [*[{1: 0.9, 2: 0.9}] * 6, {1: NAN, 2: 0.95}], ["COMPLETE"] * 7),
-    "a bad job": (
-        {"pruner": "median", "pruner_options": {"n_startup_trials": 2}},
-        [*FLAT, {10: 0.5}],
-        ["COMPLETE", "COMPLETE", "PRUNED"],
-    ),
     "a bad job at its next number": (
         {"pruner": "median", "pruner_options": {"n_startup_trials": 2}},
         [*FLAT, {20: NAN, 30: 0.5}],
         ["COMPLETE", "COMPLETE", "PRUNED"],
     ),
     **{
-        f"{pruner}: one that is not a number ends no job": (
-            {"pruner": pruner, "pruner_options": options},
-            [{1: NAN, 2: k, 3: NAN, 4: 2.0 * k} for k in (1, 2, 3)],
+        name: (
+            {"pruner": name, "pruner_options": options},
+            [{1: NAN, 2: k, 4: 2.0 * k} for k in (1, 2, 3)],
             ["COMPLETE"] * 3,
         )
-        for pruner, options in {
-            "median": {"n_startup_trials": 1},
-            "successive_halving": {"min_resource": 1, "reduction_factor": 2},
-            "hyperband": {"min_resource": 1, "max_resource": 4, "reduction_factor": 2},
-            "threshold": {"lower": 0.0},
-        }.items()
+        for name, options in PRUNERS.items()
     },
 }
 
@@ -103,11 +85,10 @@ def test_what_jobs_report_ends_those_that_do_worse_where_that_is_asked_for(tmp_p
     assert [trial.intermediate_values for trial in trials(tmp_path)] == numbers
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "evolution"])
 @pytest.mark.usefixtures("in_memory")
-def test_jobs_without_a_number_count_and_say_why(tmp_path: Path, sampler: str) -> None:
+def test_jobs_without_a_number_count_and_say_why(tmp_path: Path) -> None:
     results = [("finished", NAN), ("failed", 0.0), None, ("finished", 1.0), ("finished", None), ("finished", 0.25)]
-    run(take_up(tmp_path, RATE, num_trials=6, sampler=sampler), tmp_path, lambda folder, _: results[int(folder.name)])
+    run(take_up(tmp_path, RATE, num_trials=6), tmp_path, lambda folder, _: results[int(folder.name)])
     assert states(tmp_path) == ["FAIL", "FAIL", "FAIL", "COMPLETE", "FAIL", "COMPLETE"]
     assert "it was made to die" in json.loads((tmp_path / "2" / "summary.json").read_text())["error"]
 
@@ -136,16 +117,6 @@ def test_a_sweep_that_died_is_gone_on_with_under_the_same_numbers(tmp_path: Path
     assert len({trial.params["lr"] for trial in after}) == 5
 
 
-@pytest.mark.usefixtures("in_memory")
-def test_the_jobs_of_a_process_are_drawn_together(tmp_path: Path) -> None:
-    """The last process has fewer, where their number is no multiple."""
-    points, announced = take_up(tmp_path, RATE, SOLVER, num_trials=5, fuse=2), list[tuple[int, str]]()
-    assert run(points, tmp_path, rate, announced=announced).groups == [["0", "1"], ["2", "3"], ["4"]]
-    assert announced == [(number, "finished") for number in range(5)]
-    assert [trial.value for trial in trials(tmp_path)] == [trial.params["lr"] for trial in trials(tmp_path)]
-    assert points.next() is None
-
-
 @pytest.mark.parametrize(("options", "expected"), [({}, True), ({"constant_liar": False}, False)])
 @pytest.mark.usefixtures("in_memory")
 def test_draws_of_a_process_keep_apart(options: dict[str, Any], expected: bool, tmp_path: Path) -> None:
@@ -172,17 +143,6 @@ def test_a_search_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
     assert launcher.started == ["4", "5", "6"]
     assert [trial.params for trial in trials(tmp_path)[:6]] == [trial.params for trial in before]
     assert states(tmp_path) == [*["COMPLETE"] * 3, "PRUNED", *["COMPLETE"] * 3]
-
-
-@pytest.mark.usefixtures("in_memory")
-def test_a_job_that_ended_before_the_sweep_took_note_is_not_run_again(tmp_path: Path) -> None:
-    assert take_up(tmp_path, RATE, num_trials=2).next() is not None
-    (tmp_path / "0").mkdir()
-    summary = {"status": "finished", "objective": {"key": "val/accuracy", "value": 0.5}}
-    (tmp_path / "0" / "summary.json").write_text(json.dumps(summary))
-    points = take_up(tmp_path, RATE, num_trials=2)
-    assert run(points, tmp_path, lambda *_: ("finished", 0.1)).started == ["1"]
-    assert [trial.value for trial in trials(tmp_path)] == [0.5, 0.1]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -219,16 +179,6 @@ def test_what_is_no_search_or_another_one_is_told(tmp_path: Path, monkeypatch: p
         take_up(tmp_path, RATE)
 
 
-def test_all_samplers_and_pruners_start() -> None:
-    needed: dict[str, dict[str, Any]] = {"percentile": {"percentile": 25.0}, "threshold": {"upper": 1.0}}
-    for name in PRUNERS:
-        assert type(make_pruner(name, needed.get(name, {}))).__name__ == PRUNERS[name]
-    # Of CMA-ES the package is asked for when its sampler is made.
-    for name in SAMPLERS.keys() - {"cmaes"}:
-        assert type(make_sampler(name, {}, seed=3)).__name__ == SAMPLERS[name]
-    assert hasattr(optuna.samplers, SAMPLERS["cmaes"])
-
-
 def test_a_study_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
     points = take_up(tmp_path, RATE, num_trials=10_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -241,3 +191,28 @@ def test_a_study_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     # With space again it goes on.
     assert take_up(tmp_path, RATE, num_trials=10_000).next() is not None
+
+
+CHOICES = '{"name": "CategoricalDistribution", "attributes": {"choices": ["${oc.env:HOME}", "{_target_: os.system}"]}}'
+SPOILED = (
+    f"UPDATE trial_params SET distribution_json = '{CHOICES}', param_value = 0",
+    "UPDATE trial_params SET param_value = 1e9",
+    "UPDATE trial_params SET distribution_json = '[[['",
+    "UPDATE trials SET number = '../../x'",
+)
+
+
+def test_the_study_of_a_stranger_gives_no_words(tmp_path: Path) -> None:
+    assert take_up(tmp_path, RATE, SOLVER).next() is not None
+    begun = (tmp_path / "study.db").read_bytes()
+    for statement in SPOILED:
+        (tmp_path / "study.db").write_bytes(begun)
+        with sqlite3.connect(tmp_path / "study.db") as connection:
+            connection.execute(statement)
+        connection.close()
+        with pytest.raises(ConfigError, match=r"expected .*resume out for a new sweep"):
+            take_up(tmp_path, RATE, SOLVER)
+    (tmp_path / "study.db").write_bytes(begun)
+    with pytest.raises(ConfigError, match="a pickle, which can run any code"):
+        take_up(tmp_path, RATE, SOLVER, sampler="cmaes")
+    assert take_up(tmp_path, RATE, SOLVER).next() is not None

@@ -1,15 +1,12 @@
 """Decisions of model spaces in a study: asked one by one, told as infeasible, repeated, and the same after a kill."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from mlotool.config.check_values import sweep_faults
-from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError, WriteError
 from mlotool.sweep.job_folder import JobSpec, read_job, read_outcome
@@ -43,7 +40,7 @@ def score(folder: Path, spec: JobSpec) -> tuple[str, float]:
     return "finished", float(values.get("decisions.depth", 0)) + float(values.get("seed", 0))
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "evolution", "reinforce", "predictor", "brute_force"])
+@pytest.mark.parametrize("sampler", ["tpe", "evolution", "reinforce", "predictor", "brute_force"])
 def test_a_job_has_the_decisions_of_its_trial(tmp_path: Path, sampler: str) -> None:
     started = run(take_up(tmp_path, draw=draw, num_trials=4, sampler=sampler), tmp_path, score).started
     assert len(started) == 4
@@ -69,20 +66,6 @@ def test_brute_force_ends_where_all_have_been_tried(tmp_path: Path, fuse: int) -
     assert "~decisions.width" in words["a"] and not any(word.startswith("~") for word in words["b"])
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_brute_force_ends_where_the_last_model_is_infeasible(tmp_path: Path, seed: int) -> None:
-    def one_fits(words: Sequence[str], decide: Decide) -> dict[str, Any]:
-        kind = decide("kind", ("x", "y", "z"))
-        if kind != "x":
-            raise InfeasibleModelError(f"no {kind}")
-        return {"kind": kind}
-
-    points = take_up(tmp_path, draw=one_fits, num_trials=10, sampler="brute_force", seed=seed)
-    run(points, tmp_path, score)
-    assert (points.total, points.num_ended) == (3, 3)
-    assert sorted(states(tmp_path)) == ["COMPLETE", "FAIL", "FAIL"]
-
-
 def test_what_makes_no_model_is_told_and_not_trained(tmp_path: Path) -> None:
     def refuse_a(words: Sequence[str], decide: Decide) -> dict[str, Any]:
         decisions = draw(words, decide)
@@ -104,17 +87,18 @@ def test_what_makes_no_model_is_told_and_not_trained(tmp_path: Path) -> None:
     assert points.num_ended == take_up(tmp_path, RATE, **settings).num_ended == 8
 
 
-def test_a_trial_whose_process_died_while_it_was_drawn_is_drawn_to_its_end(tmp_path: Path) -> None:
-    def die(words: Sequence[str], decide: Decide) -> dict[str, Any]:
-        draw(words, decide)
-        raise Killed
+def test_brute_force_ends_where_the_last_model_is_infeasible(tmp_path: Path) -> None:
+    def one_fits(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        if decide("kind", ("x", "y", "z")) != "x":
+            raise InfeasibleModelError("no model")
+        return {}
 
-    with pytest.raises(Killed):
-        run(take_up(tmp_path, RATE, draw=die, num_trials=4), tmp_path, score)
-    [before] = trials(tmp_path)
-    assert run(take_up(tmp_path, RATE, draw=draw, num_trials=4), tmp_path, score).started == ["0", "1", "2", "3"]
-    assert states(tmp_path) == ["COMPLETE"] * 4
-    assert trials(tmp_path)[0].params == before.params
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        points = take_up(folder, draw=one_fits, num_trials=10, sampler="brute_force", seed=seed)
+        run(points, folder, score)
+        assert points.total == points.num_ended == 3
+        assert sorted(states(folder)) == ["COMPLETE", "FAIL", "FAIL"]
 
 
 def test_repetitions_have_seeds_and_a_mean(tmp_path: Path) -> None:
@@ -129,15 +113,6 @@ def test_repetitions_have_seeds_and_a_mean(tmp_path: Path) -> None:
     assert (points.num_ended, points.total) == (9, 9)
     with pytest.raises(ConfigError, match=r"sweep.repeats: found 2 beside a seed that is searched; expected one"):
         take_up(tmp_path, Dimension("seed", ("0", "1")), draw=draw, repeats=2)
-
-
-@pytest.mark.parametrize("fuse", [1, 2])
-def test_a_repetition_that_failed_leaves_no_mean(tmp_path: Path, fuse: int) -> None:
-    def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
-        return ("failed" if folder.name == "1" else "finished"), 1.0
-
-    run(take_up(tmp_path, draw=draw, num_trials=2, repeats=2, fuse=fuse), tmp_path, job)
-    assert states(tmp_path) == ["FAIL", "COMPLETE"]
 
 
 def test_repetitions_go_on_after_a_kill(tmp_path: Path) -> None:
@@ -170,16 +145,6 @@ def test_two_objectives(tmp_path: Path) -> None:
         run(take_up(tmp_path / "other", draw=draw, num_trials=3, **misspelt), tmp_path / "other", job)
 
 
-@pytest.mark.parametrize("sampler", ["evolution", "reinforce", "predictor"])
-def test_samplers_of_one_objective_refuse_two(sampler: str) -> None:
-    [fault] = sweep_faults({"sweep": {**asdict(SweepConfig()), **SECOND, "method": "optuna", "sampler": sampler}})
-    assert f"found {sampler} beside sweep.second_objective" in fault
-    [fault] = sweep_faults({"sweep": {**asdict(SweepConfig()), **SECOND, "second_objective_mode": "less"}})
-    assert "expected one of min, max" in fault
-    [fault] = sweep_faults({"sweep": {**asdict(SweepConfig()), "repeats": 3}})
-    assert "found 3 in a grid" in fault
-
-
 def test_a_search_goes_on_after_candidates_that_changed_are_corrected(tmp_path: Path) -> None:
     is_corrected = False
 
@@ -199,12 +164,10 @@ def test_a_search_goes_on_after_candidates_that_changed_are_corrected(tmp_path: 
     launcher = run(points, tmp_path, score)
     assert points.num_ended == points.total
     assert not {str(number) for number in before} & set(launcher.started)
-    assert {trial.number: trial.value for trial in trials(tmp_path)} | before == {
-        trial.number: trial.value for trial in trials(tmp_path)
-    }
+    assert all(trials(tmp_path)[number].value == value for number, value in before.items())
 
 
-@pytest.mark.parametrize("value", ["x y", "${seed}", "a=b", 1.5, True, "A"])
+@pytest.mark.parametrize("value", ["${seed}", "a=b", 1.5, "A"])
 def test_a_spoiled_study_has_no_words(tmp_path: Path, value: Any) -> None:
     run(take_up(tmp_path, draw=draw, num_trials=3), tmp_path, lambda folder, spec: None)
     study_of(tmp_path).add_trial(
@@ -217,36 +180,20 @@ def test_a_spoiled_study_has_no_words(tmp_path: Path, value: Any) -> None:
     )
     with pytest.raises(ValueError, match="its trial 3"):
         take_up(tmp_path, draw=draw, num_trials=3)
-
-
-@pytest.mark.parametrize("name", ["width=1", "a b", "../x"])
-def test_a_spoiled_study_takes_nothing_out(tmp_path: Path, name: str) -> None:
-    take_up(tmp_path, draw=few, num_trials=4).next()
-    study_of(tmp_path)._storage.set_trial_user_attr(trials(tmp_path)[0]._trial_id, "unasked", [name])
+    # Nor does it take any out.
+    folder = tmp_path / "few"
+    take_up(folder, draw=few, num_trials=4).next()
+    study_of(folder)._storage.set_trial_user_attr(trials(folder)[0]._trial_id, "unasked", ["width=1"])
     with pytest.raises(ValueError, match="its trial 0"):
-        take_up(tmp_path, draw=few, num_trials=4)
+        take_up(folder, draw=few, num_trials=4)
 
 
-@pytest.mark.parametrize("value", ["null", "true", "false", "nan", "inf", "1e5", "007", "3x3", "on", 7])
+@pytest.mark.parametrize("value", ["null", "true", "nan", "1e5", "007", "3x3", 7])
 def test_words_are_read_as_the_values_that_they_are_made_of(value: Any) -> None:
     distributions = {"decisions.kind": optuna.distributions.CategoricalDistribution([value, "other"])}
     trial = optuna.trial.create_trial(value=0.0, params={"decisions.kind": value}, distributions=distributions)
     [word] = words_of_trial(trial)
     assert OverridesParser.create().parse_override(word).value() == value
-
-
-def test_a_decision_that_the_command_line_varies_is_its_word(tmp_path: Path) -> None:
-    points = take_up(
-        tmp_path,
-        Dimension("decisions.depth", choices=("1", "2")),
-        draw=lambda words, decide: {"width": decide("width", (8, 16))},
-        num_trials=2,
-    )
-    group = points.next()
-    assert group is not None
-    first, second = group.points[0].words
-    assert first in ("decisions.depth=1", "decisions.depth=2")
-    assert second in ("decisions.width=8", "decisions.width=16")
 
 
 def test_a_full_disk_while_a_decision_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """A search that is killed at any moment, and gone on with: it draws and trains what it would have, each model once."""
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -48,13 +47,8 @@ def search(folder: Path, kills: Iterator[int], **settings: Any) -> Words:
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "random": {"sampler": "random"},
-    "random, another seed": {"sampler": "random", "seed": 7},
     "tpe": {"sampler": "tpe", "sampler_options": {"n_startup_trials": 3}},
-    "tpe, together": {"sampler": "tpe", "sampler_options": {"n_startup_trials": 2, "multivariate": True}},
-    "tpe, in groups": {
-        "sampler": "tpe",
-        "sampler_options": {"n_startup_trials": 2, "multivariate": True, "group": True},
-    },
+    "tpe, in groups": {"sampler_options": {"n_startup_trials": 2, "multivariate": True, "group": True}},
     "nsga2": {"sampler": "nsga2", "sampler_options": {"population_size": 3}},
     "evolution": {"sampler": "evolution", "sampler_options": {"population_size": 3, "sample_size": 2}},
 }
@@ -70,8 +64,7 @@ def test_the_same_settings_as_a_search_that_was_not_killed(tmp_path: Path, name:
     assert not set(other) & set(whole)
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
-@pytest.mark.parametrize("name", [each.key for each in DIMENSIONS])
+@pytest.mark.parametrize(("sampler", "name"), [("random", DIMENSIONS[1].key), ("tpe", DIMENSIONS[2].key)])
 @pytest.mark.usefixtures("in_memory")
 def test_a_trial_that_was_half_drawn_gets_the_values_that_it_would_have_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str, name: str
@@ -92,24 +85,11 @@ def test_a_trial_that_was_half_drawn_gets_the_values_that_it_would_have_had(
 
 
 NUM_MODELS, MAX_KILLS = 2, 200
-WRITES = (
-    "create_new_trial",
-    "set_trial_param",
-    "set_trial_state_values",
-    "set_trial_user_attr",
-    "set_trial_system_attr",
-    "set_study_user_attr",
-    "set_study_system_attr",
-)
+WRITES = ("create_new_trial", "set_trial_param", "set_trial_state_values", "set_trial_user_attr", "set_study_user_attr")
 
 
 class Writes:
-    """Counts the writes into a study, and dies at one of them: before it, or after it.
-
-    Attributes:
-        dies_at: the number of that write; None where there is none.
-        is_after: whether it is done.
-    """
+    """Counts the writes into a study, and dies at one of them: before it, or after it."""
 
     def __init__(self) -> None:
         self.start(None)
@@ -185,19 +165,10 @@ def test_each_model_is_trained_once(tmp_path: Path, writes: Writes, is_after: bo
     raise AssertionError("the search has not ended")
 
 
-MOVES: dict[str, tuple[Callable[[Path, Path], Any], str, dict[str, Any]]] = {
-    "renamed": (Path.rename, "other", {}),
-    "copied": (shutil.copytree, "other", {"sampler_options": {"n_startup_trials": 1}}),
-    "with a space": (Path.rename, "with a space", {"sampler": "nsga2"}),
-    "with a database elsewhere": (Path.rename, "other", {"storage": "sqlite:///{}/all.db"}),
-}
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_a_folder_that_was_moved_is_gone_on_with(tmp_path: Path, name: str) -> None:
-    move, place, settings = MOVES[name]
-    settings = {key: value.format(tmp_path) if key == "storage" else value for key, value in settings.items()}
+@pytest.mark.parametrize(("place", "storage"), [("with a space", None), ("other", "sqlite:///{}/all.db")])
+def test_a_folder_that_was_moved_is_gone_on_with(tmp_path: Path, place: str, storage: str | None) -> None:
     first, new, trained = tmp_path / "first", tmp_path / place, list[str]()
+    settings = {} if storage is None else {"storage": storage.format(tmp_path)}
 
     def begin(resume: str | None, dies_at: int | None) -> None:
         def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
@@ -212,7 +183,7 @@ def test_a_folder_that_was_moved_is_gone_on_with(tmp_path: Path, name: str) -> N
             run(StudyPoints(plan, found, known(found, is_resumed=is_resumed)), found, job)
 
     begin(None, 3)
-    move(first, new)
+    first.rename(new)
     begin(str(new), None)
     assert trained == ["0", "1", "2", "3", "4"]
     watched, url = read_job(new / "4").study, settings.get("storage") or f"sqlite:///{new / 'study.db'}"

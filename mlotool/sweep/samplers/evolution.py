@@ -7,15 +7,8 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
 from mlotool.core.settings import Count, Seed, checked
-from mlotool.sweep.samplers.base import (
-    AbstractHistorySampler,
-    History,
-    Outcome,
-    contains,
-    countable,
-    draw,
-    generator,
-)
+from mlotool.sweep.samplers import base
+from mlotool.sweep.samplers.base import AbstractHistorySampler, History, Outcome
 
 _MOST_VALUES = 1000
 """A parameter with more values is redrawn without a look at which were tried."""
@@ -75,7 +68,7 @@ class EvolutionSampler(AbstractHistorySampler[Mutation | None]):
         population = history.outcomes[-self._population_size :]
         if len(population) < self._population_size:
             return None
-        random = generator(self._seed, number, "parent")
+        random = base.generator(self._seed, number, "parent")
         sample = random.integers(len(population), size=self._sample_size)
         # Of equal ones the youngest.
         parent = max((population[each] for each in sample), key=lambda each: (each.score, each.number))
@@ -92,18 +85,18 @@ class EvolutionSampler(AbstractHistorySampler[Mutation | None]):
 
     def choose(self, state: Mutation | None, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         """Return the parent's value, or another one."""
-        random = generator(self._seed, trial.number, "value", name)
+        random = base.generator(self._seed, trial.number, "value", name)
         if state is not None and name == state.name:
-            values = [each for each in state.values or () if contains(distribution, each)]
-            return values[int(random.integers(len(values)))] if values else draw(distribution, random)
-        if state is not None and name in state.parent.params and contains(distribution, state.parent.params[name]):
+            values = [each for each in state.values or () if base.contains(distribution, each)]
+            return values[int(random.integers(len(values)))] if values else base.draw(distribution, random)
+        if state is not None and name in state.parent.params and base.contains(distribution, state.parent.params[name]):
             # As this distribution has it: 3 for the 3.0 of a study that another program wrote.
             return distribution.to_external_repr(distribution.to_internal_repr(state.parent.params[name]))
-        return draw(distribution, random)
+        return base.draw(distribution, random)
 
 
 def _others(parent: Outcome, name: str) -> list[Any] | None:
-    values = countable(parent.distributions[name], _MOST_VALUES)
+    values = base.countable(parent.distributions[name], _MOST_VALUES)
     return None if values is None else [each for each in values if each != parent.params[name]]
 
 

@@ -14,17 +14,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial
 
 from mlotool.core.settings import Seed, checked
-from mlotool.sweep.samplers.base import (
-    AbstractHistorySampler,
-    History,
-    Outcome,
-    Point,
-    at,
-    countable,
-    draw,
-    generator,
-    position,
-)
+from mlotool.sweep.samplers import base
+from mlotool.sweep.samplers.base import AbstractHistorySampler, History, Outcome, Point
 
 Array = NDArray[np.float64]
 
@@ -167,7 +158,7 @@ class Parameter:
     def __init__(self, distributions: Sequence[BaseDistribution], start: int) -> None:
         self._range = _union(distributions)
         self._columns: dict[Any, int] | None = None
-        lists = [countable(each, _MOST_LEVELS) for each in distributions]
+        lists = [base.countable(each, _MOST_LEVELS) for each in distributions]
         values = [_key(value) for each in lists if each is not None for value in each]
         if None not in lists and (self._range is None or len(set(values)) <= _MOST_LEVELS):
             self._columns = {value: column for column, value in enumerate(dict.fromkeys(values))}
@@ -181,7 +172,7 @@ class Parameter:
             found = [self._columns.get(_key(each), -1) for each in values]
             return (np.asarray(found)[:, None] == np.arange(len(self._columns))).astype(float)
         assert self._range is not None
-        where = np.array([position(self._range, each) for each in values])[:, None]
+        where = np.array([base.position(self._range, each) for each in values])[:, None]
         orders = np.arange(1, _NUM_COSINES + 1)
         return np.concatenate([np.ones_like(where), np.cos(math.pi * where * orders) / orders], axis=1)
 
@@ -224,10 +215,10 @@ class Space:
 
 def candidates(distribution: BaseDistribution, random: np.random.Generator) -> list[Any]:
     """Return values to choose from: all, or some of a long range, one in each of its equal parts."""
-    values = countable(distribution, _NUM_CANDIDATES)
+    values = base.countable(distribution, _NUM_CANDIDATES)
     if values is not None:
         return values
-    return [at(distribution, (part + random.random()) / _NUM_CANDIDATES) for part in range(_NUM_CANDIDATES)]
+    return [base.at(distribution, (part + random.random()) / _NUM_CANDIDATES) for part in range(_NUM_CANDIDATES)]
 
 
 def _key(value: Any) -> Any:
@@ -313,7 +304,7 @@ class PredictorSampler(AbstractHistorySampler[Prediction | None]):
         if len(history.scored) < self._num_startup_trials:
             return None
         outcomes = _learned_from(history.scored, self._max_trials)
-        space, random = Space(outcomes), generator(self._seed, number, "weights")
+        space, random = Space(outcomes), base.generator(self._seed, number, "weights")
         features = space.features([each.params for each in outcomes])
         weights = draw_weights(features, space.groups, normal_scores([each.score for each in outcomes]), random)
         options = {name: parameter.options(random) for name, parameter in space.parameters.items()}
@@ -321,9 +312,9 @@ class PredictorSampler(AbstractHistorySampler[Prediction | None]):
 
     def choose(self, state: Prediction | None, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         """Return the value that promises most."""
-        random = generator(self._seed, trial.number, "value", name)
+        random = base.generator(self._seed, trial.number, "value", name)
         if state is None or name not in state.space.parameters:
-            return draw(distribution, random)
+            return base.draw(distribution, random)
         values = candidates(distribution, random)
         taken = frozenset(trial.params.items())
         untried = [each for each in values if taken | {(name, each)} not in state.tried]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from annotated_types import Ge
@@ -10,35 +9,13 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from mlotool.core.settings import Count, NonNegative, Positive, Seed, checked
-from mlotool.sweep.samplers.base import (
-    AbstractHistorySampler,
-    History,
-    Outcome,
-    at,
-    countable,
-    generator,
-    position,
-)
+from mlotool.sweep.samplers import base
+from mlotool.sweep.samplers.base import AbstractHistorySampler, History, Outcome
 
 Cell = tuple[str, Any]
 """A choice by its number, a value, or by its number one of the equal parts of a range, which is drawn from evenly."""
 Logits = Mapping[str, Mapping[Cell, float]]
 """Of a parameter's cells; those that are not there are zero."""
-
-
-@dataclass
-class Policy:
-    """What trials have taught.
-
-    Args:
-        study: whose trials they are.
-        outcomes: the trials, in the order in which they finished.
-        logits: of each parameter.
-    """
-
-    study: str
-    outcomes: list[Outcome] = field(default_factory=list)
-    logits: dict[str, dict[Cell, float]] = field(default_factory=dict)
 
 
 @checked
@@ -88,27 +65,22 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
         super().__init__("reinforce")
         self._learning_rate, self._window, self._entropy = learning_rate, baseline_window, entropy_weight
         self._num_bins, self._seed = num_bins, seed
-        self._policy = Policy("")
 
     def begin(self, history: History, number: int) -> Logits:
         """Return the policy after all trials that have finished."""
-        known, outcomes = self._policy, history.scored
-        # Trials that finished since the last call are added to what those before them have taught.
-        if known.study != history.study or outcomes[: len(known.outcomes)] != known.outcomes:
-            known = self._policy = Policy(history.study)
-        for index in range(len(known.outcomes), len(outcomes)):
+        logits, outcomes = dict[str, dict[Cell, float]](), history.scored
+        for index, outcome in enumerate(outcomes):
             before = [each.score for each in outcomes[max(index - self._window, 0) : index]]
-            self._learn(known.logits, outcomes[index], _advantage(outcomes[index].score, before))
-        known.outcomes = outcomes
-        return {name: dict(logits) for name, logits in known.logits.items()}
+            self._learn(logits, outcome, _advantage(outcome.score, before))
+        return logits
 
     def choose(self, state: Logits, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         """Return a value that the policy draws."""
-        random = generator(self._seed, trial.number, "value", name)
+        random = base.generator(self._seed, trial.number, "value", name)
         cells = _cells(distribution, self._num_bins)
         kind, which = cells[int(random.choice(len(cells), p=_probabilities(state.get(name, {}), cells)))]
         if kind == "bin":
-            return at(distribution, (which + random.random()) / self._num_bins)
+            return base.at(distribution, (which + random.random()) / self._num_bins)
         return distribution.choices[which] if isinstance(distribution, CategoricalDistribution) else which
 
     def _learn(self, logits: dict[str, dict[Cell, float]], outcome: Outcome, advantage: float) -> None:
@@ -131,7 +103,7 @@ def _advantage(score: float, before: Sequence[float]) -> float:
 def _cells(distribution: BaseDistribution, num_bins: int) -> list[Cell]:
     if isinstance(distribution, CategoricalDistribution):
         return [("choice", each) for each in range(len(distribution.choices))]
-    values = countable(distribution, num_bins)
+    values = base.countable(distribution, num_bins)
     if values is not None:
         return [("value", each) for each in values]
     return [("bin", each) for each in range(num_bins)]
@@ -143,7 +115,7 @@ def _cell(distribution: BaseDistribution, value: Any, cells: Sequence[Cell]) -> 
     if cells[0][0] == "value":
         # Of a grid of fractions a value that another process wrote may differ in the last bit.
         return min(cells, key=lambda each: abs(each[1] - value))
-    return cells[min(int(position(distribution, value) * len(cells)), len(cells) - 1)]
+    return cells[min(int(base.position(distribution, value) * len(cells)), len(cells) - 1)]
 
 
 def _probabilities(logits: Mapping[Cell, float], cells: Sequence[Cell]) -> list[float]:

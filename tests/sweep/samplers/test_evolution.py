@@ -53,9 +53,7 @@ def test_no_point_is_tried_twice_while_its_parent_has_others() -> None:
     study = optuna.create_study(sampler=EvolutionSampler(population_size=4, sample_size=4, seed=2))
     run(study, 60)
     assert len({tuple(trial.params.values()) for trial in study.trials}) == 60
-
-
-def test_a_space_that_is_used_up_goes_on() -> None:
+    # A space that is used up goes on.
     study = optuna.create_study(sampler=EvolutionSampler(population_size=3, sample_size=2))
     for _ in range(12):
         trial = study.ask()

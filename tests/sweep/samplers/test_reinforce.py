@@ -7,7 +7,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
+from optuna.distributions import CategoricalDistribution  # noqa: E402
 
 from mlotool.sweep.samplers.base import History, Outcome  # noqa: E402
 from mlotool.sweep.samplers.reinforce import Cell, ReinforceSampler  # noqa: E402
@@ -59,32 +59,3 @@ def test_the_unit_of_the_objective_does_not_matter() -> None:
     trials = [("a", 1.0), ("b", 2.0), ("c", -1e9), ("b", 3.0)]
     one = ReinforceSampler().begin(history(*trials), 4)
     assert one == ReinforceSampler().begin(history(*((kind, 1e3 * score - 7) for kind, score in trials)), 4)
-
-
-def test_a_policy_that_learns_on_is_the_one_of_all_trials() -> None:
-    trials = [("a", 1.0), ("b", 2.0), ("c", 0.0), ("b", 3.0), ("a", -1.0)]
-    sampler = ReinforceSampler()
-    found = [sampler.begin(history(*trials[:count]), count) for count in (2, 4, 5)]
-    assert found[-1] == ReinforceSampler().begin(history(*trials), 5)
-    assert found[0] == ReinforceSampler().begin(history(*trials[:2]), 5)
-    # Another order, as of a trial that was found late.
-    assert sampler.begin(history(*trials[::-1]), 5) == ReinforceSampler().begin(history(*trials[::-1]), 5)
-
-
-@pytest.mark.parametrize(
-    ("distribution", "objective", "most"),
-    [
-        (FloatDistribution(1e-6, 1.0, log=True), lambda value: (math.log10(value) + 4) ** 2, 1.5),
-        (IntDistribution(0, 100), lambda value: abs(value - 80) / 100, 0.2),
-        (IntDistribution(1, 4), lambda value: value, 1.8),
-    ],
-    ids=["logarithmic", "bins", "values"],
-)
-def test_numbers_go_where_they_are_good(distribution: FloatDistribution, objective: object, most: float) -> None:
-    assert callable(objective)
-    study = optuna.create_study(sampler=ReinforceSampler())
-    for _ in range(120):
-        trial = study.ask({"x": distribution})
-        study.tell(trial, objective(trial.params["x"]))
-    late = [trial.value for trial in study.trials[80:]]
-    assert sum(late) / len(late) < most
