@@ -227,7 +227,7 @@ CODE = {
     "a metric that takes a key out of the batch": metric('batch.pop("target"); return {"a": torch.ones(())}', "changed"),
     "an objective that is not a number": slip('def metric(module, batch):\n    return {"a": torch.tensor(float("nan"))}', "evaluate.metrics=[{_target_: slip.metric}]  objective=val/a", "'val/a' is nan", code=0, leaves=True),
     "an analysis that returns a list": slip("def analyse(batches, *, model):\n    return [1, 2]", "+analyses.a={_target_: slip.analyse, roles: {model: classifier}, split: val, batch_size: 8}", "returned a list"),
-    "an optimizer that is none of torch's": slip("class Mine:\n    def __init__(self, params, lr):\n        pass", f"{P}optimizer._target_=slip.Mine", "expected a torch Optimizer"),
+    "an optimizer that is none of torch's": slip("class Mine:\n    def __init__(self, params, lr):\n        pass", f"{P}optimizer._target_=slip.Mine", "expected an instance of torch.optim"),
     "an optimizer that keeps a function": slip("class Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        super().step()\n        self.state[self.param_groups[0]['params'][0]]['f'] = lambda: 0", f"{P}optimizer._target_=slip.Mine", "optimizer", code=1, leaves=True),
 }
 MISTAKES = {f"{place}: {name}": row for place, table in (("command", COMMANDS), ("recipe", RECIPES), ("code", CODE)) for name, row in table.items()}  # fmt: skip
