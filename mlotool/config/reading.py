@@ -208,7 +208,7 @@ def _check_number(path: Path, node: yaml.ScalarNode) -> None:
         reading = f"the octal number {int(node.value.replace('_', ''), 8)}"
     elif re.fullmatch(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?", node.value):
         reading = "a number to the base 60"
-    if reading and node.style is None:
+    if reading and not node.style:
         raise ConfigError(
             f"{path}: found {node.value}{_line(node)}, which YAML reads as {reading}. Write the number that you mean, "
             "or put quotes around a text."

@@ -146,7 +146,7 @@ COMMANDS = {
     "a folder with a sweep for another one": run("-m  seed=2,3  hydra.sweep.dir=swept", "holds a sweep already"),
     "a sweep of another recipe to go on with": run("-m  seed=0,1  resume=swept", "expected the command that began that sweep"),
     "a sweep that resumes a folder of no sweep": run("-m  seed=0,1  resume=empty", "has no sweep.json"),
-    "trust in a file": run("--trust  mypackage/losses.py", "Write --trust mypackage."),
+    "trust in a file": run("--trust  mypackage/losses.py", "expected the top-level name of a package of yours"),
     "resume of an empty folder": run("resume=empty", "resume: found 'empty'"),
     "resume of another program's run": run("resume=other", "resume: found 'other'"),
     "the config of a run as a recipe": typed("run  run/config.yaml", "found the config of a run"),
@@ -191,7 +191,7 @@ CODE = {
     "a scheduler that fails later": slip("class Mine(torch.optim.lr_scheduler.LRScheduler):\n    def get_lr(self):\n        if self.last_epoch > 0:\n            raise KeyError('rate')\n        return [0.1]", f"+{P}scheduler={{_target_: slip.Mine}}", f"{P}scheduler: slip.Mine (slip/__init__.py", ", in get_lr: KeyError: 'rate'", code=1, leaves=True),
     "an optimizer whose step fails": slip("class Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        raise ZeroDivisionError('no step')", f"{P}optimizer._target_=slip.Mine", "After tick 0: problems.classifier: its step failed at slip/__init__.py", code=1, leaves=True),
     "a module whose constructor fails": module("def __init__(self):\n        super().__init__(self.width)", ", in __init__: AttributeError"),
-    "a module without parameters": slip("class Mine(nn.Module):\n    def forward(self, x):\n        return x.flatten(1)[:, :10]", f"{P}module._target_=slip.Mine", "Mine has no parameter that requires a gradient"),
+    "a module without parameters": slip("class Mine(nn.Module):\n    def forward(self, x):\n        return x.flatten(1)[:, :10]", f"{P}module._target_=slip.Mine", "found a Mine; expected a parameter that requires a gradient"),
     "a split without targets": data('return Dicts(*samples()) if name == "train" else [{"input": x} for x in samples()[0]]', "evaluate.problem", "KeyError: 'target'", "a batch with input and target"),
     "data without splits": slip("class Mine:\n    def split(self, name):\n        return Dicts(*samples())", "data._target_=slip.Mine", "slip.Mine (slip/__init__.py, line", "has no splits", "split(name)"),
     "a split that fails": data('raise FileNotFoundError(f"no folder images/{name}")', "in split: FileNotFoundError: no folder images/train", "split = 'train'"),
@@ -223,7 +223,7 @@ CODE = {
     "a metric that takes a key out of the batch": metric('batch.pop("target"); return {"a": torch.ones(())}', "changed"),
     "an objective that is not a number": slip('def metric(module, batch):\n    return {"a": torch.tensor(float("nan"))}', "evaluate.metrics=[{_target_: slip.metric}]  objective=val/a", "'val/a' is nan", code=0, leaves=True),
     "an analysis that returns a list": slip("def analyse(batches, *, model):\n    return [1, 2]", "+analyses.a={_target_: slip.analyse, roles: {model: classifier}, split: val, batch_size: 8}", "returned a list"),
-    "an optimizer that is none of torch's": slip("class Mine:\n    def __init__(self, params, lr):\n        pass", f"{P}optimizer._target_=slip.Mine", "expected a torch Optimizer"),
+    "an optimizer that is none of torch's": slip("class Mine:\n    def __init__(self, params, lr):\n        pass", f"{P}optimizer._target_=slip.Mine", "expected an instance of torch.optim"),
     "an optimizer that keeps a function": slip("class Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        super().step()\n        self.state[self.param_groups[0]['params'][0]]['f'] = lambda: 0", f"{P}optimizer._target_=slip.Mine", "optimizer", code=1, leaves=True),
 }
 MISTAKES = {f"{place}: {name}": row for place, table in (("command", COMMANDS), ("recipe", RECIPES), ("code", CODE)) for name, row in table.items()}  # fmt: skip

@@ -31,6 +31,7 @@ REFUSED = {
     "name: a\nname: b": "'name' twice, again in line 4",
     "name: [": "line",
     "- 1": "list",
+    "seed: 010": "the octal number 8",
     "defaults: [{override hydra/job_logging: x}]": "hydra/job_logging",
     "defaults: [{/model@hydra.callbacks.x: mlp}]": "hydra.callbacks.x",
     "defaults: [mwn@hydra]": "hydra",
