@@ -74,7 +74,8 @@ def made(key: str, maker: Callable[..., Any], argument: Any, expected: str, kind
         raise ConfigError(
             f"{key}: {named(maker)} failed: {error}; expected that it builds {expected}. Correct it, or its settings."
         ) from error
-    require(isinstance(value, kind), key, value, f"{expected}, which {named(maker)} should return")
+    if not isinstance(value, kind):
+        require(False, key, value, f"{expected}, which {named(maker)} should return")
     return value
 
 
