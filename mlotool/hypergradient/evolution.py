@@ -101,7 +101,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         particle, memory = view.particle, view.problem.memory
         if particle is None:
             return self._roll_out(view, inputs, None)[0]
-        key = view.problem.name, view.problem.reader, particle.number
+        key = f"{view.problem.name}/{view.problem.reader}/{particle.number}"
         begin = None if particle.is_new else memory.value["ends"].get(key)
         if begin is not None:
             begin = tuple(moved_to(begin[0], view.theta)), on_device(begin[1], view.theta[0].device)

@@ -318,8 +318,10 @@ class Problem:
         self._same = SameObjects(self._parts)
         self.optimizer_step.bind(self.module, self.own, self.shards)
         # What runs in the module's place, and in its own training steps.
-        self._call: Callable[..., Any] = self.compiled or self.rematerialized or self.module
-        self._step_call: Callable[..., Any] = self.parallel or self._call
+        others = (self.compiled, self.rematerialized)
+        # Not by truth, which a module may define.
+        self._call: Callable[..., Any] = next((other for other in others if other is not None), self.module)
+        self._step_call: Callable[..., Any] = self._call if self.parallel is None else self.parallel
 
     def pure(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
         """Return the module as a function of its parameters, as a loss sees it; its buffers stay.

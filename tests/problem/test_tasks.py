@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mlotool.core import LossOutput
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import Exact, Implicit, Unrolled
+from mlotool.hypergradient import SABA, Exact, Implicit, Penalty, Unrolled
 from mlotool.problem.stream import SameBatch
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from tests.program.small import assert_identical, parameters
@@ -53,7 +53,7 @@ def maml(tasks: int | None, hypergradient: Any = None, batches: list[Any] | None
     data = episodes() if batches is None else batches
     stream = Stream(data, TASKS, shuffle=False, repeat=2)
     # Where the steps are not seen, the start shapes the solution through a proximal term.
-    roles = {"model": "learner", **({"start": "meta"} if isinstance(hypergradient, Implicit) else {})}
+    roles = {"model": "learner", **({"start": "meta"} if isinstance(hypergradient, Implicit | Penalty | SABA) else {})}
     sgd = partial(torch.optim.SGD, lr=0.1)
     settings |= {"optimizer": partial(sgd, momentum=0.5), "unroll_steps": 2, "reset_to": "meta", "tasks": tasks}
     settings |= {"roles": roles, "stream": stream, "hypergradient": hypergradient or Unrolled()}
