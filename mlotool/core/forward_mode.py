@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
-from types import FrameType, FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,7 +40,6 @@ _EMBEDDING_BAG = inspect.signature(F.embedding_bag)
 
 # What torch says of an operator without forward mode, and of one that it differentiates once.
 _LACKING = "Trying to use forward AD with {} that does not support it"
-_LACKING_TWICE = "the derivative for '{}' is not implemented"
 
 _RANDOM = (
     "scaled_dot_product_attention: found dropout_p: {dropout} on a GPU; expected 0, since its kernel draws other "
@@ -217,19 +216,38 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *ar
 
 
 def embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
-    """Return the sum or the mean of the rows of each bag; zeros of an empty one."""
-    bound = _EMBEDDING_BAG.bind(*args, **kwargs).arguments
-    usual = {"input", "weight", "offsets", "mode", "norm_type"}
-    mode, rare = bound.get("mode", "mean"), [name for name in bound.keys() - usual if bound[name]]
-    if rare or mode == "max":
-        raise NotImplementedError(_LACKING_TWICE.format(f"_embedding_bag with {', '.join(rare) or 'mode max'}"))
-    input, weight, offsets = bound["input"], bound["weight"], bound.get("offsets")
-    rows = F.embedding(input, weight)
+    """Return the sum, mean or maximum of the rows of each bag; zeros of an empty one."""
+    bound = _EMBEDDING_BAG.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)
+    if given.max_norm is not None or given.scale_grad_by_freq or given.sparse:
+        operator = "_embedding_bag with max_norm, scale_grad_by_freq or sparse"
+        raise NotImplementedError(f"the derivative for '{operator}' is not implemented")
+    input, weight, offsets, padding = given.input, given.weight, given.offsets, given.padding_idx
+    indices, device = input.reshape(-1), input.device
     if offsets is None:
-        return rows.mean(1) if mode == "mean" else rows.sum(1)
-    bags = torch.bucketize(torch.arange(len(input), device=input.device), offsets, right=True) - 1
-    sums = rows.new_zeros(len(offsets), rows.shape[1]).index_add(0, bags, rows)
-    return sums if mode == "sum" else sums / bags.bincount(minlength=len(offsets)).clamp_min(1)[:, None]
+        bags, count = torch.arange(len(input), device=device).repeat_interleave(input.shape[1]), len(input)
+    else:
+        starts = offsets[:-1] if given.include_last_offset else offsets
+        bags = torch.bucketize(torch.arange(len(indices), device=device), starts, right=True) - 1
+        count = len(starts)
+    if not len(indices):
+        return weight[:0].sum(0).expand(count, -1)
+    rows = F.embedding(indices, weight, padding)
+    is_counted = torch.ones_like(bags, dtype=torch.bool) if padding is None else indices != padding % len(weight)
+    if given.mode == "max":
+        # The largest entry of each column among the rows of a bag; the first one where several are.
+        belongs = (bags == torch.arange(count, device=device)[:, None]) & is_counted
+        known = torch.where(belongs[:, :, None], rows.detach(), -torch.inf)
+        return torch.where(belongs.any(1)[:, None], rows.gather(0, known.argmax(1)), 0.0)
+    if given.per_sample_weights is not None:
+        rows = rows * given.per_sample_weights.reshape(-1, 1)
+    sums = torch.zeros(count, rows.shape[1], dtype=rows.dtype, device=device)
+    sums = sums.index_add(0, bags, rows * is_counted[:, None])
+    if given.mode == "sum":
+        return sums
+    sizes = torch.zeros(count, dtype=torch.long, device=device).index_add(0, bags, is_counted.long())
+    return sums / sizes.clamp_min(1)[:, None]
 
 
 def _lacking(name: str, function: Operator) -> Operator:
