@@ -77,7 +77,8 @@ class KernelGroup:
         assert self.rule.kernel is not None
         kernel, settings = self.rule.kernel(self.param_group)
         kept = [self.vectors.get(name, []) for name in self.rule.state]
-        kernel.in_place(self.parameters, gradient, *kept, **settings)
+        given = [aligned(value, like) for value, like in zip(gradient, self.parameters, strict=True)]
+        kernel.in_place(self.parameters, given, *kept, **settings)
 
     def kind(self) -> tuple[Any, ...]:
         """Return what groups have in common whose steps may be one call, by the settings that they have now."""
@@ -127,8 +128,7 @@ class FusedStep:
         groups = self.groups()
         if groups is None or any(value is None or value.is_sparse for value in gradient):
             return False
-        given = [aligned(value, like) for value, like in zip(gradient, self._parameters, strict=True)]  # type: ignore[arg-type]
-        take_steps([(group, [given[place] for place in group.positions]) for group in groups])
+        take_steps([(group, [gradient[place] for place in group.positions]) for group in groups])  # type: ignore[misc]
         return True
 
     def groups(self) -> "list[KernelGroup] | None":
