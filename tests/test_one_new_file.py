@@ -158,4 +158,4 @@ def test_all_know_a_new_file(tmp_path: Path) -> None:
     names = {"Stripes", "Gate", "margin", "OneStep", "NoGradient", "Twice"}
     assert names <= {name.rpartition(".")[2] for name in targets}
     assert names <= set(reference.split())
-    assert "coin" in json.loads(schema)["properties"]["sweep"]["anyOf"][0]["properties"]["sampler"]["anyOf"][0]["enum"]
+    assert "coin" in json.loads(schema)["properties"]["sweep"]["properties"]["sampler"]["anyOf"][0]["enum"]

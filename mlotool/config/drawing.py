@@ -29,8 +29,6 @@ class WithoutValues:
 
     def __init__(self) -> None:
         self._is_with_values = False
-        # Torch logs each operation that refuses its shapes, with a traceback; here that is an answer.
-        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
     def __call__(self, build: Callable[[], T]) -> T:
         """Return what a function builds.
@@ -44,6 +42,8 @@ class WithoutValues:
         """
         from mlotool.core.private import FakeTensorMode
 
+        # Torch logs each operation that refuses its shapes, with a traceback; here that is an answer.
+        logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
         if self._is_with_values:
             return build()
         try:

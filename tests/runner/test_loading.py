@@ -91,7 +91,7 @@ RESULT = RunResult({}, Path("outputs/mwn/then"), None, None)
 @pytest.mark.parametrize(
     ("call", "positional", "keywords", "said"),
     [
-        (run, ("mwn",), {}, f"run.config: found 'mwn'; {COMPOSED}. Write mlotool.run(mlotool.compose('mwn'))."),
+        (run, ("mwn",), {}, f"run.config: found 'mwn'; {COMPOSED}. Write mlotool.run(mlotool.compose('mwn', "),
         (run, (make_config(),), {"output_dir": 3}, "run.output_dir: found 3; expected a path or null"),
         (load, (RESULT, "c"), {}, "load.run_dir: found a RunResult; expected a path. Give its folder"),
         (load, ("run", ["c"]), {}, "load.problem: found ['c']; expected one problem's name"),

@@ -25,7 +25,7 @@ def test_a_run_has_the_metrics_of_one_without_it(
     ours, its = metrics("auto"), metrics("null")
     said = [each for each in caplog.messages if "remat" in each]
     # Of two ranks each is a process of its own.
-    assert num_ranks > 1 or said == ["problems.classifier.remat: auto found blocks.0 to blocks.1 (2 of _Block)."]
+    assert num_ranks > 1 or said == ["problems.classifier.remat: auto found 2 blocks, blocks.0 to blocks.1."]
     assert ours.keys() == its.keys()
     assert ours == pytest.approx(its, rel=1e-5, abs=1e-6)
     # The module alone is saved: it needs none of this to be loaded.
