@@ -20,6 +20,7 @@ from mlotool.core.tracing import report
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
 from mlotool.hypergradient.products.base import PairedLoss, stationarity
 from mlotool.hypergradient.products.choice import chosen_product
+from mlotool.hypergradient.products.finite_difference import warn_of_hidden_values
 from mlotool.hypergradient.quality import Quality, assess
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.solvers.base import NOT_FINITE, ended_with
@@ -64,8 +65,8 @@ class Implicit(AbstractHypergradient):
             (central differences; no graph of the gradient); "auto" is "forward" where blocks of the problem's module
             are evaluated again (`remat`), and "reverse" elsewhere. Differences see through `detach` and
             `torch.no_grad` in the loss, unlike through `stop_gradient`, and jump at kinks; `mlotool check` compares
-            them with double backward. Where the problem both shapes and reads a lower one,
-            that one's solution moves along by its derivative, with "forward" or differences, which costs a solve there
+            them with double backward, and the first pullback warns of values that are hidden so. Where the problem both
+            shapes and reads a lower one, that one's solution moves along by its derivative, with "forward" or differences, which costs a solve there
             a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
@@ -203,6 +204,8 @@ class _ImplicitPullback:
         settings, problem = self.settings, self._unpaired.problem
         loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
+        if settings.product == "finite_difference":
+            warn_of_hidden_values(self._unpaired, theta, inputs, settings.radius)
         product = self._product(loss, theta, inputs, wanted)
         solution = self._solve(product, cotangent, theta, inputs, self._start(cotangent))
         if settings.warm_start and is_finite(solution):

@@ -310,15 +310,13 @@ class Progress:
             num_products: of all systems together: a product serves each.
             residuals: by system; NaN where it is not known.
         """
-        codes, worst = self._codes, math.nan if residuals is None else residuals
+        codes = self._codes
         is_lost = codes >= _ORDER.index(Status.NON_FINITE)
         if may_hold(is_lost):
             solution = choose(is_lost, scaled(solution, math.nan), solution)
-        ending = None
+        worst, ending = where(is_lost, math.nan, math.nan if residuals is None else residuals), None
         if isinstance(worst, Tensor):
             worst = worst.max()
-        elif is_lost is True:
-            worst = math.nan
         if is_tracing() and (isinstance(codes, Tensor) or residuals is not None):
             # What differs from replay to replay.
             numbers = [worst, num_products, codes]
