@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Positive, target
-from mlotool.hypergradient.products import ReverseProduct
+from mlotool.hypergradient.products.base import ReverseProduct
 from mlotool.hypergradient.vector import add, copies, is_finite, moved_to, scaled, zeros
 from mlotool.problem.interface import AbstractDirector, LowerView, Memory, Vector
 

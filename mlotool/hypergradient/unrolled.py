@@ -20,7 +20,7 @@ from mlotool.core.settings import Count, Whole, target
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient import step_products
-from mlotool.hypergradient.products.choice import chosen_product, random_direction, takes_forward
+from mlotool.hypergradient.products.forward import chosen_product, random_direction, takes_forward
 from mlotool.hypergradient.step_products import AbstractStepProduct, Cotangents, RecordedStep, StoredSteps, plus
 from mlotool.hypergradient.vector import add, aliases, chosen, constants, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector

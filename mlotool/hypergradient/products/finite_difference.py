@@ -1,6 +1,7 @@
 """Second-order products by central differences of first-order gradients."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -19,6 +20,9 @@ from mlotool.problem.interface import LowerView, Vector
 # take 0.94 of the time with 1,500 parameters, 0.89 with 26,000, 0.94 with 85,000 and 1.05 with a million; products with
 # H 0.86, 0.98, 1.06 and 1.18, since two graphs no longer fit the processor's caches.
 MOST_PARAMETERS_AT_ONCE = 100_000
+
+# Share by which the change of a loss along its gradient may differ from what that says, beside so many roundings.
+_TOLERANCE, _ROUNDINGS = 0.1, 100
 
 # Of a vector in a step: one number, or one a task.
 Factor = float | Tensor
@@ -52,6 +56,64 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
     root = float(torch.finfo(point[0].dtype).eps) ** (1 / 3)
     count = sum(tensor.numel() for tensor in point) // (num_tasks or 1)
     return 6.0 * root * (norm(point, num_tasks) / count**0.5).clamp_min(root)
+
+
+def warn_of_hidden_values(view: LowerView, theta: Vector, inputs: Vector, radius: float | None = None) -> None:
+    """Warn, once a problem, where its loss changes along its gradient g otherwise than that says.
+
+        L(theta + e g) - L(theta - e g) = 2 e norm(g)^2 + O(e^3),   e norm(g) the radius
+
+    Values behind `detach`, `data`, `item` or `torch.no_grad` are constants for g, and move in finite differences and
+    penalties. Random numbers go on as if nothing had been.
+
+    Args:
+        view: of the problem.
+        theta: the point.
+        inputs: what theta*_l depends on.
+        radius: of the finite differences; None takes `default_radius`.
+
+    Cost: a gradient and two evaluations, the first time.
+
+    Example:
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: (theta[0].detach() * theta[0] * inputs[0]).sum()
+        >>> theta, inputs = (torch.tensor([2.0]),), [torch.tensor([1.0])]
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_hidden_values(LowerView(LowerProblem("w"), theta, loss), theta, inputs)
+        >>> str(caught[0].message)[:79]
+        'problems.w.loss: found a change along its gradient that is 100% off what that s'
+    """
+    problem, traits = view.problem, view.problem.traits
+    if traits.has_compared_product or problem.is_nested or is_tracing():
+        return
+    traits.has_compared_product = True
+    point, values = constants(theta), constants(inputs)
+    reach = float(default_radius(point)) if radius is None else radius
+
+    def slopes() -> list[Tensor]:
+        at = leaves(point)
+        loss = view.own_loss(at, values)
+        return [loss.detach(), *slopes_of(loss, at)]
+
+    with RandomState(view.devices).replayed(), Recording(True):
+        replay = Replay(lambda: [view.own_loss(point, values)], view.devices, traits)
+        value, *gradient = replay(slopes)
+        length = float(norm(gradient))
+        step = reach / max(length, torch.finfo(point[0].dtype).tiny)
+        ahead = replay(lambda: [view.own_loss(add(point, gradient, step), values)])[0]
+        behind = replay(lambda: [view.own_loss(add(point, gradient, -step), values)])[0]
+    expected = 2.0 * reach * length
+    error = abs(float(ahead.detach() - behind.detach()) - expected)
+    # Both losses are rounded.
+    if error > _TOLERANCE * expected + _ROUNDINGS * torch.finfo(value.dtype).eps * abs(float(value)):
+        warnings.warn(
+            f"problems.{problem.name}.loss: found a change along its gradient that is {error / expected:.0%} off what "
+            f"that says; expected less than {_TOLERANCE:.0%}, as finite differences and penalties see values that "
+            "detach, data, item or torch.no_grad hide. Write mlotool.stop_gradient(x) in place of x.detach(), or "
+            "product: reverse.",
+            stacklevel=2,
+        )
 
 
 class FiniteDifferenceProduct(AbstractProduct):

@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from mlotool.core.tracing import assume, decided, is_joint, is_tracing
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import LowerView
+from mlotool.problem.interface import Vector as Vector
 
 # `u -> H u`.
 Matvec = Callable[[Vector], Vector]
@@ -310,15 +311,13 @@ class Progress:
             num_products: of all systems together: a product serves each.
             residuals: by system; NaN where it is not known.
         """
-        codes, worst = self._codes, math.nan if residuals is None else residuals
+        codes = self._codes
         is_lost = codes >= _ORDER.index(Status.NON_FINITE)
         if may_hold(is_lost):
             solution = choose(is_lost, scaled(solution, math.nan), solution)
-        ending = None
+        worst, ending = where(is_lost, math.nan, math.nan if residuals is None else residuals), None
         if isinstance(worst, Tensor):
             worst = worst.max()
-        elif is_lost is True:
-            worst = math.nan
         if is_tracing() and (isinstance(codes, Tensor) or residuals is not None):
             # What differs from replay to replay.
             numbers = [worst, num_products, codes]

@@ -7,9 +7,8 @@ import numpy
 
 from mlotool.core.settings import Count, NonNegative, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, Vector, View
 from mlotool.hypergradient.vector import add, choose, scaled
-from mlotool.problem.interface import Vector
 
 _RETURNED = "An iterate before is used, or {else_} where there was none."
 _ITSELF = _RETURNED.format(else_="v itself (as by Identity)")

@@ -7,8 +7,7 @@ import torch
 from mlotool.core.arguments import require
 from mlotool.core.settings import target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, View
-from mlotool.problem.interface import Vector
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Vector, View
 
 
 @target("solver")
