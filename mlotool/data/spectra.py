@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, NonNegative, Shape, target
+from mlotool.core.settings import Count, NonNegative, Seed, Shape, target
 from mlotool.data.splits import AbstractShapedData, FromFiles, InMemoryTensors, check_splits
 
 # n: pixels, d: bands
@@ -92,6 +92,8 @@ class IndianPines(AbstractSpectra, FromFiles):
     Source: Baumgardner, Biehl and Landgrebe 2015, 220 Band AVIRIS Hyperspectral Image Data Set; 1,000 pixels of it in
     Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 2.
     """
+
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         image = _read_image(self.folder, tuple(self.image_shape))

@@ -7,7 +7,7 @@ them.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -335,8 +335,8 @@ class AbstractTextData(AbstractData[InMemoryTensors]):
     vocabulary_size: Count = 10000
     length: Rounds = 64
     labels: Labels = "clean"
-    imbalance_factor: ImbalanceFactor | None = None
-    tokenizer: str | None = None
+    imbalance_factor: ImbalanceFactor | None = field(default=None, kw_only=True)
+    tokenizer: str | None = field(default=None, kw_only=True)
     seed: Seed = 0
 
     def _split(self, parts: Mapping[str, TextPart]) -> None:

@@ -13,12 +13,15 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.settings import target
 from mlotool.data.language_data import AbstractLanguageData, as_tokens, check_domains, check_vocabulary, joined
+from mlotool.data.splits import Sizes
 from mlotool.data.text_data import load_tokenizer
 
 
 @dataclass(eq=False)
 class _FromPath:
     path: str
+    sizes: Sizes
+    pattern: str = "**/*.txt"
 
 
 @target("data")
@@ -49,7 +52,6 @@ class TextFolder(AbstractLanguageData, _FromPath):
         ConfigError: there is no such file, there is no text in it, or the options do not fit it.
     """
 
-    pattern: str = "**/*.txt"
     tokenizer: str | None = None
 
     def __post_init__(self) -> None:

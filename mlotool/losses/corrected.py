@@ -1,18 +1,16 @@
 """Label correction and reweighting: two upper problems over one classifier."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
 from mlotool.core.settings import target
-from mlotool.losses.analyses import collected, wrong_label_metrics
-from mlotool.losses.cross_entropy import accuracy, weighted_mean
+from mlotool.losses.cross_entropy import Batch, accuracy, collected, weighted_mean
+from mlotool.losses.reweighted import wrong_label_metrics
 
 # n: samples of the whole split, b: batch, d: features, k: classes
-
-Batch = Mapping[str, Tensor]
 
 
 @target("loss")

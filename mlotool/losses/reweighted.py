@@ -1,20 +1,20 @@
-"""Cross-entropies in which each sample has a weight that another problem learns."""
+"""Cross-entropies in which each sample has a weight that another problem learns, and what the weights look like."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F
 
 from mlotool.core import BoundModule, LossOutput, stop_gradient
 from mlotool.core.settings import target
-from mlotool.losses.cross_entropy import accuracy, weighted_mean
+from mlotool.losses.cross_entropy import Batch, accuracy, auroc, collected, weighted_mean
 
-# b: batch, k: classes
+# n: samples of the whole split, b: batch, k: classes
 
 
 @target("loss")
 def reweighted_cross_entropy(
-    batch: Mapping[str, Tensor], *, model: BoundModule, weigher: BoundModule, normalize: bool = True
+    batch: Batch, *, model: BoundModule, weigher: BoundModule, normalize: bool = True
 ) -> LossOutput:
     """Cross-entropy with weights that `weigher` makes of each sample's loss (Meta-Weight-Net).
 
@@ -46,7 +46,7 @@ def reweighted_cross_entropy(
 
 @target("loss")
 def sample_weighted_cross_entropy(
-    batch: Mapping[str, Tensor], *, model: BoundModule, weights: BoundModule, normalize: bool = True
+    batch: Batch, *, model: BoundModule, weights: BoundModule, normalize: bool = True
 ) -> LossOutput:
     """Cross-entropy with one learned weight for each training sample (data hyper-cleaning).
 
@@ -71,3 +71,74 @@ def sample_weighted_cross_entropy(
 def _weighted(losses: Tensor, weight: Tensor, normalize: bool, accuracy: Callable[[], Tensor]) -> LossOutput:
     loss = weighted_mean(losses, weight, normalize)
     return LossOutput(loss, lambda: {"accuracy": accuracy(), "mean_weight": weight.detach().mean()})
+
+
+@target("analysis")
+def weight_against_loss(batches: Iterable[Batch], *, model: BoundModule, weigher: BoundModule) -> dict[str, Tensor]:
+    """Return each sample's loss and the weight that a weight net gives it.
+
+    Args:
+        batches: of one pass over a split, with `input`, `target` and, where labels were corrupted, `clean_target`.
+        model: role; gives logits.
+        weigher: role; maps losses (b, 1) to weights (b, 1).
+
+    Returns:
+        1-D, in the order of the batches: `loss`, `weight`, `target`; with `clean_target` also `clean` (whether the
+        label is right). 0-D: `mean_weight`; with `clean_target` also what `wrong_label_metrics` returns.
+    """
+    return _analyse(batches, model, lambda batch, losses: weigher(losses[:, None]).squeeze(1))
+
+
+@target("analysis")
+def sample_weight_analysis(batches: Iterable[Batch], *, model: BoundModule, weights: BoundModule) -> dict[str, Tensor]:
+    """Return each sample's loss and its own learned weight.
+
+    Args:
+        batches: as for `weight_against_loss`, with `index`.
+        model: role; gives logits.
+        weights: role; maps indices (b,) to weights (b,).
+
+    Returns:
+        As `weight_against_loss`.
+    """
+    return _analyse(batches, model, lambda batch, losses: weights(batch["index"]))
+
+
+def wrong_label_metrics(weight: Tensor, is_wrong: Tensor) -> dict[str, Tensor]:
+    """Return how well low weights give wrong labels away.
+
+    Args:
+        weight: (n,).
+        is_wrong: (n,) bool.
+
+    Returns:
+        0-D: `wrong_label_auc`, the area under the ROC curve of `1 - weight` as a detector of wrong labels (0.5:
+        chance, 1: every wrong label has a lower weight than every right one), `mean_weight_wrong` and
+        `mean_weight_right`; nothing where all labels are right or all are wrong.
+    """
+    if bool(is_wrong.all()) or not bool(is_wrong.any()):
+        return {}
+    return {
+        # float64: weights near 0 must not become equal in `1 - weight`.
+        "wrong_label_auc": auroc(1 - weight.double(), is_wrong),
+        "mean_weight_wrong": weight[is_wrong].mean(),
+        "mean_weight_right": weight[~is_wrong].mean(),
+    }
+
+
+def _analyse(
+    batches: Iterable[Batch], model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    arrays = collected(batches, lambda batch: _rows(batch, model, weigh))
+    scalars = {"mean_weight": arrays["weight"].mean()}
+    if "clean" in arrays:
+        scalars.update(wrong_label_metrics(arrays["weight"], ~arrays["clean"]))
+    return arrays | scalars
+
+
+def _rows(batch: Batch, model: BoundModule, weigh: Callable[[Batch, Tensor], Tensor]) -> dict[str, Tensor]:
+    losses = F.cross_entropy(model(batch["input"]), batch["target"], reduction="none")
+    rows = {"loss": losses, "weight": weigh(batch, losses), "target": batch["target"]}
+    if "clean_target" in batch:
+        rows["clean"] = batch["target"] == batch["clean_target"]
+    return rows

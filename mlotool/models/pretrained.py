@@ -12,7 +12,7 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.settings import BelowOne, Count, target
-from mlotool.models.token_losses import losses_of_logits, token_losses
+from mlotool.models.decoder import losses_of_logits, token_losses
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
