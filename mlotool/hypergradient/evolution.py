@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.arguments import require
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, Positive, Rounds, Seed, target
-from mlotool.hypergradient.step_products import simulate, step_gradients
+from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, moved_to, unflatten, zeros
 from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
 from mlotool.problem.optimizers.rule import State

@@ -18,10 +18,10 @@ from mlotool import (
 )
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient import step_products
+from mlotool.hypergradient import unrolled as step_products
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
 from mlotool.hypergradient.products.choice import check_forward_product
-from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep
+from mlotool.hypergradient.unrolled import ForwardStepProduct, RecordedStep
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
