@@ -188,8 +188,14 @@ class EvolutionStrategies(AbstractZerothOrder):
         return {**state, "last": self.statistics(state)}
 
     def load_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the state that was saved."""
-        return {**saved, "generator": saved["generator"].cpu()}
+        """Return the state that was saved.
+
+        Raises:
+            ConfigError: with particles, by a version that kept them as lists.
+        """
+        is_right, found = isinstance(saved.get("ends", {}), Mapping), "particles of an older version"
+        require(is_right, "state of EvolutionStrategies", found, "particles by number", "Begin the run anew.")
+        return {**self.initial_state(), **saved, "generator": saved["generator"].cpu()}
 
     def _draw(self, theta: Vector, num_tasks: int | None, generator: torch.Generator) -> list[list[Tensor]]:
         """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""

@@ -79,13 +79,14 @@ class SABA(AbstractDirector):
             return
         if getattr(stream, "last_number", None) is None:
             raise ConfigError(_NO_PARTITION.format(problem=problem))
-        num_seen = getattr(stream, "num_seen_every", None)
-        if num_seen is not None and num_seen(num_draws) < stream.num_batches:
-            raise ConfigError(
-                f"problems.{problem}.stream: found {stream.num_batches} batches an epoch, of which pullbacks meet "
-                f"{num_seen(num_draws)}, one of {num_draws} (unroll_steps x accumulate_batches); expected all. Choose "
-                "a batch_size or unroll_steps so that the two numbers have no divisor in common."
+        if hasattr(stream, "num_seen_every"):
+            num_seen, expected = stream.num_seen_every(num_draws), f"all {stream.num_batches} of an epoch"
+            advice = (
+                f"A pullback meets one of {num_draws} (unroll_steps x accumulate_batches): choose a batch_size or "
+                "unroll_steps so that this and the number of batches have no divisor in common."
             )
+            is_all = num_seen >= stream.num_batches
+            require(is_all, f"problems.{problem}.stream: batches that pullbacks meet", num_seen, expected, advice)
 
     def step_direction(
         self,
@@ -119,7 +120,13 @@ class SABA(AbstractDirector):
         return state
 
     def load_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the state that was saved."""
+        """Return the state that was saved.
+
+        Raises:
+            ConfigError: by a version that kept tables as lists.
+        """
+        is_table = isinstance(saved["gradients"]["last"], Mapping)
+        require(is_table, "state of SABA", "tables of an older version", "tables by batch", "Begin the run anew.")
         return saved
 
 
