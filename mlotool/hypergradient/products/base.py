@@ -159,8 +159,7 @@ class ReverseProduct(AbstractProduct):
     @property
     def gradient(self) -> list[Tensor]:
         """The gradient at the point, one tensor a parameter."""
-        found = [each.detach() for each in self._gradient]
-        return found if self._scale is None else scaled(found, 1.0 / self._scale)
+        return scaled([slope.detach() for slope in self._gradient], 1.0 / (self._scale or 1.0))
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
@@ -171,8 +170,8 @@ class ReverseProduct(AbstractProduct):
         probe = [torch.zeros_like(tensor, requires_grad=True) for tensor in self._gradient]
         with torch.enable_grad(), explained(self._problem, "reverse"):
             pulled = vector_jacobian(self._gradient, self._wanted, probe, create_graph=True)
-            found = vector_jacobian(pulled, probe, directions)
-        return found if self._scale is None else scaled(found, 1.0 / self._scale)
+            pushed = vector_jacobian(pulled, probe, directions)
+        return pushed if self._scale is None else scaled(pushed, 1.0 / self._scale)
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`; frees the graph."""

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -148,19 +147,15 @@ class FiniteDifferenceProduct(AbstractProduct):
         super().__init__(view)
         self._loss = view
         self._theta = constants(theta)
-        self._given = inputs
+        self._inputs = constants(inputs)
         self._wanted = tuple(wanted)
         self._radius = radius
-        point, loss, devices = self._theta, view.own_loss, view.devices
+        point, values, loss, devices = self._theta, self._inputs, view.own_loss, view.devices
         # Not a method of its own: a circle of references would keep the tensors until it is collected.
-        self._replay = Replay(lambda: [loss(point, constants(inputs))], devices, view.problem.traits)
+        self._replay = Replay(lambda: [loss(point, values)], devices, view.problem.traits)
         self._random = RandomState(devices) if view.eliminated else None
         # The pullbacks inside a loss evaluate losses in the backward pass, on random numbers of their own.
         self._is_joint = not view.problem.is_nested and _count(theta) + _count(inputs) <= MOST_PARAMETERS_AT_ONCE
-
-    @cached_property
-    def _inputs(self) -> list[Tensor]:
-        return constants(self._given)
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
@@ -175,22 +170,20 @@ class FiniteDifferenceProduct(AbstractProduct):
 
     def own_push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`; not within a loss that has solutions inside."""
-        moving = iter(directions)
-        pairs = zip(self._inputs, self._wanted, strict=True)
-        whole = [next(moving) if flag else torch.zeros_like(tensor) for tensor, flag in pairs]
         moved = chosen(self._inputs, self._wanted)
-        scale, inverse = self._step(whole, moved, None)
+        scale, inverse = self._step(directions, moved, None)
 
         def side(loss: Loss, factor: Factor) -> list[Tensor]:
-            point = leaves(self._theta)
-            return [loss(point, _moved(self._inputs, whole, factor)), *point]
+            point, there = leaves(self._theta), iter(_moved(moved, directions, factor))
+            values = [next(there) if flag else value for value, flag in zip(self._inputs, self._wanted, strict=True)]
+            return [loss(point, values), *point]
 
-        return self._difference(side, whole, scale, inverse)
+        return self._difference(side, directions, scale, inverse)
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`."""
         scale, inverse = self._step(vector, self._theta, None)
-        inputs = leaves(self._given, self._wanted)
+        inputs = leaves(self._inputs, self._wanted)
         sources = chosen(inputs, self._wanted)
 
         def side(loss: Loss, factor: Factor) -> list[Tensor]:
@@ -209,12 +202,10 @@ class FiniteDifferenceProduct(AbstractProduct):
         if self._loss.eliminated is not None:
             replay, ahead, behind = self._with_solutions(side, scaled(vector, scale))
         with Recording(True):
-            if not self._is_joint:
-                above = replay(lambda: _slopes(*side(ahead, scale)))
-                return scaled(add(above, replay(lambda: _slopes(*side(behind, -scale))), -1.0), factor)
-            here, *sources = replay(lambda: side(ahead, scale))
-            there, *others = replay(lambda: side(behind, -scale))
-            return _joint(here, there, sources, others, factor)
+            if self._is_joint:
+                return _joint(replay(lambda: side(ahead, scale)), replay(lambda: side(behind, -scale)), factor)
+            above = replay(lambda: _slopes(*side(ahead, scale)))
+            return scaled(add(above, replay(lambda: _slopes(*side(behind, -scale))), -1.0), factor)
 
     def _with_solutions(self, side: _Side, step: Vector) -> tuple[Replay, Loss, Loss]:
         """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""
@@ -222,7 +213,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         assert eliminated is not None and random is not None
         random.restore()
         moves = eliminated.push(self._theta, self._inputs, step)
-        back = {name: [-move for move in each] for name, each in moves.items()}
+        back = {name: [-move for move in vector] for name, vector in moves.items()}
         random.restore()
 
         def unmoved() -> list[Tensor]:
@@ -253,23 +244,19 @@ def _slopes(value: Tensor, *sources: Tensor) -> list[Tensor]:
     return slopes_of(value, sources)
 
 
-def _joint(
-    ahead: Tensor, behind: Tensor, sources: list[Tensor], sources_behind: list[Tensor], factor: Factor
-) -> list[Tensor]:
-    """Return `factor` times the gradient of one loss less that of the other, by one backward pass."""
-    count = len(sources)
-    is_shared = all(a is b for a, b in zip(sources, sources_behind, strict=True))
+def _joint(above: Sequence[Tensor], below: Sequence[Tensor], factor: Factor) -> list[Tensor]:
+    """Return `factor` times the gradient of one loss less that of another, each with its sources, by one pass."""
+    (ahead, *sources), (behind, *others) = above, below
     if not (sources and ahead.requires_grad and behind.requires_grad):
         return zeros(sources)
-    sources = sources if is_shared else [*sources, *sources_behind]
+    is_shared = all(a is b for a, b in zip(sources, others, strict=True))
     # A number goes into the backward pass: that saves a pass over its result.
     number = factor if isinstance(factor, float) else 1.0
-    found = [
-        torch.zeros_like(x) if each is None else each
-        for x, each in zip(sources, gradient_of_difference(ahead, behind, sources, number), strict=True)
-    ]
-    found = found if is_shared else add(found[:count], found[count:])
-    return found if isinstance(factor, float) else scaled(found, factor)
+    points = sources if is_shared else [*sources, *others]
+    slopes = gradient_of_difference(ahead, behind, points, number)
+    whole = [torch.zeros_like(x) if slope is None else slope for x, slope in zip(points, slopes, strict=True)]
+    whole = whole if is_shared else add(whole[: len(sources)], whole[len(sources) :])
+    return whole if isinstance(factor, float) else scaled(whole, factor)
 
 
 def _count(vector: Vector) -> int:

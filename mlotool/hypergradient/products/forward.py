@@ -278,20 +278,17 @@ def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted
     problem, traits = view.problem, view.problem.traits
     if traits.has_compared_product or in_dual_level():
         return
-    is_partial, lacks_memory, failure = False, False, None
+    is_partial, failure = False, None
     try:
         is_partial = _compare_forward(view, theta, inputs, wanted)
-    except torch.OutOfMemoryError:
-        lacks_memory = True
     except Exception as error:
         failure = error
+    lacks_memory = isinstance(failure, torch.OutOfMemoryError)
     # What one rank raised alone would leave the others waiting for it.
-    flags = problem.rank_mean.any([failure is not None, lacks_memory, is_partial], theta[0].device)
-    has_failed, lacks_memory, is_partial = flags
-    if failure is not None:
-        raise failure
+    flags = [failure is not None and not lacks_memory, lacks_memory, is_partial]
+    has_failed, lacks_memory, is_partial = problem.rank_mean.any(flags, theta[0].device)
     if has_failed:
-        raise ConfigError(_ELSEWHERE.format(problem=problem.name))
+        raise failure or ConfigError(_ELSEWHERE.format(problem=problem.name))
     traits.num_comparisons += 1
     traits.has_compared_product = lacks_memory or not is_partial or traits.num_comparisons >= _MOST_COMPARISONS
     if lacks_memory:

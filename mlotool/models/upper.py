@@ -1,13 +1,14 @@
-"""Modules that weigh samples: as a function of the loss or of a text, or one weight for each sample."""
+"""Modules of upper problems: they weigh, correct or perturb samples, or are a vector of numbers."""
 
 from math import log
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool.core.arguments import require
-from mlotool.core.settings import BelowOne, Between0And1, Count, Positive, target
+from mlotool.core.settings import BelowOne, Between0And1, Count, NonNegative, Positive, Shape, target
 
 # b: batch
 
@@ -181,3 +182,99 @@ class SequenceWeigher(nn.Module):
         losses = self.decoder.losses(tokens, targets, chunk)  # type: ignore[operator]
         assert isinstance(losses, Tensor)
         return losses
+
+
+# b: batch, n: samples that have a perturbation
+
+
+@target("module")
+class BoundedPerturbation(nn.Module):
+    """One additive perturbation for each of the first samples of a split, none of whose entries leaves +-radius.
+
+        d_i = radius tanh(raw_i) for i < n,   0 for the others
+
+    Args:
+        image_shape: shape of one sample.
+        num_samples: n; the samples are those with an index below it.
+        radius: of the maximum norm, in units of the normalised input.
+        start: `zero`; or `random`: each entry about radius or -radius, of full size but not learned.
+
+    Raises:
+        ConfigError: `radius` is negative, or `start` unknown.
+
+    Source: Huang et al. 2020, MetaPoison (arXiv 2004.00225), section 2.2, which clips where tanh stays smooth.
+
+    Example:
+        >>> BoundedPerturbation([1, 2, 2], num_samples=3, radius=0.5)(torch.tensor([2, 7])).shape
+        torch.Size([2, 1, 2, 2])
+    """
+
+    def __init__(
+        self, image_shape: Shape, num_samples: Count, radius: NonNegative, start: Literal["zero", "random"] = "zero"
+    ) -> None:
+        super().__init__()
+        self.radius = radius
+        shape = (num_samples, *image_shape)
+        # tanh(3) = 0.995
+        initial = torch.zeros(shape) if start == "zero" else 3.0 * torch.randn(shape).sign()
+        self.raw = nn.Parameter(initial)
+
+    def forward(self, index: Tensor) -> Tensor:
+        """Return perturbations (b, *image_shape) of the samples at `index` (b,)."""
+        has_one = index < len(self.raw)
+        raw = self.raw[torch.where(has_one, index, 0)]
+        return self.radius * torch.tanh(raw) * has_one.reshape(-1, *[1] * (raw.dim() - 1))
+
+
+# b: batch, d: features, k: classes
+
+
+@target("module")
+class LabelCorrector(nn.Module):
+    """A prediction of its own, mixed with the given label as far as that is trusted.
+
+        q = softmax(A h + a),   t = sigmoid(W_2 relu(W_1 [h, onehot(y)] + b_1) + b_2)
+        corrected = t onehot(y) + (1 - t) q
+
+    Args:
+        num_features: d, of the classifier's features h.
+        num_classes: k.
+        hidden: width of the hidden layer that decides on trust.
+        initial_trust: about where t starts, strictly between 0 and 1.
+
+    Raises:
+        ConfigError: `initial_trust` is not between 0 and 1.
+
+    Source: Choe et al. 2023, Betty (arXiv 2207.02849), section 5.2 and appendix C.2.
+
+    Example:
+        >>> corrected = LabelCorrector(8, 3)(torch.zeros(5, 8), torch.tensor([0, 1, 2, 0, 1]))
+        >>> corrected.shape, bool(torch.allclose(corrected.sum(dim=1), torch.ones(5)))
+        (torch.Size([5, 3]), True)
+    """
+
+    def __init__(
+        self, num_features: Count, num_classes: Count, hidden: Count = 100, initial_trust: Between0And1 = 0.5
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.label = nn.Linear(num_features, num_classes)
+        self.trust_hidden = nn.Linear(num_features + num_classes, hidden)
+        self.trust_output = nn.Linear(hidden, 1)
+        nn.init.constant_(self.trust_output.bias, log(initial_trust / (1 - initial_trust)))
+
+    def forward(self, features: Tensor, target: Tensor) -> Tensor:
+        """Return corrected labels (b, k), each of sum 1, of features (b, d) and given labels (b,)."""
+        trust = self.trust(features, target)[:, None]
+        given = F.one_hot(target, self.num_classes).to(features.dtype)
+        return trust * given + (1 - trust) * torch.softmax(self.predict(features), dim=1)
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Return the logits (b, k) of q, which the given label has no part in."""
+        return self.label(features)
+
+    def trust(self, features: Tensor, target: Tensor) -> Tensor:
+        """Return t (b,), the share of the given label."""
+        given = F.one_hot(target, self.num_classes).to(features.dtype)
+        hidden = torch.relu(self.trust_hidden(torch.cat([features, given], dim=1)))
+        return torch.sigmoid(self.trust_output(hidden)).squeeze(1)
