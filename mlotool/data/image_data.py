@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
 
@@ -116,6 +116,7 @@ class AugmentedCopies:
 # n: images, b: batch, h, w: height and width
 
 
+@dataclass(eq=False, repr=False)
 class ImageFiles:
     """JPEG or PNG files as RGB images of one size; another size is scaled and its middle cut out.
 
@@ -126,11 +127,10 @@ class ImageFiles:
         num_threads: that read and decode.
     """
 
-    def __init__(self, paths: Sequence[Path], height: int, width: int, num_threads: int = 8) -> None:
-        self.paths = list(paths)
-        self.height = height
-        self.width = width
-        self.num_threads = num_threads
+    paths: Sequence[Path]
+    height: int
+    width: int
+    num_threads: int = 8
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -139,7 +139,7 @@ class ImageFiles:
 
     def subset(self, indices: Tensor) -> "ImageFiles":
         """Return the files at `indices`, undecoded."""
-        return ImageFiles([self.paths[i] for i in indices.tolist()], self.height, self.width, self.num_threads)
+        return replace(self, paths=[self.paths[i] for i in indices.tolist()])
 
     def load(self) -> Tensor:
         """Return all images, (n, 3, h, w) uint8."""
@@ -189,6 +189,7 @@ class Normalization:
 IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
+@dataclass(eq=False, repr=False)
 class InMemoryDataset(Dataset[dict[str, Tensor]]):
     """One split: images as they were read, labels, and what is done to a batch on its way out.
 
@@ -215,25 +216,18 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         tensor([2, 0])
     """
 
-    def __init__(
-        self,
-        images: Tensor | ImageFiles,
-        target: Tensor,
-        normalization: Normalization,
-        *,
-        clean_target: Tensor | None = None,
-        augmentation: CropAndFlip | AugmentedCopies | None = None,
-        extra: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        assert images.shape[0] == len(target), (images.shape, target.shape)
-        self.images = images
-        self.target = target
-        self.clean_target = clean_target
-        self.normalization = normalization
-        self.augmentation = augmentation
-        self.extra = dict(extra or {})
-        mean, std = torch.tensor(normalization.mean), torch.tensor(normalization.std)
-        self._scale = (1 / (normalization.max_value * std))[:, None, None]
+    images: Tensor | ImageFiles
+    target: Tensor
+    normalization: Normalization
+    _: KW_ONLY
+    clean_target: Tensor | None = None
+    augmentation: CropAndFlip | AugmentedCopies | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.images.shape[0] == len(self.target), (self.images.shape, self.target.shape)
+        mean, std = torch.tensor(self.normalization.mean), torch.tensor(self.normalization.std)
+        self._scale = (1 / (self.normalization.max_value * std))[:, None, None]
         self._shift = (-mean / std)[:, None, None]
 
     @property
@@ -243,9 +237,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
 
     def without_augmentation(self) -> "InMemoryDataset":
         """Return the same samples as they are: for evaluations and analyses of a train split."""
-        return InMemoryDataset(
-            self.images, self.target, self.normalization, clean_target=self.clean_target, extra=self.extra
-        )
+        return replace(self, augmentation=None)
 
     def load(self) -> None:
         """Decode images that are files, once and for all."""

@@ -288,33 +288,22 @@ class TextFolder(AbstractLanguageData, _FromPath):
 def _read(path: Path, pattern: str) -> dict[str, list[bytes]]:
     """Return the documents by domain, both in the order of their names."""
     require(path.exists(), "data.path", str(path), "a text file that exists, or a folder with some")
-    files = [path] if path.is_file() else _matches(path, pattern)
+    try:
+        files = [path] if path.is_file() else sorted(file for file in path.glob(pattern) if file.is_file())
+        texts = {file: file.read_bytes() for file in files}
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"data.path={path}: {str(error) or 'the pattern is none'}, with data.pattern={pattern!r}; expected text "
+            "files that can be read. Correct their rights, or set data.pattern='**/*.txt'."
+        ) from error
     documents: dict[str, list[bytes]] = {}
-    for file in files:
+    for file, text in texts.items():
         inner = file.relative_to(path).parts if path.is_dir() else ()
-        name = inner[0] if len(inner) > 1 else path.absolute().stem
-        try:
-            text = file.read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"data.path: {file} cannot be read ({error.strerror}); expected a text file. Correct its rights, or "
-                "data.pattern."
-            ) from error
         if text:
-            documents.setdefault(name, []).append(text)
+            documents.setdefault(inner[0] if len(inner) > 1 else path.absolute().stem, []).append(text)
     expected = f"text in it, in files that match data.pattern={pattern}"
     require(bool(documents), "data.path", str(path), expected, "Correct data.path or data.pattern.")
     return dict(sorted(documents.items()))
-
-
-def _matches(folder: Path, pattern: str) -> list[Path]:
-    try:
-        return sorted(file for file in folder.glob(pattern) if file.is_file())
-    except (ValueError, NotImplementedError) as error:
-        raise ConfigError(
-            f"data.pattern={pattern!r}: {str(error) or 'it is no pattern'}; expected one of paths below data.path. Set "
-            "data.pattern='**/*.txt'."
-        ) from error
 
 
 def _tokenized(tokenizer: Any, documents: Sequence[bytes]) -> Tensor:

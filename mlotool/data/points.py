@@ -66,8 +66,6 @@ class SinusoidEpisodes(AbstractShapedData[InMemoryTensors]):
 
 # n: samples, d: features
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
 
 @target("data")
 @dataclass(eq=False)
@@ -110,7 +108,7 @@ class SyntheticClassification(AbstractShapedData[InMemoryTensors]):
         self._weight = np.random.default_rng([self.seed, 0]).standard_normal(num_features)
         if self.num_informative is not None:
             self._weight[self.num_informative :] = 0.0
-        self.true_weight = torch.from_numpy(self._weight).to(DTYPES[self.dtype])
+        self.true_weight = torch.from_numpy(self._weight).to(getattr(torch, self.dtype))
         self._check(2, self.image_shape)
         self._hold(drawn(self.sizes, self._draw_split))
 
@@ -119,7 +117,7 @@ class SyntheticClassification(AbstractShapedData[InMemoryTensors]):
         x = generator.standard_normal((size, len(self._weight)))
         y = x @ self._weight + self.noise * generator.standard_normal(size) > 0
         return InMemoryTensors(
-            {"input": torch.from_numpy(x).to(DTYPES[self.dtype]), "target": torch.from_numpy(y).long()}
+            {"input": torch.from_numpy(x).to(getattr(torch, self.dtype)), "target": torch.from_numpy(y).long()}
         )
 
 

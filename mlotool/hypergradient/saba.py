@@ -177,7 +177,7 @@ class _AveragedPullback:
         curved, hessian = replaced(averages["hessian"], number, product.hessian(start))
         residual = add(curved, cotangent, -1.0)
         solution = add(start, residual, -self.settings.step_size)
-        crossed, cross = replaced(averages["cross"], number, product.mean_cross(solution))
+        crossed, cross = replaced(averages["cross"], number, problem.rank_mean.mean(product.cross(solution)))
         if is_finite([*solution, *crossed]):
             kept = {"solution": solution, "hessian": hessian, "cross": cross}
             problem.memory.value = {**state, "readers": {**state["readers"], problem.reader: kept}}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -619,20 +619,6 @@ def _pulled(outputs: Sequence[Tensor], sources: Sequence[Tensor], cotangents: Se
     return pulled_back([y for y, _ in pairs], sources, [v for _, v in pairs])
 
 
-class UnrolledState(NamedTuple):
-    """What is kept from one pullback to the next.
-
-    Args:
-        keeps_graphs: with `remat: auto`, what the first pullback has decided; None before it.
-
-    Example:
-        >>> UnrolledState().keeps_graphs is None
-        True
-    """
-
-    keeps_graphs: bool | None = None
-
-
 def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
     """Return whether the graphs of all steps of an unroll can be kept on every rank, and log the figure.
 
@@ -805,9 +791,9 @@ class Unrolled(AbstractHypergradient):
         """Whether graphs are kept, whatever they take."""
         return self.remat is False and self.second_order
 
-    def records_graphs(self, state: UnrolledState) -> bool:
+    def records_graphs(self, state: bool | None) -> bool:
         """Return whether the graph of the next step is kept."""
-        return self.keeps_graphs or (self.remat == "auto" and state.keeps_graphs is True)
+        return self.keeps_graphs or (self.remat == "auto" and state is True)
 
     def saves_gradients(self, prefers_forward: bool) -> bool:
         """Return whether the gradient of a step is kept: forward mode gives it after the step's own derivative."""
@@ -830,10 +816,10 @@ class Unrolled(AbstractHypergradient):
         assert unroll is not None
         if unroll.records:
             records, theta = unroll.records, view.theta
-            is_open = self.remat == "auto" and self.second_order and view.problem.memory.value.keeps_graphs is None
+            is_open = self.remat == "auto" and self.second_order and view.problem.memory.value is None
             # Steps that read solutions, or that are traced, keep no graph.
             if is_open and not (view.problem.is_nested or unroll.is_traced or is_tracing()):
-                view.problem.memory.value = UnrolledState(fit(unroll, inputs, view, self.graph_budget))
+                view.problem.memory.value = fit(unroll, inputs, view, self.graph_budget)
         else:
             problem = view.problem
             prefers_forward = problem.has_blocks and not problem.is_nested and not problem.traits.lacks_tangents
@@ -863,14 +849,10 @@ class Unrolled(AbstractHypergradient):
                 kind = chosen_product(self._setting, there, there.theta, inputs, [True] * len(inputs))
         return ForwardStepProduct if kind == "forward" else ReverseStepProduct
 
-    def initial_state(self) -> UnrolledState:
-        """Return what is kept before the first pullback."""
-        return UnrolledState()
+    def state_dict(self, state: bool | None) -> dict[str, Any]:
+        """Return whether graphs are kept, which the first pullback has decided, where there was one."""
+        return {} if state is None else {"keeps_graphs": state}
 
-    def state_dict(self, state: UnrolledState) -> dict[str, Any]:
-        """Return what the first pullback has decided, where there was one."""
-        return {} if state.keeps_graphs is None else {"keeps_graphs": state.keeps_graphs}
-
-    def load_state(self, saved: dict[str, Any]) -> UnrolledState:
-        """Return the state that was saved."""
-        return UnrolledState(saved.get("keeps_graphs"))
+    def load_state(self, saved: dict[str, Any]) -> bool | None:
+        """Return the decision that was saved."""
+        return saved.get("keeps_graphs")

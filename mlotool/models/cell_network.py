@@ -1,7 +1,6 @@
 """Networks of cells, on whose edges mutators of a space put operations, and of blocks that stand as cells do."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -168,8 +167,8 @@ class CellNetwork(nn.Module):
         for number in range(num_cells):
             is_reduction = number in (num_cells // 3, 2 * num_cells // 3)
             width *= 2 if is_reduction else 1
-            shape = _CellShape(num_outputs, width, KINDS[is_reduction], follows_reduction, affine)
-            self.cells.append(_Cell(shape, num_nodes))
+            kind = KINDS[is_reduction]
+            self.cells.append(_Cell(kind, num_outputs, width, num_nodes, affine, follows_reduction))
             num_outputs, follows_reduction = (num_outputs[1], num_nodes * width), is_reduction
         self.classifier = nn.Linear(num_outputs[1], num_classes)
 
@@ -181,35 +180,21 @@ class CellNetwork(nn.Module):
         return self.classifier(last.mean(dim=(2, 3)))
 
 
-@dataclass(frozen=True)
-class _CellShape:
-    """Channels of the two cells before, channels of a node, kind of this cell, and whether the last cell halved."""
-
-    num_inputs: tuple[int, int]
-    width: int
-    kind: str
-    follows_reduction: bool
-    affine: bool
-
-    def inputs(self) -> nn.ModuleList:
-        """Build what brings both inputs to this cell's width and size."""
-        build = HalvingConvolution if self.follows_reduction else pointwise
-        first: nn.Module = build(self.num_inputs[0], self.width, affine=self.affine)
-        return nn.ModuleList([first, pointwise(self.num_inputs[1], self.width, affine=self.affine)])
-
-    def edge(self, source: int) -> nn.Module:
-        """Build the skip connection of an edge from the node `source`."""
-        stride = 2 if self.kind == "reduction" and source < 2 else 1
-        return operation("skip_connect", self.width, stride, affine=self.affine)
-
-
 class _Cell(nn.Module):
-    def __init__(self, shape: _CellShape, num_nodes: int) -> None:
+    """A cell of a kind; `num_inputs` are the channels of the two cells before it, `width` those of a node."""
+
+    def __init__(
+        self, kind: str, num_inputs: tuple[int, int], width: int, num_nodes: int, affine: bool, follows_reduction: bool
+    ) -> None:
         super().__init__()
-        self.num_nodes, self.kind = num_nodes, shape.kind
-        self.inputs = shape.inputs()
-        edges = (shape.edge(source) for node in range(num_nodes) for source in range(2 + node))
-        self.add_module(shape.kind, nn.ModuleList(edges))
+        self.num_nodes, self.kind = num_nodes, kind
+        bring = HalvingConvolution if follows_reduction else pointwise
+        first: nn.Module = bring(num_inputs[0], width, affine=affine)
+        self.inputs = nn.ModuleList([first, pointwise(num_inputs[1], width, affine=affine)])
+        sources = [source for node in range(num_nodes) for source in range(2 + node)]
+        strides = [2 if kind == "reduction" and source < 2 else 1 for source in sources]
+        edges = (operation("skip_connect", width, stride, affine=affine) for stride in strides)
+        self.add_module(kind, nn.ModuleList(edges))
 
     def forward(self, before: Tensor, last: Tensor) -> Tensor:
         nodes = [self.inputs[0](before), self.inputs[1](last)]

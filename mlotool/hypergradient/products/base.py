@@ -82,7 +82,7 @@ class AbstractProduct(ABC):
         >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
         >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
         >>> product = ReverseProduct(view, theta, inputs, wanted=[True])
-        >>> product.hessian([torch.ones(1)]), product.mean_cross([torch.ones(1)])
+        >>> product.hessian([torch.ones(1)]), product.cross([torch.ones(1)])
         ([tensor([2.])], [tensor([-2.])])
     """
 
@@ -105,10 +105,6 @@ class AbstractProduct(ABC):
         """Return `M d`, one tensor a parameter, for one direction a wanted input."""
         return self._mean(self.own_push(directions))
 
-    def mean_cross(self, vector: Vector) -> list[Tensor]:
-        """Return `M^T q`, one tensor a wanted input, where it is kept and not handed on; the last call."""
-        return self._mean(self.cross(vector))
-
     @abstractmethod
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u` of this rank's part of the batch, whatever other ranks do."""
@@ -123,10 +119,6 @@ class AbstractProduct(ABC):
 
         A pullback hands it on as it is: the gradient that it becomes a part of is averaged as a whole.
         """
-
-    @abstractmethod
-    def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return `H u` and `M^T u` of this rank's part of the batch; the last call."""
 
 
 class ReverseProduct(AbstractProduct):
@@ -179,7 +171,7 @@ class ReverseProduct(AbstractProduct):
         return found if factor == 1.0 else scaled(found, factor)
 
     def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return both products in one pass, which frees the graph."""
+        """Return `H u` and `M^T u` of this rank's part of the batch in one pass, which frees the graph."""
         found = self._product([*self._theta, *self._wanted], vector, retain=False)
         return found[: len(self._theta)], found[len(self._theta) :]
 

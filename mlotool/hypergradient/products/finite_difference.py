@@ -191,10 +191,6 @@ class FiniteDifferenceProduct(AbstractProduct):
 
         return self._difference(side, vector, scale, factor * inverse)
 
-    def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return both products, one after the other."""
-        return self.own_hessian(vector), self.cross(vector)
-
     def _difference(self, side: _Side, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
         """Return `factor` times a difference of gradients, with solutions inside the loss moved along."""
         replay, ahead = self._replay, self._loss.own_loss

@@ -154,7 +154,7 @@ class ForwardProduct(AbstractProduct):
         return found if factor == 1.0 else scaled(found, factor)
 
     def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return both products, from one evaluation."""
+        """Return `H u` and `M^T u` of this rank's part of the batch, from one evaluation."""
         both = [a or b for a, b in zip(self._of_theta, self._of_inputs, strict=True)]
         found = self._along(vector, self._of_theta, both)
         return found[: self._count], found[self._count :]

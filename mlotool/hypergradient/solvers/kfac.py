@@ -2,9 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -160,12 +159,8 @@ def gauss_newton(
     return matvec
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # It uses torch.jit, which warns of its own end.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
+# Curvlinops uses torch.jit, which warns of its own end.
+_quiet = partial(warnings.catch_warnings, action="ignore", category=FutureWarning)
 
 
 def _import() -> Any:
