@@ -5,19 +5,19 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mlotool.core.arguments import require
-from mlotool.core.settings import Count, NonNegative, Rounds, Seed, Whole, target
+from mlotool.core.settings import Count, NonNegative, Rounds, Seed, target
 from mlotool.data import language_data
 from mlotool.data.language_data import BYTES, as_tokens
-from mlotool.data.splits import AbstractData, InMemoryTensors, check_splits, drawn
+from mlotool.data.splits import AbstractData, InMemoryTensors, Sizes, check_splits, drawn
 
 _NAMES = """
 _pydecimal _pyio abc argparse ast base64 bdb bisect calendar cmd code codecs codeop configparser contextlib copy csv
@@ -181,7 +181,12 @@ SPLITS = ("train", "val", "test")
 SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
 
 
+# Its number among all, its domain's number, and its tokens.
+_Document = tuple[int, int, Tensor]
+
+
 @target("data")
+@dataclass(eq=False)
 class PythonEpisodes(AbstractData[InMemoryTensors]):
     """Tasks out of Python's own text: some windows of a document to learn from, others of it to be judged by.
 
@@ -213,82 +218,56 @@ class PythonEpisodes(AbstractData[InMemoryTensors]):
         torch.Size([3, 2, 32])
     """
 
-    def __init__(
-        self,
-        sizes: Mapping[str, Whole],
-        domains: Sequence[str] = ("documentation", "code", "tables"),
-        shares: Mapping[str, NonNegative] | None = None,
-        num_support: Rounds = 4,
-        num_query: Rounds = 4,
-        vocabulary_size: Count = BYTES,
-        length: Rounds = 64,
-        seed: Seed = 0,
-        sha256: str | None = None,
-    ) -> None:
-        language_data.check_vocabulary(vocabulary_size)
-        check_splits(sizes, SPLITS)
-        language_data.check_domains(domains, tuple(PYTHON_DOMAINS))
-        self.num_classes = self.vocabulary_size = BYTES
-        self.length, self.domains = length, tuple(domains)
-        texts = {name: [as_tokens(document) for document in read_domain(name)] for name in domains}
-        self.sha256 = language_data.checked_hash({name: torch.cat(each) for name, each in texts.items()}, sha256)
-        documents = _documents(texts, num_support + num_query, length)
-        parts = _divided(documents, dict(shares or SHARES), seed)
-        num_windows = num_support, num_query
-        super().__init__(
-            drawn(sizes, lambda size, name: _draw(parts[name], size, num_windows, length, [seed, *name.encode()]))
-        )
+    sizes: Sizes
+    domains: Sequence[str] = ("documentation", "code", "tables")
+    shares: Mapping[str, NonNegative] | None = None
+    num_support: Rounds = 4
+    num_query: Rounds = 4
+    vocabulary_size: Count = BYTES
+    length: Rounds = 64
+    seed: Seed = 0
+    sha256: str | None = None
 
+    def __post_init__(self) -> None:
+        language_data.check_vocabulary(self.vocabulary_size)
+        check_splits(self.sizes, SPLITS)
+        language_data.check_domains(self.domains, tuple(PYTHON_DOMAINS))
+        self.num_classes = BYTES
+        texts = {name: [as_tokens(document) for document in read_domain(name)] for name in self.domains}
+        whole = {name: torch.cat(documents) for name, documents in texts.items()}
+        self.sha256 = language_data.checked_hash(whole, self.sha256)
+        parts = self._divided(list(texts.values()))
+        super().__init__(drawn(self.sizes, lambda size, name: self._draw(parts[name], size, name)))
 
-class _Document(NamedTuple):
-    """A text that tasks are made of: its number among all, its domain's number, and its tokens."""
+    def _divided(self, texts: Sequence[Sequence[Tensor]]) -> dict[str, list[_Document]]:
+        """Return by split, of the documents by domain, those that have the windows of a task."""
+        shares = dict(self.shares or SHARES)
+        check_splits(shares, SPLITS)
+        require(sum(shares.values()) > 0, "data.shares", shares, "numbers of which one is above 0")
+        parts: dict[str, list[_Document]] = {name: [] for name in SPLITS}
+        numbers, num_tokens = count(), (self.num_support + self.num_query) * (self.length + 1)
+        for domain, documents in enumerate(texts):
+            long_enough = [(next(numbers), domain, document) for document in documents if len(document) >= num_tokens]
+            order = np.random.default_rng([self.seed, domain]).permutation(len(long_enough))
+            ends = np.cumsum(language_data.apportion(len(order), list(shares.values())))
+            for name, places in zip(shares, np.split(order, ends[:-1]), strict=True):
+                parts[name] += [long_enough[place] for place in places]
+        return parts
 
-    number: int
-    domain: int
-    tokens: Tensor
-
-
-def _documents(texts: Mapping[str, Sequence[Tensor]], num_windows: int, length: int) -> list[_Document]:
-    """Return the documents that have the windows of a task."""
-    found = [(domain, document) for domain, each in enumerate(texts.values()) for document in each]
-    long_enough = [each for each in found if len(each[1]) >= num_windows * (length + 1)]
-    return [_Document(number, *each) for number, each in enumerate(long_enough)]
-
-
-def _divided(documents: Sequence[_Document], shares: dict[str, float], seed: int) -> dict[str, list[_Document]]:
-    check_splits(shares, SPLITS)
-    require(sum(shares.values()) > 0, "data.shares", shares, "numbers of which one is above 0")
-    parts: dict[str, list[_Document]] = {name: [] for name in SPLITS}
-    for domain in dict.fromkeys(document.domain for document in documents):
-        own = [document for document in documents if document.domain == domain]
-        order = np.random.default_rng([seed, domain]).permutation(len(own)).tolist()
-        begin = 0
-        for name, count in zip(shares, language_data.apportion(len(own), list(shares.values())), strict=True):
-            parts[name] += [own[place] for place in order[begin : begin + count]]
-            begin += count
-    return parts
-
-
-def _draw(
-    documents: Sequence[_Document], num_tasks: int, num_windows: tuple[int, int], length: int, seed: list[int]
-) -> InMemoryTensors:
-    expected = f"a document for it with {sum(num_windows)} windows of {length + 1} bytes"
-    require(bool(documents), "data.sizes", num_tasks, expected, "Lower data.length, or raise the split's data.shares.")
-    generator = np.random.default_rng(seed)
-    chosen = [documents[place] for place in generator.integers(len(documents), size=num_tasks)]
-    windows = torch.stack([_drawn_windows(each.tokens, sum(num_windows), length, generator) for each in chosen])
-    support, query = windows.to(torch.int64).split(num_windows, dim=1)
-    return InMemoryTensors(
-        {
-            "support": {"input": support[..., :-1], "target": support[..., 1:]},
-            "query": {"input": query[..., :-1], "target": query[..., 1:]},
-            "document": torch.tensor([each.number for each in chosen]),
-            "domain": torch.tensor([each.domain for each in chosen]),
-        }
-    )
-
-
-def _drawn_windows(tokens: Tensor, count: int, length: int, generator: np.random.Generator) -> Tensor:
-    """Return `count` windows (count, length + 1) of a document, none of which overlap."""
-    places = generator.choice(len(tokens) // (length + 1), count, replace=False)
-    return torch.stack([tokens[place * (length + 1) : (place + 1) * (length + 1)] for place in places.tolist()])
+    def _draw(self, documents: Sequence[_Document], num_tasks: int, split: str) -> InMemoryTensors:
+        """Draw documents, and windows of each, none of which overlap."""
+        size, num_windows = self.length + 1, self.num_support + self.num_query
+        expected = f"a document for it with {num_windows} windows of {size} bytes"
+        advice = "Lower data.length, or raise the split's data.shares."
+        require(bool(documents), "data.sizes", num_tasks, expected, advice)
+        generator = np.random.default_rng([self.seed, *split.encode()])
+        chosen = [documents[place] for place in generator.integers(len(documents), size=num_tasks)]
+        tasks = []
+        for _, _, tokens in chosen:
+            places = generator.choice(len(tokens) // size, num_windows, replace=False).tolist()
+            tasks.append(torch.stack([tokens[place * size : (place + 1) * size] for place in places]))
+        windows = torch.stack(tasks).to(torch.int64)
+        parts = {"support": windows[:, : self.num_support], "query": windows[:, self.num_support :]}
+        numbers, domains = (torch.tensor([document[position] for document in chosen]) for position in (0, 1))
+        tensors = {name: {"input": part[..., :-1], "target": part[..., 1:]} for name, part in parts.items()}
+        return InMemoryTensors({**tensors, "document": numbers, "domain": domains})
