@@ -106,9 +106,8 @@ class TwoDomains(image_data.AbstractTwoDomains):
         pools = splits.split_indices(digits.target, {"target": num_digits - num_source, "train": num_source}, self.seed)
         generator = np.random.default_rng([self.seed, 2])
         target = _moved(digits.at(pools["target"]), self.shift, 1.0, generator)
-        source = digits
-        if num_source:
-            source = _moved(digits.at(pools["train"]), self.shift, self.target_share, generator)
+        share = self.target_share
+        source = _moved(digits.at(pools["train"]), self.shift, share, generator) if num_source else digits
         self._split(source, target, NORMALIZATION)
 
 

@@ -10,7 +10,6 @@ import torch
 from annotated_types import MinLen
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Count, Finite, NonNegative, Positive, Seed, Shape, Threads, target
 from mlotool.data import image_data, splits
 from mlotool.data.image_data import AugmentedCopies, CropAndFlip, Part
@@ -221,12 +220,11 @@ class Clothing1M(ImageFileData):
         return self._part([self.folder / key for key in keys], [int(labels[key]) for key in keys])
 
     def _lines(self, name: str) -> Sequence[str]:
-        for path in (self.folder / name, self.folder / "annotations" / name):
-            if path.is_file():
-                return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        raise ConfigError(
-            f"data.root={self.root}: Clothing1M has no file {self.folder / name}; expected the published lists "
-            "{noisy_train,clean_train,clean_val,clean_test}_key_list.txt and {noisy,clean}_label_kv.txt beside "
-            "images/. Ask its authors for the data (https://github.com/Cysu/noisy_label), unpack it, and set "
-            "data.root to its folder."
+        paths = [path for path in (self.folder / name, self.folder / "annotations" / name) if path.is_file()]
+        expected = (
+            f"a folder with {name} and the other published lists ({{noisy_train,clean_train,clean_val,clean_test}}_key_"
+            "list.txt, {noisy,clean}_label_kv.txt) beside images/"
         )
+        advice = "Ask its authors for the data (https://github.com/Cysu/noisy_label), and set data.root to its folder."
+        require(bool(paths), "data.root", self.root, expected, advice)
+        return [line for line in paths[0].read_text(encoding="utf-8").splitlines() if line.strip()]

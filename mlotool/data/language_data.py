@@ -16,9 +16,8 @@ from torch.utils.data import Dataset
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
-from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import Count, NonNegative, Rounds, Seed, target
-from mlotool.data.splits import AbstractData, Sizes, check_literal
+from mlotool.data.splits import AbstractData, Sizes, check_literal, require_known
 from mlotool.data.text_data import load_tokenizer
 
 # n: windows, b: batch, t: length of a window
@@ -124,7 +123,7 @@ class AbstractLanguageData(AbstractData[TextWindows]):
         self.sha256 = checked_hash(texts, self.sha256)
         _log.info("The text of %s has the SHA-256 %s.", ", ".join(texts), self.sha256)
         for split in self.shares or ():
-            _require_known("data.shares", split, tuple(self.sizes))
+            require_known("data.shares", split, tuple(self.sizes))
         counts = {name: apportion(int(size), self._shares_of(name)) for name, size in self.sizes.items() if size}
         places = [
             self._stretches(name, len(text), {split: counts[split][number] for split in counts}, number)
@@ -142,7 +141,7 @@ class AbstractLanguageData(AbstractData[TextWindows]):
         domains = tuple(self.domains or ())
         shares = (self.shares or {}).get(split) or dict.fromkeys(domains, 1.0)
         for name in shares:
-            _require_known(f"data.shares.{split}", name, domains, " With a text of yours, write ~data.shares.")
+            require_known(f"data.shares.{split}", name, domains, " With a text of yours, write ~data.shares.")
         require(sum(shares.values()) > 0, f"data.shares.{split}", shares, "a share above 0")
         return [float(shares.get(name, 0.0)) for name in domains]
 
@@ -224,14 +223,9 @@ def check_vocabulary(vocabulary_size: int) -> None:
 def check_domains(found: Sequence[str], known: Sequence[str]) -> None:
     """Raise ConfigError unless these domains are some of those there are, each once."""
     for name in found:
-        _require_known("data.domains", name, known)
+        require_known("data.domains", name, known)
     is_right = bool(found) and len(set(found)) == len(found)
     require(is_right, "data.domains", list(found), "at least one domain, each once")
-
-
-def _require_known(key: str, name: str, known: Sequence[str], advice: str = "") -> None:
-    hint = did_you_mean(name, known) or " Correct the name."
-    require(name in known, key, name, f"some of {', '.join(known)}", f"{hint.strip()}{advice}")
 
 
 @dataclass(eq=False)

@@ -53,15 +53,10 @@ class SinusoidEpisodes(AbstractShapedData[InMemoryTensors]):
         phase = generator.uniform(0.0, pi, size)
         x = generator.uniform(-5.0, 5.0, (size, self.num_support + self.num_query, 1))
         y = amplitude[:, None, None] * np.sin(x - phase[:, None, None])
-        values = [torch.from_numpy(array).to(torch.float32) for array in (x, y, amplitude, phase)]
-        return InMemoryTensors(
-            {
-                "support": {"input": values[0][:, : self.num_support], "target": values[1][:, : self.num_support]},
-                "query": {"input": values[0][:, self.num_support :], "target": values[1][:, self.num_support :]},
-                "amplitude": values[2],
-                "phase": values[3],
-            }
-        )
+        inputs, targets, *of_task = (torch.from_numpy(array).to(torch.float32) for array in (x, y, amplitude, phase))
+        parts = {"support": slice(self.num_support), "query": slice(self.num_support, None)}
+        points = {name: {"input": inputs[:, part], "target": targets[:, part]} for name, part in parts.items()}
+        return InMemoryTensors({**points, "amplitude": of_task[0], "phase": of_task[1]})
 
 
 # n: samples, d: features

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
 from mlotool.core.private import tree_leaves, tree_map
@@ -97,11 +96,7 @@ class AbstractData(Generic[D]):
 
     def split(self, name: str) -> D:
         """Return one split."""
-        if name not in self._datasets:
-            raise ConfigError(
-                f"This data has no split '{name}'; expected one of {', '.join(self.splits)}."
-                f"{did_you_mean(name, self.splits)} Name one of them, or give it samples with data.sizes.{name}=100."
-            )
+        require_known("split", name, self.splits, f" Or give it samples with data.sizes.{name}=100.")
         return self._datasets[name]
 
 
@@ -164,15 +159,19 @@ def drawn(sizes: Mapping[str, int], draw: Callable[[int, str], D]) -> dict[str, 
 
 def check_literal(key: str, given: Any, found: Any, what: str) -> None:
     """Raise ConfigError unless a value that stands in the configuration, for models to refer to, is the data's own."""
-    if given != found:
-        raise ConfigError(f"data.{key}={given}; expected {found}, {what}. Set data.{key}={found}.")
+    require(given == found, f"data.{key}", given, f"{found}, {what}", f"Set data.{key}={found}.")
 
 
 def check_splits(sizes: Mapping[str, float], allowed: tuple[str, ...]) -> None:
     """Raise ConfigError unless all splits that are asked for are ones that the data can have."""
     for name in sizes:
-        hint = did_you_mean(name, allowed) or f"Remove data.sizes.{name}."
-        require(name in allowed, "data.sizes", name, f"some of {', '.join(allowed)}", hint.strip())
+        require_known("data.sizes", name, allowed)
+
+
+def require_known(key: str, name: str, known: Sequence[str], advice: str = "") -> None:
+    """Raise ConfigError unless a name is one of those that are known."""
+    hint = did_you_mean(name, known) or " Correct the name."
+    require(name in known, key, name, f"some of {', '.join(known)}", f"{hint.strip()}{advice}")
 
 
 def split_indices(target: Tensor, sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:

@@ -116,10 +116,9 @@ class SST(AbstractTextData, FromFiles):
             self._split({"train": train, "meta": train, "val": dev, "test": test})
         else:
             raise ConfigError(
-                f"data.root={self.root} has neither train.tsv and dev.tsv nor train.txt, dev.txt and test.txt; "
-                "expected SST-2 of GLUE or the trees of SST. Download SST-2.zip from https://gluebenchmark.com/tasks "
-                "or trainDevTestTrees_PTB.zip from https://nlp.stanford.edu/sentiment, unpack it, and set data.root "
-                "to its folder."
+                f"data.root: found {self.root}; expected a folder with train.tsv and dev.tsv (SST-2 of GLUE, "
+                "https://gluebenchmark.com/tasks), or train.txt, dev.txt and test.txt (trainDevTestTrees_PTB.zip of "
+                "https://nlp.stanford.edu/sentiment). Download one of them, and set data.root to its folder."
             )
 
 

@@ -213,8 +213,7 @@ def number_of(problem: str, batch: Any, batch_number: int | None, key: str | Non
     numbers: set[Any] = set(value.reshape(-1).tolist()) if isinstance(value, Tensor) else {value}
     expected = "an entry of the batch that holds one whole number, the same in each epoch (and for all tasks)"
     require(len(numbers) == 1 and is_whole(min(numbers)), f"problems.{problem}.hypergradient.key", key, expected)
-    number: int = numbers.pop()
-    return number
+    return int(numbers.pop())
 
 
 _NO_PARTITION = (

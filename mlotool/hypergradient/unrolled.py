@@ -7,7 +7,7 @@ another one without, and all steps of an unroll that a resumed run finds begun a
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +29,7 @@ from mlotool.hypergradient.vector import add, aliases, chosen, constants, leaves
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
 from mlotool.problem.rank_mean import RankMean, mean_gradient
-from mlotool.problem.trajectory import AbstractStepStore, KeepAll, LowerSnapshots, StepRecord, middle
+from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepRecord, middle
 
 _log = logging.getLogger("mlotool")
 
@@ -76,7 +76,8 @@ def simulate(
         for batch in batches:
             # For the first time: the generator moves on from batch to batch.
             draws.append((batch, RandomState(view.devices)))
-            slopes.append(batch_gradient(view, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
+            at = leaves(theta)
+            slopes.append(batch_gradient(view, partial(unroll.own_loss, at, inputs, batch, {}), at, create_graph=False))
         gradient = mean_gradient(slopes, theta, view.problem.rank_mean)
         kept = tuple(gradient) if keeps_gradients else None
         records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}, gradient=kept))
@@ -115,39 +116,35 @@ def batch_gradients(
     unroll: Unroll, record: StepRecord, theta: Vector, inputs: Vector, view: LowerView, *, create_graph: bool
 ) -> list[tuple[Tensor | None, ...]]:
     """Return the gradients on this rank's part of each batch of a step; arguments as for `step_gradients`."""
-    found, below = [], record.lower_snapshots
+    gradients = []
     for batch, as_then in record.evaluations(view.problem.module):
+        loss = partial(unroll.own_loss, theta, inputs, batch, record.lower_snapshots)
         with as_then:
-            found.append(batch_gradient(view, unroll, batch, below, theta, inputs, create_graph=create_graph))
-    return found
+            gradients.append(batch_gradient(view, loss, theta, create_graph=create_graph))
+    return gradients
 
 
 def batch_gradient(
-    view: LowerView,
-    unroll: Unroll,
-    batch: Any,
-    lower_snapshots: LowerSnapshots,
-    theta: Vector,
-    inputs: Vector,
-    *,
-    create_graph: bool,
+    view: LowerView, evaluate: Callable[[], Tensor], theta: Vector, *, create_graph: bool
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient on this rank's part of one batch, one tensor a parameter; None where it is unused.
 
-    Arguments as for `step_gradients`, with the batch and the lower problems as the step read them.
+    Args:
+        view: of the problem.
+        evaluate: returns the loss at theta.
+        theta: one tensor a parameter.
+        create_graph: make the result differentiable.
 
     Example:
         >>> import torch
         >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs, batch, lower: ((theta[0] - inputs[0]) ** 2).sum()
-        >>> view = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss)
-        >>> unroll, theta = Unroll((), True, (), loss, *[None] * 5), [torch.tensor([2.0], requires_grad=True)]
-        >>> batch_gradient(view, unroll, None, {}, theta, [torch.tensor([1.0])], create_graph=False)
+        >>> theta = [torch.tensor([2.0], requires_grad=True)]
+        >>> view = LowerView(LowerProblem("w"), theta, None)
+        >>> batch_gradient(view, lambda: ((theta[0] - 1.0) ** 2).sum(), theta, create_graph=False)
         (tensor([2.]),)
     """
     name, traits = view.problem.name, view.problem.traits
     with torch.enable_grad():
-        evaluate = partial(unroll.own_loss, theta, inputs, batch, lower_snapshots)
         loss = twice_differentiable(name, traits, view.devices, evaluate) if create_graph else evaluate()
         with explained(name, "reverse") if create_graph else nullcontext():
             return dense(torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True))

@@ -54,9 +54,8 @@ def decay_analysis(batches: Iterable[Batch], *, decay: BoundModule, num_informat
     """
     num_features = int(next(iter(batches))["input"][0].numel())
     logarithm = decay().detach().log()
-    logarithm = (
-        logarithm.expand(num_features) if len(logarithm) == 1 else logarithm.reshape(-1, num_features).mean(dim=0)
-    )
+    logarithm = logarithm.expand(num_features) if len(logarithm) == 1 else logarithm
+    logarithm = logarithm.reshape(-1, num_features).mean(dim=0)
     found = {"decay": logarithm.exp()}
     is_useless = torch.arange(num_features, device=logarithm.device) >= num_informative
     if bool(is_useless.any()) and not bool(is_useless.all()):

@@ -1,6 +1,7 @@
 """The residual networks of the CIFAR experiments, for small images, and wide ones of few layers."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -151,12 +152,9 @@ class WideResNet(nn.Module):
         length = num_blocks(depth, 4)
         widths = [width, *(factor * widen_factor * width for factor in (1, 2, 4))]
         self.convolution = nn.Conv2d(image_shape[0], width, kernel_size=3, padding=1, bias=False)
-        self.stages = nn.Sequential(
-            *(
-                _stage(_WideBlock, widths[number], widths[number + 1], length, stride, dropout=dropout)
-                for number, stride in enumerate((1, 2, 2))
-            )
-        )
+        shapes = zip(pairwise(widths), (1, 2, 2), strict=True)
+        stages = (_stage(_WideBlock, *ends, length, stride, dropout=dropout) for ends, stride in shapes)
+        self.stages = nn.Sequential(*stages)
         self.norm = nn.BatchNorm2d(widths[-1])
         self.classifier = nn.Linear(widths[-1], num_classes)
         for module in self.modules():

@@ -57,7 +57,7 @@ class ConjugateGradient(AbstractSolver):
     @numpy.errstate(all="ignore")
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        system = base.LinearSystem(self, matvec, vector, start, view)
         progress, inner, size, eps = system.progress, system.inner, system.size, system.eps
         solution, residual, squared = system.solution, system.residual, system.squared
         direction = system.of_running(residual)
@@ -147,7 +147,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
     @numpy.errstate(all="ignore")
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        system = base.LinearSystem(self, matvec, vector, start, view)
         progress, inner, eps = system.progress, system.inner, system.eps
         solution, residual, error = system.solution, system.residual, system.squared
         direction, steepness, largest = system.nothing, 1.0, 0.0

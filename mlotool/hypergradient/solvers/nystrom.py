@@ -119,8 +119,7 @@ class Nystrom(AbstractSolver):
 
     def load_state(self, saved: dict[str, Any]) -> int:
         """Return how often columns were drawn."""
-        count: int = saved["num_solves"]
-        return count
+        return int(saved["num_solves"])
 
     def _inverse(self, factor: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the solution, and a basis of what the columns show: the rest is divided by rho."""
