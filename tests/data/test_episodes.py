@@ -17,10 +17,10 @@ from mlotool.data import (
     SyntheticClassification,
     SyntheticText,
 )
-from mlotool.data.peaks import HIGHEST, LOWEST, level, peaks
+from mlotool.data.points import HIGHEST, LOWEST, level, peaks
 from mlotool.data.python_text import read_domain
-from mlotool.data.synthetic_text import ADJECTIVES, NEGATIVE, POSITIVE, RULES, make_corpus
 from mlotool.data.text_data import split_words
+from mlotool.data.text_sets import ADJECTIVES, NEGATIVE, POSITIVE, RULES, make_corpus
 
 
 def test_a_batch_has_the_tasks_first() -> None:

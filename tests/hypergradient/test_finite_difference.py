@@ -5,13 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import stop_gradient
-from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct, default_radius, finite_difference
-from mlotool.hypergradient.products.choice import check_forward_product, chosen_product
+from mlotool.hypergradient.products import finite_difference
+from mlotool.hypergradient.products.base import ReverseProduct
+from mlotool.hypergradient.products.finite_difference import (
+    FiniteDifferenceProduct,
+    default_radius,
+    warn_of_hidden_values,
+)
+from mlotool.hypergradient.products.forward import check_forward_product, chosen_product
 from mlotool.hypergradient.vector import add, norm
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from mlotool.problem.rank_mean import RankMean
@@ -131,6 +137,22 @@ def test_products_at_any_scale(dtype: torch.dtype, scale: float, tolerance: floa
     ]
     for difference, reverse in pairs:
         assert apart([each.double() for each in difference], reverse) < tolerance
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kinks_and_masks_are_not_taken_for_hidden_values(seed: int) -> None:
+    torch.manual_seed(seed)
+    layers = nn.Linear(6, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+    network = nn.Sequential(*layers)
+    names, theta = zip(*network.named_parameters(), strict=True)
+
+    def function(theta: Any, inputs: Any) -> Tensor:
+        outputs = torch.func.functional_call(network, dict(zip(names, theta, strict=True)), (INPUT.float(),))
+        return inputs[0] * functional.cross_entropy(outputs, TARGET)
+
+    before = torch.get_rng_state()
+    warn_of_hidden_values(LowerView(LowerProblem("w"), theta, function), theta, [torch.ones(())])
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_default_radius_is_a_share_of_the_root_mean_square_with_a_floor() -> None:

@@ -19,8 +19,9 @@ from mlotool import (
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient import unrolled as step_products
-from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
-from mlotool.hypergradient.products.choice import check_forward_product
+from mlotool.hypergradient.products import forward
+from mlotool.hypergradient.products.base import ReverseProduct
+from mlotool.hypergradient.products.forward import ForwardProduct, check_forward_product
 from mlotool.hypergradient.unrolled import ForwardStepProduct, RecordedStep
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.rank_mean import RankMean

@@ -51,12 +51,6 @@ def test_they_write_out_every_argument_and_build(name: str) -> None:
     hypergradient.Implicit(make(**solver), **option)
 
 
-def test_every_solver_may_be_named() -> None:
-    solvers = {name for name, value in vars(hypergradient.solvers).items() if isinstance(value, type)}
-    expected = {f"mlotool.hypergradient.{name}" for name in solvers - {"AbstractSolver", "SolveResult", "Status"}}
-    assert set(trusted_names("solver")) == expected
-
-
 Make = Callable[..., Any]
 # A kind, a range, and the rules that two settings make together.
 WRONG: list[tuple[Make, dict[str, Any]]] = [

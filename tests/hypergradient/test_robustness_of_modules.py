@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.hypergradient import Exact, Implicit
+from mlotool.hypergradient import Exact, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient.every_algorithm import (
     DIFFERENTIATED,
@@ -183,7 +183,14 @@ def test_stop_gradient_makes_finite_differences_agree_with_double_backward() -> 
     assert relative_error(expected, by_torch(reverse)) < 1e-12
     assert relative_error(difference.gradient("weigher"), expected) < 1e-4
     plain = reweighting(FD, lower=weighted_by_plain_detach)
-    assert relative_error(plain.gradient("weigher"), expected) > 0.05
+    with pytest.warns(UserWarning, match=r"problems\.model\.loss: found a change .* Write mlotool\.stop_gradient"):
+        assert relative_error(plain.gradient("weigher"), expected) > 0.05
+    # Once a problem.
+    plain.gradient("weigher")
+    penalty = {"multiplier": 10.0, "step_size": 0.01}
+    reweighting(lambda: Penalty(**penalty)).gradient("weigher")
+    with pytest.warns(UserWarning, match=r"problems\.model\.loss: found a change"):
+        reweighting(lambda: Penalty(**penalty), lower=weighted_by_plain_detach).gradient("weigher")
     assert relative_error(reweighting(REVERSE, lower=weighted_by_plain_detach).gradient("weigher"), expected) < 1e-12
 
 

@@ -16,7 +16,7 @@ from mlotool import Graph, Problem
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient import AbstractStepStore, Binomial, Exact, Implicit, KeepAll, KeepEvery, Unrolled
-from mlotool.hypergradient.unrolled import UnrolledState, fit, measure
+from mlotool.hypergradient.unrolled import fit, measure
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll
 from mlotool.problem.optimizers.optimizer_step import replayed_step
 from mlotool.problem.rank_mean import RankMean
@@ -92,8 +92,8 @@ def ticked(built: Program, num_ticks: int = NUM_TICKS) -> dict[str, Tensor]:
 
 
 def decision(built: Program, name: str = "w") -> bool | None:
-    state: UnrolledState = built.algorithm_state(name)
-    return state.keeps_graphs
+    state: bool | None = built.algorithm_state(name)
+    return state
 
 
 def are_kept(built: Program, name: str = "w") -> set[bool]:
