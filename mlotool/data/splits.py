@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlotool.core.arguments import require
+from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
 from mlotool.core.private import tree_leaves, tree_map
@@ -159,7 +160,8 @@ def drawn(sizes: Mapping[str, int], draw: Callable[[int, str], D]) -> dict[str, 
 
 def check_literal(key: str, given: Any, found: Any, what: str) -> None:
     """Raise ConfigError unless a value that stands in the configuration, for models to refer to, is the data's own."""
-    require(given == found, f"data.{key}", given, f"{found}, {what}", f"Set data.{key}={found}.")
+    if given != found:
+        raise ConfigError(f"data.{key}={given}; expected {found}, {what}. Set data.{key}={found}.")
 
 
 def check_splits(sizes: Mapping[str, float], allowed: tuple[str, ...]) -> None:

@@ -3,7 +3,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 
-from mlotool.core.errors import ConfigError
 from mlotool.data import (
     CropAndFlip,
     Digits,
@@ -49,19 +48,6 @@ def test_only_train_is_corrupted_and_keeps_its_clean_labels() -> None:
     for name in ("meta", "val", "test"):
         assert data.split(name).clean_target is None
         assert "clean_target" not in data.split(name)[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_classes": 9}, r"data\.num_classes=9; expected 10.* Set data\.num_classes=10\."),
-        ({"image_shape": (8, 8)}, r"data\.image_shape=\[8, 8\]; expected \[1, 8, 8\]"),
-        ({"sizes": {"train": 1798}}, r"data\.sizes: found {train: 1798}; expected at most 1797"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Digits(**({"sizes": SIZES} | options))
 
 
 @pytest.fixture
