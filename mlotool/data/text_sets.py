@@ -72,7 +72,7 @@ class Wrench(AbstractTextData, FromFiles):
             ) from error
 
 
-NEUTRAL = 2
+NEUTRAL_LABEL = 2
 
 
 @target("data")
@@ -116,9 +116,9 @@ class SST(AbstractTextData, FromFiles):
             self._split({"train": train, "meta": train, "val": dev, "test": test})
         else:
             raise ConfigError(
-                f"data.root: found {self.root}; expected a folder with train.tsv and dev.tsv (SST-2 of GLUE, "
-                "https://gluebenchmark.com/tasks), or train.txt, dev.txt and test.txt (trainDevTestTrees_PTB.zip of "
-                "https://nlp.stanford.edu/sentiment). Download one of them, and set data.root to its folder."
+                f"data.root={self.root}; expected a folder with train.tsv and dev.tsv (SST-2), or with train.txt, "
+                "dev.txt and test.txt (trees). Download SST-2.zip from https://gluebenchmark.com/tasks or "
+                "trainDevTestTrees_PTB.zip from https://nlp.stanford.edu/sentiment, and set data.root to its folder."
             )
 
 
@@ -146,9 +146,9 @@ def _read_trees(path: Path, num_classes: int) -> TextPart:
         assert match is not None
         label = int(match[1])
         if num_classes == 2:
-            if label == NEUTRAL:
+            if label == NEUTRAL_LABEL:
                 continue
-            label = int(label > NEUTRAL)
+            label = int(label > NEUTRAL_LABEL)
         texts.append(" ".join(re.findall(r" ([^()\s]+)\)", line)))
         labels.append(label)
     return TextPart(texts, torch.tensor(labels, dtype=torch.int64))

@@ -450,7 +450,7 @@ class TracedSolve:
         has_tasks: whether it is one of tasks.
 
     Example:
-        >>> from mlotool.hypergradient.solvers import Neumann
+        >>> from mlotool.hypergradient import Neumann
         >>> memory = Memory(ImplicitState(None))
         >>> TracedSolve(Neumann(), "w", memory, set()).reported(torch.tensor([0.5, 3.0, 0.0]))
         >>> memory.value.last.residual, memory.value.last.num_products

@@ -331,18 +331,20 @@ class ForwardStepProduct(AbstractStepProduct):
 
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
         """Return `H u` and `M^T u`."""
-        step, record = self._step, self._step.record
-        of_theta, of_inputs, sources = [], [], chosen(step.inputs, step.wanted)
+        step, record, count = self._step, self._step.record, len(vector)
+        products: list[Sequence[Tensor]] = []
         for batch, as_then in record.evaluations(step.view.problem.module):
             view = replace(step.view, own_loss=partial(step.own_loss, batch))
             with as_then:
                 product = ForwardProduct(view, record.theta, step.inputs, step.wanted)
-                pulled = product.pull(vector) if needs_theta else ([None] * len(vector), product.cross(vector))
-            of_theta.append(pulled[0])
-            of_inputs.append(pulled[1])
-        ranks = step.view.problem.rank_mean
-        of_theta = mean_gradient(of_theta, record.theta, ranks) if needs_theta else of_theta[0]
-        return of_theta, mean_gradient(of_inputs, sources, RankMean())
+                # Where a gradient is none, nothing moves along.
+                of_theta, of_inputs = product.pull(vector) if needs_theta else ([], product.cross(vector))  # type: ignore[arg-type]
+            products.append([*of_theta, *of_inputs])
+        sources = [*(record.theta if needs_theta else ()), *chosen(step.inputs, step.wanted)]
+        mean: list[Any] = mean_gradient(products, sources, RankMean())
+        if not needs_theta:
+            return [None] * count, mean
+        return step.view.problem.rank_mean.mean(mean[:count]), mean[count:]
 
 
 def plus(a: Cotangents, b: Cotangents, factor: float = 1.0) -> list[Tensor | None]:

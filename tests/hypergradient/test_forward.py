@@ -18,7 +18,6 @@ from mlotool import (
 )
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient import unrolled as step_products
 from mlotool.hypergradient.products import forward
 from mlotool.hypergradient.products.base import ReverseProduct
 from mlotool.hypergradient.products.forward import ForwardProduct, check_forward_product
@@ -221,8 +220,7 @@ def test_auto_takes_forward_mode_where_blocks_are_evaluated_again(
         taken.append(settings.get("problem"))
         return there(*given, **settings)
 
-    for module in (forward, step_products):
-        monkeypatch.setattr(module, "moving_gradient", noting)
+    monkeypatch.setattr(forward, "moving_gradient", noting)
     case = UnrolledCase("weighting", num_steps=2, network=mixed)
     batches = case.batches if isinstance(algorithm, Unrolled) else case.batches[0]
     found = []

@@ -75,7 +75,7 @@ class AbstractProduct(ABC):
         wanted: which of the inputs want a cotangent.
 
     Example:
-        >>> from mlotool.hypergradient.products import ReverseProduct
+        >>> from mlotool.hypergradient.products.base import ReverseProduct
         >>> import torch
         >>> from mlotool.problem.interface import LowerProblem
         >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
