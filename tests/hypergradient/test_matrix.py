@@ -111,14 +111,6 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_dense_program_is_the_solved_one(name: str) -> None:
-    """Two references that share nothing but the losses."""
-    model = dense(name)
-    assert relative_error(model.pull(torch.linalg.inv)[model.top], model.gradient) < 1e-10
-    assert min(float(torch.linalg.eigvalsh(each).min()) for each in model.hessians.values()) > 0.1
-
-
 def test_the_solved_ridge_regression_is_the_closed_form() -> None:
     inputs, targets, other_inputs, other_targets = programs.regression_data()
     case = programs.ridge()

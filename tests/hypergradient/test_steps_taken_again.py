@@ -498,14 +498,6 @@ def test_a_step_again_is_the_step_to_the_bit(make: Callable[..., torch.optim.Opt
             assert all(torch.equal(state_again[place][key], each) for key, each in optimizer.state[parameter].items())
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 7, 30])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_binomial_keeps_no_more_than_its_checkpoints(num_steps: int, count: int) -> None:
-    kept = [number for number in range(num_steps) if Binomial(checkpoints=count).keeps(number, num_steps)]
-    assert kept[0] == 0
-    assert len(kept) == min(count, num_steps)
-
-
 def test_memory_of_a_long_unroll() -> None:
     """Vectors of the size of the parameters that are held before the upper step, and at most."""
 

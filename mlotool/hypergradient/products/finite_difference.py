@@ -155,7 +155,8 @@ class FiniteDifferenceProduct(AbstractProduct):
         self._replay = Replay(lambda: [loss(point, values)], devices, view.problem.traits)
         self._random = RandomState(devices) if view.eliminated else None
         # The pullbacks inside a loss evaluate losses in the backward pass, on random numbers of their own.
-        self._is_joint = not view.problem.is_nested and _count(theta) + _count(inputs) <= MOST_PARAMETERS_AT_ONCE
+        size = sum(tensor.numel() for tensor in (*theta, *inputs))
+        self._is_joint = not view.problem.is_nested and size <= MOST_PARAMETERS_AT_ONCE
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
@@ -253,10 +254,6 @@ def _joint(above: Sequence[Tensor], below: Sequence[Tensor], factor: Factor) -> 
     whole = [torch.zeros_like(x) if slope is None else slope for x, slope in zip(points, slopes, strict=True)]
     whole = whole if is_shared else add(whole[: len(sources)], whole[len(sources) :])
     return whole if isinstance(factor, float) else scaled(whole, factor)
-
-
-def _count(vector: Vector) -> int:
-    return sum(map(Tensor.numel, vector))
 
 
 def _moved(point: Vector, vector: Vector, scale: Factor) -> list[Tensor]:
