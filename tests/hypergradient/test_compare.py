@@ -17,7 +17,7 @@ from mlotool.hypergradient import (
     NormalEquationConjugateGradient,
     Nystrom,
     Unrolled,
-    quality,
+    implicit,
 )
 from mlotool.hypergradient.compare import compare, solved_slope
 from mlotool.program import AbstractHypergradient, Program, Schedule
@@ -212,7 +212,7 @@ def test_beyond_the_dense_solve_the_reference_is_iterative(monkeypatch: Any, is_
     program = two_levels(lower, upper, Implicit(Neumann(3, 0.1), report_every=1))
     program.gradient("u")
     expected = program.statistics()
-    monkeypatch.setattr(quality, "MAX_DENSE_PARAMETERS", 0)
+    monkeypatch.setattr(implicit, "MAX_DENSE_PARAMETERS", 0)
     program.gradient("u")
     assert program.statistics() == pytest.approx(expected, rel=1e-6)
     assert abs(expected["w/solver_cosine"]) < 0.999
