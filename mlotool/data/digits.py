@@ -104,9 +104,8 @@ class TwoDomains(image_data.AbstractTwoDomains):
         require(num_source < num_digits, "data.sizes.pretrain", num_source, expected)
         # `train` comes last: what is left for the target domain is the same for every size of `pretrain`.
         pools = splits.split_indices(digits.target, {"target": num_digits - num_source, "train": num_source}, self.seed)
-        generator = np.random.default_rng([self.seed, 2])
+        generator, share = np.random.default_rng([self.seed, 2]), self.target_share
         target = _moved(digits.at(pools["target"]), self.shift, 1.0, generator)
-        share = self.target_share
         source = _moved(digits.at(pools["train"]), self.shift, share, generator) if num_source else digits
         self._split(source, target, NORMALIZATION)
 
