@@ -6,23 +6,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlotool.config import compose
     from mlotool.core import BoundModule, ConfigError, LossOutput, MlotoolError, RunError, remat, stop_gradient
-    from mlotool.hypergradient import (
-        KFAC,
-        SABA,
-        ConjugateGradient,
-        EvolutionStrategies,
-        Exact,
-        FirstOrder,
-        FixedPoint,
-        Identity,
-        Implicit,
-        Neumann,
-        NormalEquationConjugateGradient,
-        Nystrom,
-        OptimizerPreconditioner,
-        Penalty,
-        Unrolled,
-    )
+    from mlotool.hypergradient.evolution import EvolutionStrategies
+    from mlotool.hypergradient.first_order import FirstOrder
+    from mlotool.hypergradient.implicit import Implicit
+    from mlotool.hypergradient.penalty import Penalty
+    from mlotool.hypergradient.saba import SABA
+    from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient, NormalEquationConjugateGradient
+    from mlotool.hypergradient.solvers.exact import Exact
+    from mlotool.hypergradient.solvers.fixed_point import FixedPoint
+    from mlotool.hypergradient.solvers.identity import Identity
+    from mlotool.hypergradient.solvers.kfac import KFAC
+    from mlotool.hypergradient.solvers.neumann import Neumann
+    from mlotool.hypergradient.solvers.nystrom import Nystrom
+    from mlotool.hypergradient.solvers.optimizer_preconditioner import OptimizerPreconditioner
+    from mlotool.hypergradient.unrolled import Unrolled
     from mlotool.program import Graph, Problem, Program, SameBatch, Schedule, Stream
     from mlotool.runner import RunResult, load, run
 

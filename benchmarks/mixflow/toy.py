@@ -129,7 +129,7 @@ def _peak(build: Callable[[], Callable[[], Tensor]]) -> int:
     run = build()
     gc.collect()
     # The first forward product is held to a reverse one. Where derivatives overflow there is nothing to compare.
-    with patch("mlotool.hypergradient.products.choice.check_forward_product"), LiveStorage() as live:
+    with patch("mlotool.hypergradient.products.forward.check_forward_product"), LiveStorage() as live:
         run()
     return live.peak
 

@@ -10,24 +10,18 @@ from typing import ClassVar
 import torch
 
 from mlotool.core.settings import Count, Shape, target
-from mlotool.data.image_data import (
-    AbstractImageData,
-    AugmentedCopies,
-    CropAndFlip,
-    FromTorchvision,
-    Normalization,
-    Part,
-)
+from mlotool.data import image_data
+from mlotool.data.image_data import AugmentedCopies, CropAndFlip, Part
 
 
 @dataclass(eq=False)
-class AbstractCIFAR(AbstractImageData, FromTorchvision):
+class AbstractCIFAR(image_data.AbstractImageData, image_data.FromTorchvision):
     """50,000 + 10,000 photographs of 32 x 32 pixels.
 
     Args:
         root: the folder that holds the folder of the published files.
         sizes: see `AbstractImageData`, as for the other keywords up to `label_noise`.
-        num_classes: 10 or 100, as published.
+        num_classes: 10 or 100, as published; None takes that.
         image_shape: (3, 32, 32).
         seed: of splits and noise.
         imbalance_factor: of the long tail of `train`, or None.
@@ -41,6 +35,9 @@ class AbstractCIFAR(AbstractImageData, FromTorchvision):
     Source: Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images.
     """
 
+    published_classes: ClassVar[int]
+    """How many classes the data have."""
+
     files: ClassVar[str]
     """The published files below `root`, in words."""
 
@@ -53,10 +50,12 @@ class AbstractCIFAR(AbstractImageData, FromTorchvision):
     std: ClassVar[Sequence[float]]
     """Likewise."""
 
+    num_classes: Count | None = None  # type: ignore[assignment]
     image_shape: Shape = (3, 32, 32)
     augment: bool | Count = True
 
     def __post_init__(self) -> None:
+        self.num_classes = self.num_classes or self.published_classes
         longtailed = "" if self.imbalance_factor is None else "_longtailed"
         folder = self.folder_option and f"; for a tree of JPEG or PNG files use data={self.folder_option}{longtailed}"
         train, test = (
@@ -64,7 +63,7 @@ class AbstractCIFAR(AbstractImageData, FromTorchvision):
             for each in self._published(self.files, folder or "")
         )
         augmentation = AugmentedCopies.of(CropAndFlip(), self.augment)
-        self._split(train, test, Normalization(mean=list(self.mean), std=list(self.std)), augmentation)
+        self._split(train, test, image_data.Normalization(mean=list(self.mean), std=list(self.std)), augmentation)
 
 
 @target("data")
@@ -73,7 +72,7 @@ class CIFAR10(AbstractCIFAR):
     """The photographs in ten classes, read from `root/cifar-10-batches-py`; arguments as for `AbstractCIFAR`."""
 
     reader = "CIFAR10"
-    num_classes: Count = 10
+    published_classes = 10
     files = "cifar-10-batches-py/ with the published data_batch_1 .. data_batch_5, test_batch and batches.meta"
     folder_option = "cifar10_folder"
     mean = (0.4914, 0.4822, 0.4465)
@@ -86,7 +85,7 @@ class CIFAR100(AbstractCIFAR):
     """The photographs in a hundred classes (fine labels), read from `root/cifar-100-python`; arguments likewise."""
 
     reader = "CIFAR100"
-    num_classes: Count = 100
+    published_classes = 100
     files = "cifar-100-python/ with the published train, test and meta"
     folder_option = None
     mean = (0.5071, 0.4865, 0.4409)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
 
@@ -13,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, NonNegative, Seed, Share, Threads, checked
+from mlotool.core.settings import Count, Seed, Share, checked
 from mlotool.data import splits
-from mlotool.data.splits import AbstractData, AbstractShapedData, FromFiles, ImbalanceFactor, rows
+from mlotool.data.splits import AbstractShapedData, FromFiles, ImbalanceFactor, at
 
 # n: images, c: channels, h, w: height and width, p: padding
 
@@ -52,30 +50,13 @@ class CropAndFlip:
             (n, c, h, w), same dtype.
         """
         num_images, _, height, width = images.shape
-        offsets = torch.randint(0, 2 * self.padding + 1, (2, num_images), generator=generator)
-        cropped = _windows(F.pad(images, [self.padding] * 4).contiguous(), height, width, offsets)
+        rows, columns = torch.randint(0, 2 * self.padding + 1, (2, num_images), generator=generator)
+        windows = F.pad(images, [self.padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
+        cropped = windows[torch.arange(num_images), :, rows, columns]
         if not self.flip:
             return cropped
         chosen = torch.nonzero(torch.rand(num_images, generator=generator) < 0.5).squeeze(1)
         return cropped.index_copy_(0, chosen, cropped.index_select(0, chosen).flip(-1))
-
-
-def _windows(images: Tensor, height: int, width: int, offsets: Tensor) -> Tensor:
-    """Return one window of each image: (n, c, height, width), copied.
-
-    Args:
-        images: (n, c, h, w), contiguous.
-        height: of a window.
-        width: likewise.
-        offsets: (2, n), rows above and columns before the window.
-    """
-    num_images, num_channels, num_rows, num_columns = images.shape
-    plane = num_rows * num_columns
-    # A window for each entry that one could begin at, all of them views of the same memory; only the chosen are copied.
-    num_begins = images.numel() - (num_channels - 1) * plane - (height - 1) * num_columns - (width - 1)
-    windows = images.as_strided((max(num_begins, 0), num_channels, height, width), (1, plane, num_columns, 1))
-    begins = torch.arange(num_images) * num_channels * plane + offsets[0] * num_columns + offsets[1]
-    return windows.index_select(0, begins)
 
 
 # b: batch, c: channels, h, w: height and width
@@ -125,16 +106,17 @@ class AugmentedCopies:
         """
         slots: Sequence[int] = (index * self.num_copies + copy).tolist()
         # A generator a copy: what it draws depends on no other sample, and on no order.
-        found = [
+        augmented = [
             self.augmentation(image[None], torch.Generator().manual_seed(slot))
             for image, slot in zip(images, slots, strict=True)
         ]
-        return torch.cat(found) if found else images
+        return torch.cat(augmented) if augmented else images
 
 
 # n: images, b: batch, h, w: height and width
 
 
+@dataclass(eq=False, repr=False)
 class ImageFiles:
     """JPEG or PNG files as RGB images of one size; another size is scaled and its middle cut out.
 
@@ -145,11 +127,10 @@ class ImageFiles:
         num_threads: that read and decode.
     """
 
-    def __init__(self, paths: Sequence[Path], height: int, width: int, num_threads: int = 8) -> None:
-        self.paths = list(paths)
-        self.height = height
-        self.width = width
-        self.num_threads = num_threads
+    paths: Sequence[Path]
+    height: int
+    width: int
+    num_threads: int = 8
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -158,7 +139,7 @@ class ImageFiles:
 
     def subset(self, indices: Tensor) -> "ImageFiles":
         """Return the files at `indices`, undecoded."""
-        return ImageFiles([self.paths[i] for i in indices.tolist()], self.height, self.width, self.num_threads)
+        return replace(self, paths=[self.paths[i] for i in indices.tolist()])
 
     def load(self) -> Tensor:
         """Return all images, (n, 3, h, w) uint8."""
@@ -208,6 +189,7 @@ class Normalization:
 IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
+@dataclass(eq=False, repr=False)
 class InMemoryDataset(Dataset[dict[str, Tensor]]):
     """One split: images as they were read, labels, and what is done to a batch on its way out.
 
@@ -234,25 +216,18 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         tensor([2, 0])
     """
 
-    def __init__(
-        self,
-        images: Tensor | ImageFiles,
-        target: Tensor,
-        normalization: Normalization,
-        *,
-        clean_target: Tensor | None = None,
-        augmentation: CropAndFlip | AugmentedCopies | None = None,
-        extra: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        assert images.shape[0] == len(target), (images.shape, target.shape)
-        self.images = images
-        self.target = target
-        self.clean_target = clean_target
-        self.normalization = normalization
-        self.augmentation = augmentation
-        self.extra = dict(extra or {})
-        mean, std = torch.tensor(normalization.mean), torch.tensor(normalization.std)
-        self._scale = (1 / (normalization.max_value * std))[:, None, None]
+    images: Tensor | ImageFiles
+    target: Tensor
+    normalization: Normalization
+    _: KW_ONLY
+    clean_target: Tensor | None = None
+    augmentation: CropAndFlip | AugmentedCopies | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.images.shape[0] == len(self.target), (self.images.shape, self.target.shape)
+        mean, std = torch.tensor(self.normalization.mean), torch.tensor(self.normalization.std)
+        self._scale = (1 / (self.normalization.max_value * std))[:, None, None]
         self._shift = (-mean / std)[:, None, None]
 
     @property
@@ -262,9 +237,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
 
     def without_augmentation(self) -> "InMemoryDataset":
         """Return the same samples as they are: for evaluations and analyses of a train split."""
-        return InMemoryDataset(
-            self.images, self.target, self.normalization, clean_target=self.clean_target, extra=self.extra
-        )
+        return replace(self, augmentation=None)
 
     def load(self) -> None:
         """Decode images that are files, once and for all."""
@@ -286,13 +259,13 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
             seed: of the augmentation; None: torch's global generator.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
-        batch = {**self._inputs(index, seed), "target": rows(self.target, index), "index": index}
+        batch = {**self._inputs(index, seed), "target": at(self.target, index), "index": index}
         if self.clean_target is not None:
-            batch["clean_target"] = rows(self.clean_target, index)
-        return batch | {name: rows(values, index) for name, values in self.extra.items()}
+            batch["clean_target"] = at(self.clean_target, index)
+        return batch | {name: at(values, index) for name, values in self.extra.items()}
 
     def _inputs(self, index: Tensor, seed: int | None) -> dict[str, Tensor]:
-        images, more = rows(self.images, index), {}
+        images, more = at(self.images, index), {}
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         if isinstance(self.augmentation, AugmentedCopies):
             more["copy"] = self.augmentation.draw(len(index), generator)
@@ -399,19 +372,6 @@ class AbstractImages(AbstractShapedData[InMemoryDataset]):
 
 
 @dataclass(eq=False)
-class ImageFileData(FromFiles):
-    """Settings of the images that are files.
-
-    Args:
-        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
-        num_threads: that decode.
-    """
-
-    max_memory_gb: NonNegative = field(default=4.0, kw_only=True)
-    num_threads: Threads = field(default=8, kw_only=True)
-
-
-@dataclass(eq=False)
 class AbstractImageData(AbstractImages):
     """Base of the image data with a train and a test part, of which only `train` is augmented, uneven and corrupted.
 
@@ -422,6 +382,7 @@ class AbstractImageData(AbstractImages):
         label_noise: `{kind: uniform | flip, rate: 0 .. 1}` for `train`; None: clean. See `corrupt_labels`.
     """
 
+    seed: Seed = 0
     imbalance_factor: ImbalanceFactor | None = None
     label_noise: LabelNoise | None = None
 
@@ -443,20 +404,6 @@ class AbstractImageData(AbstractImages):
             return part
         target = corrupt_labels(part.target, self.num_classes, seed=self.seed, **self.label_noise)
         return Part(part.images, target, part.extra, part.target)
-
-
-def load_images(data: AbstractData[InMemoryDataset], max_memory_gb: float) -> None:
-    """Decode all images that are files, once and for all, if they take at most `max_memory_gb` as uint8."""
-    datasets = [data.split(name) for name in data.splits]
-    if sum(prod(dataset.images.shape) for dataset in datasets) <= max_memory_gb * 1e9:
-        for dataset in datasets:
-            dataset.load()
-
-
-def check_rgb(image_shape: Sequence[int]) -> None:
-    """Raise ConfigError unless the shape is one of an RGB image."""
-    is_rgb = len(image_shape) == 3 and image_shape[0] == 3
-    require(is_rgb, "data.image_shape", list(image_shape), "[3, height, width], as files are read as RGB images")
 
 
 @dataclass(eq=False)

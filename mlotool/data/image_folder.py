@@ -1,25 +1,74 @@
-"""Any image data set that lies as files in one folder a class."""
+"""Images that lie as files, in one folder a class or in lists: any data set, OfficeHome, Clothing1M."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import MinLen
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, Finite, Positive, target
-from mlotool.data import image_data
-from mlotool.data.image_data import AugmentedCopies, CropAndFlip, ImageFiles, Normalization, Part
+from mlotool.core.settings import Count, Finite, NonNegative, Positive, Seed, Shape, Threads, target
+from mlotool.data import image_data, splits
+from mlotool.data.image_data import AugmentedCopies, CropAndFlip, Part
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
+@dataclass(eq=False)
+class ImageFileData(image_data.AbstractImages, splits.FromFiles):
+    """Base of the data whose images are files.
+
+    Args:
+        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
+        num_threads: that decode.
+    """
+
+    max_memory_gb: NonNegative = field(default=4.0, kw_only=True)
+    num_threads: Threads = field(default=8, kw_only=True)
+
+    def _check_rgb(self) -> None:
+        is_rgb = len(self.image_shape) == 3 and self.image_shape[0] == 3
+        expected = "[3, height, width], as files are read as RGB images"
+        require(is_rgb, "data.image_shape", list(self.image_shape), expected)
+
+    def _part(self, paths: Sequence[Path], labels: Sequence[int]) -> Part:
+        """Return images, undecoded, with their labels."""
+        height, width = self.image_shape[1:]
+        return Part(image_data.ImageFiles(paths, height, width, self.num_threads), torch.tensor(labels))
+
+    def _parts_of_folders(self, *folders: Path) -> list[Part]:
+        """Return the images of folders that have the same class folders, numbered in the order of their names."""
+        self._check_rgb()
+        names = [sorted(path.name for path in folder.glob("*") if path.is_dir()) for folder in folders]
+        parts, advice = [], "Set data.root to the folder that holds them."
+        for folder, classes in zip(folders, names, strict=True):
+            expected = (
+                f"those of {folders[0].name}: {names[0]}" if names[0] else "a folder a class, with *.jpg or *.png"
+            )
+            is_right = bool(classes) and classes == names[0]
+            require(is_right, f"data.root={self.root}: class folders in {folder.name}/", classes, expected, advice)
+            images = [sorted(x for x in (folder / name).iterdir() if x.suffix.lower() in SUFFIXES) for name in classes]
+            for name, paths in zip(classes, images, strict=True):
+                expected = f"images in it, files that end in {', '.join(SUFFIXES)}"
+                require(bool(paths), "data.root", str(folder / name), expected, "Add some, or take the folder away.")
+            labels = [label for label, paths in enumerate(images) for _ in paths]
+            parts.append(self._part([path for paths in images for path in paths], labels))
+        return parts
+
+    def _load(self) -> None:
+        """Decode the images of all splits, where there is room; what no split uses is never decoded."""
+        datasets = [self.split(name) for name in self.splits]
+        if sum(prod(dataset.images.shape) for dataset in datasets) <= self.max_memory_gb * 1e9:
+            for dataset in datasets:
+                dataset.load()
+
+
 @target("data")
 @dataclass(eq=False)
-class ImageFolder(image_data.AbstractImageData, image_data.ImageFileData):
+class ImageFolder(image_data.AbstractImageData, ImageFileData):
     """Images in `root/train/<class>/*.jpg|jpeg|png`, and in `root/test/<class>/` where there is a test part.
 
     Classes are numbered in the order of their folders' names. The images of all splits are decoded once, into
@@ -45,45 +94,137 @@ class ImageFolder(image_data.AbstractImageData, image_data.ImageFileData):
     """
 
     augment: bool | Count = False
-    mean: Annotated[Sequence[Finite], MinLen(1)] = (0.485, 0.456, 0.406)
-    std: Annotated[Sequence[Positive], MinLen(1)] = (0.229, 0.224, 0.225)
+    mean: Annotated[Sequence[Finite], MinLen(1)] = image_data.IMAGENET.mean
+    std: Annotated[Sequence[Positive], MinLen(1)] = image_data.IMAGENET.std
 
     def __post_init__(self) -> None:
-        image_data.check_rgb(self.image_shape)
-        classes = _class_names(self.folder / "train")
-        train, test = find_images(self.folder / "train", classes, self.image_shape, self.num_threads), None
-        if (self.folder / "test").is_dir():
-            check_same_classes(self.root, "train", "test", classes, _class_names(self.folder / "test"))
-            test = find_images(self.folder / "test", classes, self.image_shape, self.num_threads)
-        self._split(train, test, Normalization(self.mean, self.std), AugmentedCopies.of(CropAndFlip(), self.augment))
-        # Only now, so that what no split uses is never decoded.
-        image_data.load_images(self, self.max_memory_gb)
+        folders = self.folder / "train", self.folder / "test"
+        train, *test = self._parts_of_folders(*(folders if folders[1].is_dir() else folders[:1]))
+        augmentation = AugmentedCopies.of(CropAndFlip(), self.augment)
+        self._split(train, test[0] if test else None, image_data.Normalization(self.mean, self.std), augmentation)
+        self._load()
 
 
-def _class_names(folder: Path) -> list[str]:
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    expected = f"class folders in {folder.name}/ (and in test/, if there is one), with *.jpg or *.png"
-    require(bool(names), "data.root", str(folder.parent), expected, "Set data.root to the folder that holds them.")
-    return names
+# As most read them; the published folder of the last is "Real World".
+Domain = Literal["Art", "Clipart", "Product", "RealWorld"]
 
 
-def check_same_classes(root: str, one: str, other: str, classes: Sequence[str], others: Sequence[str]) -> None:
-    """Raise ConfigError unless both parts of the data have the same class folders."""
-    if differing := ", ".join(sorted(set(classes) ^ set(others))):
-        raise ConfigError(
-            f"data.root={root}: the classes {differing} are only in one of {one} and {other}; expected the same class "
-            "folders in both. Add the missing folders or take the surplus ones away."
+@dataclass(eq=False)
+class _Domains:
+    root: str
+    sizes: splits.Sizes
+    source: Domain = "Art"
+    target: Domain = "Clipart"
+
+
+@target("data")
+@dataclass(eq=False)
+class OfficeHome(image_data.AbstractTwoDomains, ImageFileData, _Domains):
+    """15,588 images in 65 classes and 4 domains, read from `root/<domain>/<class>/*.jpg`.
+
+    Args:
+        root: the folder that holds `Art/`, `Clipart/`, `Product/` and `Real World/` (or `Real_World/`, `RealWorld/`).
+        sizes: number of images of `pretrain` (source domain) and of `finetune`, `meta`, `val` and `test` (target).
+        source: the domain to pretrain on: `Art`, `Clipart`, `Product` or `RealWorld`.
+        target: the domain to finetune and to test on.
+        num_classes: 65.
+        image_shape: (3, h, w); images of another size are scaled and their middle is cut out.
+        seed: of the splits.
+        augment: random crops (padding an eighth of the height) and horizontal flips for `pretrain` and `finetune`.
+        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
+        num_threads: that decode.
+
+    Raises:
+        ConfigError: a folder is not there; the domains differ in classes; the options do not fit the data.
+
+    Source: Venkateswara et al. 2017, Deep Hashing Network for Unsupervised Domain Adaptation.
+    """
+
+    num_classes: Count = 65
+    image_shape: Shape = (3, 224, 224)
+    seed: Seed = 0
+    augment: bool = True
+
+    def __post_init__(self) -> None:
+        source, target = self._parts_of_folders(self._domain_folder(self.source), self._domain_folder(self.target))
+        augmentation = CropAndFlip(padding=self.image_shape[1] // 8) if self.augment else None
+        self._split(source, target, image_data.IMAGENET, augmentation)
+        self._load()
+
+    def _domain_folder(self, domain: str) -> Path:
+        names = ["Real World", "Real_World", "RealWorld"] if domain == "RealWorld" else [domain]
+        folders = [self.folder / name for name in names if (self.folder / name).is_dir()]
+        advice = (
+            "Download OfficeHomeDataset from https://www.hemanthdv.org/officeHomeDataset.html, unpack it, and set "
+            "data.root to the folder that holds Art/, Clipart/, Product/ and Real World/."
         )
+        require(bool(folders), "data.root", self.root, f"a folder with {names[0]}/<class>/*.jpg in it", advice)
+        return folders[0]
 
 
-def find_images(folder: Path, classes: Sequence[str], image_shape: Sequence[int], num_threads: int) -> Part:
-    """Return the images in `folder/<class>/`, undecoded; classes are numbered in the order given."""
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in SUFFIXES)
-        expected = f"images in it, files that end in {', '.join(SUFFIXES)}"
-        require(bool(found), "data.root", str(folder / name), expected, "Add some, or take the folder away.")
-        paths += found
-        labels += [label] * len(found)
-    return Part(ImageFiles(paths, image_shape[1], image_shape[2], num_threads), torch.tensor(labels))
+# By split: the list of its images, and the labels.
+FILES = {
+    "train": ("noisy_train_key_list.txt", "noisy_label_kv.txt"),
+    "meta": ("clean_train_key_list.txt", "clean_label_kv.txt"),
+    "val": ("clean_val_key_list.txt", "clean_label_kv.txt"),
+    "test": ("clean_test_key_list.txt", "clean_label_kv.txt"),
+}
+
+
+@target("data")
+@dataclass(eq=False)
+class Clothing1M(ImageFileData):
+    """1,000,000 images with noisy labels (38.5% wrong) and 47,570 + 14,313 + 10,526 with clean ones; 14 classes.
+
+    `train` has the noisy labels, whose clean ones are not known; `meta`, `val` and `test` are the published clean
+    train, val and test parts.
+
+    Args:
+        root: the folder that holds the published lists and `images/`; the lists may be in `root/annotations`.
+        sizes: number of images by split name, drawn stratified by label.
+        num_classes: 14.
+        image_shape: (3, h, w); images of another size are scaled and their middle is cut out.
+        seed: of the draws.
+        augment: random crops (padding an eighth of the height) and horizontal flips for `train`.
+        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
+        num_threads: that decode.
+
+    Raises:
+        ConfigError: a list is not there or does not fit the other; the options do not fit the data.
+
+    Source: Xiao et al. 2015, Learning from Massive Noisy Labeled Data for Image Classification.
+    """
+
+    num_classes: Count = 14
+    image_shape: Shape = (3, 224, 224)
+    seed: Seed = 0
+    augment: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_rgb()
+        splits.check_splits(self.sizes, tuple(FILES))
+        parts: dict[str, Part] = {}
+        for name in self.sizes:
+            part = self._read(*FILES[name])
+            self._check_part(part)
+            parts |= self._parts(part, [name])
+        augmentation = CropAndFlip(padding=self.image_shape[1] // 8) if self.augment else None
+        self._keep(parts, image_data.IMAGENET, augmentation)
+        self._load()
+
+    def _read(self, keys_name: str, labels_name: str) -> Part:
+        labels, keys = dict(line.split() for line in self._lines(labels_name)), self._lines(keys_name)
+        for key in keys:
+            expected = f"the keys of {labels_name}, which has a label of each"
+            require(key in labels, f"data.root: {keys_name}", key, expected, "Unpack the published lists again.")
+        return self._part([self.folder / key for key in keys], [int(labels[key]) for key in keys])
+
+    def _lines(self, name: str) -> Sequence[str]:
+        paths = [path for path in (self.folder / name, self.folder / "annotations" / name) if path.is_file()]
+        expected = (
+            f"a folder with {name} and the other published lists ({{noisy_train,clean_train,clean_val,clean_test}}_key_"
+            "list.txt, {noisy,clean}_label_kv.txt) beside images/"
+        )
+        advice = "Ask its authors for the data (https://github.com/Cysu/noisy_label), and set data.root to its folder."
+        require(bool(paths), "data.root", self.root, expected, advice)
+        return [line for line in paths[0].read_text(encoding="utf-8").splitlines() if line.strip()]

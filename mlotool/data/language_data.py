@@ -1,10 +1,12 @@
-"""What all data for language models shares: texts by domain go in, splits of windows come out, which are samples."""
+"""Data for language models: texts by domain go in, splits of windows come out; and text files of the user's."""
 
 import hashlib
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +14,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlotool.core.arguments import require
-from mlotool.core.messages import did_you_mean
-from mlotool.core.settings import Count, NonNegative, Rounds, Seed, Whole
-from mlotool.data.splits import AbstractData, check_literal
+from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
+from mlotool.core.settings import Count, NonNegative, Rounds, Seed, target
+from mlotool.data.splits import AbstractData, Sizes, check_literal, require_known
+from mlotool.data.text_data import load_tokenizer
 
 # n: windows, b: batch, t: length of a window
 
@@ -101,7 +105,7 @@ class AbstractLanguageData(AbstractData[TextWindows]):
         UserWarning: the texts are not those that `sha256` tells.
     """
 
-    sizes: Mapping[str, Whole]
+    sizes: Sizes
     domains: Sequence[str] | None = None
     shares: Shares | None = None
     num_domains: Count | None = None
@@ -119,7 +123,7 @@ class AbstractLanguageData(AbstractData[TextWindows]):
         self.sha256 = checked_hash(texts, self.sha256)
         _log.info("The text of %s has the SHA-256 %s.", ", ".join(texts), self.sha256)
         for split in self.shares or ():
-            _require_known("data.shares", split, tuple(self.sizes))
+            require_known("data.shares", split, tuple(self.sizes))
         counts = {name: apportion(int(size), self._shares_of(name)) for name, size in self.sizes.items() if size}
         places = [
             self._stretches(name, len(text), {split: counts[split][number] for split in counts}, number)
@@ -137,7 +141,7 @@ class AbstractLanguageData(AbstractData[TextWindows]):
         domains = tuple(self.domains or ())
         shares = (self.shares or {}).get(split) or dict.fromkeys(domains, 1.0)
         for name in shares:
-            _require_known(f"data.shares.{split}", name, domains, " With a text of yours, write ~data.shares.")
+            require_known(f"data.shares.{split}", name, domains, " With a text of yours, write ~data.shares.")
         require(sum(shares.values()) > 0, f"data.shares.{split}", shares, "a share above 0")
         return [float(shares.get(name, 0.0)) for name in domains]
 
@@ -219,11 +223,89 @@ def check_vocabulary(vocabulary_size: int) -> None:
 def check_domains(found: Sequence[str], known: Sequence[str]) -> None:
     """Raise ConfigError unless these domains are some of those there are, each once."""
     for name in found:
-        _require_known("data.domains", name, known)
+        require_known("data.domains", name, known)
     is_right = bool(found) and len(set(found)) == len(found)
     require(is_right, "data.domains", list(found), "at least one domain, each once")
 
 
-def _require_known(key: str, name: str, known: Sequence[str], advice: str = "") -> None:
-    hint = did_you_mean(name, known) or " Correct the name."
-    require(name in known, key, name, f"some of {', '.join(known)}", f"{hint.strip()}{advice}")
+@dataclass(eq=False)
+class _FromPath:
+    path: str
+    sizes: Sizes
+    pattern: str = "**/*.txt"
+
+
+@target("data")
+@dataclass(eq=False)
+class TextFolder(AbstractLanguageData, _FromPath):
+    """A text file, or all files of a folder that match a pattern; its subfolders are domains.
+
+    A file in a subfolder of `path`, at any depth, is a document of the domain that has that subfolder's name; files
+    beside the subfolders are of a domain with the name of `path` itself. Documents follow each other in the order of
+    their paths. Files are read as bytes, so any encoding will do. How text is split stands in `AbstractLanguageData`.
+
+    Args:
+        path: a file or a folder.
+        sizes: number of windows by split name.
+        pattern: of the files in a folder, such as `**/*.md`, where `**` is any depth.
+        domains: which of them there are, and in which order they are numbered; None: all, by name.
+        shares: by split and domain; see `AbstractLanguageData`.
+        num_domains: must be the number of domains; it stands in the configuration so that models can refer to it.
+            None: not looked at.
+        vocabulary_size: 256; with a tokenizer, at least its number of tokens; likewise.
+        length: tokens that a model sees of a window.
+        tokenizer: folder of a Hugging Face tokenizer, of which nothing is downloaded (pip install 'mlotool[text]');
+            None: bytes.
+        seed: of the splits.
+        sha256: first digits of the hash of the tokens that results were measured on; None: any.
+
+    Raises:
+        ConfigError: there is no such file, there is no text in it, or the options do not fit it.
+    """
+
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        documents = _read(at_home(self.path), self.pattern)
+        if self.domains is not None:
+            check_domains(self.domains, tuple(documents))
+            documents = {name: documents[name] for name in self.domains}
+        if self.tokenizer is None:
+            check_vocabulary(self.vocabulary_size)
+            texts = {name: as_tokens(joined(each)) for name, each in documents.items()}
+        else:
+            reader = load_tokenizer(self.tokenizer, self.vocabulary_size)
+            texts = {name: _tokenized(reader, each) for name, each in documents.items()}
+        self._split(texts)
+
+
+def _read(path: Path, pattern: str) -> dict[str, list[bytes]]:
+    """Return the documents by domain, both in the order of their names."""
+    require(path.exists(), "data.path", str(path), "a text file that exists, or a folder with some")
+    try:
+        files = [path] if path.is_file() else sorted(file for file in path.glob(pattern) if file.is_file())
+        texts = {file: file.read_bytes() for file in files}
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"data.path={path}: {str(error) or 'the pattern is none'}, with data.pattern={pattern!r}; expected text "
+            "files that can be read. Correct their rights, or set data.pattern='**/*.txt'."
+        ) from error
+    documents: dict[str, list[bytes]] = {}
+    for file, text in texts.items():
+        inner = file.relative_to(path).parts if path.is_dir() else ()
+        if text:
+            documents.setdefault(inner[0] if len(inner) > 1 else path.absolute().stem, []).append(text)
+    expected = f"text in it, in files that match data.pattern={pattern}"
+    require(bool(documents), "data.path", str(path), expected, "Correct data.path or data.pattern.")
+    return dict(sorted(documents.items()))
+
+
+def _tokenized(tokenizer: Any, documents: Sequence[bytes]) -> Tensor:
+    """Return documents as token ids (number of tokens,), int32, each with the tokenizer's mark of an end, if any."""
+    end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    ids: list[int] = []
+    for document in documents:
+        # Not verbose: a document is longer than any model's input, of which the tokenizer would warn.
+        found = tokenizer(document.decode(errors="replace"), add_special_tokens=False, verbose=False)
+        ids += [*found["input_ids"], *end]
+    return torch.tensor(ids, dtype=torch.int32)

@@ -1,6 +1,6 @@
 """MNIST, from the files that it was published in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlotool.core.settings import Count, Shape, target
 from mlotool.data.image_data import AbstractImageData, CropAndFlip, FromTorchvision, Normalization, Part
@@ -31,13 +31,13 @@ class MNIST(AbstractImageData, FromTorchvision):
     reader = "MNIST"
     num_classes: Count = 10
     image_shape: Shape = (1, 28, 28)
-    augment: bool = False
+    augment: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         files = (
             "MNIST/raw/ with the four unpacked files train-images-idx3-ubyte, train-labels-idx1-ubyte, "
             "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
         )
-        train, test = (Part(each.data[:, None], each.targets.long()) for each in self._published(files))
+        train, test = (Part(part.data[:, None], part.targets.long()) for part in self._published(files))
         augmentation = CropAndFlip(padding=2, flip=False) if self.augment else None
         self._split(train, test, Normalization(mean=[0.1307], std=[0.3081]), augmentation)

@@ -1,16 +1,23 @@
-"""Python's own documentation and sources as text for language models: no download, no network."""
+"""Python's own documentation and sources, as text for language models and as few-shot tasks: no download."""
 
 import ast
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from random import Random
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from mlotool.core.arguments import require
-from mlotool.core.settings import target
-from mlotool.data.language_data import AbstractLanguageData, as_tokens, check_domains, check_vocabulary, joined
+from mlotool.core.settings import Count, NonNegative, Rounds, Seed, target
+from mlotool.data import language_data
+from mlotool.data.language_data import BYTES, as_tokens
+from mlotool.data.splits import AbstractData, InMemoryTensors, Sizes, check_splits, drawn
 
 _NAMES = """
 _pydecimal _pyio abc argparse ast base64 bdb bisect calendar cmd code codecs codeop configparser contextlib copy csv
@@ -127,7 +134,7 @@ def _shuffled(line: bytes, random: Random) -> bytes:
 
 @target("data")
 @dataclass(eq=False)
-class PythonText(AbstractLanguageData):
+class PythonText(language_data.AbstractLanguageData):
     """Bytes of the text that comes with Python, in five domains.
 
     | domain | what | bytes in 3.11 |
@@ -163,6 +170,104 @@ class PythonText(AbstractLanguageData):
     domains: Sequence[str] = ("documentation",)
 
     def __post_init__(self) -> None:
-        check_vocabulary(self.vocabulary_size)
-        check_domains(self.domains, tuple(PYTHON_DOMAINS))
-        self._split({name: as_tokens(joined(read_domain(name))) for name in self.domains})
+        language_data.check_vocabulary(self.vocabulary_size)
+        language_data.check_domains(self.domains, tuple(PYTHON_DOMAINS))
+        self._split({name: as_tokens(language_data.joined(read_domain(name))) for name in self.domains})
+
+
+# s: windows of a part of a task, t: length of a window
+
+SPLITS = ("train", "val", "test")
+SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
+
+
+# Its number among all, its domain's number, and its tokens.
+_Document = tuple[int, int, Tensor]
+
+
+@target("data")
+@dataclass(eq=False)
+class PythonEpisodes(AbstractData[InMemoryTensors]):
+    """Tasks out of Python's own text: some windows of a document to learn from, others of it to be judged by.
+
+    A sample is a task, `{"support": {"input": (s, t) int64, "target": (s, t) int64}, "query": ..}`, with `"document"`
+    and `"domain"`, numbers that tell where its windows are from; a batch has the tasks along its first axis. A
+    document is a module's source, a topic of the language reference, and the like; see `PythonText`. No document is in
+    the tasks of two splits, and no window in both parts of a task.
+
+    Args:
+        sizes: number of tasks by split name, out of `train`, `val` and `test`.
+        domains: of `PythonText`, which the documents are from.
+        shares: of the documents by split name; each domain's are divided so. None: SHARES.
+        num_support: windows that a task is learned from.
+        num_query: windows that the result is judged by.
+        vocabulary_size: 256; it stands in the configuration so that models can refer to it.
+        length: t, tokens that a model sees of a window.
+        seed: of the division of documents and of the tasks; a split's tasks do not depend on the other splits' sizes.
+        sha256: first digits of the hash of the text that results were measured on; None: any.
+
+    Attributes:
+        sha256: of the text, in hexadecimal digits.
+
+    Raises:
+        ConfigError: the options do not fit the text, or this Python has no sources on the disk.
+
+    Example:
+        >>> data = PythonEpisodes({"train": 20}, ["documentation"], num_support=2, num_query=2, length=32)
+        >>> data.split("train").__getitems__([0, 1, 2])["support"]["input"].shape
+        torch.Size([3, 2, 32])
+    """
+
+    sizes: Sizes
+    domains: Sequence[str] = ("documentation", "code", "tables")
+    shares: Mapping[str, NonNegative] | None = None
+    num_support: Rounds = 4
+    num_query: Rounds = 4
+    vocabulary_size: Count = BYTES
+    length: Rounds = 64
+    seed: Seed = 0
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        language_data.check_vocabulary(self.vocabulary_size)
+        check_splits(self.sizes, SPLITS)
+        language_data.check_domains(self.domains, tuple(PYTHON_DOMAINS))
+        self.num_classes = BYTES
+        texts = {name: [as_tokens(document) for document in read_domain(name)] for name in self.domains}
+        whole = {name: torch.cat(documents) for name, documents in texts.items()}
+        self.sha256 = language_data.checked_hash(whole, self.sha256)
+        parts = self._divided(list(texts.values()))
+        super().__init__(drawn(self.sizes, lambda size, name: self._draw(parts[name], size, name)))
+
+    def _divided(self, texts: Sequence[Sequence[Tensor]]) -> dict[str, list[_Document]]:
+        """Return by split, of the documents by domain, those that have the windows of a task."""
+        shares = dict(self.shares or SHARES)
+        check_splits(shares, SPLITS)
+        require(sum(shares.values()) > 0, "data.shares", shares, "numbers of which one is above 0")
+        parts: dict[str, list[_Document]] = {name: [] for name in SPLITS}
+        numbers, num_tokens = count(), (self.num_support + self.num_query) * (self.length + 1)
+        for domain, documents in enumerate(texts):
+            long_enough = [(next(numbers), domain, document) for document in documents if len(document) >= num_tokens]
+            order = np.random.default_rng([self.seed, domain]).permutation(len(long_enough))
+            ends = np.cumsum(language_data.apportion(len(order), list(shares.values())))
+            for name, places in zip(shares, np.split(order, ends[:-1]), strict=True):
+                parts[name] += [long_enough[place] for place in places]
+        return parts
+
+    def _draw(self, documents: Sequence[_Document], num_tasks: int, split: str) -> InMemoryTensors:
+        """Draw documents, and windows of each, none of which overlap."""
+        size, num_windows = self.length + 1, self.num_support + self.num_query
+        expected = f"a document for it with {num_windows} windows of {size} bytes"
+        advice = "Lower data.length, or raise the split's data.shares."
+        require(bool(documents), "data.sizes", num_tasks, expected, advice)
+        generator = np.random.default_rng([self.seed, *split.encode()])
+        chosen = [documents[place] for place in generator.integers(len(documents), size=num_tasks)]
+        tasks = []
+        for _, _, tokens in chosen:
+            places = generator.choice(len(tokens) // size, num_windows, replace=False).tolist()
+            tasks.append(torch.stack([tokens[place * size : (place + 1) * size] for place in places]))
+        windows = torch.stack(tasks).to(torch.int64)
+        parts = {"support": windows[:, : self.num_support], "query": windows[:, self.num_support :]}
+        numbers, domains = (torch.tensor([document[position] for document in chosen]) for position in (0, 1))
+        tensors = {name: {"input": part[..., :-1], "target": part[..., 1:]} for name, part in parts.items()}
+        return InMemoryTensors({**tensors, "document": numbers, "domain": domains})

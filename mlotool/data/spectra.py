@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.settings import Count, NonNegative, Shape, target
+from mlotool.core.settings import Count, NonNegative, Seed, Shape, target
 from mlotool.data.splits import AbstractShapedData, FromFiles, InMemoryTensors, check_splits
 
 # n: pixels, d: bands
@@ -64,7 +64,8 @@ def _normalised(pixels: Tensor, train: Tensor | None) -> Tensor:
 # h, w: height and width in pixels, d: bands
 
 GROUND_TRUTH = "Indian_pines_gt.mat"
-IMAGES = ("Indian_pines.mat", "Indian_pines_corrected.mat")
+IMAGES = {220: "Indian_pines.mat", 200: "Indian_pines_corrected.mat"}
+"""By number of bands."""
 NUMBERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "single", "double")
 # 145 x 145 x 220 has 4.6 million; a file that claims much more is not this data.
 MAX_NUMBERS = 50_000_000
@@ -93,8 +94,13 @@ class IndianPines(AbstractSpectra, FromFiles):
     Günther et al. 2020 (arXiv 1812.04352), section 5.1, test case 2.
     """
 
+    seed: Seed = 0
+
     def __post_init__(self) -> None:
-        image = _read_image(self.folder, tuple(self.image_shape))
+        path = self.folder / IMAGES.get(self.image_shape[0], IMAGES[220])
+        advice = "Download them (Indian Pines, AVIRIS), and set data.root to their folder."
+        require(path.is_file(), "data.root", self.root, f"a folder with {path.name} and {GROUND_TRUTH}", advice)
+        image = read_array(path, num_axes=3)
         labels = read_array(self.folder / GROUND_TRUTH, num_axes=2)
         expected = f"{image.shape[:2]} as in the image"
         advice = "Download both files again."
@@ -102,16 +108,6 @@ class IndianPines(AbstractSpectra, FromFiles):
         target = torch.from_numpy(labels.astype(np.int64))
         pixels = torch.from_numpy(image.astype(np.float64))
         self._split(pixels[target > 0], target[target > 0] - 1)
-
-
-def _read_image(folder: Path, image_shape: tuple[int, ...]) -> np.ndarray:
-    """Return the image (h, w, d) of the file with as many bands as are asked for, or else of the first."""
-    paths = [folder / name for name in IMAGES if (folder / name).is_file()]
-    expected = f"a folder with {' or '.join(IMAGES)}, and {GROUND_TRUTH}"
-    advice = "Download them (Indian Pines, AVIRIS), and set data.root to their folder."
-    require(bool(paths), "data.root", str(folder), expected, advice)
-    images = [read_array(path, num_axes=3) for path in paths]
-    return next((image for image in images if image.shape[2:] == image_shape), images[0])
 
 
 def read_array(path: Path, num_axes: int) -> np.ndarray:

@@ -15,10 +15,11 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
+from mlotool.core.private import tree_leaves, tree_map
 from mlotool.core.settings import Count, Seed, Shape, Whole, checked
 
 
-def rows(values: Any, index: Tensor) -> Tensor:
+def at(values: Any, index: Tensor) -> Tensor:
     """Return `values[index]`, which index_select reads up to twenty times as fast where a sample is large.
 
     Args:
@@ -27,7 +28,7 @@ def rows(values: Any, index: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> rows(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 1]))
+        >>> at(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 1]))
         tensor([[2.],
                 [2.]])
     """
@@ -53,7 +54,7 @@ class InMemoryTensors(Dataset[dict[str, Any]]):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
-        lengths = {len(leaf) for leaf in _leaves(self.values)}
+        lengths = {len(leaf) for leaf in tree_leaves(self.values)}
         assert len(lengths) == 1, lengths
         self._length = lengths.pop()
 
@@ -62,30 +63,17 @@ class InMemoryTensors(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one sample, without the batch's axis."""
-        return _at(self.__getitems__([range(len(self))[index]]), 0)
+        sample: dict[str, Any] = tree_map(lambda batch: batch[0], self.__getitems__([range(len(self))[index]]))
+        return sample
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> dict[str, Any]:
         """Return a collated batch of the samples at `indices` (b,)."""
         index = torch.as_tensor(indices, dtype=torch.int64)
-        return {**_rows(self.values, index), "index": index}
-
-
-def _leaves(values: Mapping[str, Any]) -> list[Tensor]:
-    return [leaf for value in values.values() for leaf in (_leaves(value) if isinstance(value, Mapping) else [value])]
-
-
-def _rows(values: Mapping[str, Any], index: Tensor) -> dict[str, Any]:
-    return {
-        name: _rows(value, index) if isinstance(value, Mapping) else rows(value, index)
-        for name, value in values.items()
-    }
-
-
-def _at(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    return {name: _at(value, index) if isinstance(value, Mapping) else value[index] for name, value in values.items()}
+        return {**tree_map(lambda values: at(values, index), self.values), "index": index}
 
 
 D = TypeVar("D", bound=Dataset[dict[str, Any]])
+Sizes = Mapping[str, Whole]
 ImbalanceFactor = Annotated[float, Ge(1)]
 """Samples of the most common class over those of the rarest."""
 
@@ -109,11 +97,7 @@ class AbstractData(Generic[D]):
 
     def split(self, name: str) -> D:
         """Return one split."""
-        if name not in self._datasets:
-            raise ConfigError(
-                f"This data has no split '{name}'; expected one of {', '.join(self.splits)}."
-                f"{did_you_mean(name, self.splits)} Name one of them, or give it samples with data.sizes.{name}=100."
-            )
+        require_known("split", name, self.splits, f" Or give it samples with data.sizes.{name}=100.")
         return self._datasets[name]
 
 
@@ -128,7 +112,7 @@ class AbstractShapedData(AbstractData[D]):
         seed: of the splits, and of what is random in the samples: another seed is another data set.
     """
 
-    sizes: Mapping[str, Whole]
+    sizes: Sizes
     num_classes: Count
     image_shape: Shape
     seed: Seed = field(default=0, kw_only=True)
@@ -183,8 +167,13 @@ def check_literal(key: str, given: Any, found: Any, what: str) -> None:
 def check_splits(sizes: Mapping[str, float], allowed: tuple[str, ...]) -> None:
     """Raise ConfigError unless all splits that are asked for are ones that the data can have."""
     for name in sizes:
-        hint = did_you_mean(name, allowed) or f"Remove data.sizes.{name}."
-        require(name in allowed, "data.sizes", name, f"some of {', '.join(allowed)}", hint.strip())
+        require_known("data.sizes", name, allowed)
+
+
+def require_known(key: str, name: str, known: Sequence[str], advice: str = "") -> None:
+    """Raise ConfigError unless a name is one of those that are known."""
+    hint = did_you_mean(name, known) or " Correct the name."
+    require(name in known, key, name, f"some of {', '.join(known)}", f"{hint.strip()}{advice}")
 
 
 def split_indices(target: Tensor, sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:

@@ -7,8 +7,8 @@ them.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,13 +24,6 @@ from mlotool.data.splits import AbstractData, ImbalanceFactor, InMemoryTensors
 # n: texts, t: length in tokens
 
 PADDING, UNKNOWN = 0, 1
-
-
-class Encoder(Protocol):
-    """Turns texts into token ids."""
-
-    def encode(self, texts: Sequence[str], length: int) -> Tensor:
-        """Return (n, t) int64, cut or padded to `length` tokens."""
 
 
 class Vocabulary:
@@ -335,8 +328,8 @@ class AbstractTextData(AbstractData[InMemoryTensors]):
     vocabulary_size: Count = 10000
     length: Rounds = 64
     labels: Labels = "clean"
-    imbalance_factor: ImbalanceFactor | None = None
-    tokenizer: str | None = None
+    imbalance_factor: ImbalanceFactor | None = field(default=None, kw_only=True)
+    tokenizer: str | None = field(default=None, kw_only=True)
     seed: Seed = 0
 
     def _split(self, parts: Mapping[str, TextPart]) -> None:
@@ -390,7 +383,7 @@ class AbstractTextData(AbstractData[InMemoryTensors]):
             probabilities = label_model(part.weak_labels, self.num_classes, class_balance=class_balance).probabilities
         return TextPart(part.texts, hard_labels(probabilities, self.seed), part.weak_labels), part.target
 
-    def _encoder(self, drawn: Mapping[str, TextPart]) -> Encoder:
+    def _encoder(self, drawn: Mapping[str, TextPart]) -> "Vocabulary | LocalTokenizer":
         if self.tokenizer is not None:
             return LocalTokenizer(self.tokenizer, self.vocabulary_size)
         texts = drawn["train"].texts if "train" in drawn else [text for part in drawn.values() for text in part.texts]

@@ -14,9 +14,8 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.first_order import FirstOrder
-from mlotool.hypergradient.implicit import Implicit
-from mlotool.hypergradient.quality import Converged
-from mlotool.hypergradient.solvers import SolveResult, Status
+from mlotool.hypergradient.implicit import Converged, Implicit
+from mlotool.hypergradient.solvers.base import SolveResult, Status
 from mlotool.hypergradient.unrolled import Unrolled
 from mlotool.program import AbstractHypergradient, Program
 
@@ -134,24 +133,23 @@ def compare(
         this recipe's 4.0 0.0
         none 0.0 1.0
     """
-    reference = most_exact(program)
-    exact, response = _measured("most exact", reference, upper, batches, None)
+    exact, response = _measured("most exact", most_exact(program), upper, batches, None)
     yield response
     own, response = _measured("this recipe's", program, upper, batches, exact)
     yield response if own is None else _with_note_of_differences(program, upper, batches, own, response)
     for name, make in others.items():
-        try:
-            if isinstance(make(), FirstOrder):
-                yield Response(name, 0.0, None, 1.0, 0.0, note="the control: no gradient through a solution")
-                continue
-            other = with_algorithms(program, lambda _, old, make=make: make())  # type: ignore[misc]
-        except ConfigError as error:
-            yield Response(name, note=f"refused: {_first_sentence(error)}")
+        if isinstance(make(), FirstOrder):
+            yield Response(name, 0.0, None, 1.0, 0.0, note="the control: no gradient through a solution")
             continue
         with warnings.catch_warnings():
             # Its note says how a solve ended; without the row's name a warning would seem to be of the recipe's own.
-            warnings.filterwarnings("ignore", r"The \w+ solve at problem", UserWarning)
-            yield _measured(name, other, upper, _batches_of(other, program, batches), exact)[1]
+            warnings.filterwarnings("ignore", r"The \w+ solve at problem|problems\.\w+\.loss: found", UserWarning)
+            try:
+                other = with_algorithms(program, lambda _, old, make=make: make())  # type: ignore[misc]
+            except ConfigError as error:
+                yield Response(name, note=f"refused: {_first_sentence(error)}")
+            else:
+                yield _measured(name, other, upper, _batches_of(other, program, batches), exact)[1]
 
 
 def _with_note_of_differences(
@@ -203,25 +201,19 @@ def _measured(
         return None, Response(name, note=_first_sentence(failure))
     seconds = time.perf_counter() - began
     norm = float(found.norm())
-    good, note = _statuses(program)
-    if exact is None:
-        return found, Response(name, norm, 1.0 if norm else None, 0.0 if norm else None, seconds, good, note)
+    exact = found if exact is None else exact
     length = float(exact.norm())
-    cosine = float(found @ exact) / (norm * length) if norm and length else None
+    cosine = (1.0 if found is exact else float(found @ exact) / (norm * length)) if norm and length else None
     error = float((found - exact).norm()) / length if length else None
-    return found, Response(name, norm, cosine, error, seconds, good, note)
-
-
-def _statuses(program: Program) -> tuple[bool, str]:
-    """Return whether every solve converged that was to, and how they ended where that is worth a word."""
-    found, has_converged = [], True
-    for name in program.problems:
-        last = getattr(program.algorithm_state(name), "last", None)
-        if isinstance(last, SolveResult) and last.status is not Status.FIXED:
-            residual = "" if last.residual is None else f", residual {last.residual:.1e}"
-            found.append(f"{name}: {last.status.value}{residual}")
-            has_converged = has_converged and last.status is Status.CONVERGED
-    return has_converged, "; ".join(found)
+    solves = [(problem, getattr(program.algorithm_state(problem), "last", None)) for problem in program.problems]
+    # How solves ended, where they were to converge.
+    ends = {problem: end for problem, end in solves if isinstance(end, SolveResult) and end.status is not Status.FIXED}
+    notes = [
+        f"{problem}: {end.status.value}" + ("" if end.residual is None else f", residual {end.residual:.1e}")
+        for problem, end in ends.items()
+    ]
+    has_converged = all(end.status is Status.CONVERGED for end in ends.values())
+    return found, Response(name, norm, cosine, error, seconds, has_converged, "; ".join(notes))
 
 
 @contextmanager
@@ -315,15 +307,11 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
     """
     below = [name for name in program.problems if name in program.graph.below(upper)]
     below.sort(key=lambda name: len(program.graph.below(name)))
-    are_unrolled = [sees_steps(program, name) for name in below]
-    if any(are_unrolled):
-        if not all(are_unrolled):
-            return Slope(note="some of the problems below are unrolled, and others are not")
-        solved: Sequence[str] = ()
-    else:
-        if reason := _cannot_solve(program, below, max_parameters):
-            return Slope(note=reason)
-        solved = below
+    solved = [name for name in below if not sees_steps(program, name)]
+    if 0 < len(solved) < len(below):
+        return Slope(note="some of the problems below are unrolled, and others are not")
+    if reason := _cannot_solve(program, solved, max_parameters):
+        return Slope(note=reason)
     before = _stationarity(program, solved, batches)
     saved = {name: flat(program.problems[name].constants()) for name in (*solved, upper)}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.arguments import require
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, Positive, Rounds, Seed, target
-from mlotool.hypergradient.step_products import simulate, step_gradients
+from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, moved_to, unflatten, zeros
 from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
 from mlotool.problem.optimizers.rule import State
@@ -188,8 +188,14 @@ class EvolutionStrategies(AbstractZerothOrder):
         return {**state, "last": self.statistics(state)}
 
     def load_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the state that was saved."""
-        return {**saved, "generator": saved["generator"].cpu()}
+        """Return the state that was saved.
+
+        Raises:
+            ConfigError: with particles, by a version that kept them as lists.
+        """
+        is_right, found = isinstance(saved.get("ends", {}), Mapping), "particles of an older version"
+        require(is_right, "state of EvolutionStrategies", found, "particles by number", "Begin the run anew.")
+        return {**self.initial_state(), **saved, "generator": saved["generator"].cpu()}
 
     def _draw(self, theta: Vector, num_tasks: int | None, generator: torch.Generator) -> list[list[Tensor]]:
         """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""

@@ -17,15 +17,112 @@ from torch import Tensor
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import Positive, Whole, target
 from mlotool.core.tracing import report
-from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
-from mlotool.hypergradient.products.base import PairedLoss, stationarity
-from mlotool.hypergradient.products.choice import chosen_product
-from mlotool.hypergradient.products.finite_difference import warn_of_hidden_values
-from mlotool.hypergradient.quality import Quality, assess
-from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
-from mlotool.hypergradient.solvers.base import NOT_FINITE, ended_with
-from mlotool.hypergradient.vector import aliases, chosen, constants, copies, is_finite, leaves, vector_jacobian
+from mlotool.hypergradient.products.base import AbstractProduct, PairedLoss, ReverseProduct, stationarity
+from mlotool.hypergradient.products.finite_difference import FiniteDifferenceProduct, warn_of_hidden_values
+from mlotool.hypergradient.products.forward import ForwardProduct, chosen_product
+from mlotool.hypergradient.solvers import base
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
+from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient, NormalEquationConjugateGradient
+from mlotool.hypergradient.solvers.exact import Exact
+from mlotool.hypergradient.vector import add, aliases, chosen, constants, dot, is_finite, leaves, norm, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Memory, Vector
+
+# Up to here, of each task, the reference is the dense solve.
+MAX_DENSE_PARAMETERS = 2000
+
+# Of the reference's conjugate gradients beyond.
+MAX_ITERATIONS = 500
+
+
+class Quality(NamedTuple):
+    """What a report on the exactness of a pullback says.
+
+    Args:
+        residual: `norm(H q - v) / norm(v)`; the largest over tasks.
+        cosine: between the pullback's result, over all inputs together, and that of a converged solve; 0 where one of
+            them alone is zero.
+
+    Example:
+        >>> Quality(residual=0.1, cosine=0.98).cosine
+        0.98
+    """
+
+    residual: float
+    cosine: float
+
+
+def assess(
+    view: LowerView,
+    theta: Vector,
+    inputs: Vector,
+    wanted: Sequence[bool],
+    vector: Vector,
+    solution: Vector,
+    cotangents: Vector,
+) -> Quality:
+    """Compare a pullback with a converged one, by reverse products.
+
+    Args:
+        view: the loss; it is evaluated once.
+        theta: the point.
+        inputs: what theta*_l depends on.
+        wanted: which of the inputs want a cotangent.
+        vector: v, the mean over ranks.
+        solution: q.
+        cotangents: of the wanted inputs.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> vector, half = [torch.ones(1)], [torch.tensor([0.5])]
+        >>> assess(view, theta, inputs, [True], vector, solution=half, cotangents=[torch.ones(1)])
+        Quality(residual=0.0, cosine=1.0)
+    """
+    product, num_tasks = ReverseProduct(view, theta, inputs, wanted), view.problem.num_tasks
+    lengths = norm(vector, num_tasks)
+    errors = norm(add(product.hessian(solution), vector, -1.0), num_tasks)
+    residual = torch.where(errors == 0, 0.0, errors / lengths)
+    reference = list(torch._foreach_neg(product.cross(Converged().solve(product.hessian, vector, view=view).solution)))
+    return Quality(float(residual.max()), _cosine(cotangents, reference))
+
+
+@dataclass(frozen=True)
+class Converged(AbstractSolver):
+    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> Converged().solve(lambda u: [2.0 * u[0]], [torch.ones(1)], view=view).solution
+        [tensor([0.5000])]
+    """
+
+    failures = {**ConjugateGradient.failures, **Exact.failures}  # noqa: RUF012
+
+    def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
+        """Return the solution, and how it ended."""
+        size = sum(tensor.numel() for tensor in vector) // (base.tasks_of(view) or 1)
+        if size <= MAX_DENSE_PARAMETERS:
+            return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, view=view)
+        settings = MAX_ITERATIONS, torch.finfo(vector[0].dtype).eps ** 0.75
+        result = ConjugateGradient(*settings).solve(matvec, vector, view=view)
+        if result.status is Status.NEGATIVE_CURVATURE:
+            result = NormalEquationConjugateGradient(*settings).solve(matvec, vector, view=view)
+        return result
+
+
+def _cosine(a: Vector, b: Vector) -> float:
+    lengths = float(norm(a)), float(norm(b))
+    if not all(lengths):
+        return float(lengths[0] == lengths[1])
+    # In two steps: the product of small lengths underflows.
+    return float(dot(torch._foreach_div(list(a), lengths[0]), torch._foreach_div(list(b), lengths[1])))
 
 
 class ImplicitState(NamedTuple):
@@ -65,14 +162,14 @@ class Implicit(AbstractHypergradient):
             (central differences; no graph of the gradient); "auto" is "forward" where blocks of the problem's module
             are evaluated again (`remat`), and "reverse" elsewhere. Differences see through `detach` and
             `torch.no_grad` in the loss, unlike through `stop_gradient`, and jump at kinks; `mlotool check` compares
-            them with double backward, and the first pullback warns of values that are hidden so. Where the problem
-            both shapes and reads a lower one, that one's solution moves along by its derivative, with
-            "forward" or differences, which costs a solve there a product.
+            them with double backward, and the first pullback warns of hidden values. Where the problem both shapes and
+            reads a lower one, that one's solution moves along by its derivative, with "forward" or differences, which
+            costs a solve there a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
         radius: 2-norm of a finite difference's perturbation; None takes 0.03 of the parameters' root mean square in
-            float32 and 4e-5 of it in float64, with a floor (`products.default_radius`).
+            float32 and 4e-5 of it in float64, with a floor (`products.finite_difference.default_radius`).
         warm_start: begin each solve at the last one's `q`, kept for each problem above whose gradient it is. Not within
             differentiated pullbacks.
         report_every: every n-th pullback is also compared with a converged one, by reverse products; `statistics`
@@ -159,23 +256,20 @@ class Implicit(AbstractHypergradient):
 
     def state_dict(self, state: ImplicitState) -> dict[str, Any]:
         """Return the starts, the count of pullbacks, the solver's state and what is reported, where there is any."""
-        last, quality, of_solver = state.last, state.quality, self.solver.state_dict(state.solver)
-        saved: dict[str, Any] = {}
-        if self.warm_start:
-            saved["starts"] = {reader: list(start) for reader, start in (state.starts or {}).items()}
-        if self.report_every:
-            saved["num_pullbacks"] = state.num_pullbacks
-        if last is not None and last.residual is not None:
-            saved["last"] = [last.status.value, last.num_products, last.residual]
-        if quality is not None:
-            saved["quality"] = [quality.residual, quality.cosine]
-        return {**saved, "solver": of_solver} if of_solver else saved
+        last = state.last
+        saved: dict[str, Any] = {
+            "starts": {reader: list(start) for reader, start in (state.starts or {}).items()},
+            "num_pullbacks": state.num_pullbacks,
+            "last": last and last.residual is not None and [last.status.value, last.num_products, last.residual],
+            "quality": state.quality and list(state.quality),
+            "solver": self.solver.state_dict(state.solver),
+        }
+        return {name: value for name, value in saved.items() if value}
 
     def load_state(self, saved: dict[str, Any]) -> ImplicitState:
         """Return the state that was saved."""
         solver = self.solver.load_state(saved["solver"]) if "solver" in saved else self.solver.initial_state()
-        # Older checkpoints have the starts by "<problem> for <reader>".
-        starts = {key.rpartition(" for ")[2]: copies(start) for key, start in saved.get("starts", {}).items()}
+        starts = {reader: tuple(start) for reader, start in saved.get("starts", {}).items()}
         # The last status was said when it happened, in words that may be others now.
         last = SolveResult([], Status.FIXED, *saved["last"][1:]) if "last" in saved else None
         quality = Quality(*saved["quality"]) if "quality" in saved else None
@@ -224,9 +318,9 @@ class _ImplicitPullback:
         """Return the last solution for the problem's reader, if it fits `vector`."""
         problem = self._unpaired.problem
         start = (problem.memory.value.starts or {}).get(problem.reader, ()) if self.settings.warm_start else ()
-        if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
+        if [(part.shape, part.dtype) for part in start] != [(part.shape, part.dtype) for part in vector]:
             return None
-        return [each.to(like.device) for each, like in zip(start, vector, strict=True)]
+        return [part.to(like.device) for part, like in zip(start, vector, strict=True)]
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the same as functions of theta, the inputs and the cotangent, for problems that are nested above.
@@ -356,7 +450,7 @@ class TracedSolve:
         has_tasks: whether it is one of tasks.
 
     Example:
-        >>> from mlotool.hypergradient.solvers import Neumann
+        >>> from mlotool.hypergradient import Neumann
         >>> memory = Memory(ImplicitState(None))
         >>> TracedSolve(Neumann(), "w", memory, set()).reported(torch.tensor([0.5, 3.0, 0.0]))
         >>> memory.value.last.residual, memory.value.last.num_products
@@ -381,7 +475,7 @@ class TracedSolve:
     def reported(self, ending: Tensor) -> None:
         """Keep how the solve of a replay ended, and warn of it. Argument as of `SolveResult`."""
         residual, count, *codes = ending.tolist()
-        status, statuses = ended_with(codes, has_tasks=self.has_tasks)
+        status, statuses = base.ended_with(codes, has_tasks=self.has_tasks)
         self.keep(SolveResult([], status, int(count), residual if math.isfinite(residual) else None, statuses))
 
     def keep(self, result: SolveResult) -> None:
@@ -393,8 +487,8 @@ class TracedSolve:
         status, failures = result.status, self.solver.failures
         last = SolveResult([], status, result.num_products, result.residual, result.task_statuses)
         self.memory.value = self.memory.value._replace(last=last)
-        if status not in NOT_FINITE:
-            self.warned_of.difference_update(NOT_FINITE)
+        if status not in base.NOT_FINITE:
+            self.warned_of.difference_update(base.NOT_FINITE)
         if status not in failures or status in self.warned_of:
             return
         self.warned_of.add(status)

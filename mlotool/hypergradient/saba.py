@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import Positive, target
-from mlotool.hypergradient.products import ReverseProduct
+from mlotool.hypergradient.products.base import ReverseProduct
 from mlotool.hypergradient.vector import add, copies, is_finite, moved_to, scaled, zeros
 from mlotool.problem.interface import AbstractDirector, LowerView, Memory, Vector
 
@@ -79,13 +79,14 @@ class SABA(AbstractDirector):
             return
         if getattr(stream, "last_number", None) is None:
             raise ConfigError(_NO_PARTITION.format(problem=problem))
-        num_seen = getattr(stream, "num_seen_every", None)
-        if num_seen is not None and num_seen(num_draws) < stream.num_batches:
-            raise ConfigError(
-                f"problems.{problem}.stream: found {stream.num_batches} batches an epoch, of which pullbacks meet "
-                f"{num_seen(num_draws)}, one of {num_draws} (unroll_steps x accumulate_batches); expected all. Choose "
-                "a batch_size or unroll_steps so that the two numbers have no divisor in common."
+        if hasattr(stream, "num_seen_every"):
+            num_seen, expected = stream.num_seen_every(num_draws), f"all {stream.num_batches} of an epoch"
+            advice = (
+                f"A pullback meets one of {num_draws} (unroll_steps x accumulate_batches): choose a batch_size or "
+                "unroll_steps so that this and the number of batches have no divisor in common."
             )
+            is_all = num_seen >= stream.num_batches
+            require(is_all, f"problems.{problem}.stream: batches that pullbacks meet", num_seen, expected, advice)
 
     def step_direction(
         self,
@@ -119,7 +120,13 @@ class SABA(AbstractDirector):
         return state
 
     def load_state(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the state that was saved."""
+        """Return the state that was saved.
+
+        Raises:
+            ConfigError: by a version that kept tables as lists.
+        """
+        is_table = isinstance(saved["gradients"]["last"], Mapping)
+        require(is_table, "state of SABA", "tables of an older version", "tables by batch", "Begin the run anew.")
         return saved
 
 
@@ -170,7 +177,7 @@ class _AveragedPullback:
         curved, hessian = replaced(averages["hessian"], number, product.hessian(start))
         residual = add(curved, cotangent, -1.0)
         solution = add(start, residual, -self.settings.step_size)
-        crossed, cross = replaced(averages["cross"], number, product.mean_cross(solution))
+        crossed, cross = replaced(averages["cross"], number, problem.rank_mean.mean(product.cross(solution)))
         if is_finite([*solution, *crossed]):
             kept = {"solution": solution, "hessian": hessian, "cross": cross}
             problem.memory.value = {**state, "readers": {**state["readers"], problem.reader: kept}}
@@ -206,8 +213,7 @@ def number_of(problem: str, batch: Any, batch_number: int | None, key: str | Non
     numbers: set[Any] = set(value.reshape(-1).tolist()) if isinstance(value, Tensor) else {value}
     expected = "an entry of the batch that holds one whole number, the same in each epoch (and for all tasks)"
     require(len(numbers) == 1 and is_whole(min(numbers)), f"problems.{problem}.hypergradient.key", key, expected)
-    number: int = numbers.pop()
-    return number
+    return int(numbers.pop())
 
 
 _NO_PARTITION = (

@@ -6,26 +6,458 @@ another one without, and all steps of an unroll that a resumed run finds begun a
 """
 
 import logging
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mlotool.core.arguments import require
-from mlotool.core.gradient import pulled_back
-from mlotool.core.private import tree_leaves
+from mlotool.core.forward_mode import explained, twice_differentiable
+from mlotool.core.gradient import dense, pulled_back
+from mlotool.core.private import tree_flatten, tree_leaves, tree_unflatten
+from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, Whole, target
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient import step_products
-from mlotool.hypergradient.products.choice import chosen_product, random_direction, takes_forward
-from mlotool.hypergradient.step_products import AbstractStepProduct, Cotangents, RecordedStep, StoredSteps, plus
+from mlotool.hypergradient.products.forward import ForwardProduct, chosen_product, random_direction, takes_forward
 from mlotool.hypergradient.vector import add, aliases, chosen, constants, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
-from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepRecord
+from mlotool.problem.rank_mean import RankMean, mean_gradient
+from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepRecord, middle
+
+_log = logging.getLogger("mlotool")
+
+
+def simulate(
+    unroll: Unroll,
+    inputs: Vector,
+    view: LowerView,
+    begin: tuple[Vector, Sequence[State]] | None = None,
+    *,
+    keeps_gradients: bool = False,
+) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...], tuple[State, ...]]:
+    """Take the steps of `unroll.batches` on a copy; return their records, and parameters and state after them.
+
+    Args:
+        unroll: of the problem.
+        inputs: what shapes it, detached.
+        view: of the problem.
+        begin: the parameters and state before them; None is where the problem is.
+        keeps_gradients: whether the records have the gradients.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> view = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss)
+        >>> unroll = Unroll(
+        ...     records=(), has_all=True, batches=((None,),),
+        ...     own_loss=lambda theta, inputs, batch, lower: loss(theta, inputs),
+        ...     step=lambda theta, gradient, state, rates, inputs: ([theta[0] - rates[0]["lr"] * gradient[0]], state),
+        ...     step_pullback=None, start=None, begin=lambda: ((torch.tensor([2.0]),), ({},)),
+        ...     hyperparameters=lambda count: [({"lr": 0.1},)] * count,
+        ... )
+        >>> records, theta, state = simulate(unroll, [torch.tensor([1.0])], view)
+        >>> theta, records[0].theta
+        ((tensor([1.8000]),), (tensor([2.]),))
+    """
+    theta, state = unroll.begin() if begin is None else begin
+    if unroll.start is not None:
+        theta = unroll.start(inputs)
+    records = []
+    for batches, hyperparameters in zip(unroll.batches, unroll.hyperparameters(len(unroll.batches)), strict=True):
+        draws, slopes = [], []
+        for batch in batches:
+            # For the first time: the generator moves on from batch to batch.
+            draws.append((batch, RandomState(view.devices)))
+            at = leaves(theta)
+            slopes.append(batch_gradient(view, partial(unroll.own_loss, at, inputs, batch, {}), at, create_graph=False))
+        gradient = mean_gradient(slopes, theta, view.problem.rank_mean)
+        kept = tuple(gradient) if keeps_gradients else None
+        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}, gradient=kept))
+        with torch.no_grad():
+            theta, state = unroll.step(theta, gradient, state, hyperparameters, inputs)
+    return tuple(records), tuple(theta), tuple(state)
+
+
+def step_gradients(
+    unroll: Unroll, record: StepRecord, theta: Vector, inputs: Vector, view: LowerView, *, create_graph: bool
+) -> list[Tensor | None]:
+    """Return the gradient of a step, the mean over its batches and over ranks, as are all derivatives of it.
+
+    It is that of the step: its random numbers are drawn again, and buffers are as they were.
+
+    A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs, batch, lower: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> view = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss)
+        >>> unroll, theta = Unroll((), True, (), loss, *[None] * 5), [torch.tensor([2.0], requires_grad=True)]
+        >>> record = StepRecord((), (), (), ((None, RandomState(())),), {})
+        >>> step_gradients(unroll, record, theta, [torch.tensor([1.0])], view, create_graph=False)
+        [tensor([2.])]
+    """
+    ranks = view.problem.rank_mean
+    with torch.enable_grad():
+        at = ranks.shared(theta) if create_graph else theta
+        found = batch_gradients(unroll, record, at, inputs, view, create_graph=create_graph)
+        return mean_gradient(found, theta, ranks)
+
+
+def batch_gradients(
+    unroll: Unroll, record: StepRecord, theta: Vector, inputs: Vector, view: LowerView, *, create_graph: bool
+) -> list[tuple[Tensor | None, ...]]:
+    """Return the gradients on this rank's part of each batch of a step; arguments as for `step_gradients`."""
+    gradients = []
+    for batch, as_then in record.evaluations(view.problem.module):
+        loss = partial(unroll.own_loss, theta, inputs, batch, record.lower_snapshots)
+        with as_then:
+            gradients.append(batch_gradient(view, loss, theta, create_graph=create_graph))
+    return gradients
+
+
+def batch_gradient(
+    view: LowerView, evaluate: Callable[[], Tensor], theta: Vector, *, create_graph: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient on this rank's part of one batch, one tensor a parameter; None where it is unused.
+
+    Args:
+        view: of the problem.
+        evaluate: returns the loss at theta.
+        theta: one tensor a parameter.
+        create_graph: make the result differentiable.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> theta = [torch.tensor([2.0], requires_grad=True)]
+        >>> view = LowerView(LowerProblem("w"), theta, None)
+        >>> batch_gradient(view, lambda: ((theta[0] - 1.0) ** 2).sum(), theta, create_graph=False)
+        (tensor([2.]),)
+    """
+    name, traits = view.problem.name, view.problem.traits
+    with torch.enable_grad():
+        loss = twice_differentiable(name, traits, view.devices, evaluate) if create_graph else evaluate()
+        with explained(name, "reverse") if create_graph else nullcontext():
+            return dense(torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True))
+
+
+# One for each tensor; None is zero, of which nothing is allocated.
+Cotangents = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step that was taken, and with respect to what it is differentiated.
+
+    Args:
+        unroll: of the problem.
+        view: likewise.
+        record: the step.
+        inputs: what shapes the problem.
+        wanted: which of the inputs want a cotangent.
+
+    Example:
+        >>> import torch
+        >>> record = StepRecord((torch.ones(1),), (), (), (), {}, gradient=(torch.full((1,), 36.0),))
+        >>> step = RecordedStep(None, None, record, [torch.ones(1)], [True])
+        >>> step.gradient()
+        [tensor([36.])]
+    """
+
+    unroll: Unroll
+    view: LowerView
+    record: StepRecord
+    inputs: Vector
+    wanted: Sequence[bool]
+
+    def own_loss(self, batch: object, theta: Vector, inputs: Vector) -> Tensor:
+        """Return the loss of the step on one of its batches, on this rank's part."""
+        return self.unroll.own_loss(theta, inputs, batch, self.record.lower_snapshots)
+
+    def gradient(self) -> list[Tensor | None]:
+        """Return the mean gradient over batches and ranks, one tensor a parameter, without a graph.
+
+        It is computed again where it was not kept, and where it is still to be compared with the one that was taken.
+
+        Raises:
+            ConfigError: it is another one.
+        """
+        kept, taken = self.record.gradient, self.record.taken
+        if kept is not None and (taken is None or not taken.is_open):
+            return list(kept)
+        found = self.mean_gradient(leaves(self.record.theta), self.inputs, create_graph=False)
+        return found if kept is None else list(kept)
+
+    def mean_gradient(self, theta: Vector, inputs: Vector, *, create_graph: bool) -> list[Tensor | None]:
+        """Return the gradient as a function of tensors that have the values of the step.
+
+        Raises:
+            ConfigError: it is not the gradient that was taken, where that is known.
+        """
+        found = step_gradients(self.unroll, self.record, theta, inputs, self.view, create_graph=create_graph)
+        if self.record.taken is not None:
+            self.record.taken.compare(found, self.view.problem.name, self.view.problem.precision)
+        return found
+
+
+class AbstractStepProduct(ABC):
+    """Products with the derivatives of a step's mean gradient, on the random numbers of the step.
+
+    Args:
+        step: the step.
+
+    Attributes:
+        gradient: of the step; None where the loss does not read a parameter.
+
+    Example:
+        >>> import torch
+        >>> record = StepRecord((torch.ones(1),), (), (), (), {}, gradient=(torch.full((1,), 36.0),))
+        >>> step = RecordedStep(None, None, record, [torch.ones(1)], [True])
+        >>> ForwardStepProduct(step).gradient
+        [tensor([36.])]
+    """
+
+    gradient: Cotangents
+
+    @abstractmethod
+    def __init__(self, step: RecordedStep) -> None: ...
+
+    @abstractmethod
+    def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
+        """Return `H u`, one tensor a parameter, and `M^T u`, one tensor a wanted input; None is zero. The last call.
+
+        On several ranks `H u` is the mean over them, and `M^T u` this rank's part.
+
+        Args:
+            vector: u, one tensor a parameter; None where the gradient is.
+            needs_theta: whether `H u` is wanted.
+        """
+
+
+class FirstOrderStep(AbstractStepProduct):
+    """Takes the gradient for a constant: all products are zero.
+
+    Example:
+        >>> import torch
+        >>> record = StepRecord((torch.ones(1),), (), (), (), {}, gradient=(torch.full((1,), 36.0),))
+        >>> step = RecordedStep(None, None, record, [torch.ones(1)], [True])
+        >>> FirstOrderStep(step).pull([torch.ones(1)], needs_theta=True)
+        ([None], [None])
+    """
+
+    def __init__(self, step: RecordedStep) -> None:
+        self.gradient = step.gradient()
+        self._num_sources = sum(step.wanted)
+
+    def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
+        """Return nothing."""
+        return [None] * len(vector), [None] * self._num_sources
+
+
+class ReverseStepProduct(AbstractStepProduct):
+    """By double backward: the graph of the gradient, kept or made anew, and one pass back through it.
+
+    Example:
+        The loss `theta^3 x` at theta = 2 and x = 3 has H = 36 and M = 12.
+
+        >>> import torch
+        >>> from mlotool.core.replay import RandomState
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs, batch, lower: (theta[0] ** 3 * inputs[0]).sum()
+        >>> theta, view = (torch.tensor([2.0]),), LowerView(LowerProblem("w"), (), loss)
+        >>> record = StepRecord(theta, (), (), ((None, RandomState()),), {})
+        >>> step = RecordedStep(Unroll((), True, (), loss, *[None] * 5), view, record, [torch.tensor([3.0])], [True])
+        >>> ReverseStepProduct(step).pull([torch.ones(1)], needs_theta=True)
+        ([tensor([36.])], [tensor([12.])])
+    """
+
+    def __init__(self, step: RecordedStep) -> None:
+        record, self._problem = step.record, step.view.problem.name
+        self._is_kept = record.graph is not None
+        if record.graph is None:
+            self._theta, points = leaves(record.theta), leaves(step.inputs, step.wanted)
+            self._mean = step.mean_gradient(self._theta, points, create_graph=True)
+        else:
+            self._theta, self._mean, points = record.graph.theta, record.graph.mean, record.graph.inputs
+        self._sources = chosen(points, step.wanted)
+        self.gradient = [None if each is None else each.detach() for each in self._mean]
+
+    def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
+        """Return `H u` and `M^T u`."""
+        pairs = [
+            (slope, u)
+            for slope, u in zip(self._mean, vector, strict=True)
+            if slope is not None and u is not None and slope.requires_grad
+        ]
+        count = len(self._theta) if needs_theta else 0
+        targets = [*self._theta[:count], *self._sources]
+        if not pairs or not targets:
+            return [None] * len(self._theta), [None] * len(self._sources)
+        slopes, cotangents = [slope for slope, _ in pairs], [u for _, u in pairs]
+        with explained(self._problem, "reverse"):
+            found = pulled_back(slopes, targets, cotangents, retain=self._is_kept)
+        return found[:count] or [None] * len(self._theta), found[count:]
+
+
+class ForwardStepProduct(AbstractStepProduct):
+    """By forward mode over reverse mode: no graph of the gradient.
+
+    Example:
+        The loss `theta^3 x` at theta = 2 and x = 3 has H = 36 and M = 12.
+
+        >>> import torch
+        >>> from mlotool.core.replay import RandomState
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs, batch, lower: (theta[0] ** 3 * inputs[0]).sum()
+        >>> theta, view = (torch.tensor([2.0]),), LowerView(LowerProblem("w"), (), loss)
+        >>> record = StepRecord(theta, (), (), ((None, RandomState()),), {})
+        >>> step = RecordedStep(Unroll((), True, (), loss, *[None] * 5), view, record, [torch.tensor([3.0])], [True])
+        >>> ForwardStepProduct(step).pull([torch.ones(1)], needs_theta=True)
+        ([tensor([36.])], [tensor([12.])])
+    """
+
+    def __init__(self, step: RecordedStep) -> None:
+        self.gradient = step.gradient()
+        self._step = step
+
+    def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
+        """Return `H u` and `M^T u`."""
+        step, record, count = self._step, self._step.record, len(vector)
+        products: list[Sequence[Tensor]] = []
+        for batch, as_then in record.evaluations(step.view.problem.module):
+            view = replace(step.view, own_loss=partial(step.own_loss, batch))
+            with as_then:
+                product = ForwardProduct(view, record.theta, step.inputs, step.wanted)
+                # Where a gradient is none, nothing moves along.
+                of_theta, of_inputs = product.pull(vector) if needs_theta else ([], product.cross(vector))  # type: ignore[arg-type]
+            products.append([*of_theta, *of_inputs])
+        sources = [*(record.theta if needs_theta else ()), *chosen(step.inputs, step.wanted)]
+        mean: list[Any] = mean_gradient(products, sources, RankMean())
+        if not needs_theta:
+            return [None] * count, mean
+        return step.view.problem.rank_mean.mean(mean[:count]), mean[count:]
+
+
+def plus(a: Cotangents, b: Cotangents, factor: float = 1.0) -> list[Tensor | None]:
+    """Return `a + factor b` of cotangents.
+
+    Args:
+        a: one for each tensor; None is zero.
+        b: likewise.
+        factor: of b.
+
+    Example:
+        >>> import torch
+        >>> plus([torch.ones(1), None], [torch.ones(1), None], 2.0)
+        [tensor([3.]), None]
+    """
+    if factor != 1.0:
+        b = [None if y is None else factor * y for y in b]
+    return [y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)]
+
+
+# Parameters and optimizer state before a step.
+Point = tuple[Vector, Sequence[State]]
+
+
+class StoredSteps:
+    """The recorded steps of an unroll, each whole when it is asked for.
+
+    Args:
+        store: says how many checkpoints may be held.
+        unroll: of the problem, with its records.
+        view: likewise.
+        inputs: what shapes it.
+
+    Example:
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> from mlotool.problem.trajectory import KeepAll
+        >>> record = StepRecord((torch.ones(2),), ({},), (), (), {})
+        >>> unroll = Unroll((record,), True, (), None, *[None] * 5)
+        >>> steps = StoredSteps(KeepAll(), unroll, LowerView(LowerProblem("w"), (), None), [])
+        >>> [each.theta for each in steps.backwards(0)]
+        [(tensor([1., 1.]),)]
+    """
+
+    def __init__(self, store: AbstractStepStore, unroll: Unroll, view: LowerView, inputs: Vector) -> None:
+        self._store = store
+        self._unroll = unroll
+        self._view = view
+        self._inputs = [each.detach() for each in inputs]
+        self._records = unroll.records
+
+    def backwards(self, first: int) -> Iterator[StepRecord]:
+        """Yield the steps from the last one to the `first`."""
+        kept = [number for number, record in enumerate(self._records) if record.is_checkpoint]
+        end = len(self._records)
+        for count in range(len(kept), 0, -1):
+            begin = kept[count - 1]
+            free = self._store.num_free(end - begin, count)
+            yield from self._between(begin, end, self._kept(begin), free, first)
+            end = begin
+            if begin <= first:
+                return
+
+    def at(self, number: int) -> StepRecord:
+        """Return one step."""
+        begin = max(each for each in range(number + 1) if self._records[each].is_checkpoint)
+        return self._whole(number, self._forward(begin, number, self._kept(begin)))
+
+    def last(self) -> tuple[LowerView, AbstractContextManager[None]]:
+        """Return the problem as the last step saw it, on one of its batches, with what that depends on as it was."""
+        record = self.at(len(self._records) - 1)
+        step = self._step(record)
+        # A loss that is another function each time would be told of its tangents.
+        step.gradient()
+        batch, as_then = next(record.evaluations(self._view.problem.module))
+        return replace(self._view, theta=record.theta, own_loss=partial(step.own_loss, batch)), as_then
+
+    def _between(self, begin: int, end: int, point: Point, free: int, first: int) -> Iterator[StepRecord]:
+        """Yield the steps of a part from its last one, with `free` checkpoints beside that at its beginning."""
+        while end - begin > 1 and end - 1 > first:
+            if free == 0:
+                end -= 1
+                yield self._whole(end, self._forward(begin, end, point))
+                continue
+            split = begin + middle(end - begin, free)
+            yield from self._between(split, end, self._forward(begin, split, point), free - 1, first)
+            end = split
+        if begin >= first:
+            yield self._whole(begin, point)
+        elif end - 1 >= first:
+            yield self._whole(end - 1, self._forward(begin, end - 1, point))
+
+    def _forward(self, begin: int, end: int, point: Point) -> Point:
+        """Return parameters and state after the steps from `begin` up to `end`, which are taken again."""
+        for number in range(begin, end):
+            record = self._whole(number, point)
+            gradient = self._step(record).gradient()
+            assert self._unroll.replay is not None
+            with torch.no_grad():
+                point = self._unroll.replay(record.theta, gradient, record.state, record.hyperparameters, self._inputs)
+        return point
+
+    def _step(self, record: StepRecord) -> RecordedStep:
+        return RecordedStep(self._unroll, self._view, record, self._inputs, [False] * len(self._inputs))
+
+    def _kept(self, number: int) -> Point:
+        record = self._on_device(self._records[number])
+        return record.theta, record.state
+
+    def _whole(self, number: int, point: Point) -> StepRecord:
+        return replace(self._on_device(self._records[number]), theta=tuple(point[0]), state=tuple(point[1]))
+
+    def _on_device(self, record: StepRecord) -> StepRecord:
+        return record.on(self._view.theta[0].device) if self._store.offload else record
 
 
 @dataclass
@@ -46,7 +478,6 @@ class ReversePass:
         Two steps `theta - 0.1 theta x` from 2 at x = 1 lead to `2 (1 - 0.1 x)^2`, of which the derivative is -0.36.
 
         >>> from mlotool.core.replay import RandomState
-        >>> from mlotool.hypergradient.step_products import ReverseStepProduct
         >>> from mlotool.problem.interface import LowerProblem
         >>> from mlotool.problem.trajectory import KeepAll
         >>> from mlotool.problem.optimizers.sgd import SGD_RULE
@@ -61,7 +492,7 @@ class ReversePass:
         >>> view = LowerView(LowerProblem("w"), (torch.tensor([1.62]),), loss)
         >>> unroll = Unroll(records, True, (), loss, None, back, None, None, None)
         >>> steps = StoredSteps(KeepAll(), unroll, view, [torch.ones(1)])
-        >>> whole = ReversePass(step_products.ReverseStepProduct, True, view, unroll, steps, 0, True, view.theta)
+        >>> whole = ReversePass(ReverseStepProduct, True, view, unroll, steps, 0, True, view.theta)
         >>> whole.first_order(view.theta, [torch.ones(1)], [True], [torch.ones(1)])
         [tensor([-0.3600])]
     """
@@ -131,9 +562,7 @@ class ReversePass:
         for record in self.unroll.records[self.first :]:
             # A gradient is taken at an alias: the start may be a view that several parameters share.
             at = aliases(point)
-            gradient = step_products.step_gradients(
-                self.unroll, record, at, shared, self.view, create_graph=self.is_second_order
-            )
+            gradient = step_gradients(self.unroll, record, at, shared, self.view, create_graph=self.is_second_order)
             point, state = self.unroll.step(at, gradient, state, record.hyperparameters, shared)
         return vector_jacobian(point, chosen(shared, wanted), cotangent, create_graph=True)
 
@@ -156,30 +585,21 @@ class ReversePass:
             )
             return found, [None for flag in wanted if flag]
         points = leaves(inputs, wanted)
-        gradient = [None if each is None else each.detach().requires_grad_() for each in mean]
-        state = [
-            {key: value if key == COUNTER else value.detach().requires_grad_() for key, value in each.items()}
-            for each in record.state
-        ]
+        # Counters of steps are constants.
+        own = [{key: value for key, value in state.items() if key != COUNTER} for state in record.state]
+        held, shape = tree_flatten((list(record.theta), list(mean), own))
+        moving = [None if tensor is None else tensor.detach().requires_grad_() for tensor in held]
+        before, gradient, state = tree_unflatten(moving, shape)
+        state = [{**then, **values} for then, values in zip(record.state, state, strict=True)]
         with torch.enable_grad():
-            before = leaves(record.theta)
             after, new_state = self.unroll.step(before, gradient, state, record.hyperparameters, points)
-        outputs, cotangents = list(after), list(adjoint)
-        for each, slope in zip(new_state, of_state, strict=True):
-            for key, value in slope.items():
-                outputs.append(each[key])
-                cotangents.append(value)
-        present = [each for each in gradient if each is not None]
-        held = [value for each in state for key, value in each.items() if key != COUNTER]
-        own = [*before, *present, *held]
-        pulled = _pulled(outputs, [*own, *chosen(points, wanted)], cotangents)
-        whole = iter([torch.zeros_like(x) if each is None else each for x, each in zip(own, pulled, strict=False)])
-        step = StepCotangents(
-            [next(whole) for _ in before],
-            [None if each is None else next(whole) for each in gradient],
-            [{key: next(whole) for key in each if key != COUNTER} for each in state],
-        )
-        return step, pulled[len(own) :]
+        outputs = [*after, *(new[key] for new, slopes in zip(new_state, of_state, strict=True) for key in slopes)]
+        cotangents = [*adjoint, *(slope for slopes in of_state for slope in slopes.values())]
+        sources = [tensor for tensor in moving if tensor is not None]
+        pulled = _pulled(outputs, [*sources, *chosen(points, wanted)], cotangents)
+        slopes = (torch.zeros_like(x) if slope is None else slope for x, slope in zip(sources, pulled, strict=False))
+        step = StepCotangents(*tree_unflatten([None if x is None else next(slopes) for x in moving], shape))
+        return step, pulled[len(sources) :]
 
 
 def _add_to(adjoint: list[Tensor], found: list[Tensor | None], factor: float) -> None:
@@ -196,23 +616,6 @@ def _pulled(outputs: Sequence[Tensor], sources: Sequence[Tensor], cotangents: Se
     if not pairs or not sources:
         return [None] * len(sources)
     return pulled_back([y for y, _ in pairs], sources, [v for _, v in pairs])
-
-
-_log = logging.getLogger("mlotool")
-
-
-class UnrolledState(NamedTuple):
-    """What is kept from one pullback to the next.
-
-    Args:
-        keeps_graphs: with `remat: auto`, what the first pullback has decided; None before it.
-
-    Example:
-        >>> UnrolledState().keeps_graphs is None
-        True
-    """
-
-    keeps_graphs: bool | None = None
 
 
 def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
@@ -296,8 +699,8 @@ def measure(unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[int, bool]
 
         # All graphs are held until the end: of memory that was freed, another tensor may have the place.
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            kept = step_products.batch_gradients(unroll, record, theta, points, view, create_graph=True)
-        plain = step_products.batch_gradients(unroll, record, theta, points, view, create_graph=False)
+            kept = batch_gradients(unroll, record, theta, points, view, create_graph=True)
+        plain = batch_gradients(unroll, record, theta, points, view, create_graph=False)
         pairs: list[Any] = [pair for both in zip(kept, plain, strict=True) for pair in zip(*both, strict=True)]
         is_exact = is_exact and all(a is b or torch.equal(a, b) for a, b in pairs)
         copies = sum(tensor.untyped_storage().nbytes() for tensor in (*theta, *theta, *points))
@@ -387,9 +790,9 @@ class Unrolled(AbstractHypergradient):
         """Whether graphs are kept, whatever they take."""
         return self.remat is False and self.second_order
 
-    def records_graphs(self, state: UnrolledState) -> bool:
+    def records_graphs(self, state: bool | None) -> bool:
         """Return whether the graph of the next step is kept."""
-        return self.keeps_graphs or (self.remat == "auto" and state.keeps_graphs is True)
+        return self.keeps_graphs or (self.remat == "auto" and state is True)
 
     def saves_gradients(self, prefers_forward: bool) -> bool:
         """Return whether the gradient of a step is kept: forward mode gives it after the step's own derivative."""
@@ -412,15 +815,15 @@ class Unrolled(AbstractHypergradient):
         assert unroll is not None
         if unroll.records:
             records, theta = unroll.records, view.theta
-            is_open = self.remat == "auto" and self.second_order and view.problem.memory.value.keeps_graphs is None
+            is_open = self.remat == "auto" and self.second_order and view.problem.memory.value is None
             # Steps that read solutions, or that are traced, keep no graph.
             if is_open and not (view.problem.is_nested or unroll.is_traced or is_tracing()):
-                view.problem.memory.value = UnrolledState(fit(unroll, inputs, view, self.graph_budget))
+                view.problem.memory.value = fit(unroll, inputs, view, self.graph_budget)
         else:
             problem = view.problem
             prefers_forward = problem.has_blocks and not problem.is_nested and not problem.traits.lacks_tangents
             keeps_gradients = self.saves_gradients(prefers_forward)
-            records, theta, _ = step_products.simulate(unroll, constants(inputs), view, keeps_gradients=keeps_gradients)
+            records, theta, _ = simulate(unroll, constants(inputs), view, keeps_gradients=keeps_gradients)
         taken = replace(unroll, records=records)
         first = 0 if self.horizon is None else max(0, len(records) - self.horizon)
         steps = StoredSteps(self.trajectory, taken, view, inputs)
@@ -434,25 +837,21 @@ class Unrolled(AbstractHypergradient):
 
     def _product(self, steps: StoredSteps, view: LowerView, inputs: Vector) -> type[AbstractStepProduct]:
         if not self.second_order:
-            return step_products.FirstOrderStep
+            return FirstOrderStep
         if not takes_forward(self._setting, view.problem.has_blocks, view.problem.is_nested):
-            return step_products.ReverseStepProduct
+            return ReverseStepProduct
         if view.problem.traits.has_compared_product or in_dual_level():
             kind = chosen_product(self._setting, view, view.theta, inputs, ())
         else:
             there, as_then = steps.last()
             with as_then:
                 kind = chosen_product(self._setting, there, there.theta, inputs, [True] * len(inputs))
-        return step_products.ForwardStepProduct if kind == "forward" else step_products.ReverseStepProduct
+        return ForwardStepProduct if kind == "forward" else ReverseStepProduct
 
-    def initial_state(self) -> UnrolledState:
-        """Return what is kept before the first pullback."""
-        return UnrolledState()
+    def state_dict(self, state: bool | None) -> dict[str, Any]:
+        """Return whether graphs are kept, which the first pullback has decided, where there was one."""
+        return {} if state is None else {"keeps_graphs": state}
 
-    def state_dict(self, state: UnrolledState) -> dict[str, Any]:
-        """Return what the first pullback has decided, where there was one."""
-        return {} if state.keeps_graphs is None else {"keeps_graphs": state.keeps_graphs}
-
-    def load_state(self, saved: dict[str, Any]) -> UnrolledState:
-        """Return the state that was saved."""
-        return UnrolledState(saved.get("keeps_graphs"))
+    def load_state(self, saved: dict[str, Any]) -> bool | None:
+        """Return the decision that was saved."""
+        return saved.get("keeps_graphs")

@@ -1,7 +1,8 @@
-"""Cross-entropy of a classifier."""
+"""Cross-entropy of a classifier, its mean squared error, and what losses and analyses of samples are made of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -9,9 +10,13 @@ from mlotool.core import BoundModule, LossOutput
 from mlotool.core.errors import RunError
 from mlotool.core.settings import Share, target
 
+# b: batch, k: classes, n: samples of the whole split
+
+Batch = Mapping[str, Tensor]
+
 
 @target("loss")
-def mean_squared_error(batch: Mapping[str, Tensor], *, model: BoundModule) -> Tensor:
+def mean_squared_error(batch: Batch, *, model: BoundModule) -> Tensor:
     """Mean of the squared errors over all samples and outputs.
 
         C = mean((model(x) - y)^2)
@@ -37,11 +42,8 @@ def mean_squared_error(batch: Mapping[str, Tensor], *, model: BoundModule) -> Te
     return ((output - target) ** 2).mean()
 
 
-# b: batch, k: classes
-
-
 @target("loss")
-def cross_entropy(batch: Mapping[str, Tensor], *, model: BoundModule, label_smoothing: Share = 0.0) -> LossOutput:
+def cross_entropy(batch: Batch, *, model: BoundModule, label_smoothing: Share = 0.0) -> LossOutput:
     """Mean cross-entropy of `model`'s logits.
 
         C = 1/b sum_i -log softmax(model(x_i))[y_i]
@@ -69,3 +71,52 @@ def weighted_mean(losses: Tensor, weight: Tensor, normalize: bool) -> Tensor:
     total = (weight * losses).sum()
     # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
     return total / weight.sum().clamp_min(1e-12) if normalize else total / losses.numel()
+
+
+def auroc(score: Tensor, is_positive: Tensor) -> Tensor:
+    """Return the area under the ROC curve, 0-D, of scores (n,) in [0, 1] as a detector of what is positive (n,)."""
+    from torchmetrics.functional.classification import binary_auroc  # takes a second to import
+
+    found: Tensor = binary_auroc(score, is_positive.long())
+    return found
+
+
+def collected(batches: Iterable[Batch], rows: Callable[[Batch], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the rows of all batches, by name of their column."""
+    columns: dict[str, list[Tensor]] = {}
+    with torch.no_grad():
+        for batch in batches:
+            for name, values in rows(batch).items():
+                columns.setdefault(name, []).append(values)
+    return {name: torch.cat(values) for name, values in columns.items()}
+
+
+@target("metric")
+def shared_weight_accuracy(
+    model: BoundModule, batch: Batch, constants: Sequence[float] = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
+) -> dict[str, Tensor]:
+    """Accuracy with one number for all parameters, on average over several numbers.
+
+    What the parameters have been trained to has no part in it.
+
+    Args:
+        model: gives logits (b, k).
+        batch: `input` (b, ...) and `target` (b,).
+        constants: the numbers.
+
+    Returns:
+        `shared_weight_accuracy`, the mean; and the accuracy at each number, as `accuracy_at_-0.5`.
+
+    Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3.
+
+    Example:
+        >>> from mlotool.models import SharedWeightNetwork
+        >>> batch = {"input": torch.tensor([[1.0, 2.0]]), "target": torch.tensor([1])}
+        >>> shared_weight_accuracy(BoundModule(SharedWeightNetwork([2], 2)), batch, [-1.0, 1.0])
+        {'shared_weight_accuracy': tensor(1.), 'accuracy_at_-1': tensor(1.), 'accuracy_at_1': tensor(1.)}
+    """
+    found = {}
+    for constant in constants:
+        shared = model.at({name: torch.full_like(each, constant) for name, each in model.named_parameters()})
+        found[f"accuracy_at_{constant:g}"] = accuracy(shared(batch["input"]), batch["target"])
+    return {"shared_weight_accuracy": torch.stack(list(found.values())).mean(), **found}

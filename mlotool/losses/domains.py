@@ -1,6 +1,6 @@
 """Domain adaptation: pretraining with learned weights, finetuning near what it gives, and what the weights found."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -10,12 +10,9 @@ from torch import Tensor
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.errors import RunError
 from mlotool.core.settings import NonNegative, target
-from mlotool.losses.analyses import auroc, collected
-from mlotool.losses.cross_entropy import accuracy, weighted_mean
+from mlotool.losses.cross_entropy import Batch, accuracy, auroc, collected, weighted_mean
 
 # n: samples of the whole split, b: batch, k: classes
-
-Batch = Mapping[str, Tensor]
 
 
 @target("loss")

@@ -1,6 +1,6 @@
 """Losses of shared spaces: of a mixture, of a drawn path, and its mean over the paths that a policy draws."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,9 @@ from torch import Tensor
 from mlotool.core import BoundModule, LossOutput, stop_gradient
 from mlotool.core.arguments import require
 from mlotool.core.settings import NonNegative, Rounds, target
-from mlotool.losses.cross_entropy import accuracy
+from mlotool.losses.cross_entropy import Batch, accuracy
 
 # b: batch, k: classes, s: paths
-
-Batch = Mapping[str, Tensor]
 
 
 @target("loss")

@@ -1,6 +1,6 @@
 """Clean-label data poisoning: an upper problem that works against the lower one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +8,9 @@ from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.settings import Whole, target
-from mlotool.losses.cross_entropy import accuracy
+from mlotool.losses.cross_entropy import Batch, accuracy
 
 # b: batch, k: classes
-
-Batch = Mapping[str, Tensor]
 
 
 @target("loss")

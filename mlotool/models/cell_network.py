@@ -1,7 +1,6 @@
-"""A network of cells, on whose edges mutators of a space put operations."""
+"""Networks of cells, on whose edges mutators of a space put operations, and of blocks that stand as cells do."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -168,8 +167,8 @@ class CellNetwork(nn.Module):
         for number in range(num_cells):
             is_reduction = number in (num_cells // 3, 2 * num_cells // 3)
             width *= 2 if is_reduction else 1
-            shape = _CellShape(num_outputs, width, KINDS[is_reduction], follows_reduction, affine)
-            self.cells.append(_Cell(shape, num_nodes))
+            kind = KINDS[is_reduction]
+            self.cells.append(_Cell(kind, num_outputs, width, num_nodes, affine, follows_reduction))
             num_outputs, follows_reduction = (num_outputs[1], num_nodes * width), is_reduction
         self.classifier = nn.Linear(num_outputs[1], num_classes)
 
@@ -181,35 +180,21 @@ class CellNetwork(nn.Module):
         return self.classifier(last.mean(dim=(2, 3)))
 
 
-@dataclass(frozen=True)
-class _CellShape:
-    """Channels of the two cells before, channels of a node, kind of this cell, and whether the last cell halved."""
-
-    num_inputs: tuple[int, int]
-    width: int
-    kind: str
-    follows_reduction: bool
-    affine: bool
-
-    def inputs(self) -> nn.ModuleList:
-        """Build what brings both inputs to this cell's width and size."""
-        build = HalvingConvolution if self.follows_reduction else pointwise
-        first: nn.Module = build(self.num_inputs[0], self.width, affine=self.affine)
-        return nn.ModuleList([first, pointwise(self.num_inputs[1], self.width, affine=self.affine)])
-
-    def edge(self, source: int) -> nn.Module:
-        """Build the skip connection of an edge from the node `source`."""
-        stride = 2 if self.kind == "reduction" and source < 2 else 1
-        return operation("skip_connect", self.width, stride, affine=self.affine)
-
-
 class _Cell(nn.Module):
-    def __init__(self, shape: _CellShape, num_nodes: int) -> None:
+    """A cell of a kind; `num_inputs` are the channels of the two cells before it, `width` those of a node."""
+
+    def __init__(
+        self, kind: str, num_inputs: tuple[int, int], width: int, num_nodes: int, affine: bool, follows_reduction: bool
+    ) -> None:
         super().__init__()
-        self.num_nodes, self.kind = num_nodes, shape.kind
-        self.inputs = shape.inputs()
-        edges = (shape.edge(source) for node in range(num_nodes) for source in range(2 + node))
-        self.add_module(shape.kind, nn.ModuleList(edges))
+        self.num_nodes, self.kind = num_nodes, kind
+        bring = HalvingConvolution if follows_reduction else pointwise
+        first: nn.Module = bring(num_inputs[0], width, affine=affine)
+        self.inputs = nn.ModuleList([first, pointwise(num_inputs[1], width, affine=affine)])
+        sources = [source for node in range(num_nodes) for source in range(2 + node)]
+        strides = [2 if kind == "reduction" and source < 2 else 1 for source in sources]
+        edges = (operation("skip_connect", width, stride, affine=affine) for stride in strides)
+        self.add_module(kind, nn.ModuleList(edges))
 
     def forward(self, before: Tensor, last: Tensor) -> Tensor:
         nodes = [self.inputs[0](before), self.inputs[1](last)]
@@ -287,3 +272,65 @@ def _by_node(kind: str, edges: Sequence[str]) -> list[Sequence[str]]:
     is_whole = len(nodes[-1]) == 1 + len(nodes)
     require(is_whole, f"rule: decisions '{kind}_0', ..", len(edges), expected, "Correct the mutator's places.")
     return nodes
+
+
+# b: batch, c: channels, h, w: height and width, k: classes
+
+
+@target("module")
+class TwoBackNetwork(nn.Module):
+    """A stem, blocks that read the two results before them, the mean over pixels, a linear layer.
+
+        x_i = block_i(latest_i(x_{i-1}), before_i(x_{i-2})),   block(x, y) = separable(x) + y
+
+    `latest` and `before` bring what a block reads to its width and to one size; a block that halves the image reads
+    its second input through a convolution of stride 2. So a block is where a cell can stand: `blocks.0`, `blocks.1`.
+
+    Args:
+        image_shape: (c, h, w); only c matters.
+        num_classes: k.
+        width: channels of the first block.
+        halves: for each block whether it halves the image and doubles the width.
+
+    Source: Zoph et al. 2018, NASNet (arXiv 1707.07012), figure 2: the stack that cells stand in; here of plain
+    blocks.
+
+    Example:
+        >>> import torch
+        >>> TwoBackNetwork([1, 8, 8], 10)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self, image_shape: Shape, num_classes: Count, width: Count = 8, halves: Sequence[bool] = (False, True, False)
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(image_shape[0], width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
+        self.latest, self.before, self.blocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        num_latest = num_before = width
+        is_larger = False
+        for is_halving in halves:
+            width *= 2 if is_halving else 1
+            self.latest.append(pointwise(num_latest, width, affine=True))
+            bring = HalvingConvolution if is_larger else pointwise
+            self.before.append(bring(num_before, width, affine=True))
+            self.blocks.append(_Block(width, 2 if is_halving else 1))
+            num_latest, num_before, is_larger = width, num_latest, is_halving
+        self.classifier = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (b, k) of images (b, c, h, w)."""
+        last = before = self.stem(images)
+        for bring_latest, bring_before, block in zip(self.latest, self.before, self.blocks, strict=True):
+            last, before = block(bring_latest(last), bring_before(before)), last
+        return self.classifier(last.mean(dim=(2, 3)))
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, stride: int) -> None:
+        super().__init__()
+        self.separable = operation("sep_conv_3x3", width, stride, affine=True)
+        self.skip = operation("skip_connect", width, stride, affine=True)
+
+    def forward(self, latest: Tensor, before: Tensor) -> Tensor:
+        return self.separable(latest) + self.skip(before)

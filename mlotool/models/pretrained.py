@@ -12,7 +12,7 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.core.settings import BelowOne, Count, target
-from mlotool.models.token_losses import losses_of_logits, token_losses
+from mlotool.models.decoder import losses_of_logits, token_losses
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -133,8 +133,8 @@ class PretrainedCausalLM(nn.Module):
     """A Hugging Face language model that predicts each token from those before it.
 
     The weights are read from `folder`; nothing is downloaded, no code and no pickle of the folder is run: it has to
-    hold model.safetensors. Attention is computed without fused kernels, and SiLU as x * sigmoid(x), so that second
-    derivatives exist, also by forward mode over reverse mode.
+    hold model.safetensors. Attention is computed without fused kernels, so that second derivatives exist, also by
+    forward mode over reverse mode.
 
     Args:
         folder: with config.json and model.safetensors, as `save_pretrained` writes them.
@@ -152,7 +152,6 @@ class PretrainedCausalLM(nn.Module):
         self.model = read_pretrained(folder, "AutoModelForCausalLM", "a language model such as GPT-2 or Llama")
         check_fits(folder, "model", "vocabulary_size", vocabulary_size, self.model.config.vocab_size)
         check_fits(folder, "model", "length", length, getattr(self.model.config, "max_position_embeddings", length))
-        _replace_silu(self.model)
         self.width: int = self.model.config.hidden_size
         self._is_linear = self._has_linear_head()
         self.train()  # transformers hands its models out in eval mode
@@ -195,17 +194,3 @@ class PretrainedCausalLM(nn.Module):
         logits = self(tokens)
         difference = logits - self.features(tokens) @ self.head_weight.T
         return bool(difference.norm() <= 1e-6 * logits.norm())
-
-
-class _SiLU(nn.Module):
-    """Torch's own has no forward derivative of its reverse one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x.sigmoid()
-
-
-def _replace_silu(model: Any) -> None:
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.SiLU) or type(child).__name__ == "SiLUActivation":
-                setattr(module, name, _SiLU())

@@ -134,8 +134,25 @@ def _grouped_convolution(states: Tensor, weight: Tensor, bias: Tensor, padding: 
 # N: layers, b: batch, d: width, c: channels, h, w: height and width of an image, k: classes
 
 
+class _ResidualNetwork(nn.Module):
+    """An opening, residual layers, and a classifier."""
+
+    opening: nn.Module
+    layers: ResidualLayers
+    classifier: nn.Module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (b, k) of inputs (b, *image_shape)."""
+        return self.features_and_logits(inputs)[1]
+
+    def features_and_logits(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the last layer reads, (b, d) or (b, c, h, w), and the logits (b, k)."""
+        features = self.layers(self.opening(inputs))
+        return features, self.classifier(features)
+
+
 @target("module")
-class DenseResidualNetwork(nn.Module):
+class DenseResidualNetwork(_ResidualNetwork):
     """A network of N dense residual layers between an opening and a linear classifier.
 
         u^0 = sigma(L_in y),   u^{n+1} = u^n + h sigma(K^n u^n + b^n),   logits = W u^N + mu
@@ -183,18 +200,9 @@ class DenseResidualNetwork(nn.Module):
         self.opening = _opening(opening, prod(image_shape), width, activation)
         self.classifier = nn.Linear(width, num_classes)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits (b, k) of inputs (b, *image_shape)."""
-        return self.features_and_logits(inputs)[1]
-
-    def features_and_logits(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the last layer reads (b, d), and the logits (b, k)."""
-        features = self.layers(self.opening(inputs))
-        return features, self.classifier(features)
-
 
 @target("module")
-class ConvolutionalResidualNetwork(nn.Module):
+class ConvolutionalResidualNetwork(_ResidualNetwork):
     """A network of N convolutional residual layers; the image is copied to all channels at the start.
 
         u^0 = (y, .., y),   u^{n+1} = u^n + h sigma(K^n * u^n + b^n),   logits = W u^N + mu
@@ -242,15 +250,6 @@ class ConvolutionalResidualNetwork(nn.Module):
         )
         self.opening = _Copies(copies)
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(channels * prod(image_shape[1:]), num_classes))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (b, k) of images (b, *image_shape)."""
-        return self.features_and_logits(images)[1]
-
-    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the last layer reads (b, c, h, w), and the logits (b, k)."""
-        features = self.layers(self.opening(images))
-        return features, self.classifier(features)
 
 
 class _Activation(nn.Module):

@@ -54,7 +54,7 @@ class Unroll:
         has_all: whether the first of the records is the first step of the unroll.
         batches: by step to simulate, those that its gradient is averaged over.
         own_loss: `(theta, inputs, batch, lower_snapshots) -> loss` of this rank's part of a batch; the snapshots
-            replace lower problems that have moved on. `hypergradient/step_products.py` makes gradients of it that
+            replace lower problems that have moved on. `hypergradient/unrolled.py` makes gradients of it that
             are means over batches and ranks.
         step: `(theta, gradient, state, hyperparameters, inputs) -> (theta, state)`: a pure step of the problem's
             optimizer, differentiable in all but the hyperparameters; gradients of unused parameters are None.

@@ -16,7 +16,7 @@ HOSTILE = [
     *("os.system", "builtins.eval", "pickle.loads", "torch.load", "torch.hub.load", "", "eval"),
     *("torch.nn.modules.module.torch.load", "torchvision.datasets.folder.os.system", "torchvision.models.resnet18"),
     *("torchmetrics.utilities.imports.shutil.rmtree", "mlotool.data.cifar10.datasets.CIFAR10"),
-    *("mlotool.config.provenance.subprocess.run", "mlotool.runner.run.run", "mlotool.losses.analyses.torch.load"),
+    *("mlotool.config.provenance.subprocess.run", "mlotool.runner.run.run", "mlotool.losses.cross_entropy.torch.load"),
     *("hydra.utils.instantiate", "torch.nn.Linear.__init__.__globals__"),
 ]
 PLACES = ("module", "loss", "optimizer", "scheduler", "hypergradient", "module.inner")

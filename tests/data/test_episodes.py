@@ -1,6 +1,7 @@
-"""Data whose samples are tasks."""
+"""Data that are made without files, tasks and points and reviews, and what is refused of any data."""
 
 from math import exp
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,18 +10,21 @@ from sklearn.datasets import load_digits
 
 from mlotool.core.errors import ConfigError
 from mlotool.data import (
+    Digits,
     DigitsEpisodes,
     InMemoryTensors,
     Peaks,
     PythonEpisodes,
     SinusoidEpisodes,
     SyntheticClassification,
+    SyntheticSpectra,
     SyntheticText,
+    TwoDomains,
 )
-from mlotool.data.peaks import HIGHEST, LOWEST, level, peaks
+from mlotool.data.points import HIGHEST, LOWEST, level, peaks
 from mlotool.data.python_text import read_domain
-from mlotool.data.synthetic_text import ADJECTIVES, NEGATIVE, POSITIVE, RULES, make_corpus
 from mlotool.data.text_data import split_words
+from mlotool.data.text_sets import ADJECTIVES, NEGATIVE, POSITIVE, RULES, make_corpus
 
 
 def test_a_batch_has_the_tasks_first() -> None:
@@ -73,19 +77,6 @@ def test_digit_tasks(turn: bool) -> None:
             assert len(seen) == 27  # no image twice
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_classes": 5, "turn": False}, r"data\.classes\.train: found .*; expected at least data\.num_classes=5"),
-        ({"classes": {"train": [0, 1, 2], "val": [2, 3, 4]}}, r"data\.classes: .*each in one split at most"),
-        ({"sizes": {"training": 3}}, r"data\.sizes: found 'training'; expected .* Did you mean 'train'"),
-    ],
-)
-def test_digit_tasks_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        DigitsEpisodes(**({"sizes": {"train": 3}} | options))
-
-
 def test_samples_of_nested_tensors() -> None:
     dataset = InMemoryTensors({"a": torch.arange(3), "b": {"c": torch.arange(6).reshape(3, 2)}})
     assert len(dataset) == len(list(dataset)) == 3
@@ -126,19 +117,6 @@ def aligned(document: bytes, window: bytes) -> bytes | None:
     """Return the window, if it is one of those that the document is cut into."""
     cut = {document[begin : begin + len(window)] for begin in range(0, len(document), len(window))}
     return window if window in cut else None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sizes": {"meta": 3}}, r"data\.sizes: found 'meta'; expected some of train, val, test"),
-        ({"length": 10**6}, r"data\.sizes: found 3; expected a document for it with 8 windows of 1000001 bytes"),
-        ({"shares": {"train": 0}}, r"data\.shares: .*; expected numbers of which one is above 0"),
-    ],
-)
-def test_tasks_of_documents_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PythonEpisodes(**({"sizes": {"train": 3}} | options))
 
 
 def test_the_function_is_matlabs() -> None:
@@ -190,19 +168,6 @@ def test_points_lie_on_two_sides_of_a_plane(dtype: str) -> None:
     assert torch.equal(again.split("meta")[7]["input"], batch["input"][7])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_classes": 3}, r"data\.num_classes=3; expected 2"),
-        ({"image_shape": [4, 5]}, r"data\.image_shape: found \[4, 5\]; expected \[d\]"),
-        ({"num_informative": 21}, r"data\.num_informative: found 21; expected at most 20"),
-    ],
-)
-def test_points_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SyntheticClassification({"train": 5}, **options)
-
-
 def sides(text: str) -> list[int]:
     """Return what each judgement of a review says, read back from its words."""
     found, negated = [], False
@@ -252,3 +217,31 @@ def test_only_the_labels_of_train_are_weak(labels: str) -> None:
         right = (train["target"] == train["clean_target"]).float().mean()
         assert right == pytest.approx(0.75 if labels == "majority_vote" else 0.78, abs=0.03)
     assert set(data.split("meta")[0]) == {"input", "target", "index"}
+
+
+TRAIN = {"train": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Digits, {"sizes": TRAIN, "num_classes": 9}, r"data\.num_classes=9; expected 10.* Set data\.num_classes=10\."),
+        (Digits, {"sizes": TRAIN, "image_shape": (8, 8)}, r"data\.image_shape=\[8, 8\]; expected \[1, 8, 8\]"),
+        (Digits, {"sizes": {"train": 1798}}, r"data\.sizes: found {train: 1798}; expected at most 1797"),
+        (TwoDomains, {"sizes": TRAIN}, r"data\.sizes: found 'train'; expected some of pretrain, finetune"),
+        (TwoDomains, {"sizes": {"pretrain": 1797}}, r"found 1797; expected a number from 0 to 1796"),
+        (TwoDomains, {"sizes": {"pretrain": 1000, "test": 798}}, r"data\.sizes: found .* at most 797 samples"),
+        (DigitsEpisodes, {"sizes": TRAIN, "num_classes": 5, "turn": False}, r"expected at least data\.num_classes=5"),
+        (DigitsEpisodes, {"sizes": TRAIN, "classes": {"train": [0, 1], "val": [1]}}, r"each in one split at most"),
+        (DigitsEpisodes, {"sizes": {"training": 3}}, r"data\.sizes: found 'training'; .* Did you mean 'train'"),
+        (PythonEpisodes, {"sizes": {"meta": 3}}, r"data\.sizes: found 'meta'; expected some of train, val, test"),
+        (PythonEpisodes, {"sizes": TRAIN, "length": 10**6}, r"a document for it with 8 windows of 1000001 bytes"),
+        (PythonEpisodes, {"sizes": TRAIN, "shares": {"train": 0}}, r"expected numbers of which one is above 0"),
+        (SyntheticClassification, {"sizes": TRAIN, "image_shape": [4, 5]}, r"found \[4, 5\]; expected \[d\]"),
+        (SyntheticClassification, {"sizes": TRAIN, "num_informative": 21}, r"found 21; expected at most 20"),
+        (SyntheticSpectra, {"sizes": TRAIN}, "expected at least 16 pixels in all"),
+    ],
+)
+def test_what_cannot_be_is_refused(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**options)

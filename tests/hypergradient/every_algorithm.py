@@ -47,7 +47,7 @@ def _implicit(make: Callable[[], AbstractSolver], product: Any) -> Callable[[], 
 
 DIFFERENTIATED: dict[str, Callable[[], AbstractHypergradient]] = {
     **{name: _implicit(make, "reverse") for name, make in SOLVERS.items()},
-    # Solvers see a product as a function: tests/hypergradient/test_matrix.py has each with each.
+    # Solvers see a product as a function: tests/hypergradient/test_references.py has each with each.
     **{f"{name}_difference": _implicit(SOLVERS[name], "finite_difference") for name in ("identity", "cg", "optimizer")},
     **{f"{name}_forward": _implicit(SOLVERS[name], "forward") for name in ("neumann", "exact")},
     "fresh": lambda: Implicit(Neumann(3, 0.1), batch="fresh"),

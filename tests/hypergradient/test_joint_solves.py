@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.tracing import tracing
-from mlotool.hypergradient.implicit import ImplicitState, TracedSolve
-from mlotool.hypergradient.solvers import (
+from mlotool.hypergradient import (
     AbstractSolver,
     ConjugateGradient,
     FixedPoint,
@@ -17,6 +16,7 @@ from mlotool.hypergradient.solvers import (
     SolveResult,
     Status,
 )
+from mlotool.hypergradient.implicit import ImplicitState, TracedSolve
 from mlotool.hypergradient.solvers.base import ended_with
 from mlotool.problem.interface import LowerProblem, LowerView, Memory
 

@@ -51,12 +51,6 @@ def test_they_write_out_every_argument_and_build(name: str) -> None:
     hypergradient.Implicit(make(**solver), **option)
 
 
-def test_every_solver_may_be_named() -> None:
-    solvers = {name for name, value in vars(hypergradient.solvers).items() if isinstance(value, type)}
-    expected = {f"mlotool.hypergradient.{name}" for name in solvers - {"AbstractSolver", "SolveResult", "Status"}}
-    assert set(trusted_names("solver")) == expected
-
-
 Make = Callable[..., Any]
 # A kind, a range, and the rules that two settings make together.
 WRONG: list[tuple[Make, dict[str, Any]]] = [
@@ -94,3 +88,14 @@ MODULES = [each.name for each in pkgutil.walk_packages(mlotool.hypergradient.__p
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0
+
+
+def test_states_of_an_older_version_are_refused_where_they_are_others() -> None:
+    tables = {"readers": {}, "gradients": {"last": [], "sum": []}, "is_used": []}
+    with pytest.raises(ConfigError, match=r"state of SABA: found 'tables of an older version'.* Begin the run anew"):
+        hypergradient.SABA(0.1).load_state(tables)
+    algorithm = EvolutionStrategies(persistent=True)
+    state = algorithm.initial_state()
+    with pytest.raises(ConfigError, match=r"found 'particles of an older version'.* Begin the run anew"):
+        algorithm.load_state({**state, "ends": []})
+    assert algorithm.load_state({"generator": state["generator"], "last": {}}).keys() == state.keys()

@@ -20,7 +20,7 @@ from mlotool import (
     Schedule,
 )
 from mlotool.core.gradient import full_precision
-from mlotool.hypergradient.products import ReverseProduct
+from mlotool.hypergradient.products.base import ReverseProduct
 from mlotool.hypergradient.vector import norm
 from mlotool.problem.interface import LowerProblem, LowerView
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.hypergradient import Exact, Implicit
+from mlotool.hypergradient import Exact, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient.every_algorithm import (
     DIFFERENTIATED,
@@ -185,6 +185,20 @@ def test_stop_gradient_makes_finite_differences_agree_with_double_backward() -> 
     plain = reweighting(FD, lower=weighted_by_plain_detach)
     assert relative_error(plain.gradient("weigher"), expected) > 0.05
     assert relative_error(reweighting(REVERSE, lower=weighted_by_plain_detach).gradient("weigher"), expected) < 1e-12
+
+
+@pytest.mark.parametrize("make", [FD, lambda: Penalty(multiplier=10.0, step_size=0.01)], ids=["difference", "penalty"])
+def test_hidden_values_are_warned_of_once(make: Callable[[], AbstractHypergradient]) -> None:
+    def steep() -> nn.Module:
+        layer = nn.Linear(1, 1).double()
+        nn.init.constant_(layer.weight, -2.0)
+        return layer
+
+    reweighting(make, weigher=steep()).gradient("weigher")
+    plain = reweighting(make, weigher=steep(), lower=weighted_by_plain_detach)
+    with pytest.warns(UserWarning, match=r"problems\.model\.loss: found a change .* Write mlotool\.stop_gradient"):
+        plain.gradient("weigher")
+    plain.gradient("weigher")
 
 
 def _with_dropout(make: Callable[[], AbstractHypergradient]) -> Program:

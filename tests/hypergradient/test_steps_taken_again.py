@@ -16,7 +16,7 @@ from mlotool import Graph, Problem
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient import AbstractStepStore, Binomial, Exact, Implicit, KeepAll, KeepEvery, Unrolled
-from mlotool.hypergradient.unrolled import UnrolledState, fit, measure
+from mlotool.hypergradient.unrolled import fit, measure
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll
 from mlotool.problem.optimizers.optimizer_step import replayed_step
 from mlotool.problem.rank_mean import RankMean
@@ -92,8 +92,8 @@ def ticked(built: Program, num_ticks: int = NUM_TICKS) -> dict[str, Tensor]:
 
 
 def decision(built: Program, name: str = "w") -> bool | None:
-    state: UnrolledState = built.algorithm_state(name)
-    return state.keeps_graphs
+    state: bool | None = built.algorithm_state(name)
+    return state
 
 
 def are_kept(built: Program, name: str = "w") -> set[bool]:
@@ -496,14 +496,6 @@ def test_a_step_again_is_the_step_to_the_bit(make: Callable[..., torch.optim.Opt
             assert torch.equal(again[place], parameter)
             assert state_again[place].keys() == optimizer.state[parameter].keys()
             assert all(torch.equal(state_again[place][key], each) for key, each in optimizer.state[parameter].items())
-
-
-@pytest.mark.parametrize("num_steps", [1, 2, 7, 30])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_binomial_keeps_no_more_than_its_checkpoints(num_steps: int, count: int) -> None:
-    kept = [number for number in range(num_steps) if Binomial(checkpoints=count).keeps(number, num_steps)]
-    assert kept[0] == 0
-    assert len(kept) == min(count, num_steps)
 
 
 def test_memory_of_a_long_unroll() -> None:

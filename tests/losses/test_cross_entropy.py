@@ -12,8 +12,8 @@ from mlotool.losses import (
     mean_squared_error,
     weight_against_loss,
 )
-from mlotool.losses.analyses import wrong_label_metrics
-from mlotool.losses.depth import depth_penalty
+from mlotool.losses.regularized import depth_penalty
+from mlotool.losses.reweighted import wrong_label_metrics
 from mlotool.models import WeightNet
 
 

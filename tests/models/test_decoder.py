@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from mlotool.config import compose
 from mlotool.core.bound_module import BoundModule
 from mlotool.models import Decoder, SequenceWeigher
-from mlotool.models.decoder import rotate
-from mlotool.models.token_losses import token_losses
+from mlotool.models.decoder import rotate, token_losses
 from tests.live_storage import LiveStorage
 from tests.models.derivatives import direction, finite_differences, forward_over_reverse, reverse_over_reverse
 

@@ -24,7 +24,6 @@ from mlotool.models import (
     ExpandedResNet18,
     InvertedResidual,
     LabelCorrector,
-    Linear,
     PositiveVector,
     ResidualLayers,
     ResNet,
@@ -34,7 +33,6 @@ from mlotool.models import (
     SqueezeExcitation,
     StrongestEdges,
     TextAttention,
-    TextConvolution,
     TextPooling,
     TextRecurrence,
     TwoBackNetwork,
@@ -46,12 +44,6 @@ from mlotool.models import (
 )
 from mlotool.models.residual_network import ACTIVATIONS, smooth_relu
 from mlotool.models.shared_weight_network import ACTIVATIONS as UNIT_ACTIVATIONS
-
-
-@pytest.mark.parametrize("image_shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize("build", [MLP, Linear, lambda shape, k: ResNet(8, k, shape, width=4)])
-def test_classifiers_give_logits(image_shape: tuple[int, ...], build: type) -> None:
-    assert build(image_shape, 7)(torch.randn(2, *image_shape)).shape == (2, 7)
 
 
 def _num_parameters(module: nn.Module) -> int:
@@ -407,19 +399,6 @@ def test_crossed_convolution_sees_a_square(stride: int) -> None:
     assert module(x).shape == (2, 4, 8 // stride, 8 // stride)
     kernel = torch.einsum("omy,mix->oiyx", module[2].weight[..., 0], module[1].weight[:, :, 0])
     assert torch.allclose(module[:3](x), F.conv2d(F.relu(x), kernel, stride=stride, padding=1), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [TextConvolution(8, 5), TextRecurrence(8), TextAttention(8, 2), TextPooling("max"), TextPooling("mean", 5)],
-    ids=lambda module: type(module).__name__,
-)
-def test_text_operations_keep_the_shape(module: nn.Module) -> None:
-    x = torch.randn(2, 7, 8, requires_grad=True)
-    result = module(x)
-    result.sum().backward()
-    assert result.shape == x.shape
-    assert x.grad is not None and bool(x.grad.isfinite().all())
 
 
 def test_text_operations_compute_what_torch_computes() -> None:

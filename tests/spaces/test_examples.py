@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mlotool.layerparallel
-import mlotool.losses.shared_weight
+import mlotool.losses.cross_entropy
 import mlotool.spaces
 
 MODULES = [
@@ -19,7 +19,7 @@ MODULES = [
 OFFERED = {name: getattr(mlotool.spaces, name) for name in mlotool.spaces.__all__}
 
 
-@pytest.mark.parametrize("name", [*MODULES, "mlotool.losses.shared_weight"])
+@pytest.mark.parametrize("name", [*MODULES, "mlotool.losses.cross_entropy"])
 def test_examples(name: str) -> None:
     module = importlib.import_module(name)
     found = doctest.testmod(module, extraglobs={**OFFERED, "torch": torch}, optionflags=doctest.ELLIPSIS)

@@ -75,14 +75,14 @@ class AbstractProduct(ABC):
         wanted: which of the inputs want a cotangent.
 
     Example:
-        >>> from mlotool.hypergradient.products import ReverseProduct
+        >>> from mlotool.hypergradient.products.base import ReverseProduct
         >>> import torch
         >>> from mlotool.problem.interface import LowerProblem
         >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
         >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
         >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
         >>> product = ReverseProduct(view, theta, inputs, wanted=[True])
-        >>> product.hessian([torch.ones(1)]), product.mean_cross([torch.ones(1)])
+        >>> product.hessian([torch.ones(1)]), product.cross([torch.ones(1)])
         ([tensor([2.])], [tensor([-2.])])
     """
 
@@ -105,10 +105,6 @@ class AbstractProduct(ABC):
         """Return `M d`, one tensor a parameter, for one direction a wanted input."""
         return self._mean(self.own_push(directions))
 
-    def mean_cross(self, vector: Vector) -> list[Tensor]:
-        """Return `M^T q`, one tensor a wanted input, where it is kept and not handed on; the last call."""
-        return self._mean(self.cross(vector))
-
     @abstractmethod
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u` of this rank's part of the batch, whatever other ranks do."""
@@ -123,10 +119,6 @@ class AbstractProduct(ABC):
 
         A pullback hands it on as it is: the gradient that it becomes a part of is averaged as a whole.
         """
-
-    @abstractmethod
-    def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return `H u` and `M^T u` of this rank's part of the batch; the last call."""
 
 
 class ReverseProduct(AbstractProduct):
@@ -159,8 +151,7 @@ class ReverseProduct(AbstractProduct):
     @property
     def gradient(self) -> list[Tensor]:
         """The gradient at the point, one tensor a parameter."""
-        found = [each.detach() for each in self._gradient]
-        return found if self._scale is None else scaled(found, 1.0 / self._scale)
+        return scaled([slope.detach() for slope in self._gradient], 1.0 / (self._scale or 1.0))
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
@@ -171,8 +162,8 @@ class ReverseProduct(AbstractProduct):
         probe = [torch.zeros_like(tensor, requires_grad=True) for tensor in self._gradient]
         with torch.enable_grad(), explained(self._problem, "reverse"):
             pulled = vector_jacobian(self._gradient, self._wanted, probe, create_graph=True)
-            found = vector_jacobian(pulled, probe, directions)
-        return found if self._scale is None else scaled(found, 1.0 / self._scale)
+            pushed = vector_jacobian(pulled, probe, directions)
+        return pushed if self._scale is None else scaled(pushed, 1.0 / self._scale)
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`; frees the graph."""
@@ -180,7 +171,7 @@ class ReverseProduct(AbstractProduct):
         return found if factor == 1.0 else scaled(found, factor)
 
     def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return both products in one pass, which frees the graph."""
+        """Return `H u` and `M^T u` of this rank's part of the batch in one pass, which frees the graph."""
         found = self._product([*self._theta, *self._wanted], vector, retain=False)
         return found[: len(self._theta)], found[len(self._theta) :]
 

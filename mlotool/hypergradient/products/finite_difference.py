@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,7 +45,7 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
 
     The floor, 1.5e-4 in float32 and 2e-10 in float64, is for parameters that begin at zero: those of which a change by
     1 matters then have errors of 5e-3 and 1e-5. Parameters whose own scale is below 1e-3 in float32 want a radius of
-    their own; the first pullback of a problem finds out (`products.choice.warn_of_differences`).
+    their own; `mlotool check` finds out.
 
     Example:
         >>> import torch
@@ -107,13 +106,13 @@ def warn_of_hidden_values(view: LowerView, theta: Vector, inputs: Vector, radius
         value, *gradient = replay(slopes)
         length = float(norm(gradient))
         step = reach / max(length, torch.finfo(point[0].dtype).tiny)
-        ahead = replay(lambda: [view.own_loss(add(point, gradient, step), values)])[0]
-        behind = replay(lambda: [view.own_loss(add(point, gradient, -step), values)])[0]
-    expected, here = 2.0 * reach * length, float(value)
-    error = abs(float(ahead.detach() - behind.detach()) - expected)
-    # Both losses are rounded; and near a minimum their curvature is more than what the gradient says.
-    unknown = _ROUNDINGS * torch.finfo(value.dtype).eps * abs(here) + abs(float(ahead + behind) - 2.0 * here)
-    if error > _TOLERANCE * expected + unknown:
+        ahead = float(replay(lambda: [view.own_loss(add(point, gradient, step), values).detach()])[0])
+        behind = float(replay(lambda: [view.own_loss(add(point, gradient, -step), values).detach()])[0])
+    expected = 2.0 * reach * length
+    error = abs(ahead - behind - expected)
+    # Both ends are rounded, and near a stationary point what the loss bends by outweighs what it changes by.
+    rounding = _ROUNDINGS * torch.finfo(value.dtype).eps * max(abs(ahead), abs(behind))
+    if error > _TOLERANCE * (expected + abs(ahead + behind - 2.0 * float(value))) + rounding:
         warnings.warn(
             f"problems.{problem.name}.loss: found a change along its gradient that is {error / expected:.0%} off what "
             f"that says; expected less than {_TOLERANCE:.0%}, as finite differences and penalties see values that "
@@ -155,19 +154,16 @@ class FiniteDifferenceProduct(AbstractProduct):
         super().__init__(view)
         self._loss = view
         self._theta = constants(theta)
-        self._given = inputs
+        self._inputs = constants(inputs)
         self._wanted = tuple(wanted)
         self._radius = radius
-        point, loss, devices = self._theta, view.own_loss, view.devices
+        point, values, loss, devices = self._theta, self._inputs, view.own_loss, view.devices
         # Not a method of its own: a circle of references would keep the tensors until it is collected.
-        self._replay = Replay(lambda: [loss(point, constants(inputs))], devices, view.problem.traits)
+        self._replay = Replay(lambda: [loss(point, values)], devices, view.problem.traits)
         self._random = RandomState(devices) if view.eliminated else None
         # The pullbacks inside a loss evaluate losses in the backward pass, on random numbers of their own.
-        self._is_joint = not view.problem.is_nested and _count(theta) + _count(inputs) <= MOST_PARAMETERS_AT_ONCE
-
-    @cached_property
-    def _inputs(self) -> list[Tensor]:
-        return constants(self._given)
+        size = sum(tensor.numel() for tensor in (*theta, *inputs))
+        self._is_joint = not view.problem.is_nested and size <= MOST_PARAMETERS_AT_ONCE
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
@@ -182,32 +178,26 @@ class FiniteDifferenceProduct(AbstractProduct):
 
     def own_push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`; not within a loss that has solutions inside."""
-        moving = iter(directions)
-        pairs = zip(self._inputs, self._wanted, strict=True)
-        whole = [next(moving) if flag else torch.zeros_like(tensor) for tensor, flag in pairs]
         moved = chosen(self._inputs, self._wanted)
-        scale, inverse = self._step(whole, moved, None)
+        scale, inverse = self._step(directions, moved, None)
 
         def side(loss: Loss, factor: Factor) -> list[Tensor]:
-            point = leaves(self._theta)
-            return [loss(point, _moved(self._inputs, whole, factor)), *point]
+            point, there = leaves(self._theta), iter(_moved(moved, directions, factor))
+            values = [next(there) if flag else value for value, flag in zip(self._inputs, self._wanted, strict=True)]
+            return [loss(point, values), *point]
 
-        return self._difference(side, whole, scale, inverse)
+        return self._difference(side, directions, scale, inverse)
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`."""
         scale, inverse = self._step(vector, self._theta, None)
-        inputs = leaves(self._given, self._wanted)
+        inputs = leaves(self._inputs, self._wanted)
         sources = chosen(inputs, self._wanted)
 
         def side(loss: Loss, factor: Factor) -> list[Tensor]:
             return [loss(_moved(self._theta, vector, factor), inputs), *sources]
 
         return self._difference(side, vector, scale, factor * inverse)
-
-    def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return both products, one after the other."""
-        return self.own_hessian(vector), self.cross(vector)
 
     def _difference(self, side: _Side, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
         """Return `factor` times a difference of gradients, with solutions inside the loss moved along."""
@@ -216,12 +206,10 @@ class FiniteDifferenceProduct(AbstractProduct):
         if self._loss.eliminated is not None:
             replay, ahead, behind = self._with_solutions(side, scaled(vector, scale))
         with Recording(True):
-            if not self._is_joint:
-                above = replay(lambda: _slopes(*side(ahead, scale)))
-                return scaled(add(above, replay(lambda: _slopes(*side(behind, -scale))), -1.0), factor)
-            here, *sources = replay(lambda: side(ahead, scale))
-            there, *others = replay(lambda: side(behind, -scale))
-            return _joint(here, there, sources, others, factor)
+            if self._is_joint:
+                return _joint(replay(lambda: side(ahead, scale)), replay(lambda: side(behind, -scale)), factor)
+            above = replay(lambda: _slopes(*side(ahead, scale)))
+            return scaled(add(above, replay(lambda: _slopes(*side(behind, -scale))), -1.0), factor)
 
     def _with_solutions(self, side: _Side, step: Vector) -> tuple[Replay, Loss, Loss]:
         """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""
@@ -229,7 +217,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         assert eliminated is not None and random is not None
         random.restore()
         moves = eliminated.push(self._theta, self._inputs, step)
-        back = {name: [-move for move in each] for name, each in moves.items()}
+        back = {name: [-move for move in vector] for name, vector in moves.items()}
         random.restore()
 
         def unmoved() -> list[Tensor]:
@@ -260,27 +248,19 @@ def _slopes(value: Tensor, *sources: Tensor) -> list[Tensor]:
     return slopes_of(value, sources)
 
 
-def _joint(
-    ahead: Tensor, behind: Tensor, sources: list[Tensor], sources_behind: list[Tensor], factor: Factor
-) -> list[Tensor]:
-    """Return `factor` times the gradient of one loss less that of the other, by one backward pass."""
-    count = len(sources)
-    is_shared = all(a is b for a, b in zip(sources, sources_behind, strict=True))
+def _joint(above: Sequence[Tensor], below: Sequence[Tensor], factor: Factor) -> list[Tensor]:
+    """Return `factor` times the gradient of one loss less that of another, each with its sources, by one pass."""
+    (ahead, *sources), (behind, *others) = above, below
     if not (sources and ahead.requires_grad and behind.requires_grad):
         return zeros(sources)
-    sources = sources if is_shared else [*sources, *sources_behind]
+    is_shared = all(a is b for a, b in zip(sources, others, strict=True))
     # A number goes into the backward pass: that saves a pass over its result.
     number = factor if isinstance(factor, float) else 1.0
-    found = [
-        torch.zeros_like(x) if each is None else each
-        for x, each in zip(sources, gradient_of_difference(ahead, behind, sources, number), strict=True)
-    ]
-    found = found if is_shared else add(found[:count], found[count:])
-    return found if isinstance(factor, float) else scaled(found, factor)
-
-
-def _count(vector: Vector) -> int:
-    return sum(map(Tensor.numel, vector))
+    points = sources if is_shared else [*sources, *others]
+    slopes = gradient_of_difference(ahead, behind, points, number)
+    whole = [torch.zeros_like(x) if slope is None else slope for x, slope in zip(points, slopes, strict=True)]
+    whole = whole if is_shared else add(whole[: len(sources)], whole[len(sources) :])
+    return whole if isinstance(factor, float) else scaled(whole, factor)
 
 
 def _moved(point: Vector, vector: Vector, scale: Factor) -> list[Tensor]:

@@ -1,18 +1,35 @@
-"""Second-order products by forward mode over reverse mode: `d/de grad C(x + e d)` at e = 0.
+"""Second-order products by forward mode over reverse mode, when they are taken, and whether they agree with reverse.
 
-Each number of one gradient carries its tangent along, and what is kept is what one backward pass needs.
+Double backward keeps the graph of the gradient, and then the graph of its derivative. In forward mode,
+`d/de grad C(x + e d)` at e = 0, each number of one gradient carries its tangent along, and what is kept is what one
+backward pass needs.
+
+| | double backward | forward mode |
+|---|---|---|
+| blocks are evaluated again (`remat` of the problem) | more memory, 1.1 to 1.4 times as long | taken |
+| no blocks | taken | less memory, 1.1 to 1.4 times as long |
+
+Memory of transformers of 32 layers, times of 8 layers of width 128 (benchmarks/mixflow, benchmarks/README.md).
+
+Forward mode carries tangents through what double backward takes for a constant (`tensor.data`), and a function of one's
+own may have a formula for one mode that is not that of the other. Nothing in a run would say so: products in forward
+mode are compared with those of double backward once a problem, on its real batch.
 """
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from mlotool.core.forward_mode import forward_mode
+from mlotool.core.errors import ConfigError
+from mlotool.core.forward_mode import forward_mode, refuse_scripted
 from mlotool.core.gradient import dense
-from mlotool.core.tangents import apart, dual_level, joined
-from mlotool.hypergradient.products.base import AbstractProduct, PairedLoss
-from mlotool.hypergradient.vector import chosen, constants, scaled
+from mlotool.core.replay import RandomState
+from mlotool.core.tangents import apart, dual_level, in_dual_level, joined
+from mlotool.hypergradient.products.base import AbstractProduct, PairedLoss, ReverseProduct
+from mlotool.hypergradient.vector import add, chosen, constants, norm, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 # How tensors move, one for each; None where one stays.
@@ -137,7 +154,7 @@ class ForwardProduct(AbstractProduct):
         return found if factor == 1.0 else scaled(found, factor)
 
     def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return both products, from one evaluation."""
+        """Return `H u` and `M^T u` of this rank's part of the batch, from one evaluation."""
         both = [a or b for a, b in zip(self._of_theta, self._of_inputs, strict=True)]
         found = self._along(vector, self._of_theta, both)
         return found[: self._count], found[self._count :]
@@ -160,3 +177,163 @@ class ForwardProduct(AbstractProduct):
             return [torch.zeros_like(x) if each is None else each for x, each in zip(sources, found, strict=True)]
 
         return self._normalised(direction, tangents)
+
+
+_log = logging.getLogger("mlotool")
+
+# Relative differences from products of double backward that are refused in forward mode.
+_TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-2}
+_TOLERANCE_OF_AUTOCAST = 0.1
+
+# Where a parameter has no gradient, as below a last layer that begins at zero, the next pullbacks are looked at too.
+_MOST_COMPARISONS = 8
+
+_DIFFERENT = (
+    "problems.{problem}.hypergradient.product: found forward, whose product with {what} differs from that of double "
+    "backward by {error:.2g} of its size; expected the same up to rounding. Write tensor.detach() for tensor.data, "
+    "correct the jvp of your autograd.Functions, or write product: reverse."
+)
+_ELSEWHERE = (
+    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail; expected "
+    "the same on all ranks. See the error of that one."
+)
+
+
+def takes_forward(setting: str, has_blocks: bool, is_nested: bool) -> bool:
+    """Return whether products are taken by forward mode.
+
+    Args:
+        setting: `product` of the hypergradient.
+        has_blocks: whether blocks of the problem's module are evaluated again.
+        is_nested: whether solutions of lower problems are in its loss.
+
+    Example:
+        >>> takes_forward("auto", has_blocks=True, is_nested=False)
+        True
+    """
+    return setting == "forward" or (setting == "auto" and has_blocks and not is_nested)
+
+
+def chosen_product(setting: str, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> str:
+    """Return the product to take, which was compared with double backward if it is forward mode.
+
+    Args:
+        setting: `product` of the hypergradient.
+        view: of the problem.
+        theta: the point.
+        inputs: what shapes it.
+        wanted: which of the inputs want a cotangent.
+
+    Raises:
+        ConfigError: forward mode was asked for, and the loss has no tangents or other ones.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = (torch.tensor([2.0]),), [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w", has_blocks=True), theta, loss)
+        >>> chosen_product("auto", view, theta, inputs, [True])
+        'forward'
+    """
+    problem, traits = view.problem, view.problem.traits
+    if not takes_forward(setting, problem.has_blocks, problem.is_nested):
+        return "reverse" if setting == "auto" else setting
+    # Forward mode has one level: within a product of a problem above, what is solved here takes double backward.
+    if in_dual_level() or traits.lacks_tangents:
+        return "reverse"
+    try:
+        check_forward_product(view, theta, inputs, wanted)
+    except Exception as error:
+        # An error of the user's own code comes again by double backward.
+        if setting != "auto":
+            raise
+        traits.lacks_tangents = True
+        _log.info("problems.%s.hypergradient: product auto takes reverse. %s", problem.name, error)
+        return "reverse"
+    return "forward"
+
+
+def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> None:
+    """Compare `H u` and `M^T u` with those of double backward along a random direction, once a problem.
+
+    Each rank compares on its own part of the batch, and where one of them fails, all do.
+
+    Args:
+        view: of the problem.
+        theta: the point.
+        inputs: what shapes the problem.
+        wanted: which of the inputs want a cotangent.
+
+    Raises:
+        ConfigError: they differ.
+
+    Example:
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = (torch.tensor([2.0]),), [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), theta, loss)
+        >>> check_forward_product(view, theta, inputs, (True,))  # nothing to refuse
+    """
+    problem, traits = view.problem, view.problem.traits
+    if traits.has_compared_product or in_dual_level():
+        return
+    is_partial, failure = False, None
+    try:
+        is_partial = _compare_forward(view, theta, inputs, wanted)
+    except Exception as error:
+        failure = error
+    lacks_memory = isinstance(failure, torch.OutOfMemoryError)
+    # What one rank raised alone would leave the others waiting for it.
+    flags = [failure is not None and not lacks_memory, lacks_memory, is_partial]
+    has_failed, lacks_memory, is_partial = problem.rank_mean.any(flags, theta[0].device)
+    if has_failed:
+        raise failure or ConfigError(_ELSEWHERE.format(problem=problem.name))
+    traits.num_comparisons += 1
+    traits.has_compared_product = lacks_memory or not is_partial or traits.num_comparisons >= _MOST_COMPARISONS
+    if lacks_memory:
+        _log.info(
+            "problems.%s: forward products were not compared: double backward takes too much memory.", problem.name
+        )
+
+
+def _compare_forward(view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> bool:
+    """Refuse products of another size, and return whether a parameter has no gradient. Arguments as above."""
+    problem, dtype = view.problem, theta[0].dtype
+    if problem.module is not None:
+        refuse_scripted([problem.module], problem.name)
+    is_full = problem.precision == "fp32"
+    tolerance = _TOLERANCES.get(dtype, _TOLERANCE_OF_AUTOCAST) if is_full else _TOLERANCE_OF_AUTOCAST
+    direction, random = random_direction(theta), RandomState(view.devices)
+    with random.replayed():
+        reverse = ReverseProduct(view, theta, inputs, wanted)
+        gradient = reverse.gradient
+        # In one pass, which frees the graph on its way: it is what takes the most memory of a run.
+        exact = reverse.pull(direction)
+        del reverse
+    with random.replayed():
+        products = ForwardProduct(view, theta, inputs, wanted).pull(direction)
+    # A product of about zero is rounding: what counts is its size beside the gradient's, by which it would change.
+    floor = tolerance * torch.finfo(dtype).eps ** 0.5 * (float(norm(gradient)) + float(norm(exact[0])))
+    for what, product, right in zip("HM", products, exact, strict=True):
+        length = float(norm(right)) if product else math.nan
+        if math.isfinite(length):
+            error, size = float(norm(add(product, right, -1.0))), max(length, float(norm(product)))
+            if error > tolerance * size + floor:
+                raise ConfigError(_DIFFERENT.format(problem=problem.name, what=what, error=error / size))
+    return not all(bool(slope.any()) for slope in gradient)
+
+
+def random_direction(theta: Vector) -> list[Tensor]:
+    """Return a direction, the same each time, about as long as the parameters.
+
+    Example:
+        >>> bool(random_direction([torch.zeros(2)])[0].any())
+        True
+    """
+    direction = []
+    for number, tensor in enumerate(theta):
+        generator = torch.Generator(tensor.device).manual_seed(number)
+        direction.append(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device))
+    length, size = norm(theta), norm(direction)
+    return scaled(direction, torch.where(length > 0, length, 1.0) / torch.where(size > 0, size, 1.0))

@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from mlotool.core.tracing import assume, decided, is_joint, is_tracing
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
-from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.interface import LowerView
+from mlotool.problem.interface import Vector as Vector
 
 # `u -> H u`.
 Matvec = Callable[[Vector], Vector]
@@ -374,8 +375,8 @@ class LinearSystem:
     is 0 in float32, and v would seem to be solved by zero.
 
     Args:
-        tolerance: relative residual at which a system has converged.
-        damping: added to the diagonal of H.
+        settings: a solver, with `tolerance` (relative residual at which a system has converged) and `damping` (added to
+            the diagonal of H).
         matvec, vector, start, view: as for `AbstractSolver.solve`.
 
     Attributes:
@@ -392,16 +393,8 @@ class LinearSystem:
         num_products: products with A so far.
     """
 
-    def __init__(
-        self,
-        tolerance: float,
-        damping: float,
-        matvec: Matvec,
-        vector: Vector,
-        start: Vector | None,
-        view: LowerView | None,
-    ) -> None:
-        self._matvec, self._damping, self._num_tasks = matvec, damping, tasks_of(view)
+    def __init__(self, settings: Any, matvec: Matvec, vector: Vector, start: Start, view: View) -> None:
+        self._matvec, self._damping, self._num_tasks = matvec, settings.damping, tasks_of(view)
         self.progress = Progress(self._num_tasks)
         self.num_products: int | Tensor = 0
         self.size = self.inner(vector, vector)
@@ -424,7 +417,7 @@ class LinearSystem:
         self.squared = self.inner(self.residual, self.residual)
         # Below eps nothing but rounding is left, and a further step would divide by it.
         self.eps = torch.finfo(vector[0].dtype).eps
-        self.target = max(tolerance, self.eps) ** 2 * self.size
+        self.target = max(settings.tolerance, self.eps) ** 2 * self.size
         self.progress.end(self.squared <= self.target, Status.CONVERGED)
 
     def inner(self, a: Vector, b: Vector) -> Number:
@@ -433,9 +426,8 @@ class LinearSystem:
 
     def product(self, direction: Vector, needed: Truth = None) -> Vector:
         """Return `A u`, and count it where a system needs it: one that runs, by default."""
-        self.num_products = self.num_products + self.progress.count_if(
-            self.progress.running if needed is None else needed
-        )
+        takers = self.progress.running if needed is None else needed
+        self.num_products = self.num_products + self.progress.count_if(takers)
         product = self._matvec(direction)
         return add(product, direction, self._damping) if self._damping else product
 

@@ -7,9 +7,8 @@ import numpy
 
 from mlotool.core.settings import Count, NonNegative, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, Vector, View
 from mlotool.hypergradient.vector import add, choose, scaled
-from mlotool.problem.interface import Vector
 
 _RETURNED = "An iterate before is used, or {else_} where there was none."
 _ITSELF = _RETURNED.format(else_="v itself (as by Identity)")
@@ -58,7 +57,7 @@ class ConjugateGradient(AbstractSolver):
     @numpy.errstate(all="ignore")
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        system = base.LinearSystem(self, matvec, vector, start, view)
         progress, inner, size, eps = system.progress, system.inner, system.size, system.eps
         solution, residual, squared = system.solution, system.residual, system.squared
         direction = system.of_running(residual)
@@ -148,7 +147,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
     @numpy.errstate(all="ignore")
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        system = base.LinearSystem(self.tolerance, self.damping, matvec, vector, start, view)
+        system = base.LinearSystem(self, matvec, vector, start, view)
         progress, inner, eps = system.progress, system.inner, system.eps
         solution, residual, error = system.solution, system.residual, system.squared
         direction, steepness, largest = system.nothing, 1.0, 0.0

@@ -8,9 +8,8 @@ import torch
 from mlotool.core.arguments import require
 from mlotool.core.settings import Count, NonNegative, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, Vector, View
 from mlotool.hypergradient.vector import flatten, unflatten
-from mlotool.problem.interface import Vector
 
 
 @target("solver")

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from mlotool.core.settings import NonNegative, Positive, Rounds, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, Vector, View
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
-from mlotool.problem.interface import Vector
 
 # Residual of a start over that of zero, beyond which the last pullbacks have led away.
 _LOST = 1e3

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from mlotool.core.settings import Positive, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, Vector, View
 from mlotool.hypergradient.vector import scaled
-from mlotool.problem.interface import Vector
 
 
 @target("solver")

@@ -2,9 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,8 +19,6 @@ from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.spaces.shared.shared_space import SharedSpace
-
-_LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mean_squared_error": nn.MSELoss}
 
 
 @target("solver")
@@ -76,14 +73,13 @@ class KFAC(AbstractSolver):
 
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the product of the inverse with `v`."""
-        curvature = None if self.kind == "ggn" else _import()
         module, data = self._problem(view)
         assert view is not None
         # Neither its buffers nor its hooks nor the random numbers are to move: a copy, and the state set back.
         random = RandomState(view.devices)
         try:
             with torch.enable_grad(), _quiet():
-                found = self._invert(curvature, module, data, [tensor.detach() for tensor in vector], view)
+                result = self._invert(module, data, [tensor.detach() for tensor in vector], view)
         except NotImplementedError as error:
             raise ConfigError(
                 f"problems.{view.problem.name}.hypergradient.solver: KFAC(kind={self.kind!r}) met a module it has no "
@@ -92,44 +88,40 @@ class KFAC(AbstractSolver):
             ) from error
         finally:
             random.restore()
-        return base.finished(vector, found.solution, None, residual=found.residual, status=found.status)
+        return base.finished(vector, result.solution, None, residual=result.residual, status=result.status)
 
-    def _invert(
-        self, curvature: Any, module: nn.Module, data: tuple[Tensor, Tensor], vector: Vector, view: LowerView
-    ) -> SolveResult:
+    def _invert(self, module: nn.Module, data: tuple[Tensor, Tensor], vector: Vector, view: LowerView) -> SolveResult:
         parameters = [tensor for tensor in module.parameters() if tensor.requires_grad]
-        loss = _LOSSES[self.loss]()
+        loss = nn.CrossEntropyLoss() if self.loss == "cross_entropy" else nn.MSELoss()
         if self.kind == "ggn":
             product = gauss_newton(module, loss, parameters, data)
             mean = view.mean_of(lambda direction: scaled(product(direction), view.own_weight))
-            solver = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
-            return solver.solve(mean, vector)
+            return ConjugateGradient(self.max_iterations, self.tolerance, self.damping).solve(mean, vector)
+        curvature = _import()
         make = curvature.KFACLinearOperator if self.kind == "kfac" else curvature.EKFACLinearOperator
         options = {"fisher_type": curvature.FisherType.TYPE2, "separate_weight_and_bias": False}
         operator = make(module, loss, parameters, [data], num_data=len(data[0]), check_deterministic=False, **options)
         inverse = curvature.KFACInverseLinearOperator(operator, damping=self.damping, use_exact_damping=True)
 
-        def own(target: Vector) -> Vector:
-            return [part.detach().reshape(x.shape) for part, x in zip(inverse @ list(target), target, strict=True)]
-
         # Of several ranks, each has the factors of its own part of the batch, and none may go its own way.
-        return SolveResult(view.mean_of(own)(vector), Status.FIXED, 0)
+        solution = view.mean_of(lambda v: [part.detach() for part in inverse @ list(v)])(vector)
+        return SolveResult([q.reshape(v.shape) for q, v in zip(solution, vector, strict=True)], Status.FIXED, 0)
 
     def _problem(self, view: View) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         """Return a copy of the module, and its inputs and targets."""
         if view is None or view.problem.module is None:
             raise ConfigError("KFAC: found no module; expected view.problem.module. Use it inside Implicit.")
-        key, batch = f"problems.{view.problem.name}", view.own_batch
+        key = f"problems.{view.problem.name}"
         is_one = not isinstance(view.problem.module, SharedSpace)
         expected = "a module that is one model with KFAC, as a shared space's curvature is that of all paths"
         require(is_one, f"{key}.module", view.problem.module, expected, "Write hypergradient: cg.")
-        parts = batch if isinstance(batch, dict) else {}
+        parts = view.own_batch if isinstance(view.own_batch, dict) else {}
         inputs, targets = parts.get(self.input_key), parts.get(self.target_key)
-        expected = f"tensors under {self.input_key!r} and {self.target_key!r}"
-        advice = "Correct hypergradient.solver.input_key and target_key."
-        are_tensors = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
-        require(are_tensors, f"{key}.stream: the keys of a batch", list(parts), expected, advice)
-        assert isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+        if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
+            raise ConfigError(
+                f"{key}.stream: found a batch with {list(parts)}; expected tensors under {self.input_key!r} and "
+                f"{self.target_key!r}. Correct hypergradient.solver.input_key and target_key."
+            )
         is_right = self.kind == "ggn" or self.loss == "cross_entropy" or targets.dim() > 1
         expected, advice = "a tensor [samples, outputs]", "Give targets a last axis, or set kind: ggn."
         require(is_right, f"{key}.stream: {self.target_key}", targets, expected, advice)
@@ -167,12 +159,8 @@ def gauss_newton(
     return matvec
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # It uses torch.jit, which warns of its own end.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
+# Curvlinops uses torch.jit, which warns of its own end.
+_quiet = partial(warnings.catch_warnings, action="ignore", category=FutureWarning)
 
 
 def _import() -> Any:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from mlotool.core.settings import Positive, Seed, target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, View
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Status, Vector, View
 from mlotool.hypergradient.vector import add, flatten, unflatten
-from mlotool.problem.interface import Vector
 
 MAX_RANK = 10_000
 # Share of the solution that is estimated to be wrong, from which on a status says so.
@@ -120,8 +119,7 @@ class Nystrom(AbstractSolver):
 
     def load_state(self, saved: dict[str, Any]) -> int:
         """Return how often columns were drawn."""
-        count: int = saved["num_solves"]
-        return count
+        return int(saved["num_solves"])
 
     def _inverse(self, factor: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the solution, and a basis of what the columns show: the rest is divided by rho."""

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from mlotool.core.arguments import require
+from mlotool.core.errors import ConfigError
 from mlotool.core.settings import target
 from mlotool.hypergradient.solvers import base
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, View
-from mlotool.problem.interface import Vector
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Vector, View
 
 
 @target("solver")
@@ -42,9 +41,8 @@ class OptimizerPreconditioner(AbstractSolver):
 
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the adapted vector."""
-        has_step, advice = view is not None and view.step_pullback is not None, "Use it inside Implicit."
-        require(has_step, "OptimizerPreconditioner", None, "an optimizer step to differentiate", advice)
-        assert view is not None and view.step_pullback is not None
+        if view is None or view.step_pullback is None:
+            raise ConfigError("OptimizerPreconditioner: found no optimizer step; expected one. Use it inside Implicit.")
         # The derivative of a step that is linear in the gradient is the same at any: theta stands for it.
         gradient = view.theta if view.problem.has_linear_step else view.gradient(view.theta, ())
         solution = list(torch._foreach_neg(view.step_pullback(view.theta, gradient, vector)))
