@@ -1,6 +1,5 @@
 """Entry point: finds the verb, and turns what it raises into a message and an exit code."""
 
-import errno
 import io
 import os
 import sys
@@ -9,18 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from mlotool import __version__
 from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.files import cannot_write
 from mlotool.core.messages import bounded, command_line, did_you_mean, escape
 from mlotool.core.process import end_with_threads, leave, terminable
 from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
 VERBS = {
@@ -128,8 +124,6 @@ def _dispatch(words: list[str]) -> int:
         print(HELP.format(verbs="\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())), end="")
         return 0 if words else EXIT_USAGE
     if words[0] == "--version":
-        from mlotool import __version__
-
         print(f"mlotool {__version__}")
         return 0
     # What Hydra's completion scripts call has no verb; `mlotool run -sc` is what its help says.
@@ -171,9 +165,7 @@ def plain_warnings(*, debug: bool) -> Iterator[None]:
 
 def _say(text: str, *, debug: bool) -> None:
     if debug:
-        import traceback
-
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     print(f"mlotool: {escape(bounded(text))}", file=sys.stderr)
 
 
@@ -188,12 +180,12 @@ class _Lasting(io.FileIO):
         super().__init__(number, "w", closefd=False)
         self.fault: OSError | None = None
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: Any, /) -> int:
         """Write, or forget."""
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if not isinstance(error, BrokenPipeError):
                 self.fault = self.fault or error
             return memoryview(data).nbytes
 

@@ -94,6 +94,7 @@ class SweepPlan:
         second_objective: the key of a second objective; empty where there is none.
         second_mode: "min" or "max" for it.
         sampler: that draws the trials; empty in a grid.
+        num_random: trials that it draws at random before it looks at results.
         num_same: draws of points that a job has, which have none of their own.
         ending: why there are fewer jobs than were asked for; empty where there are not.
     """
@@ -106,6 +107,7 @@ class SweepPlan:
     second_objective: Annotated[str, Field(max_length=200)] = ""
     second_mode: Mode = ""
     sampler: str = ""
+    num_random: Count = 0
     num_same: Count = 0
     ending: str = ""
 
@@ -444,6 +446,17 @@ class Comparison:
             notes.append(f"Not counted, as another job has the same setting and the same seed: {jobs}{more}.")
         if best is None:
             return notes
+        sign = 1 if self.mode == "min" else -1
+        leader = min(self.ranked, key=lambda setting: sign * (setting.mean or 0.0))
+        if leader.mean != best.mean:
+            notes.append(
+                f"A setting with {seeds(leader)} has a better mean, {number(leader.mean)}, but not all of its jobs "
+                f"have finished: {self.describe(leader)}."
+            )
+        if not best.is_complete:
+            notes.append(f"No setting has all of its jobs yet; the best one has {seeds(best)}.")
+        if equal := sum(setting.mean == best.mean for setting in self.ranked) - 1:
+            notes.append(f"{equal} other setting{'s have' if equal > 1 else ' has'} exactly the same value.")
         others = {row.objective for row in self.rows} - {"", self.objective}
         if others:
             notes.append(f"Jobs with another objective are not compared: {', '.join(sorted(others))}.")
