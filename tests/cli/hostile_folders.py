@@ -71,6 +71,12 @@ def pages_behind_links(folder: Path, outside: Path) -> None:
 
 
 @run
+def places_that_loggers_write_to(folder: Path, outside: Path) -> None:
+    for name in ("wandb", "tensorboard", "artifacts"):
+        _link(folder / name, outside)
+
+
+@run
 def checkpoints_behind_links(folder: Path, outside: Path) -> None:
     shutil.copytree(folder / "checkpoints", outside / "checkpoints")
     _link(folder / "checkpoints", outside / "checkpoints")
@@ -109,6 +115,11 @@ def a_config_that_downloads(folder: Path, outside: Path) -> None:
 def a_config_that_calls(folder: Path, outside: Path) -> None:
     node = {"_target_": "os.mkdir", "path": str(outside / "made")}
     _change(folder / "config.yaml", lambda config: config["problems"]["classifier"].update(module=node))
+
+
+@run
+def a_config_that_reads_the_environment(folder: Path, outside: Path) -> None:
+    _change(folder / "config.yaml", lambda config: config.update(objective="${oc.env:HOME}"))
 
 
 @run
@@ -231,6 +242,18 @@ def records_behind_links(folder: Path, outside: Path) -> None:
 @sweep
 def another_folder_as_a_job(folder: Path, outside: Path) -> None:
     _link(folder / "0", outside)
+
+
+@sweep
+def pipes_in_a_sweep(folder: Path, outside: Path) -> None:
+    for name in ("plan.json", "multirun.yaml", ".lock", "study.db", "0/summary.json", "1/metrics.csv"):
+        os.mkfifo(_free(folder / name))
+
+
+@sweep
+def tables_behind_links(folder: Path, outside: Path) -> None:
+    for name in ("sweep.csv", "settings.csv", "sweep.html", ".lock"):
+        _link(folder / name, outside / "secret.txt")
 
 
 @sweep

@@ -1,12 +1,9 @@
-from collections.abc import Callable
-
 import pytest
 
 from mlotool.cli.check import advice
 from mlotool.hypergradient.compare import Response
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 
-Call = Callable[..., Result]
 EXACT = Response("most exact", 2.0, 1.0, 0.0, 1.0)
 
 
@@ -23,8 +20,7 @@ def test_a_recipe_is_measured(call: Call) -> None:
 
 def test_without_levels_there_is_nothing_to_check(call: Call) -> None:
     code, _, err = call("check", "plain")
-    assert code == 2
-    assert "no problem shapes another" in err
+    assert code == 2 and "no problem shapes another" in err
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Result
-
-Call = Callable[..., Result]
+from tests.cli.conftest import Call
 
 
 @pytest.fixture
@@ -49,13 +47,6 @@ def test_offers_nothing_where_the_line_is_wrong(complete: Callable[[str], list[s
     (tmp_path / "recipes" / "loop.yaml").write_text("# @package _global_\ndefaults: [loop]\n")
     for line in ("a b hyper", "nowhere se", "nowhere.yaml se", "mwn data=nothing se", "loop problems."):
         assert complete(f"mlotool run {line}") == []
-
-
-def test_offers_nothing_that_a_shell_would_run(complete: Callable[[str], list[str]], tmp_path: Path) -> None:
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "mine.yaml").write_text("# @package _global_\nname: $(id)\nanalyses: {a: {x: $(id)}}\n")
-    for key in ("name=", "analyses.a.x="):
-        assert not set("$`;|&<>\\") & set("".join(complete(f"mlotool run mine {key}")))
 
 
 def test_fish_wants_a_line_each(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """`mlotool copy URL`, against a server on the loopback: the user names the URL, so a local one is theirs to name."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -9,9 +9,8 @@ import pytest
 
 from mlotool import __version__
 from mlotool.config.reading import MAX_BYTES
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 
-Call = Callable[..., Result]
 RECIPE = "# @package _global_\n# A shared one.\ndefaults: [plain, _self_]\nseed: 3\n"
 MOVES = {"/moved.yaml": "/mine.yaml", "/circle.yaml": "/circle.yaml", "/to_file.yaml": f"file://{__file__}"}
 TEXTS = {

@@ -13,11 +13,10 @@ import pytest
 from mlotool.cli import job
 from mlotool.core import files
 from mlotool.core.errors import WriteError
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 from tests.report.run_folders import write_metrics
 from tests.report.sweep_folders import write_job
 
-Call = Callable[..., Result]
 WORDS = ("run", "plain", "runner.accelerator=cpu", "logger.wandb=false", "runner.progress_bar=false")
 SHORT = ("runner.max_ticks=2", "hydra.run.dir=run")
 
@@ -101,8 +100,7 @@ def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
 def test_a_table_that_cannot_be_written_is_shown_all_the_same(call: Call, sweep: Path) -> None:
     (sweep / "sweep.csv").mkdir()
     code, out, err = call("report", "sweep")
-    assert code == 1
-    assert "finished, best" in out
+    assert code == 1 and "finished, best" in out
     assert "sweep page   sweep/sweep.html" in out
     assert "the table could not be written" in err
     assert "(Is a directory); expected a place for it" in err
@@ -117,8 +115,7 @@ def test_a_job_whose_failure_cannot_be_written_does_not_end_the_sweep(
     monkeypatch.setattr(job, "train", refuse)
     monkeypatch.setattr(job, "note_failure", refuse)
     code, out, err = call(*WORDS, "-m", "seed=0,1", "hydra.sweep.dir=sweep")
-    assert code == 1
-    assert err.count("failed: the disk is full") == 2
+    assert code == 1 and err.count("failed: the disk is full") == 2
     assert "Error executing job" not in out + err
 
 
@@ -129,6 +126,5 @@ def test_a_copy_that_does_not_fit_leaves_nothing(call: Call, tmp_path: Path) -> 
         code, _, err = call("copy", "mwn", "recipes/mine.yaml")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert code == 1
-    assert "mine.yaml: cannot be written (File too large); expected room for it" in err
+    assert code == 1 and "mine.yaml: cannot be written (File too large); expected room for it" in err
     assert not list((tmp_path / "recipes").iterdir())

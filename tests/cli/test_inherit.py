@@ -189,8 +189,7 @@ def test_decisions_of_a_folder_are_for_a_recipe_of_one_model(folder: Path, run: 
 """
     (folder / "policy.yaml").write_text(RECIPE.replace("evaluate:", f"{policy}evaluate:", 1))
     code, err = run("policy.yaml", "decisions=plain", "hydra.run.dir=refused")
-    assert code == 2
-    assert "a recipe whose problem 'policy' chooses the paths of a shared space" in err
+    assert code == 2 and "a recipe whose problem 'policy' chooses the paths of a shared space" in err
 
 
 def test_trials_of_a_search_inherit_and_its_best_job_gives_decisions(folder: Path, run: Run) -> None:

@@ -1,15 +1,12 @@
 """`mlotool list`: fits a terminal, groups by task, folds the papers' variants; its names are complete."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlotool.config import list_recipes
 from mlotool.config.recipes import TASKS
-from tests.cli.conftest import Result
-
-Call = Callable[..., Result]
+from tests.cli.conftest import Call
 
 
 @pytest.mark.parametrize("width", [10, 80])
@@ -17,8 +14,7 @@ def test_fits_and_folds(call: Call, monkeypatch: pytest.MonkeyPatch, width: int)
     monkeypatch.setenv("COLUMNS", str(width))
     code, out, _ = call("list")
     lines = out.splitlines()
-    assert code == 0
-    assert all(len(line) <= max(width, 40) for line in lines)
+    assert code == 0 and all(len(line) <= max(width, 40) for line in lines)
     assert max(len(line) for line in lines) == max(width, 40)
     assert any(line.startswith("  mwn_text (_paper)") for line in lines)
     assert not any(line.startswith("  mwn_text_paper") for line in lines)

@@ -1,7 +1,6 @@
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 
 import pytest
 
@@ -9,15 +8,12 @@ from mlotool import __version__
 from mlotool.cli import list as list_verb
 from mlotool.cli.main import VERBS, main
 from mlotool.core.errors import RunError
-from tests.cli.conftest import Result
-
-Call = Callable[..., Result]
+from tests.cli.conftest import Call
 
 
 def test_help_and_version(call: Call) -> None:
     code, out, _ = call("--help")
-    assert code == 0
-    assert all(verb in out for verb in VERBS)
+    assert code == 0 and all(verb in out for verb in VERBS)
     for verb in VERBS:
         code, out, _ = call(verb, "--help")
         assert code == 0 and f"usage: mlotool {verb}" in out

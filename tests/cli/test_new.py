@@ -4,7 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,8 @@ import pytest
 import mlotool
 from mlotool.config import trusted
 from tests import forked
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 
-Call = Callable[..., Result]
 ROOT = Path(mlotool.__file__).parents[1]
 # Of a name that nothing else in this process has.
 NAME = "shiny_moons"
@@ -103,8 +102,7 @@ def test_never_writes_over_anything(call: Call, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     for place in before:
         code, _, err = call("new", place.stem)
-        assert code == 2
-        assert f"found '{place.name}' in the working folder already" in err
+        assert code == 2 and f"found '{place.name}' in the working folder already" in err
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "module.py").read_text() == "mine"
 
@@ -115,6 +113,4 @@ def test_a_disk_that_refuses_leaves_nothing(call: Call, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "write_text", refuse)
     code, _, err = call("new", "moons")
-    assert code == 1
-    assert "No space left on device" in err
-    assert not list(tmp_path.iterdir())
+    assert code == 1 and "No space left on device" in err and not list(tmp_path.iterdir())

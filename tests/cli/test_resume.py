@@ -5,18 +5,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import mlotool
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call, Recipe
 
 WORDS = ["+recipe=mwn", "logger=csv", "debug=fast", "runner.progress_bar=false", "runner.report=false"]
 
 
-def test_a_run_goes_on_and_hydras_empty_folder_goes(call: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_run_goes_on_and_hydras_empty_folder_goes(call: Call, tmp_path: Path) -> None:
     code, _, err = call("run", *WORDS, "debug.limit_ticks=2", "resume=auto")
     assert (code, "A new run begins" in err) == (0, True)
     [folder] = (tmp_path / "outputs/mwn").iterdir()
@@ -33,13 +32,11 @@ def test_a_run_goes_on_and_hydras_empty_folder_goes(call: Callable[..., Result],
     assert (code, "resume" in err) == (2, True)
 
 
-def test_what_is_wrong_is_told(call: Callable[..., Result], recipe: Callable[..., Path]) -> None:
+def test_what_is_wrong_is_told(call: Call, recipe: Recipe) -> None:
     code, _, err = call("run", str(recipe("resume: /somewhere")))
-    assert code == 2
-    assert "found the key 'resume'; expected it on the command line alone" in err
+    assert code == 2 and "found the key 'resume'; expected it on the command line alone" in err
     code, _, err = call("run", *WORDS, "runner.checkpoint_seconds=0", "runner.keep_checkpoints=0")
-    assert code == 2
-    assert "runner.checkpoint_seconds: found" in err
+    assert code == 2 and "runner.checkpoint_seconds: found" in err
     assert "runner.keep_checkpoints: found 0; expected a whole number of at least 1" in err
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,7 @@ import mlotool
 import mlotool.report
 from mlotool.config import VERSION_KEYWORDS
 from mlotool.core.errors import ConfigError, RunError
-from tests.cli.conftest import Result
-
-Call = Callable[..., Result]
+from tests.cli.conftest import Call, Recipe
 
 
 class FakeRunner:
@@ -71,8 +68,7 @@ def test_runs_in_the_folder_of_hydra(
 ) -> None:
     code, out, err = call("run", *words, "seed=4", "runner.max_ticks=3")
     [made] = runner.calls
-    assert code == 0
-    assert (made.config.seed, made.config.runner.max_ticks) == (4, 3)
+    assert code == 0 and (made.config.seed, made.config.runner.max_ticks) == (4, 3)
     assert "hydra" not in made.config
     assert made.output_dir.parent == tmp_path / "outputs" / "plain"
     assert made.origin.command == " ".join(["mlotool", "run", *words, "seed=4", "runner.max_ticks=3"])
@@ -87,7 +83,7 @@ def test_runs_in_the_folder_of_hydra(
 
 
 def test_runs_a_file_and_own_recipes_hide_built_in_ones(
-    call: Call, runner: FakeRunner, reports: list[Path], recipe: Callable[..., Path], tmp_path: Path
+    call: Call, runner: FakeRunner, reports: list[Path], recipe: Recipe, tmp_path: Path
 ) -> None:
     file = recipe("seed: 3", name="with space")
     assert call("run", str(file))[0] == 0
@@ -104,8 +100,7 @@ def test_a_report_that_breaks_is_a_warning(call: Call, runner: FakeRunner, monke
 
     monkeypatch.setattr(mlotool.report, "write_report", write_report)
     code, _, err = call("run", "plain")
-    assert code == 0
-    assert "disk full" in err
+    assert code == 0 and "disk full" in err
 
 
 @pytest.mark.parametrize(
@@ -146,8 +141,7 @@ def test_a_failing_job_hides_no_other(
 ) -> None:
     runner.raises[1] = error
     code, out, err = call("run", "-m", "plain", "seed=0,1,2")
-    assert code == 1
-    assert [made.config.seed for made in runner.calls] == [0, 1, 2]
+    assert code == 1 and [made.config.seed for made in runner.calls] == [0, 1, 2]
     [sweep] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
@@ -159,10 +153,7 @@ def test_a_failing_job_hides_no_other(
 def test_ctrl_c_in_a_sweep_shows_what_there_is(call: Call, runner: FakeRunner, reports: list[Path]) -> None:
     runner.raises[1] = KeyboardInterrupt()
     code, out, _ = call("run", "-m", "plain", "seed=0,1,2")
-    assert code == 130
-    assert len(runner.calls) == 2
-    assert "finished" in out
-    assert "interrupted" in out
+    assert code == 130 and len(runner.calls) == 2 and "finished" in out and "interrupted" in out
 
 
 def test_sweep_over_recipes_has_one_folder(call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path) -> None:
@@ -175,8 +166,7 @@ def test_sweep_over_recipes_has_one_folder(call: Call, runner: FakeRunner, repor
 
 def test_cfg_and_info_run_nothing(call: Call, runner: FakeRunner, tmp_path: Path) -> None:
     code, out, _ = call("run", "plain", "seed=9", "--cfg", "job")
-    assert code == 0
-    assert "seed: 9" in out
+    assert code == 0 and "seed: 9" in out
     assert call("run", "plain", "-c", "job", "-p", "runner", "--resolve")[1].startswith("# @package runner")
     assert "recipes://" in call("run", "--info", "searchpath")[1]
     for words in (["-m", "--cfg", "job"], ["--resolve"], ["-cn", "other"]):

@@ -1,6 +1,5 @@
 """`mlotool show`: what a recipe sets, and nothing that it needs is left out."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ import yaml
 import mlotool
 from mlotool.config import list_recipes
 from mlotool.config.composition import plain
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call, Recipe
 
-Call = Callable[..., Result]
 BUILT_IN = Path(mlotool.__file__).parents[1] / "recipes"
 QUICK = ("plain", "learned_lr", "label_correction_paper", "domain_adaptation")
 RECIPES = [
@@ -51,7 +49,7 @@ def test_all_shows_everything(call: Call) -> None:
     assert yaml.safe_load(out) == plain(mlotool.compose("mwn"))
 
 
-def test_what_is_inherited_is_shown_and_named(call: Call, recipe: Callable[..., Path]) -> None:
+def test_what_is_inherited_is_shown_and_named(call: Call, recipe: Recipe) -> None:
     _, out, _ = call("show", str(recipe("seed: 3\nlogger: {project: mine}\n")))
     shown = yaml.safe_load(out)
     assert "# inherits: plain" in out

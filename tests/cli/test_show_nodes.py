@@ -1,15 +1,12 @@
 """`mlotool show RECIPE --nodes PROBLEM`: the nodes of a model, its decisions, the size of its space."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call, Recipe
 
-Call = Callable[..., Result]
-Write = Callable[..., Path]
 WIDTH = 100
 
 SPACE = """
@@ -54,7 +51,7 @@ class Untraceable(Chosen):
 
 
 @pytest.fixture
-def space(recipe: Write) -> str:
+def space(recipe: Recipe) -> str:
     return str(recipe(SPACE))
 
 
@@ -95,14 +92,13 @@ def test_a_module_that_chooses(call: Call, package: str) -> None:
     code, out, _ = call(
         "show", "plain", "--nodes", "classifier", "--trust", package, *DELETED, module, "decisions.depth=2"
     )
-    assert code == 0
-    assert "layers.1" in out
+    assert code == 0 and "layers.1" in out
     assert any(line.split() == ["width_0", "..", "width_1", "(2)", "16", "16,", "32"] for line in out.splitlines())
     assert "size: 6 models" in out
     assert f"--trust {package} decisions.width_0=" in out, "what is typed by hand has to be trusted too"
 
 
-def test_models_that_need_values_are_counted(call: Call, recipe: Write, package: str) -> None:
+def test_models_that_need_values_are_counted(call: Call, recipe: Recipe, package: str) -> None:
     lines = SPACE.replace("Operator", "Insert").replace("{type: ReLU}", "base")
     base = f"      base: {{_target_: {package}.Needy}}\n      leaves: ['.']"
     file = recipe(re.sub(r"      base: \{.*\}", base, lines))
@@ -134,10 +130,9 @@ def test_errors_are_one_line(call: Call, space: str, words: list[str], text: str
     assert text in err
 
 
-def test_long_graphs_and_spaces_fit(call: Call, recipe: Write) -> None:
+def test_long_graphs_and_spaces_fit(call: Call, recipe: Recipe) -> None:
     text = SPACE.replace("[8, 8]", str([8] * 12)).replace("torch.nn.Linear, out_features: 3", "torch.nn.GELU")
     code, out, _ = call("show", str(recipe(text)), "--nodes", "classifier")
-    assert code == 0
-    assert "activation_0 .. activation_11 (12)" in out
+    assert code == 0 and "activation_0 .. activation_11 (12)" in out
     assert "models: 12 decisions, none of which changes the others" in out
     assert all(len(line) <= WIDTH for line in out.partition("by hand")[0].splitlines()[1:-1])

@@ -1,13 +1,10 @@
 """`mlotool show RECIPE --parallel`: what speed layer-parallel training promises."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 
-from tests.cli.conftest import Result
-
-Call = Callable[..., Result]
+from tests.cli.conftest import Call
 
 
 def test_stages(call: Call) -> None:
@@ -32,8 +29,7 @@ def test_multigrid_by_its_critical_path(call: Call) -> None:
 
 def test_plain_show_says_where_it_is(call: Call) -> None:
     code, out, _ = call("show", "layerparallel_resnet")
-    assert code == 0
-    assert (
+    assert code == 0 and (
         "# how fast layer-parallel training is to be expected to be: mlotool show layerparallel_resnet --parallel"
         in out
     )
@@ -41,8 +37,7 @@ def test_plain_show_says_where_it_is(call: Call) -> None:
 
 def test_a_recipe_without_it_says_what_to_add(call: Call) -> None:
     code, _, err = call("show", "plain", "--parallel")
-    assert code == 2
-    assert "found no problem with a parallel setting" in err
+    assert code == 2 and "found no problem with a parallel setting" in err
     assert "+parallel@problems.classifier.parallel=penalty" in err
 
 

@@ -4,15 +4,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlotool.config import Origin, compose, write_provenance
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 
-Call = Callable[..., Result]
 HEADER = "# @package _global_\n# A test's recipe.\ndefaults: [plain, _self_]\n"
 SECONDS = 60
 """More than enough for what must not hang; without the limits none of these would end."""
@@ -33,9 +31,7 @@ def test_names_and_summaries_are_no_commands_to_the_terminal(call: Call, recipes
     (recipes / "a\x1b]0;owned\x07\nb.yaml").write_text(HEADER)
     (recipes / "mine.yaml").write_text("# @package _global_\n# Nice\x1b[2J \u202eone.\n", encoding="utf-8")
     code, out, err = call("list")
-    assert code == 0
-    assert _is_plain(out + err)
-    assert r"Nice\x1b[2J \u202eone." in out
+    assert code == 0 and _is_plain(out + err) and r"Nice\x1b[2J \u202eone." in out
     assert len(out.splitlines()) == len(call("list")[1].splitlines())
     assert [line for line in out.splitlines() if line.startswith("b.yaml")] == []
 
@@ -56,8 +52,7 @@ def test_pipes_and_links_are_no_recipes(call: Call, recipes: Path, tmp_path: Pat
     assert "link" not in out
     for word in ("link", "pipe", "mine", str(link), "far/etc/x"):
         code, out, err = call("validate", word)
-        assert code == 2
-        assert "a-secret-line" not in out + err
+        assert code == 2 and "a-secret-line" not in out + err
     assert time.monotonic() - started < SECONDS
 
 
@@ -66,8 +61,7 @@ def test_names_that_lead_elsewhere(call: Call, tmp_path: Path) -> None:
     for name in ("../../x", "..", "/etc/hostname", "a/../../x", "plain\0", "", "~", "${oc.env:HOME}"):
         for verb in ("run", "copy"):
             code, out, err = call(verb, f"+recipe={name}")
-            assert code == 2
-            assert "expected" in err
+            assert code == 2 and "expected" in err
             assert os.environ["HOME"] not in out + err or os.environ["HOME"] in str(tmp_path)
     assert not (tmp_path / "outputs").exists()
 
@@ -116,8 +110,7 @@ def test_completion_offers_nothing_that_a_shell_runs(
     for line in ("mlotool run a", "mlotool run +recipe=a", "mlotool run abomb k", "mlotool run atag se"):
         monkeypatch.setenv("COMP_LINE", line)
         code, out, _ = call("-sc", "query=bash")
-        assert code == 0
-        assert not set("$`;|&<>\\\x1b") & set(out)
+        assert code == 0 and not set("$`;|&<>\\\x1b") & set(out)
     assert time.monotonic() - started < SECONDS
     assert not (tmp_path / "owned").exists()
 

@@ -5,13 +5,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import forked
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 
 
 @pytest.mark.parametrize(
@@ -24,21 +23,15 @@ from tests.cli.conftest import Result
         (["seed=1,2", "sweep.workers=3", "sweep.devices=[0,1]"], "sweep.workers: found 3 with the devices 0, 1"),
     ],
 )
-def test_a_sweep_that_cannot_start_leaves_nothing(
-    call: Callable[..., Result], tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_a_sweep_that_cannot_start_leaves_nothing(call: Call, tmp_path: Path, words: list[str], message: str) -> None:
     if "sweep=optuna" in words:
         pytest.importorskip("optuna")
     code, _, err = call("run", "-m", "+recipe=plain", *words)
-    assert code == 2
-    assert message in err
-    assert not list(tmp_path.glob("outputs/*/multirun/*"))
+    assert code == 2 and message in err and not list(tmp_path.glob("outputs/*/multirun/*"))
 
 
 @pytest.mark.parametrize("words", [("+sweep.params.seed='0,1'",), ("seed=3,4",)])
-def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(
-    words: tuple[str, ...], call: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(words: tuple[str, ...], call: Call, tmp_path: Path) -> None:
     params = "" if words[:1] == ("+sweep.params.seed='0,1'",) else 'sweep: {params: {seed: "0,1"}}\n'
     (tmp_path / "swept.yaml").write_text(
         f"# @package _global_\n# Mine.\ndefaults: [plain, _self_]\nname: swept\n{params}"
@@ -56,10 +49,9 @@ def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(
     assert list(sweep.parent.iterdir()) == [sweep]
 
 
-def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> None:
+def test_sweep_settings_without_a_sweep_warn(call: Call) -> None:
     code, _, err = call("run", "+recipe=plain", "seed=-1", "sweep.workers=2")
-    assert code == 2
-    assert "found sweep settings, which act in a sweep only; add -m" in err
+    assert code == 2 and "found sweep settings, which act in a sweep only; add -m" in err
 
 
 # Slow until the file is there, so that no job ends before all were interrupted.

@@ -15,10 +15,9 @@ from mlotool.core import user_code
 from mlotool.core.errors import ConfigError
 from mlotool.runner.checkpoint import STATE_KEY, read_whole_checkpoint
 from mlotool.runner.session import Session
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 from tests.cli.user_package import write_package
 
-Call = Callable[..., Result]
 Run = Callable[..., mlotool.RunResult]
 CLASSIFIER = "problems.classifier."
 
@@ -116,8 +115,7 @@ def test_a_metric_of_the_users_all_the_way(
     with pytest.raises(ConfigError, match=r"trust=\['mypackage'\]"):
         mlotool.load(folder, "classifier")
     code, out, _ = call(*words, "--trust", "mypackage")
-    assert code == 0
-    assert f"val/top3 {resumed.metrics['val/top3']:.6g}" in out
+    assert code == 0 and f"val/top3 {resumed.metrics['val/top3']:.6g}" in out
     monkeypatch.setattr(trusted, "_packages", {})
     assert type(mlotool.load(folder, "classifier", trust=["mypackage"])).__name__ == "Net"
 

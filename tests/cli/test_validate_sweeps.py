@@ -1,9 +1,6 @@
 """`mlotool validate` refuses the values of a sweep that `run -m` refuses, or one of whose jobs would fail."""
 
-from collections.abc import Callable
-from pathlib import Path
-
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call, Recipe
 
 RATE = "problems.classifier.optimizer.lr"
 WRONG = {
@@ -19,14 +16,14 @@ WRONG = {
 }
 
 
-def test_refused(call: Callable[..., Result], recipe: Callable[..., Path]) -> None:
+def test_refused(call: Call, recipe: Recipe) -> None:
     for place, (sweep, message) in enumerate(WRONG.values()):
         code, _, err = call("validate", str(recipe(f"sweep: {{{sweep}}}", f"wrong{place}")))
         assert code == 2, sweep
         assert message in err
 
 
-def test_all_values_at_once(call: Callable[..., Result], recipe: Callable[..., Path]) -> None:
+def test_all_values_at_once(call: Call, recipe: Recipe) -> None:
     code, _, err = call("validate", str(recipe(f"sweep: {{params: {{seed: '0,-1,-2', {RATE}: '0.1,-0.1'}}}}")))
     assert code == 2
     assert [line.partition(";")[0].removeprefix("mlotool: error: ") for line in err.splitlines()] == [
@@ -44,7 +41,7 @@ RIGHT = (
 )
 
 
-def test_accepted(call: Callable[..., Result], recipe: Callable[..., Path]) -> None:
+def test_accepted(call: Call, recipe: Recipe) -> None:
     for place, sweep in enumerate(RIGHT):
         code, out, err = call("validate", str(recipe(f"sweep: {{{sweep}}}", f"right{place}")))
         assert code == 0, err

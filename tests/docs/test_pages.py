@@ -2,12 +2,12 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 from tests.docs.pages import FENCE, PAGES, ROOT, blocks, run_page
 
 OWN_TEST = ("first_change",)
@@ -31,7 +31,7 @@ def forgotten_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 # A rehearsal of six ticks has much to warn of.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT).with_suffix("")))
-def test_its_code_runs(page: Path, call: Callable[..., Result]) -> None:
+def test_its_code_runs(page: Path, call: Call) -> None:
     assert run_page(page, call)
 
 
@@ -64,7 +64,7 @@ def test_no_code_stands_outside_of_a_fenced_block() -> None:
         ('```bash title="on two machines"\nmlotool run nothing.yaml\n```\n', "which nothing runs"),
     ],
 )
-def test_what_does_not_run_is_found(text: str, message: str, tmp_path: Path, call: Callable[..., Result]) -> None:
+def test_what_does_not_run_is_found(text: str, message: str, tmp_path: Path, call: Call) -> None:
     (tmp_path / "page.md").write_text(text)
     with pytest.raises((AssertionError, ZeroDivisionError, ImportError), match=message):
         run_page(tmp_path / "page.md", call)

@@ -11,36 +11,25 @@ import yaml
 
 
 def problem(target: str, lr: float, **settings: Any) -> dict[str, Any]:
-    return {
-        "module": {"_target_": f"mlotool.models.{target}"},
-        "loss": {"_target_": "mlotool.losses.cross_entropy", "roles": {}},
-        "optimizer": {"_target_": "torch.optim.SGD", "lr": lr},
-        "hypergradient": None,
-        "unroll_steps": 1,
-        **settings,
-    }
+    loss = {"_target_": "mlotool.losses.cross_entropy", "roles": {}}
+    parts = {"module": {"_target_": f"mlotool.models.{target}"}, "loss": loss, "hypergradient": None, "unroll_steps": 1}
+    return {**parts, "optimizer": {"_target_": "torch.optim.SGD", "lr": lr}, **settings}
 
 
 def mwn_config() -> dict[str, Any]:
+    solver = {"_target_": "mlotool.hypergradient.Identity"}
+    implicit = {"_target_": "mlotool.hypergradient.Implicit", "solver": solver, "product": "finite_difference"}
+    roles = {"model": "classifier", "weigher": "reweight"}
     return {
         "name": "mwn",
         "seed": 0,
-        "hypergradient": {
-            "_target_": "mlotool.hypergradient.Implicit",
-            "solver": {"_target_": "mlotool.hypergradient.Identity"},
-            "product": "finite_difference",
-        },
+        "hypergradient": implicit,
         "problems": {"reweight": problem("WeightNet", 1e-3), "classifier": problem("MLP", 0.1, unroll_steps=5)},
         "graph": {"upper_to_lower": {"reweight": ["classifier"]}, "lower_to_upper": {"classifier": ["reweight"]}},
         "evaluate": {"problem": "classifier", "metrics": ["accuracy"], "splits": {"val": 100, "test": "end"}},
         "objective": "val/accuracy",
         "objective_mode": "max",
-        "analyses": {
-            "weights": {
-                "_target_": "mlotool.losses.weight_against_loss",
-                "roles": {"model": "classifier", "weigher": "reweight"},
-            }
-        },
+        "analyses": {"weights": {"_target_": "mlotool.losses.weight_against_loss", "roles": roles}},
     }
 
 
@@ -63,17 +52,11 @@ def mwn_rows(num_ticks: int = 1000) -> list[tuple[int, str, float]]:
 
 
 def mwn_summary() -> dict[str, Any]:
+    metrics = {"classifier/loss": 0.28731, "classifier/lr": 0.0, "reweight/loss": 0.3142, "val/accuracy": 0.91924}
     return {
         "status": "finished",
         "objective": {"key": "val/accuracy", "value": 0.9371, "mode": "max"},
-        "metrics": {
-            "classifier/loss": 0.28731,
-            "classifier/lr": 0.0,
-            "reweight/loss": 0.3142,
-            "val/accuracy": 0.91924,
-            "test/accuracy": 0.9127,
-            "weights/wrong_label_auc": 0.9731,
-        },
+        "metrics": {**metrics, "test/accuracy": 0.9127, "weights/wrong_label_auc": 0.9731},
         "best": {"tick": 800, "metrics": {"val/accuracy": 0.9371, "val/loss": 0.2423}},
         "error": None,
         "num_ticks": 1000,
@@ -91,9 +74,9 @@ def provenance() -> dict[str, Any]:
         "platform": "Linux-6.8-x86_64",
         "device": "cpu",
         "seed": 0,
+        "duration_s": 72.4,
         "started": "2025-01-31T10:00:00",
         "finished": "2025-01-31T10:01:12",
-        "duration_s": 72.4,
     }
 
 

@@ -15,7 +15,7 @@ from mlotool.cli.report import show_sweep
 from mlotool.cli.sweep import exit_code
 from mlotool.core.errors import RunError
 from mlotool.report import write_report, write_sweep_page, write_sweep_summary
-from mlotool.report.search import best_so_far, front, points
+from mlotool.report.search import best_so_far, front, points, random_baseline
 from mlotool.report.sweep import compare
 from tests.report.html_check import Page, read_page
 from tests.report.model_nodes import residual, write_nodes
@@ -201,16 +201,43 @@ def test_reasons_of_draws_that_make_no_model_are_counted(tmp_path: Path) -> None
     folder = search(tmp_path / "mixed", 5)
     refused(folder, 0, "+decisions.kernel_0=k3", error="found no input.")
     for number in (1, 2, 3):
-        refused(folder, number, f"+decisions.x={number}", error=f"node {number} does not take (b, {7 * number}).")
+        refused(
+            folder,
+            number,
+            f"+decisions.x={number}",
+            "+decisions.y=k7",
+            error=f"node {number} does not take (b, {7 * number}).",
+        )
     with pytest.raises(RunError) as caught:
         exit_code(folder)
-    for part in ("found no model in 4 draws", "job 1 (+decisions.x=1): node 1 does not take (b, 7)."):
+    for part in (
+        "found no model in 4 draws",
+        "job 1 (+decisions.x=1 +decisions.y=k7) (each has decisions.y=k7): node 1",
+    ):
         assert part in str(caught.value)
     job(folder, 4, 0.5, "+decisions.kernel_0=k5")
     text = printed(folder)
     assert "draws that make no model (infeasible), untrained: 4" in text
-    assert "  3, such as job 1: node 1 does not take (b, 7)." in text and "  1, such as job 0: found no input." in text
+    assert "  3, such as job 1 (each has decisions.y=k7): node 1 does not take (b, 7)." in text
+    assert "  1, such as job 0: found no input." in text
     assert exit_code(folder) == 0
+
+
+def test_a_random_search_beside_a_search_is_its_baseline(sweep: Path) -> None:
+    identity = {"fixed": ["+recipe=mwn"], "dimensions": [{"key": "x"}], "repeats": 1}
+    for name, sampler, words in (("a", "random", []), ("b", "tpe", ["sweep.seed=3"]), ("other", "random", ["seed=1"])):
+        folder = sweep.with_name(name)
+        if not folder.exists():
+            for number in range(2):
+                job(search(folder, 2) if not number else folder, number, 0.6 + 0.1 * number, f"x={number}")
+        fixed = {"fixed": [*identity["fixed"], *words], "sampler": sampler}  # type: ignore[misc]
+        (folder / "sweep.json").write_text(json.dumps({"identity": {**identity, **fixed}}))
+    baseline = random_baseline(compare(sweep))
+    assert baseline is not None and (baseline.name, baseline.best.tolist()) == ("a", [0.6, 0.7])
+    assert "The random search is that of a." in read(sweep).text
+    assert random_baseline(compare(sweep.with_name("a"))) is None
+    (sweep.with_name("a") / "1" / "summary.json").unlink()
+    assert random_baseline(compare(sweep)) is None, "it has not ended"
 
 
 def test_strange_plans_do_not_stop_the_page(sweep: Path) -> None:

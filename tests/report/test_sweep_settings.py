@@ -71,6 +71,10 @@ def test_a_setting_that_lost_seeds_is_not_the_best_one(tmp_path: Path) -> None:
     assert comparison.best is comparison.settings[0]
     assert seeds(comparison.settings[1]) == "2 of 3 seeds"
     assert [setting.parameters["a.lr"] for setting in comparison.ranked] == ["0.1", "1"]
+    [note] = comparison.notes
+    assert note.startswith(
+        "A setting with 2 of 3 seeds has a better mean, 0.1, but not all of its jobs have finished: a.lr=1"
+    )
 
 
 def test_seeds_that_have_not_begun_are_counted(tmp_path: Path) -> None:
@@ -80,6 +84,12 @@ def test_seeds_that_have_not_begun_are_counted(tmp_path: Path) -> None:
     comparison = compare(tmp_path)
     assert comparison.best is not None and seeds(comparison.best) == "1 of 3 seeds"
     assert (comparison.num_ended, comparison.num_jobs) == (2, 6)
+    assert comparison.notes == ["No setting has all of its jobs yet; the best one has 1 of 3 seeds."]
+
+
+def test_settings_of_one_value_are_told(tmp_path: Path) -> None:
+    comparison = grid(tmp_path, {"0.1": [1.0, 1.0], "1": [1.0, 1.0], "9": [2.0, 2.0]})
+    assert comparison.notes == ["1 other setting has exactly the same value."]
 
 
 def test_only_finite_values_of_the_same_objective_are_compared(tmp_path: Path) -> None:
