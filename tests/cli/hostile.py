@@ -38,7 +38,7 @@ YAML = {
     "python-apply": ("seed: !!python/object/apply:os.mkdir [CANARY]", ["python/object/apply:os.mkdir"]),
     "billion-laughs": (LAUGHS, ["aliases", "1000"]),
     "self-alias": ("a: &a [*a]", ["40 levels"]),
-    "deep": ("a: " + "[" * 5_000 + "]" * 5_000, ["40 levels"]),
+    "deep": ("a: " + "[" * 500 + "]" * 500, ["40 levels"]),
     "large": ("# x\n" * 40_000, ["100000 bytes"]),
     "long-number": (f"seed: {'9' * 5_000}", ["999", "2000"]),
     "escape-sequence": ('name: "\\e]0;owned\\a"', ["\\x1b]0;owned"]),

@@ -220,7 +220,7 @@ def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
     values = dict(word.partition("=")[::2] for word in words)
     default = f"outputs/{values.get('name', Path(recipe).stem)}"
     folder = values.get("hydra.run.dir", values.get("hydra.sweep.dir", default))
-    is_read = later.startswith(PRINTED) or "resume" in values or _is_read(folder, recipe, "-m" in words, later)
+    is_read = later.startswith(PRINTED) or "resume" in values or _is_read(folder, recipe, later)
     if not is_read and (is_built_in or recipe in were_run):
         return _validating(words[1:])
     were_run.add(recipe)
@@ -232,16 +232,10 @@ def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
     return [*few, *page, *QUIET, *(FAST if is_short else ())]
 
 
-def _is_read(folder: str, recipe: str, has_jobs: bool, later: str) -> bool:
-    """Say whether later lines name a folder, or go on with it, before another line makes a newer one there."""
-    for line in later.splitlines():
-        words = line.split()
-        is_same = words[:2] == ["mlotool", "run"] and any(word.endswith(recipe) for word in words if _is_recipe(word))
-        if folder in line or (is_same and "resume=" in line):
-            return True
-        if is_same and ("-m" in words) == has_jobs and not any(word.startswith(("name=", "hydra.")) for word in words):
-            return False
-    return False
+def _is_read(folder: str, recipe: str, later: str) -> bool:
+    """Say whether later lines name a folder, or go on with it."""
+    resumes = rf"^mlotool run .*{re.escape(recipe)}\b.*resume="
+    return folder in later or re.search(resumes, later, re.M) is not None
 
 
 def _is_recipe(word: str) -> bool:
