@@ -94,9 +94,7 @@ def with_origin(text: str, origin: str) -> str:
 
 def _target_file(target: str, file_name: str) -> Path:
     if "=" in target:
-        raise errors.ConfigError(
-            f"'{target}': found an override; expected a folder or a .yaml file. Write it behind mlotool run."
-        )
+        raise errors.ConfigError(f"'{target}': found an override; expected a folder or a .yaml file. Leave it out.")
     path = files.at_home(target)
     if path.suffix not in ("", ".yaml") and not path.is_dir():
         raise errors.ConfigError(

@@ -149,7 +149,7 @@ class Plot:
         self.axes.legend(handles, texts, loc="lower left", bbox_to_anchor=(0, 1), ncols=num_columns)
 
     def card(self, slug: str, title: str, note: str = "") -> Card:
-        """Write the figure as an SVG file, and return it as a card, which has the title: a heading may take two lines."""
+        """Write the figure as an SVG file; return it as a card, which has the title: a heading may take two lines."""
         width, height = self.figure.get_size_inches()
         left = self.left + (0.17 if self.axes.get_ylabel() else 0.0)
         top = 0.12 + LEGEND_ROW_INCHES * self.num_legend_rows

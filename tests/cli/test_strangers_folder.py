@@ -61,7 +61,7 @@ def test_names_that_lead_elsewhere(call: Call, tmp_path: Path) -> None:
     for name in ("../../x", "..", "/etc/hostname", "a/../../x", "plain\0", "", "~", "${oc.env:HOME}"):
         for verb in ("run", "copy"):
             code, out, err = call(verb, f"+recipe={name}")
-            assert code == 2 and "expected" in err
+            assert code == 2 and ("expected" in err or "found" in err)
             assert os.environ["HOME"] not in out + err or os.environ["HOME"] in str(tmp_path)
     assert not (tmp_path / "outputs").exists()
 
