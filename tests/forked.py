@@ -32,7 +32,7 @@ IMPORTED = [
     "sklearn.datasets",
 ]
 CONTEXT = multiprocessing.get_context("forkserver")
-SERVER: Any = forkserver._forkserver  # type: ignore[attr-defined]
+SERVER: Any = forkserver._forkserver
 
 
 class Forked:
@@ -150,7 +150,7 @@ def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
     """Begin a rank of a run: what `mlotool.runner.launcher._start` does, but for a new interpreter."""
     environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     with Path(os.devnull).open("w") as nowhere:
-        output, own = (nowhere.fileno() if rank else 1, 2), {"has_stdin": True, "is_session": True}
+        output, own = (nowhere.fileno() if rank else 1, 2), dict[str, Any](has_stdin=True, is_session=True)
         return start(call_mlotool, ("rank", str(folder)), environment=environment, output=output, **own)
 
 
@@ -158,7 +158,7 @@ def start_job(folders: Sequence[Path], environment: Mapping[str, str], module: s
     """Begin jobs of a sweep: what `mlotool.sweep.launchers.start_process` does, but for a new interpreter."""
     job = import_module(module).main
     with open_log(folders) as log:
-        output, own = (log.fileno(), log.fileno()), {"has_stdin": True, "is_session": True}
+        output, own = (log.fileno(), log.fileno()), dict[str, Any](has_stdin=True, is_session=True)
         return start(job, folders, environment={**os.environ, **environment}, output=output, **own)
 
 

@@ -59,7 +59,7 @@ class Job:
         # Not as they are read: one with a reference in it would be resolved, or fail here.
         words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
         overrides = (*words, *later_words(self.words))
-        if hydra.mode.name == "MULTIRUN":
+        if str(hydra.mode).endswith("MULTIRUN"):
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
         try:
             finish(config, hydra.runtime.choices, overrides)

@@ -144,7 +144,7 @@ def plain_warnings(*, debug: bool) -> Iterator[None]:
 
 def _say(text: str, *, debug: bool) -> None:
     if debug:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     print(f"mlotool: {escape(bounded(text))}", file=sys.stderr)
 
 

@@ -88,7 +88,7 @@ def sweep_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
     if is_resumed:
         say(f"going on with the sweep in {nearby(folder)}")
     elif resume == AUTO:
-        say("resume=auto: there is no sweep by these words that can be gone on with. A new one begins.")
+        say("resume=auto: there is no sweep by these words that this version can go on with. A new one begins.")
     return folder, is_resumed
 
 

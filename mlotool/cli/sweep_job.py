@@ -166,15 +166,14 @@ def _run_request(member: Member, configs: "_Configs", warned: set[str]) -> Any:
     config, origin = configs.compose(member.spec, member.folder, is_resumed=is_resumed)
     import_torch(with_wandb=logs_to_wandb(config))
     import_large("mlotool.runner")
-    from mlotool.runner.process_settings import count_devices
-    from mlotool.runner.together import RunRequest
+    from mlotool.runner import process_settings, together
 
     warnings = configuration.check(config, targets=True)
     warn(*(warning for warning in warnings if warning not in warned))
     warned.update(warnings)
-    count_devices(config.runner)
+    process_settings.count_devices(config.runner)
     watch = None if member.ended_at is not None else _watch(member.spec)
-    return RunRequest(config, member.folder, origin, watch, ended_at=member.ended_at)
+    return together.RunRequest(config, member.folder, origin, watch, ended_at=member.ended_at)
 
 
 def _watch(spec: job_folder.JobSpec) -> Watcher | None:

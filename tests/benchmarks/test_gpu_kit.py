@@ -69,8 +69,7 @@ def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> N
         assert [row["value"] for row in found["rows"].values()] == [1]
     assert read(tmp_path, "broken")["reason"] == "ended with exit code 1"
     raising = read(tmp_path, "raising")
-    assert raising["status"] == "failed"
-    assert "ZeroDivisionError" in raising["rows"]["wrong"]["error"]
+    assert raising["status"] == "failed" and "ZeroDivisionError" in raising["rows"]["wrong"]["error"]
     assert raising["rows"]["right"] == {"value": 2}
     assert (read(tmp_path, "going_on")["status"], list(read(tmp_path, "going_on")["rows"])) == ("unfinished", ["first"])
 
@@ -83,9 +82,7 @@ def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> N
     assert [call["versions"].keys() >= {"torch"} for call in going_on["calls"]] == [True, True]
     assert "going_on: done before" in call_forked(other, *own, "--only", "going_on")[1]
     page = (other / "index.html").read_text()
-    assert "a dry run" in page
-    assert "&lt;b&gt;" in page
-    assert "<td><b>" not in page
+    assert "a dry run" in page and "&lt;b&gt;" in page and "<td><b>" not in page
 
 
 def test_without_time_nothing_is_begun(tmp_path: Path) -> None:

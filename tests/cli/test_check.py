@@ -13,8 +13,7 @@ def test_a_recipe_is_measured(call: Call) -> None:
     assert code == 0, err
     for word in ("hypergradient of 'reweight' (301 parameters), tick 2", "most exact", "this recipe's", "normal_cg"):
         assert word in out
-    assert "most exact: of the solution, by a converged solve" in out
-    assert "slope of the upper loss" in out
+    assert "most exact: of the solution, by a converged solve" in out and "slope of the upper loss" in out
     assert "advice: " in out
 
 

@@ -67,8 +67,7 @@ def test_a_signal_while_a_page_is_written_leaves_the_old_one(
 ) -> None:
     send(file, number)
     assert call("report", "run") == (code, "", "mlotool: interrupted.\n")
-    assert (run / "report.html").read_text() == "the old page"
-    assert not list(run.rglob("*.tmp"))
+    assert (run / "report.html").read_text() == "the old page" and not list(run.rglob("*.tmp"))
     assert call("report", "run")[0] == 0
     assert (run / "report.html").read_text().endswith("</html>\n")
 
@@ -82,8 +81,7 @@ def test_a_signal_while_a_sweep_is_shown_leaves_whole_files(
     send("sweep.csv", signal.SIGTERM)
     code, _, err = call("report", "sweep")
     assert (code, err) == (143, "mlotool: interrupted.\n")
-    assert (sweep / "sweep.csv").read_bytes() == before
-    assert not list(sweep.rglob("*.tmp"))
+    assert (sweep / "sweep.csv").read_bytes() == before and not list(sweep.rglob("*.tmp"))
 
 
 def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
@@ -100,10 +98,8 @@ def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
 def test_a_table_that_cannot_be_written_is_shown_all_the_same(call: Call, sweep: Path) -> None:
     (sweep / "sweep.csv").mkdir()
     code, out, err = call("report", "sweep")
-    assert code == 1 and "finished, best" in out
-    assert "sweep page   sweep/sweep.html" in out
-    assert "the table could not be written" in err
-    assert "(Is a directory); expected a place for it" in err
+    assert code == 1 and "finished, best" in out and "sweep page   sweep/sweep.html" in out
+    assert "the table could not be written" in err and "(Is a directory); expected a place for it" in err
 
 
 def test_a_job_whose_failure_cannot_be_written_does_not_end_the_sweep(

@@ -45,8 +45,7 @@ def check(result: Result, codes: Sequence[int] = (0, 1, 2)) -> None:
     assert code in codes, err
     assert "not foreseen" not in err, err
     assert code == 0 or "mlotool: " in err, err
-    assert SECRET not in out + err
-    assert all(letter.isprintable() or letter in "\n\t" for letter in out + err)
+    assert SECRET not in out + err and all(letter.isprintable() or letter in "\n\t" for letter in out + err)
     assert len(out + err) < 200_000
 
 

@@ -41,10 +41,8 @@ def test_recipes_of_ones_own_are_yours_unless_they_say_more(call: Call, tmp_path
         (tmp_path / "recipes" / f"{name}.yaml").write_text(f"# @package _global_\n{header}\ndefaults: [plain]\n")
     out = call("list")[1]
     groups = _groups(out)
-    assert list(groups)[-1] == "yours"
-    assert groups["yours"] == ["mine"]
-    assert "other" in groups["meta-learning"]
-    assert groups["\\x1b[31msorting"] == ["new"]
+    assert list(groups)[-1] == "yours" and groups["yours"] == ["mine"]
+    assert "other" in groups["meta-learning"] and groups["\\x1b[31msorting"] == ["new"]
     assert groups["baselines"] == ["lm_plain", "lm_plain_start", "plain", "task_only"]
     assert "[./recipes] A third one." in out
 

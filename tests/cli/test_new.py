@@ -40,8 +40,7 @@ def test_the_commands_that_it_prints_work(call: Call, written: str, tmp_path: Pa
         assert code == 0, err
         assert "warning" not in err
     [run] = (tmp_path / "outputs" / NAME).iterdir()
-    assert (run / "report.html").is_file()
-    assert "rates/learned_value_1" in (run / "metrics.csv").read_text()
+    assert (run / "report.html").is_file() and "rates/learned_value_1" in (run / "metrics.csv").read_text()
 
 
 def _pytest(words: list[str]) -> int:
@@ -103,8 +102,7 @@ def test_never_writes_over_anything(call: Call, tmp_path: Path) -> None:
     for place in before:
         code, _, err = call("new", place.stem)
         assert code == 2 and f"found '{place.name}' in the working folder already" in err
-    assert sorted(tmp_path.iterdir()) == before
-    assert (tmp_path / "module.py").read_text() == "mine"
+    assert sorted(tmp_path.iterdir()) == before and (tmp_path / "module.py").read_text() == "mine"
 
 
 def test_a_disk_that_refuses_leaves_nothing(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

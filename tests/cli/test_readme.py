@@ -19,8 +19,7 @@ def test_its_recipe_is_the_measured_one(tmp_path: Path) -> None:
     shown, measured = (
         OmegaConf.to_container(mlotool.compose(name), resolve=True) for name in (str(tmp_path / "mine.yaml"), "mwn")
     )
-    assert isinstance(shown, dict)
-    assert isinstance(measured, dict)
+    assert isinstance(shown, dict) and isinstance(measured, dict)
     for part in ("problems", "graph", "evaluate", "runner", "data", "hypergradient", "objective"):
         assert shown[part] == measured[part], part
 

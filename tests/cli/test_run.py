@@ -69,16 +69,12 @@ def test_runs_in_the_folder_of_hydra(
     code, out, err = call("run", *words, "seed=4", "runner.max_ticks=3")
     [made] = runner.calls
     assert code == 0 and (made.config.seed, made.config.runner.max_ticks) == (4, 3)
-    assert "hydra" not in made.config
-    assert made.output_dir.parent == tmp_path / "outputs" / "plain"
+    assert "hydra" not in made.config and made.output_dir.parent == tmp_path / "outputs" / "plain"
     assert made.origin.command == " ".join(["mlotool", "run", *words, "seed=4", "runner.max_ticks=3"])
     assert made.origin.overrides == ("+recipe=plain", "seed=4", "runner.max_ticks=3")
-    assert made.origin.recipe_path.name == "plain.yaml"
-    assert reports == [made.output_dir]
+    assert made.origin.recipe_path.name == "plain.yaml" and reports == [made.output_dir]
     folder = made.output_dir.relative_to(tmp_path)
-    assert "0.54" in out
-    assert f"{folder}/report.html" in out
-    assert "classifier/loss" not in out
+    assert "0.54" in out and f"{folder}/report.html" in out and "classifier/loss" not in out
     assert "plain.yaml" in err
 
 
@@ -144,8 +140,7 @@ def test_a_failing_job_hides_no_other(
     assert code == 1 and [made.config.seed for made in runner.calls] == [0, 1, 2]
     [sweep] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
-    assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
-    assert rows[1]["seed"] == "1"
+    assert [row["status"] for row in rows] == ["finished", "failed", "finished"] and rows[1]["seed"] == "1"
     assert str(error) in err
     assert "failed" in out
 

@@ -28,8 +28,7 @@ def test_the_tables_fit_the_terminal(sweep: Path, width: int) -> None:
     assert len(lines) == 13 + (text.count("No room for") > 0)
     assert all(len(line) <= width for line in lines[:13])
     assert all(line.split()[0] == str(job) for job, line in enumerate(lines[1:13]))
-    assert sum("finished, best" in line for line in lines) == 3
-    assert lines[0].split()[0] == "job"
+    assert sum("finished, best" in line for line in lines) == 3 and lines[0].split()[0] == "job"
     assert "val/loss" in lines[0]
 
 
@@ -46,8 +45,7 @@ def test_a_wide_terminal_has_all_columns(sweep: Path) -> None:
 def test_the_best_setting_is_named_with_its_seeds(sweep: Path) -> None:
     text = printed(sweep, 300)
     best = "best: jobs 0, 1, 2, val/loss 0.01 ± 0.0058 (mean ± standard error of 3 seeds; smaller is better)"
-    assert best in text
-    assert "seed=" not in text.partition("best:")[2]
+    assert best in text and "seed=" not in text.partition("best:")[2]
     [line] = [line for line in text.splitlines() if "★" in line]
     assert "0.0058  3 of 3  ★" in line and line.rstrip().endswith("0, 1, 2")
     assert (sweep / "settings.csv").is_file()

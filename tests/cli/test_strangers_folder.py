@@ -48,8 +48,7 @@ def test_pipes_and_links_are_no_recipes(call: Call, recipes: Path, tmp_path: Pat
     link.symlink_to(secret)
     started = time.monotonic()
     out = call("list")[1]
-    assert "pipe" not in out
-    assert "link" not in out
+    assert "pipe" not in out and "link" not in out
     for word in ("link", "pipe", "mine", str(link), "far/etc/x"):
         code, out, err = call("validate", word)
         assert code == 2 and "a-secret-line" not in out + err
@@ -134,8 +133,7 @@ def test_git_runs_nothing_of_the_folder(tmp_path: Path, monkeypatch: pytest.Monk
     git("config", setting, GIT_SETTINGS[setting])
     write_provenance(tmp_path, compose("plain"), Origin("mlotool run plain", (), None))
     record = json.loads((tmp_path / "provenance.json").read_text())
-    assert record["git"]["commit"] is not None
-    assert record["git"]["dirty"] is None
+    assert record["git"]["commit"] is not None and record["git"]["dirty"] is None
     assert not (tmp_path / "owned").exists()
     # Make sure of the canary: git itself does run it.
     subprocess.run(["git", "status", "--porcelain"], check=False, capture_output=True)
@@ -176,6 +174,5 @@ def test_doctor_shows_where_options_are_looked_for(call: Call, tmp_path: Path) -
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("_target_: mlotool.data.Digits\n")
     out = call("doctor")[1]
-    assert "yours in ./conf/<group>/<name>.yaml: data (2)" in out
-    assert "conf/dta is no group's" in out
+    assert "yours in ./conf/<group>/<name>.yaml: data (2)" in out and "conf/dta is no group's" in out
     assert "conf/data/digits.yaml has the name of a built-in option" in out

@@ -32,8 +32,7 @@ def schema_paths(prefix: str = "") -> list[str]:
 
 def test_each_key_stands_once() -> None:
     found = re.findall(r"^### `([^`]+)`", keys.page(), re.MULTILINE)
-    assert sorted(found) == sorted(schema_paths())
-    assert max(Counter(found).values()) == 1
+    assert sorted(found) == sorted(schema_paths()) and max(Counter(found).values()) == 1
     assert set(KEYS) == set(keys.EXAMPLES)
     assert {"seed", "problems.<name>.stream.repeat", "sweep.pruner"} <= set(found)
     assert Config().name == "unnamed"
@@ -153,11 +152,9 @@ def messages() -> list[tuple[str, str, str]]:
 
 def test_the_page_of_errors_has_those_of_all_parts() -> None:
     found = messages()
-    assert len(found) > 400
-    assert {part for part, _, _ in found} <= set(errors.PARTS)
+    assert len(found) > 400 and {part for part, _, _ in found} <= set(errors.PARTS)
     page = errors.page()
-    assert page.count("\n- `") == len(set(found))
-    assert "the forward decides by …(..) at …" in page
+    assert page.count("\n- `") == len(set(found)) and "the forward decides by …(..) at …" in page
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,5 @@ def test_each_problem_may_have_a_hypergradient_of_its_own() -> None:
     own = {"_target_": "mlotool.hypergradient.FirstOrder"}
     config["problems"]["classifier"] = problem("MLP", 0.1, hypergradient=own)
     picture = problem_graph(config, {"reweight": "problem-0", "classifier": "problem-1"})
-    assert picture is not None
-    assert "first order" in picture and "identity" not in picture
+    assert picture is not None and "first order" in picture and "identity" not in picture
     assert picture.count("stroke-dasharray") == 1

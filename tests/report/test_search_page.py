@@ -81,8 +81,7 @@ def two(tmp_path: Path) -> Path:
 
 def test_draws_that_make_no_model_are_no_failures(sweep: Path) -> None:
     page = read(sweep)
-    assert "5 of 5 3 finished, 2 infeasible" in page.text
-    assert "failed" not in page.text
+    assert "5 of 5 3 finished, 2 infeasible" in page.text and "failed" not in page.text
     assert "2 draws make no model, and were not trained" in page.text and REASON in page.text
     assert re.search(r'<span class="state"><span aria-hidden="true">∅</span> infeasible</span>', page.source)
     assert "infeasible: its decisions make no model" in read_page(write_report(sweep / "3")).text
@@ -115,8 +114,7 @@ def test_the_best_model_is_shown(sweep: Path) -> None:
     write_nodes(sweep / "2", residual(3, [1]), {"kernel_0": "k5"})
     write_nodes(sweep / "0", residual(3, [0, 1]))
     page = read(sweep)
-    assert "Best model" in page.text
-    assert "15 nodes, 1 of them changed" in page.text
+    assert "Best model" in page.text and "15 nodes, 1 of them changed" in page.text
     assert page.source.count('class="node changed"') == 1
 
 
@@ -130,8 +128,7 @@ def test_two_objectives_have_a_front_on_the_page_and_in_the_tables(two: Path, sw
     assert [row["on_front"] for row in written] == ["true", "true", "false", "false", "false"]
     assert [row["second_value"] for row in written[:4]] == ["500", "100", "200", "100"]
     assert {row["second_objective"] for row in written} == {"classifier/num_parameters"}
-    assert "on_front" not in table(write_sweep_summary(sweep))[0]
-    assert "Pareto" not in printed(sweep)
+    assert "on_front" not in table(write_sweep_summary(sweep))[0] and "Pareto" not in printed(sweep)
 
 
 @pytest.mark.parametrize("width", [60, 160])

@@ -42,8 +42,7 @@ def test_every_job_has_a_row_in_the_order_of_its_number(sweep: Path) -> None:
         "seed": "2",
         "problems.classifier.optimizer.lr": "1e9",
     }
-    assert rows[0].objective == "val/loss"
-    assert rows[4].folder == sweep / "10"
+    assert rows[0].objective == "val/loss" and rows[4].folder == sweep / "10"
 
 
 def test_a_job_whose_folder_is_held_is_running(sweep: Path) -> None:

@@ -27,8 +27,7 @@ def best_jobs(folder: Path) -> str | None:
 def test_jobs_that_differ_in_the_seed_are_one_setting(tmp_path: Path, key: str, mode: str, best: str) -> None:
     # The best job, 0.1 and 3.0, is not of the best setting.
     comparison = grid(tmp_path, {"0.1": [1.0, 1.2, 1.4], "1": [0.9, 2.0, 3.0]}, key, mode)
-    assert comparison.seed_keys == (key,)
-    assert [column.key for column in comparison.columns] == ["a.lr"]
+    assert comparison.seed_keys == (key,) and [column.key for column in comparison.columns] == ["a.lr"]
     assert comparison.best is not None and comparison.best.parameters == {"a.lr": best}
     first = comparison.settings[0]
     assert (first.mean, first.standard_error) == (pytest.approx(1.2), pytest.approx(0.2 / 3**0.5))
@@ -68,8 +67,7 @@ def test_a_sweep_over_the_seed_alone_has_no_best(tmp_path: Path) -> None:
 
 def test_a_setting_that_lost_seeds_is_not_the_best_one(tmp_path: Path) -> None:
     comparison = grid(tmp_path, {"0.1": [1.0, 1.2, 1.4], "1": [0.1, None, 0.1], "9": [None, None, None]})
-    assert comparison.best is comparison.settings[0]
-    assert seeds(comparison.settings[1]) == "2 of 3 seeds"
+    assert comparison.best is comparison.settings[0] and seeds(comparison.settings[1]) == "2 of 3 seeds"
     assert [setting.parameters["a.lr"] for setting in comparison.ranked] == ["0.1", "1"]
     [note] = comparison.notes
     assert note.startswith(
@@ -123,8 +121,7 @@ def test_columns_have_short_labels_and_numbers_by_size_before_words() -> None:
     assert list(labels(keys).values()) == [*keys[:3], "kernel_0"]
     assert labels(keys[1:])[keys[1]] == "optimizer.lr"
     column = Column("a", "a", ("10", "null", "9", "1e-3", None))
-    assert column.numbers is None
-    assert column.names == ["1e-3", "9", "10", "null", NONE]
+    assert column.numbers is None and column.names == ["1e-3", "9", "10", "null", NONE]
     assert Column("a", "a", ("10", "9")).numbers == (10, 9)
     for texts, is_drawn, is_log in ((("0.01", "1"), False, True), (("1", "2"), False, False), (("1", "2"), True, True)):
         assert Column("a", "a", texts, is_drawn_by_logarithm=is_drawn).is_log is is_log
