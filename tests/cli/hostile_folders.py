@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,30 +51,60 @@ def _link(path: Path, target: Path) -> None:
     _free(path).symlink_to(target)
 
 
-def _change(file: Path, change: Callable[[Any], None]) -> None:
+def _change(file: Path, change: Callable[[Any], object]) -> None:
     load, dump = (yaml.safe_load, yaml.safe_dump) if file.suffix == ".yaml" else (json.loads, json.dumps)
     content = load(file.read_text())
     change(content)
     file.write_text(dump(content))
 
 
-# Links, pipes, names.
-@run
-def texts_behind_links(folder: Path, outside: Path) -> None:
-    for name, target in zip(TEXTS, [outside / "secret.txt", "/proc/self/environ", "/dev/zero"] * 2, strict=True):
-        _link(folder / name, Path(target))
+# Links: where they stand, and where they lead, seen from `outside`.
+LINKS = {
+    "texts_behind_links": dict(zip(TEXTS, ["secret.txt", "/proc/self/environ", "/dev/zero"] * 2, strict=True)),
+    "pages_behind_links": {"report.html": "secret.txt", "report": ""},
+    "places_that_loggers_write_to": dict.fromkeys(("wandb", "tensorboard", "artifacts"), ""),
+}
+LINKS_OF_SWEEPS = {
+    "records_behind_links": dict.fromkeys(("plan.json", "multirun.yaml", "sweep.json", "0/summary.json"), "secret.txt"),
+    "notes_behind_links": dict.fromkeys(("fusion/0.json", "0/overrides.txt"), "secret.txt"),
+    "tables_behind_links": dict.fromkeys(("sweep.csv", "settings.csv", "sweep.html", ".lock"), "secret.txt"),
+    "another_folder_as_a_job": {"0": ""},
+}
+PIPES = (*TEXTS, "nodes.json", "artifacts/weights.npz", "checkpoints/last.ckpt", "checkpoints/best.ckpt")
+PIPES_OF_SWEEPS = ("plan.json", "multirun.yaml", ".lock", "study.db", "0/summary.json", "1/metrics.csv")
+# Configs: what is changed in them.
+CONFIGS: dict[str, Callable[[Any, Path], object]] = {
+    "a_config_that_looks_elsewhere": lambda config, outside: config["data"].update(root=str(outside)),
+    "a_config_that_downloads": lambda config, outside: config["data"].update(download=True),
+    "a_config_that_reads_the_environment": lambda config, outside: config.update(objective="${oc.env:HOME}"),
+    "a_config_that_calls": lambda config, outside: config["problems"]["classifier"].update(
+        module={"_target_": "os.mkdir", "path": str(outside / "made")}
+    ),
+    "a_config_of_a_model_larger_than_its_checkpoint": lambda config, outside: config["problems"]["classifier"][
+        "module"
+    ].update(hidden=[9_000, 9_000]),
+}
 
 
-@run
-def pages_behind_links(folder: Path, outside: Path) -> None:
-    _link(folder / "report.html", outside / "secret.txt")
-    _link(folder / "report", outside)
+def _linked(places: Mapping[str, str], folder: Path, outside: Path) -> None:
+    for name, target in places.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        _link(folder / name, outside / target)
 
 
-@run
-def places_that_loggers_write_to(folder: Path, outside: Path) -> None:
-    for name in ("wandb", "tensorboard", "artifacts"):
-        _link(folder / name, outside)
+def _piped(names: Sequence[str], folder: Path, outside: Path) -> None:
+    for name in names:
+        os.mkfifo(_free(folder / name))
+
+
+def _changed(change: Callable[[Any, Path], object], folder: Path, outside: Path) -> None:
+    _change(folder / "config.yaml", lambda config: change(config, outside))
+
+
+RUNS |= {name: partial(_linked, places) for name, places in LINKS.items()}
+RUNS |= {"pipes": partial(_piped, PIPES), **{name: partial(_changed, change) for name, change in CONFIGS.items()}}
+SWEEPS |= {name: partial(_linked, places) for name, places in LINKS_OF_SWEEPS.items()}
+SWEEPS |= {"pipes_in_a_sweep": partial(_piped, PIPES_OF_SWEEPS)}
 
 
 @run
@@ -83,49 +114,15 @@ def checkpoints_behind_links(folder: Path, outside: Path) -> None:
 
 
 @run
-def pipes(folder: Path, outside: Path) -> None:
-    for name in (*TEXTS, "nodes.json", "artifacts/weights.npz", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
-        os.mkfifo(_free(folder / name))
-
-
-@run
 def names_of_commands(folder: Path, outside: Path) -> None:
     for name in (ESCAPE, "a\nb", "'\"`$(touch made)`", "${oc.env:HOME}", os.fsdecode(b"\xff\xfe")):
         for place in (f"artifacts/{name}.npz", f"artifacts/parallel_{name}.json", f"checkpoints/{name}.ckpt"):
             (folder / place).write_text("x")
 
 
-# Texts.
 @run
 def a_billion_laughs(folder: Path, outside: Path) -> None:
     (folder / "config.yaml").write_text(LAUGHS)
-
-
-@run
-def a_config_that_looks_elsewhere(folder: Path, outside: Path) -> None:
-    _change(folder / "config.yaml", lambda config: config["data"].update(root=str(outside)))
-
-
-@run
-def a_config_that_downloads(folder: Path, outside: Path) -> None:
-    _change(folder / "config.yaml", lambda config: config["data"].update(download=True))
-
-
-@run
-def a_config_that_calls(folder: Path, outside: Path) -> None:
-    node = {"_target_": "os.mkdir", "path": str(outside / "made")}
-    _change(folder / "config.yaml", lambda config: config["problems"]["classifier"].update(module=node))
-
-
-@run
-def a_config_that_reads_the_environment(folder: Path, outside: Path) -> None:
-    _change(folder / "config.yaml", lambda config: config.update(objective="${oc.env:HOME}"))
-
-
-@run
-def a_config_of_a_model_larger_than_its_checkpoint(folder: Path, outside: Path) -> None:
-    module = {"hidden": [9_000, 9_000]}
-    _change(folder / "config.yaml", lambda config: config["problems"]["classifier"]["module"].update(module))
 
 
 @run
@@ -230,30 +227,6 @@ def _plan(folder: Path, **changes: Any) -> None:
 def _summaries(folder: Path, **changes: Any) -> None:
     for file in folder.glob("*/summary.json"):
         _change(file, lambda summary: summary.update(changes))
-
-
-@sweep
-def records_behind_links(folder: Path, outside: Path) -> None:
-    (folder / "fusion").mkdir()
-    for name in ("plan.json", "multirun.yaml", "sweep.json", "fusion/0.json", "0/summary.json", "0/overrides.txt"):
-        _link(folder / name, outside / "secret.txt")
-
-
-@sweep
-def another_folder_as_a_job(folder: Path, outside: Path) -> None:
-    _link(folder / "0", outside)
-
-
-@sweep
-def pipes_in_a_sweep(folder: Path, outside: Path) -> None:
-    for name in ("plan.json", "multirun.yaml", ".lock", "study.db", "0/summary.json", "1/metrics.csv"):
-        os.mkfifo(_free(folder / name))
-
-
-@sweep
-def tables_behind_links(folder: Path, outside: Path) -> None:
-    for name in ("sweep.csv", "settings.csv", "sweep.html", ".lock"):
-        _link(folder / name, outside / "secret.txt")
 
 
 @sweep

@@ -41,47 +41,21 @@ def send(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     return at
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A folder that is enough of a run for a page."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    write_metrics(folder, [(tick, "val/loss", 1 / tick) for tick in (1, 2, 3)])
-    (folder / "report.html").write_text("the old page")
-    return folder
-
-
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    for number, value in enumerate((0.5, 0.4)):
-        write_job(tmp_path / "sweep" / str(number), f"lr={value}", value=value)
-    (tmp_path / "sweep" / "multirun.yaml").write_text("{}\n")
-    return tmp_path / "sweep"
-
-
 @pytest.mark.parametrize(
     ("file", "number", "code"), [("report.html", signal.SIGTERM, 143), ("evaluation-loss.svg", signal.SIGINT, 130)]
 )
 def test_a_signal_while_a_page_is_written_leaves_the_old_one(
-    call: Call, send: Callable[[str, int], None], run: Path, file: str, number: int, code: int
+    call: Call, send: Callable[[str, int], None], tmp_path: Path, file: str, number: int, code: int
 ) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    write_metrics(run, [(tick, "val/loss", 1 / tick) for tick in (1, 2, 3)])
+    (run / "report.html").write_text("the old page")
     send(file, number)
     assert call("report", "run") == (code, "", "mlotool: interrupted.\n")
     assert (run / "report.html").read_text() == "the old page" and not list(run.rglob("*.tmp"))
     assert call("report", "run")[0] == 0
     assert (run / "report.html").read_text().endswith("</html>\n")
-
-
-def test_a_signal_while_a_sweep_is_shown_leaves_whole_files(
-    call: Call, send: Callable[[str, int], None], sweep: Path
-) -> None:
-    assert call("report", "sweep")[0] == 0
-    before = (sweep / "sweep.csv").read_bytes()
-    write_job(sweep / "2", "lr=0.3", value=0.3)
-    send("sweep.csv", signal.SIGTERM)
-    code, _, err = call("report", "sweep")
-    assert (code, err) == (143, "mlotool: interrupted.\n")
-    assert (sweep / "sweep.csv").read_bytes() == before and not list(sweep.rglob("*.tmp"))
 
 
 def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
@@ -95,8 +69,11 @@ def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
-def test_a_table_that_cannot_be_written_is_shown_all_the_same(call: Call, sweep: Path) -> None:
-    (sweep / "sweep.csv").mkdir()
+def test_a_table_that_cannot_be_written_is_shown_all_the_same(call: Call, tmp_path: Path) -> None:
+    for number, value in enumerate((0.5, 0.4)):
+        write_job(tmp_path / "sweep" / str(number), f"lr={value}", value=value)
+    (tmp_path / "sweep" / "multirun.yaml").write_text("{}\n")
+    (tmp_path / "sweep" / "sweep.csv").mkdir()
     code, out, err = call("report", "sweep")
     assert code == 1 and "finished, best" in out and "sweep page   sweep/sweep.html" in out
     assert "the table could not be written" in err and "(Is a directory); expected a place for it" in err

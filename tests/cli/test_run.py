@@ -151,6 +151,18 @@ def test_ctrl_c_in_a_sweep_shows_what_there_is(call: Call, runner: FakeRunner, r
     assert code == 130 and len(runner.calls) == 2 and "finished" in out and "interrupted" in out
 
 
+def test_what_does_nothing_is_a_warning(call: Call, runner: FakeRunner, reports: list[Path]) -> None:
+    for words, text in (
+        (["seed=1", "seed=2"], "warning: found seed=1, and later seed=2, which counts."),
+        (["hydra.sweep.dir=x"], "warning: hydra.sweep.dir: found it without -m, where it does nothing."),
+        (["-m", "hydra.run.dir=x"], "warning: hydra.run.dir: found it with -m, where it does nothing."),
+        (["sweep.workers=2"], "warning: found sweep settings"),
+    ):
+        code, _, err = call("run", "plain", *words)
+        assert code == 0 and text in err
+    assert "warning" not in call("run", "plain", "hydra.run.dir=x", "seed=3")[2]
+
+
 def test_sweep_over_recipes_has_one_folder(call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path) -> None:
     code, _, _ = call("run", "-m", "+recipe=plain,mwn")
     assert code == 0

@@ -68,15 +68,14 @@ def test_nodes_decisions_and_size(call: Call, space: str) -> None:
     lines = out.splitlines()
     assert lines[0] == "problems.classifier.module: Space of MLP, 8 nodes, 682 parameters"
     rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
-    assert [row[1:3] for row in rows[:3]] == [
-        ["images", "placeholder"],
-        ["layers.0", "Flatten"],
-        ["layers.1", "Linear"],
-    ]
+    assert [row[1] for row in rows[:3]] == ["images", "layers.0", "layers.1"]
     assert ["5", "layers.4", "Tanh", "8", "4", "activation"] in rows
     assert ["3", "layers.2", "ReLU", "8", "2"] in rows
-    assert any(line.split() == ["activation_0", "relu", "relu,", "tanh,", "narrow"] for line in lines)
-    assert any(line.split() == ["activation_1", "tanh", "relu,", "tanh,", "narrow"] for line in lines)
+    decided = [
+        ["activation_0", "relu", "relu,", "tanh,", "narrow"],
+        ["activation_1", "tanh", "relu,", "tanh,", "narrow"],
+    ]
+    assert [line.split() for line in lines if line.startswith("activation_")] == decided
     assert f"mlotool run {space} decisions.activation_1=tanh decisions.activation_0=narrow" in out
     # Where a layer is narrow, the next one does not take it.
     assert "size: 4 models: each was built once, without values; " in out
@@ -111,8 +110,11 @@ def test_what_cannot_be_followed_is_told_with_its_leaf(call: Call, package: str)
     module = f"problems.classifier.module={{_target_: {package}.Untraceable}}"
     code, out, err = call("show", "plain", "--nodes", "classifier", "--trust", package, *DELETED, module)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "problems.classifier.module: leaves: the forward of the model itself (Untraceable)" in err
-    assert "images.sum() > 0" in err and "leaves: ['.']" in err
+    for text in (
+        "problems.classifier.module: leaves: the forward of the model itself (Untraceable)",
+        "images.sum() > 0",
+    ):
+        assert text in err
 
 
 @pytest.mark.parametrize(
