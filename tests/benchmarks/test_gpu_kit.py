@@ -1,7 +1,6 @@
 """The kit of GPU checks: one that fails stops no other, and what was begun goes on."""
 
 import json
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mlotool
 from benchmarks.gpu import __main__ as program
@@ -18,11 +18,6 @@ from benchmarks.gpu.listing import checks
 from tests import forked
 
 ROOT = Path(__file__).parents[2]
-
-
-def call(out: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(out)]
-    return subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def call_forked(out: Path, *words: str) -> tuple[int, str]:
@@ -60,10 +55,8 @@ def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> N
     own = ("--checks", "tests.benchmarks.checks", "--minutes", "5", "--page")
     code, printed = call_forked(tmp_path, *own, "--state", str(tmp_path / "state.tar"))
     assert code == 1, printed
-    for name, said in {
-        "crashing": "ended with exit code 3",
-        "hanging": "did not end within 8 s, and was killed",
-    }.items():
+    reasons = {"crashing": "ended with exit code 3", "hanging": "did not end within 8 s, and was killed"}
+    for name, said in reasons.items():
         found = read(tmp_path, name)
         assert (found["status"], found["reason"]) == ("failed", said)
         assert [row["value"] for row in found["rows"].values()] == [1]
@@ -75,8 +68,8 @@ def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> N
 
     # As another machine has it, where only the state arrives.
     other = tmp_path / "other"
-    second = call(other, *own, "--only", "training", "--state", str(tmp_path / "state.tar"))
-    assert second.returncode == 0, second.stderr
+    code, printed = call_forked(other, *own, "--only", "training", "--state", str(tmp_path / "state.tar"))
+    assert code == 0, printed
     going_on = read(other, "going_on")
     assert (going_on["status"], list(going_on["rows"])) == ("done", ["first", "second"])
     assert [call["versions"].keys() >= {"torch"} for call in going_on["calls"]] == [True, True]
@@ -92,11 +85,8 @@ def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_gpu_that_is_not_there_is_said(tmp_path: Path) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
     code, printed = call_forked(tmp_path, "--device", "cuda")
     assert code == 1 and "--device: found cuda, but torch sees no GPU on this machine" in printed
 

@@ -64,28 +64,6 @@ def test_it_is_copied_with_its_origin_and_sends_nothing_of_the_user(call: Call, 
     assert _Handler.requests[0]["User-Agent"] == "mlotool"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("hostile.yaml", ["hydra.run", "/hostile.yaml"]),
-        ("wrong.yaml", ["problems.classifier.loss._target_", "os.system"]),
-        ("large.yaml", [f"more than {MAX_BYTES} bytes"]),
-        ("binary.yaml", ["cannot be fetched"]),
-        ("short.yaml", ["cannot be fetched", "fewer than were announced"]),
-        ("missing.yaml", ["404"]),
-        ("circle.yaml", ["cannot be fetched"]),
-        ("to_file.yaml", ["cannot be fetched"]),
-        ("page", ["recipes/mine.yaml"]),
-        (".hidden.yaml", ["'.hidden.yaml'"]),
-    ],
-)
-def test_refused_and_nothing_written(call: Call, server: str, tmp_path: Path, name: str, words: list[str]) -> None:
-    code, _, err = call("copy", f"{server}/{name}")
-    assert code == 2
-    assert [word for word in words if word not in err] == [], err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 def test_other_urls(call: Call) -> None:
     for url in ("file:///etc/hostname", "http:///x.yaml", "http://user:password@127.0.0.1/x.yaml",
                 "http://127.0.0.1:1/x.yaml", "http://127.0.0.1/\n.yaml", "http://user@[::1/x.yaml", "://"):  # fmt: skip

@@ -11,18 +11,10 @@ from typing import Any
 import pytest
 from torch import nn
 
+from mlotool.report import models as reading
 from mlotool.report import write_report
 from mlotool.report.graph import Layout, arrange, model_section
-from mlotool.report.models import (
-    MAX_CANDIDATES,
-    MAX_DECISIONS,
-    MAX_NODES,
-    TIMES,
-    ModelNode,
-    model_boxes,
-    read_models,
-    read_paths,
-)
+from mlotool.report.models import TIMES, ModelNode, model_boxes, read_models, read_paths
 from mlotool.spaces import Operator, SharedSpace
 from tests.report.html_check import Page, read_page
 from tests.report.model_nodes import cells, node, residual, write_nodes
@@ -134,7 +126,7 @@ def test_a_node_reads_nodes_before_it_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("nodes", [cells(150), [node("x" * 100_000 + str(i), mutator="y" * 1_000) for i in range(15)]])
 def test_huge_graphs_are_bounded(tmp_path: Path, nodes: list[Any]) -> None:
     [record], _ = read_models(write_nodes(tmp_path, nodes))
-    assert len(record.nodes) <= MAX_NODES and 0 < len(model_section(record)) < 2_000_000
+    assert len(record.nodes) <= reading.MAX_NODES and 0 < len(model_section(record)) < 2_000_000
 
 
 def test_paths_of_shared_weights_are_shown_with_what_was_found(run: Path) -> None:
@@ -148,10 +140,12 @@ def test_paths_of_shared_weights_are_shown_with_what_was_found(run: Path) -> Non
 
 def test_sizes_of_paths_are_bounded(tmp_path: Path) -> None:
     wide = {"candidates": [f"c{i}" for i in range(200)], "counts": [1] * 200}
-    some = [{"name": f"d{i}", **(wide if i < 9 else COUNTED | {"name": f"d{i}"})} for i in range(MAX_DECISIONS + 5)]
+    some = [
+        {"name": f"d{i}", **(wide if i < 9 else COUNTED | {"name": f"d{i}"})} for i in range(reading.MAX_DECISIONS + 5)
+    ]
     spaces, _ = read_paths(write_paths(tmp_path, some))
-    assert len(spaces["classifier"]) == MAX_DECISIONS
-    assert {len(candidates) for candidates in spaces["classifier"].values()} == {MAX_CANDIDATES, 2}
+    assert len(spaces["classifier"]) == reading.MAX_DECISIONS
+    assert {len(candidates) for candidates in spaces["classifier"].values()} == {reading.MAX_CANDIDATES, 2}
 
 
 def test_the_super_graph_shows_the_shares_of_its_candidates_and_what_was_found(run: Path) -> None:
