@@ -65,18 +65,6 @@ def test_names_that_lead_elsewhere(call: Call, tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_tree_of_recipes_that_doubles(call: Call, recipes: Path) -> None:
-    for level in range(30):
-        for side in "ab":
-            defaults = f"[r{level + 1}a, r{level + 1}b]" if level < 29 else "[plain]"
-            (recipes / f"r{level}{side}.yaml").write_text(f"# @package _global_\ndefaults: {defaults}\n")
-    started = time.monotonic()
-    for verb in ("run", "validate"):
-        code, _, err = call(verb, "r0a")
-        assert code == 2 and "twice" in err
-    assert time.monotonic() - started < SECONDS
-
-
 def test_names_that_hydra_would_resolve(call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file or folder named `${oc.env:SECRET}`: Hydra would resolve the name, and print the variable."""
     monkeypatch.setenv("SECRET", "a-secret-of-the-environment")
