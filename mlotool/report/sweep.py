@@ -5,7 +5,6 @@ Jobs that differ in nothing but their seed are samples of one setting.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -286,10 +285,15 @@ def split_keys(parameters: Sequence[Mapping[str, str]]) -> tuple[list[str], dict
 
 
 def labels(keys: Sequence[str]) -> dict[str, str]:
-    """Return for each key its last two parts, where no other key has them; of a decision its last part."""
-    ends = {key: ".".join(key.split(".")[-1 if key.startswith(DECISION) else -2 :]) for key in keys}
-    counts = Counter(ends.values())
-    return {key: end if counts[end] == 1 else key for key, end in ends.items()}
+    """Return for each key the shortest end that is its alone, of two parts where it has them; of a decision of one."""
+
+    def label(key: str) -> str:
+        parts = key.split(".")
+        counts = range(1 if key.startswith(DECISION) else min(2, len(parts)), len(parts))
+        ends = (".".join(parts[-count:]) for count in counts)
+        return next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key)
+
+    return {key: label(key) for key in keys}
 
 
 # Jobs that a note names.

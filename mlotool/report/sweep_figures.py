@@ -86,7 +86,8 @@ def objective_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     baseline, plan, order = random_baseline(comparison), comparison.plan, np.arange(len(settings))
     is_wide = len(settings) > MANY or baseline is not None or plan.num_random > 0
     plot = book.new(WIDE_INCHES if is_wide else SIZE_INCHES)
-    seen = visible_range([value for one in known.values() for value in one.values or [one.drawn or 0.0]])
+    beside = [] if baseline is None else baseline.best[np.isfinite(baseline.best)].tolist()
+    seen = visible_range([*beside, *(value for one in known.values() for value in one.values or [one.drawn or 0.0])])
     if comparison.mode and plan.sampler:
         style: dict[str, Any] = {"where": "post", "color": light("problem-1"), "zorder": 3}
         [drawn["best so far"]] = plot.axes.step(order, seen.clip(best_so_far(comparison)), **style)

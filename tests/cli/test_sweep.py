@@ -33,25 +33,17 @@ def test_a_sweep_that_cannot_start_leaves_nothing(call: Call, tmp_path: Path, wo
 @pytest.mark.parametrize("words", [("+sweep.params.seed='0,1'",), ("seed=3,4",)])
 def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(words: tuple[str, ...], call: Call, tmp_path: Path) -> None:
     params = "" if words[:1] == ("+sweep.params.seed='0,1'",) else 'sweep: {params: {seed: "0,1"}}\n'
-    (tmp_path / "swept.yaml").write_text(
-        f"# @package _global_\n# Mine.\ndefaults: [plain, _self_]\nname: swept\n{params}"
-    )
-    code, _, err = call("run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words)
+    head = "# @package _global_\n# Mine.\ndefaults: [plain, _self_]\nname: swept\n"
+    (tmp_path / "swept.yaml").write_text(head + params)
+    command = ("run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words)
+    code, _, err = call(*command)
     assert code == 0, err
     [sweep] = (tmp_path / "outputs" / "swept" / "multirun").iterdir()
     seeds = [row["seed"] for row in csv.DictReader((sweep / "sweep.csv").read_text().splitlines())]
     assert seeds == (["3", "4"] if "seed=3,4" in words else ["0", "1"])
-    code, _, err = call(
-        "run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words, "resume=auto"
-    )
-    assert code == 0, err
-    assert f"going on with the sweep in {sweep.relative_to(tmp_path)}" in err
+    code, _, err = call(*command, "resume=auto")
+    assert code == 0 and f"going on with the sweep in {sweep.relative_to(tmp_path)}" in err
     assert list(sweep.parent.iterdir()) == [sweep]
-
-
-def test_sweep_settings_without_a_sweep_warn(call: Call) -> None:
-    code, _, err = call("run", "+recipe=plain", "seed=-1", "sweep.workers=2")
-    assert code == 2 and "found sweep settings, which act in a sweep only; add -m" in err
 
 
 # Slow until the file is there, so that no job ends before all were interrupted.
