@@ -43,9 +43,8 @@ def test_a_job_that_is_refused_does_not_end_those_beside_it(tmp_path: Path) -> N
     # A job in a group is a run like any other, but for its page, which is made when it is asked for.
     expected = {"config.yaml", "metrics.csv", "summary.json", "provenance.json", "overrides.txt", "recipe.yaml"}
     assert expected <= {each.name for each in (sweep / "4").iterdir()}
-    assert not (sweep / "4" / "report.html").exists()
-    assert "4/report.html" not in (sweep / "sweep.html").read_text()
-    assert (sweep / "4" / "overrides.txt").read_text().splitlines()[-2:] == [
+    assert not (sweep / "4" / "report.html").exists() and "4/report.html" not in (sweep / "sweep.html").read_text()
+    assert (sweep / "4" / "overrides.txt").read_text().split()[-2:] == [
         "seed=2",
         "problems.classifier.optimizer.lr=0.1",
     ]

@@ -251,12 +251,16 @@ def _process(folder: Path, *words: str, **environment: str | None) -> subprocess
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_an_odd_environment_changes_nothing(tmp_path: Path) -> None:
+def test_an_odd_environment_changes_nothing_and_letters_that_it_has_not_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.yaml").write_text(PLAIN.replace("\n", "\n# To \u2192 1.\n", 1), encoding="utf-8")
     odd = {"HOME": None, "TMPDIR": "/no/such/folder", "COLUMNS": "wide", "LC_ALL": "C", "PYTHONUTF8": "0"}
-    for environment in (odd, {"COLUMNS": "20", "PYTHONIOENCODING": "ascii", "PYTHONWARNINGS": "error"}):
+    strict = {"COLUMNS": "20", "PYTHONIOENCODING": "ascii:strict", "PYTHONWARNINGS": "error"}
+    for environment in ({**odd, "PYTHONCOERCECLOCALE": "0"}, strict):
         done = _process(tmp_path, "show", "plain", **environment)
         assert done.returncode == 0, done.stderr
         assert "problems:" in done.stdout and "Traceback" not in done.stderr
+        assert r"To \u2192" in _process(tmp_path, "list", **{**environment, "COLUMNS": "99"}).stdout
 
 
 def test_a_thread_that_a_package_leaves_does_not_keep_the_command_alive(folder: Path) -> None:

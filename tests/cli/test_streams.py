@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 GONE = "(sleep 0.05; {command} 2>&1) | true; exit ${{PIPESTATUS[0]}}"
 """Its reader has gone before it says a word."""
 
@@ -43,23 +41,6 @@ def test_a_run_trains_whoever_reads(tmp_path: Path) -> None:
     assert _called(tmp_path, "{command} >&- 2>/dev/full <&-", words).returncode == 0
     [summary] = tmp_path.glob("outputs/plain/*/summary.json")
     assert '"status": "finished"' in summary.read_text()
-
-
-ENCODINGS = {
-    "strict": {"PYTHONIOENCODING": "ascii:strict"},
-    "no locale": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-}
-RECIPE = "# @package _global_\n# Größe → 1.\ndefaults: [plain, _self_]\n"
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_what_an_encoding_does_not_have_is_written_as_an_escape(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "mine.yaml").write_text(RECIPE, encoding="utf-8")
-    done = _called(tmp_path, "{command}", "list", **ENCODINGS[encoding])
-    assert done.returncode == 0, done.stderr
-    [line] = [each for each in done.stdout.splitlines() if each.split()[:1] == ["mine"]]
-    assert r"\u2192 1." in line
 
 
 def test_a_word_that_is_no_text_is_refused(tmp_path: Path) -> None:

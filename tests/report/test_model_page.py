@@ -95,7 +95,6 @@ def test_markup_in_nodes_decisions_and_paths_is_text(run: Path) -> None:
 
 
 STRANGE: list[Any] = [
-    "{",
     {"problems": {"a": {"nodes": {"id": "x"}, "decisions": "x", "num_parameters": "many"}}},
     {"problems": {"a": {"nodes": [None], "decisions": [{"name": ["a"], "candidates": 7}], "num_parameters": -1e300}}},
     '{"problems": {"a": {"nodes": [' + ", ".join(["{}"] * 800_000) + "]}}}",
