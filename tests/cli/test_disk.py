@@ -14,8 +14,7 @@ from mlotool.cli import job
 from mlotool.core import files
 from mlotool.core.errors import WriteError
 from tests.cli.conftest import Call
-from tests.report.run_folders import write_metrics
-from tests.report.sweep_folders import write_job
+from tests.report.run_folders import write_job, write_metrics
 
 WORDS = ("run", "plain", "runner.accelerator=cpu", "logger.wandb=false", "runner.progress_bar=false")
 SHORT = ("runner.max_ticks=2", "hydra.run.dir=run")

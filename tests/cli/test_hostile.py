@@ -18,8 +18,7 @@ import mlotool
 from mlotool.cli.main import main
 from mlotool.core.errors import MlotoolError
 from tests.cli.conftest import Call, Result
-from tests.cli.hostile import HEADER, RECIPES
-from tests.cli.hostile_folders import RUNS, SECRET, SWEEPS, Builder
+from tests.cli.hostile import HEADER, RECIPES, RUNS, SECRET, SWEEPS, Builder
 
 # Of this process's own work; two are usual.
 SECONDS = 20

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.sweep_folders import write_job
+from tests.report.run_folders import write_job
 from tests.report.test_search_page import printed
 
 LONG = "problems.classifier_of_a_long_name.optimizer"

@@ -17,8 +17,7 @@ from mlotool.report.graph import Layout, arrange, model_section, problem_graph
 from mlotool.report.models import TIMES, ModelNode, model_boxes, read_models, read_paths
 from mlotool.spaces import Operator, SharedSpace
 from tests.report.html_check import Page, read_page
-from tests.report.model_nodes import cells, node, residual, write_nodes
-from tests.report.run_folders import mwn_config, problem, write_run
+from tests.report.run_folders import cells, mwn_config, node, problem, residual, write_nodes, write_run
 
 EVIL = '"><script>alert(1)</script><b onload=x>\x1b[2J'
 COUNTED = {"name": "kernel_0", "candidates": ["k3", "k5"], "counts": [1200, 300]}

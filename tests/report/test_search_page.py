@@ -18,8 +18,7 @@ from mlotool.report import write_report, write_sweep_page, write_sweep_summary
 from mlotool.report.search import best_so_far, front, points, random_baseline
 from mlotool.report.sweep import compare
 from tests.report.html_check import Page, read_page
-from tests.report.model_nodes import residual, write_nodes
-from tests.report.sweep_folders import write_job
+from tests.report.run_folders import residual, write_job, write_nodes
 from tests.report.test_sweep import read as table
 
 SCRIPT = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")

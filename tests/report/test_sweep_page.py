@@ -10,7 +10,7 @@ from mlotool.report import write_sweep_page
 from mlotool.report.sweep import Column, compare
 from mlotool.report.sweep_figures import importances, inherited_pairs
 from tests.report.html_check import Page, read_page
-from tests.report.sweep_folders import write_begun, write_job, write_plan
+from tests.report.run_folders import write_begun, write_job, write_plan
 
 SCRIPT = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
 CHROMIUM = shutil.which("chromium")
