@@ -1,20 +1,17 @@
 """`resume=` as it is typed: exit codes, the line that says how to go on, sweeps, and searches that are killed."""
 
 import csv
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import mlotool
 from tests import forked
 from tests.cli.conftest import Call, Recipe
+from tests.cli.test_sweep import begin
 from tests.runner.test_resume import assert_same
 
 WORDS = ["+recipe=mwn", "logger=csv", "debug=fast", "runner.progress_bar=false", "runner.report=false"]
@@ -48,35 +45,18 @@ def test_what_is_wrong_is_told(call: Call, recipe: Recipe) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sweep", [False, True])
 def test_sigterm_and_what_it_says_to_type(tmp_path: Path, is_sweep: bool) -> None:
-    words = ["run", *(["-m", "seed=0,1"] if is_sweep else []), *WORDS, "debug=off", "runner.max_ticks=150"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
-    command = [sys.executable, "-m", "mlotool", *words]
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *more], capture_output=True, text=True, cwd=tmp_path, env=environment)
-
+    long = [*WORDS, "debug=off", "runner.max_ticks=150"]
+    words = ["run", *(["-m", "seed=0,1"] if is_sweep else []), *long]
     folder = "outputs/mwn/multirun/*/1" if is_sweep else "outputs/mwn/*"
-    pattern = f"{folder}/checkpoints/last.ckpt"
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as process:
-        try:
-            while process.poll() is None and not any(tmp_path.glob(pattern)):
-                time.sleep(0.05)
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 143
-    [line] = [line for line in err.splitlines() if line.startswith("mlotool: go on with: mlotool run ")]
-    resume = line.split()[-1]
-    done = run(resume)
-    assert done.returncode == 0, done.stderr
+    process = begin(words, tmp_path)
+    wait_until(process, lambda: any(tmp_path.glob(f"{folder}/checkpoints/last.ckpt")))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    said = (tmp_path / "errors.txt").read_text().splitlines()
+    [line] = [line for line in said if line.startswith("mlotool: go on with: mlotool run ")]
+    assert begin([*words, line.split()[-1]], tmp_path).wait() == 0
     [resumed] = tmp_path.glob(folder)
-    whole = subprocess.run(
-        [sys.executable, "-m", "mlotool", "run", *WORDS, "debug=off", "runner.max_ticks=150", f"seed={int(is_sweep)}",
-         "hydra.run.dir=whole"],
-        capture_output=True, text=True, cwd=tmp_path, env=environment,
-    )  # fmt: skip
-    assert whole.returncode == 0, whole.stderr
+    assert begin(["run", *long, f"seed={int(is_sweep)}", "hydra.run.dir=whole"], tmp_path).wait() == 0
     assert (resumed / "metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()
 
 
