@@ -4,14 +4,13 @@ import csv
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import forked
 from tests.cli.conftest import Call, Recipe
-from tests.cli.test_sweep import begin
+from tests.cli.test_sweep import begin, wait_until
 from tests.runner.test_resume import assert_same
 
 WORDS = ["+recipe=mwn", "logger=csv", "debug=fast", "runner.progress_bar=false", "runner.report=false"]
@@ -60,7 +59,7 @@ def test_sigterm_and_what_it_says_to_type(tmp_path: Path, is_sweep: bool) -> Non
     assert (resumed / "metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()
 
 
-NUM_KILLS, NUM_TRIALS, SECONDS = 5, 20, 200.0
+NUM_KILLS, NUM_TRIALS = 5, 20
 SHARED = ["+recipe=explore_enas", "data.sizes={train: 100, meta: 100, val: 100, test: 100}", "runner.max_ticks=40",
           "runner.checkpoint_seconds=1e-9", "runner.report=false", "logger=csv", "runner.progress_bar=false",
           "evaluate.splits.val=6", "resume=auto"]  # fmt: skip
@@ -68,15 +67,6 @@ STUDY = ["-m", "+recipe=mwn", "debug=fast", "logger=csv", "runner.report=false",
          "sweep=optuna", f"sweep.num_trials={NUM_TRIALS}", "sweep.workers=2",
          "problems.classifier.optimizer.lr=tag(log, interval(1e-3, 1e-1))",
          "problems.reweight.optimizer.lr=1e-3,1e-2"]  # fmt: skip
-
-
-def wait_until(process: forked.Forked, is_so: Callable[[], bool]) -> None:
-    """Wait for a moment of a command; one that ends before is an error."""
-    until = time.monotonic() + SECONDS
-    while not is_so():
-        assert process.poll() is None, "it has ended before it could be killed"
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def written(file: Path) -> int:

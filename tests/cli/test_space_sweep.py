@@ -14,6 +14,7 @@ import mlotool
 from mlotool.cli.main import main
 from mlotool.core.run_files import read_json
 from tests import forked
+from tests.cli.test_sweep import wait_until
 
 optuna = pytest.importorskip("optuna")
 
@@ -119,7 +120,7 @@ def test_one_model_of_a_space(
     assert "mutator 'norm': node 'layers.3' does not take" in capsys.readouterr().err
 
 
-NUM_TRIALS, NUM_KILLS, SECONDS_TO_MOMENT = 40, 20, 300.0
+NUM_TRIALS, NUM_KILLS = 40, 20
 MOMENTS = ("plan.json", "study.db", "*/job.json", "*/checkpoints/*.ckpt", "*/summary.json")
 """Files of a sweep whose next change is when it is killed: it has taken up its trials, draws, starts jobs, trains, and
 has seen a job end. Between two kills at most one process of four jobs ends, and of 20 kills 8 let it come so far."""
@@ -146,15 +147,10 @@ def finished(sweep: Path) -> dict[int, set[tuple[str, int]]]:
 
 
 def wait_for(process: forked.Forked, pattern: str, before: set[tuple[str, int]]) -> Path:
-    """Return the sweep once a file of a pattern is written; a search that ends before is an error."""
-    until = time.monotonic() + SECONDS_TO_MOMENT
-    while time.monotonic() < until:
-        assert process.poll() is None, "the search has ended before it could be killed"
-        for sweep in Path("outputs/small/multirun").glob("*"):
-            if written(sweep, pattern) - before:
-                return sweep
-        time.sleep(0.01)
-    raise AssertionError(f"no {pattern} was written")
+    """Return the sweep once a file of a pattern is written."""
+    sweeps = Path("outputs/small/multirun")
+    wait_until(process, lambda: any(written(sweep, pattern) - before for sweep in sweeps.glob("*")))
+    return next(sweep for sweep in sweeps.glob("*") if written(sweep, pattern) - before)
 
 
 def save_state(run: Path) -> None:

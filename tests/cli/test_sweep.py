@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def loss(batch, *, model):
 """
 
 
+def wait_until(process: forked.Forked, is_so: Callable[[], bool]) -> None:
+    """Wait for a moment of a command; one that ends before is an error."""
+    until = time.monotonic() + 200
+    while not is_so():
+        assert process.poll() is None, "it has ended before it could be killed"
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def begin(words: list[str], folder: Path) -> forked.Forked:
     """Begin a command in a forked process, whose output goes to out.txt and errors.txt."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -80,11 +90,7 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     errors = tmp_path / "errors.txt"
     first = begin(words, tmp_path)
     multirun = tmp_path / "outputs" / "plain" / "multirun"
-    until = time.monotonic() + 120
-    while len(list(multirun.glob("*/*/checkpoints/last.ckpt"))) < 2:
-        assert first.poll() is None, errors.read_text()
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(first, lambda: len(list(multirun.glob("*/*/checkpoints/last.ckpt"))) == 2)
     first.send_signal(signal.SIGTERM)
     code, err = first.wait(), errors.read_text()
     assert code == 143, err
@@ -153,12 +159,9 @@ def test_a_sweep_goes_on_after_a_signal_with_the_same_groups(tmp_path: Path) -> 
     words += ["debug.limit_ticks=400", "runner.max_ticks=400", "runner.checkpoint_seconds=0.05", "seed=0,1,2"]
     words += ["resume=auto"]
     first = begin(words, tmp_path)
-    multirun, until = tmp_path / "outputs" / "plain" / "multirun", time.monotonic() + 120
     # Not while the runs begin, which takes no tick.
-    while not any(read_checkpoint(path)["tick"] for path in multirun.glob("*/0/checkpoints/last.ckpt")):
-        assert first.poll() is None, (tmp_path / "errors.txt").read_text()
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    last = "outputs/plain/multirun/*/0/checkpoints/last.ckpt"
+    wait_until(first, lambda: any(read_checkpoint(path)["tick"] for path in tmp_path.glob(last)))
     first.send_signal(signal.SIGINT)
     code, errors = first.wait(), (tmp_path / "errors.txt").read_text()
     assert code == 130, errors
