@@ -260,17 +260,6 @@ def names_that_are_no_texts(folder: Path, outside: Path) -> None:
     (folder / "1").rename(Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe1")))
 
 
-@sweep
-def thousands_of_jobs_and_keys(folder: Path, outside: Path) -> None:
-    for number in range(2, 300):
-        job = folder / str(number)
-        job.mkdir()
-        (job / "overrides.txt").write_text("".join(f"k{key}={number}{key}\n" for key in range(60)))
-        objective = {"key": "val/accuracy", "value": number, "mode": "max"}
-        content = {"status": "finished", "objective": objective, "metrics": {f"m{key}": key for key in range(60)}}
-        (job / "summary.json").write_text(json.dumps(content))
-
-
 class _Made:
     """Unpickled, it makes a folder."""
 

@@ -84,3 +84,4 @@ def test_never_over_another_file_or_through_a_link(call: Call, server: str, tmp_
         assert call("copy", f"{server}/mine.yaml", target, "--force")[0] == 0
     assert not outside.exists() and not link.is_symlink()
     assert "seed: 3" in (tmp_path / "kept.yaml").read_text()
+    assert call("copy", "mwn", "some/where/other.yaml")[0] == 0 and call("copy", "mwn", "some/where/other.yaml")[0] == 2

@@ -56,14 +56,10 @@ def test_exit_codes(call: Call, monkeypatch: pytest.MonkeyPatch, raised: BaseExc
 
 @pytest.mark.filterwarnings("always")
 def test_a_warning_has_no_path(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def warn(words: object) -> int:
-        warnings.warn("raise the damping", stacklevel=1)
-        return 0
-
     def show(message: Warning | str, *rest: object) -> None:
         sys.stderr.write(f"Python's way: {message}")
 
-    monkeypatch.setattr(list_verb, "main", warn)
+    monkeypatch.setattr(list_verb, "main", lambda words: warnings.warn("raise the damping", stacklevel=1) or 0)
     monkeypatch.setattr(warnings, "showwarning", show)
     assert main(["list"]) == 0
     assert capsys.readouterr().err == "mlotool: warning: raise the damping\n"

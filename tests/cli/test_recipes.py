@@ -59,17 +59,6 @@ def test_copy_and_show_the_copy(call: Call, tmp_path: Path) -> None:
     assert call("show", "mwn", "--all")[1] == call("show", str(copied), "--all")[1]
 
 
-def test_copy_refuses_to_overwrite(call: Call, tmp_path: Path) -> None:
-    target = tmp_path / "recipes" / "mwn.yaml"
-    call("copy", "mwn")
-    target.write_text("mine")
-    code, _, err = call("copy", "mwn")
-    assert (code, target.read_text()) == (2, "mine")
-    assert "--force" in err
-    assert call("copy", "mwn", "--force")[0] == call("copy", "mwn", "some/where/other.yaml")[0] == 0
-    assert target.read_text() == (tmp_path / "some" / "where" / "other.yaml").read_text()
-
-
 @pytest.mark.parametrize("width", [10, 80])
 def test_fits_and_folds(call: Call, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
