@@ -24,13 +24,7 @@ from unittest import mock
 
 from mlotool.sweep.launchers import open_log
 
-IMPORTED = [
-    "mlotool.cli.main",
-    "mlotool.cli.sweep_job",
-    "mlotool.runner",
-    "mlotool.runner.run_config",
-    "sklearn.datasets",
-]
+IMPORTED = [f"mlotool.{name}" for name in ("cli.main", "cli.sweep_job", "runner.run_config")] + ["sklearn.datasets"]
 CONTEXT = multiprocessing.get_context("forkserver")
 SERVER: Any = forkserver._forkserver
 

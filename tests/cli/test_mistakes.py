@@ -148,7 +148,6 @@ RECIPES = {
     "an upper problem that never steps": changed("SGD, lr: 0.01}", "SGD, lr: 0.01}\n    warmup_steps: 300", "runner.max_ticks", "602", code=0, leaves=True),
     "a start from a solver that takes no steps": built_in("maml  hypergradient=cg", "reset_to", "hypergradient: unrolled"),
     "a learned rate and a scheduler": built_in(f"learned_lr  +{P}scheduler={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}}", f"{P}scheduler"),
-    "more stages than layers": built_in(f"layerparallel_penalty  {P}parallel.stages=100", "found 100 stages"),
 }
 CODE = {
     "inputs of another size": slip("", f"+{P}module.inputs=10", ", in forward", "8x64 and 10x10", BATCH),

@@ -173,12 +173,10 @@ def residual(num_blocks: int, changed: Sequence[int] = ()) -> list[Node]:
     for number in range(num_blocks):
         before, name = nodes[-1]["id"], f"blocks.{number}"
         mutator = "kernel" if number in changed else None
-        nodes += [
-            node(f"{name}.convolution", before, kind="Conv2d", mutator=mutator),
-            node(f"{name}.norm", f"{name}.convolution", kind="BatchNorm2d"),
-            node(f"{name}:add", f"{name}.norm", before, kind="add"),
-            node(f"{name}:relu", f"{name}:add", kind="relu"),
-        ]
+        nodes.append(node(f"{name}.convolution", before, kind="Conv2d", mutator=mutator))
+        nodes.append(node(f"{name}.norm", f"{name}.convolution", kind="BatchNorm2d"))
+        nodes.append(node(f"{name}:add", f"{name}.norm", before, kind="add"))
+        nodes.append(node(f"{name}:relu", f"{name}:add", kind="relu"))
     return [*nodes, node("output", nodes[-1]["id"], kind="output")]
 
 
@@ -199,10 +197,8 @@ def cells(num_cells: int) -> list[Node]:
 
 def write_nodes(folder: Path, nodes: Sequence[Any], decisions: Mapping[str, str] | None = None, **record: Any) -> Path:
     """Write nodes.json of one problem."""
-    made = [
-        {"name": name, "value": value, "candidates": ["k3", "k5"], "num_candidates": 2}
-        for name, value in (decisions or {}).items()
-    ]
+    both = {"candidates": ["k3", "k5"], "num_candidates": 2}
+    made = [{"name": name, "value": value, **both} for name, value in (decisions or {}).items()]
     content = {"num_parameters": 19074, "num_nodes": len(nodes), "nodes": list(nodes), "decisions": made, **record}
     (folder / "nodes.json").write_text(json.dumps({"problems": {"classifier": content}}))
     return folder

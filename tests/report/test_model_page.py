@@ -19,7 +19,6 @@ from mlotool.spaces import Operator, SharedSpace
 from tests.report.html_check import Page, read_page
 from tests.report.run_folders import cells, mwn_config, node, problem, residual, write_nodes, write_run
 
-EVIL = '"><script>alert(1)</script><b onload=x>\x1b[2J'
 COUNTED = {"name": "kernel_0", "candidates": ["k3", "k5"], "counts": [1200, 300]}
 LEARNED = {"name": "kernel_0", "candidates": ["k3", "k5"], "probabilities": [0.25, 0.75], "found": "k5"}
 
