@@ -1,19 +1,15 @@
 """Processes that begin with torch, Lightning and mlotool imported: forked from a server that has imported them.
 
 Importing them takes a process seconds, and what a test lets it do less than one. Each worker of pytest has one server,
-which starts with the first process that is asked of it and ends with the worker. A forked process has a folder, an
-environment and files of its own, as one that is started by `subprocess`; what it does is a function of a module.
+that of `multiprocessing`. A forked process has a folder, an environment and files of its own, as one that is started
+by `subprocess`; what it does is a function of a module. Processes that it starts itself are forked by the same server.
 """
 
 import atexit
 import contextlib
-import gc
+import multiprocessing
 import os
-import pickle
-import select
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,56 +17,45 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from multiprocessing import forkserver, reduction
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest import mock
 
 from mlotool.sweep.launchers import open_log
 
-ROOT = Path(__file__).parents[1]
-IMPORTED = (
-    "mlotool.cli.main",
-    "mlotool.cli.sweep_job",
-    "mlotool.runner",
-    "mlotool.runner.run_config",
-    "sklearn.datasets",
-)
-NUMBER = struct.Struct("q")
-
-_address: str | None = None
-"""Of the server; a forked process knows it as well, and may have others forked."""
+IMPORTED = [f"mlotool.{name}" for name in ("cli.main", "cli.sweep_job", "runner.run_config")] + ["sklearn.datasets"]
+CONTEXT = multiprocessing.get_context("forkserver")
+SERVER: Any = forkserver._forkserver
 
 
 class Forked:
     """A forked process, with the methods of `subprocess.Popen` that tests and the launcher use.
 
     Args:
-        channel: gives the process's id, and its exit code once it has ended.
+        process: it has been started.
         stdin: the other end of its standard input, or None where it has none.
     """
 
-    def __init__(self, channel: socket.socket, stdin: BinaryIO | None) -> None:
-        self._channel = channel
-        [self.pid] = NUMBER.unpack(channel.recv(NUMBER.size, socket.MSG_WAITALL))
-        self.stdin = stdin
-        self.returncode: int | None = None
+    def __init__(self, process: Any, stdin: BinaryIO | None) -> None:
+        self._process, self.pid, self.stdin = process, process.pid, stdin
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, minus the signal where one has killed it; None while it runs."""
+        code: int | None = self._process.exitcode
+        return code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, minus the signal where one has killed it; raise as Popen does."""
+        """Return the exit code; raise as Popen does."""
+        self._process.join(timeout)
         if self.returncode is None:
-            self._channel.settimeout(timeout)
-            try:
-                [self.returncode] = NUMBER.unpack(self._channel.recv(NUMBER.size, socket.MSG_WAITALL))
-            except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired("forked", timeout or 0.0) from None
-            self._channel.close()
-        assert self.returncode is not None
+            raise subprocess.TimeoutExpired("forked", timeout or 0.0)
         return self.returncode
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.wait(0.0)
-        return None
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
@@ -81,6 +66,21 @@ class Forked:
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+class Descriptor:
+    """The descriptor of a file, which a process is given when it begins."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return _detached, (reduction.DupFd(self.number),)
+
+
+def _detached(duplicate: Any) -> int:
+    number: int = duplicate.detach()
+    return number
 
 
 def start(
@@ -114,16 +114,23 @@ def start(
         "environment": dict(os.environ if environment is None else environment),
         "path": list(sys.path),
         "is_session": is_session,
+        "server": _address(),
     }
-    content = pickle.dumps(request)
-    channel = socket.socket(socket.AF_UNIX)
-    try:
-        channel.connect(_server())
-        socket.send_fds(channel, [NUMBER.pack(len(content))], [reader, *output])
-        channel.sendall(content)
-    finally:
-        os.close(reader)
-    return Forked(channel, stdin)
+    process = CONTEXT.Process(target=_be, args=(request, [Descriptor(number) for number in (reader, *output)]))
+    process.start()
+    os.close(reader)
+    return Forked(process, stdin)
+
+
+def _address() -> str:
+    """Return the address of the server, which starts with the first process that is asked of it."""
+    # What is forked computes with as many threads as the server, which has imported torch.
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path):
+        CONTEXT.set_forkserver_preload(IMPORTED)
+        SERVER.ensure_running()
+    address: str = SERVER._forkserver_address
+    return address
 
 
 def command(
@@ -135,29 +142,18 @@ def command(
 
 def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
     """Begin a rank of a run: what `mlotool.runner.launcher._start` does, but for a new interpreter."""
+    environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     with Path(os.devnull).open("w") as nowhere:
-        return start(
-            call_mlotool,
-            ("rank", str(folder)),
-            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            output=(nowhere.fileno() if rank else 1, 2),
-            has_stdin=True,
-            is_session=True,
-        )
+        output, own = (nowhere.fileno() if rank else 1, 2), dict[str, Any](has_stdin=True, is_session=True)
+        return start(call_mlotool, ("rank", str(folder)), environment=environment, output=output, **own)
 
 
 def start_job(folders: Sequence[Path], environment: Mapping[str, str], module: str) -> Forked:
     """Begin jobs of a sweep: what `mlotool.sweep.launchers.start_process` does, but for a new interpreter."""
     job = import_module(module).main
     with open_log(folders) as log:
-        return start(
-            job,
-            folders,
-            environment={**os.environ, **environment},
-            output=(log.fileno(), log.fileno()),
-            has_stdin=True,
-            is_session=True,
-        )
+        output, own = (log.fileno(), log.fileno()), dict[str, Any](has_stdin=True, is_session=True)
+        return start(job, folders, environment={**os.environ, **environment}, output=output, **own)
 
 
 def run(
@@ -188,81 +184,6 @@ def call_mlotool(words: tuple[str, ...]) -> int:
     return main()
 
 
-def _server() -> str:
-    """Return the address of the server of this process, and start it if there is none."""
-    global _address
-    if _address is None:
-        folder = tempfile.TemporaryDirectory(prefix="mlotool_tests_")
-        address = str(Path(folder.name) / "server")
-        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        server = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from tests import forked; forked.serve(sys.argv[1])", address],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # A terminal's Ctrl-C is for pytest, which ends it.
-            start_new_session=True,
-        )
-        assert server.stdin is not None
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"ready\n"
-        server.stdout.close()
-        _address = address
-        atexit.register(_end, server, folder)
-    return _address
-
-
-def _end(server: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory[str]") -> None:
-    server.stdin.close()  # type: ignore[union-attr]
-    server.wait()
-    folder.cleanup()
-
-
-def serve(address: str) -> None:
-    """Fork a process for each that connects, until standard input ends."""
-    global _address
-    for name in IMPORTED:
-        import_module(name)
-    # What is forked would wait for locks that another thread has held.
-    assert threading.active_count() == 1
-    gc.freeze()
-    _address = address
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        print("ready", flush=True)
-        while listener in select.select([0, listener], [], [])[0]:
-            channel, _ = listener.accept()
-            if not os.fork():
-                listener.close()
-                _watch(channel)
-            channel.close()
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-    os._exit(0)
-
-
-def _watch(channel: socket.socket) -> None:
-    """Let a process do what is requested, and tell its end; the process that watches does nothing else."""
-    size, descriptors, *_ = socket.recv_fds(channel, NUMBER.size, 3)
-    content = channel.recv(NUMBER.unpack(size)[0], socket.MSG_WAITALL)
-    process = os.fork()
-    if not process:
-        channel.close()
-        _be(pickle.loads(content), descriptors)
-    for each in (0, 1, 2, *descriptors):
-        os.close(each)
-    # Who asked may be gone.
-    with contextlib.suppress(BrokenPipeError):
-        channel.sendall(NUMBER.pack(process))
-    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    with contextlib.suppress(BrokenPipeError):
-        channel.sendall(NUMBER.pack(code))
-    os._exit(0)
-
-
 def _be(request: dict[str, Any], descriptors: list[int]) -> None:
     """Become the process of a request, and end with it."""
     code: object = 1
@@ -270,6 +191,8 @@ def _be(request: dict[str, Any], descriptors: list[int]) -> None:
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
+        # What it starts itself is forked by the server that has forked it.
+        SERVER._forkserver_address, SERVER.ensure_running = request["server"], lambda: None
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])

@@ -211,14 +211,12 @@ def ladder(cubic: float = 0.0) -> Case:
             found[names] = _minimise(lambda x, f=loss, s=rung_below[names[1]]: f(x, *s), size=2)
         return found
 
-    return Case(
-        {"a1": a1, "b1": b1, "a2": a2, "b2": b2, "a3": a3, "b3": b3, "top": top},
+    losses = {"a1": a1, "b1": b1, "a2": a2, "b2": b2, "a3": a3, "b3": b3, "top": top}
+    graph = (
         {"top": ["a1", "b1"]},
         {"a1": ["a2", "b2"], "b1": ["a2", "b2"], "a2": ["a3", "b3"], "b2": ["a3", "b3"], "a3": ["top"], "b3": ["top"]},
-        solve,
-        "top",
-        start=vector(99, 2),
     )
+    return Case(losses, *graph, solve, "top", start=vector(99, 2))
 
 
 def trilevel(cubic: float = 0.0) -> Case:
@@ -238,13 +236,8 @@ def trilevel(cubic: float = 0.0) -> Case:
         p = _minimise(lambda x: pretrain(x, a))
         return {"pretrain": p, "finetune": _minimise(lambda x: finetune(x, p))}
 
-    return Case(
-        {"pretrain": pretrain, "finetune": finetune, "top": top},
-        {"top": ["pretrain"]},
-        {"pretrain": ["finetune"], "finetune": ["top"]},
-        solve,
-        "top",
-    )
+    losses = {"pretrain": pretrain, "finetune": finetune, "top": top}
+    return Case(losses, {"top": ["pretrain"]}, {"pretrain": ["finetune"], "finetune": ["top"]}, solve, "top")
 
 
 def two_path(cubic: float = 0.0) -> Case:
@@ -264,13 +257,8 @@ def two_path(cubic: float = 0.0) -> Case:
         x = _minimise(lambda x: low(x, a))
         return {"low": x, "mid": _minimise(lambda y: mid(y, x, a))}
 
-    return Case(
-        {"low": low, "mid": mid, "top": top},
-        {"top": ["low", "mid"]},
-        {"low": ["mid", "top"], "mid": ["top"]},
-        solve,
-        "top",
-    )
+    losses = {"low": low, "mid": mid, "top": top}
+    return Case(losses, {"top": ["low", "mid"]}, {"low": ["mid", "top"], "mid": ["top"]}, solve, "top")
 
 
 def diamond(cubic: float = 0.0) -> Case:
@@ -292,13 +280,9 @@ def diamond(cubic: float = 0.0) -> Case:
         b = _minimise(lambda x: base(x, a))
         return {"base": b, "left": _minimise(lambda x: left(x, b)), "right": _minimise(lambda x: right(x, b))}
 
-    return Case(
-        {"base": base, "left": left, "right": right, "top": top},
-        {"top": ["base"]},
-        {"base": ["left", "right"], "left": ["top"], "right": ["top"]},
-        solve,
-        "top",
-    )
+    losses = {"base": base, "left": left, "right": right, "top": top}
+    graph = {"top": ["base"]}, {"base": ["left", "right"], "left": ["top"], "right": ["top"]}
+    return Case(losses, *graph, solve, "top")
 
 
 def nested(cubic: float = 0.0, shapes_both: bool = True) -> Case:
@@ -329,13 +313,9 @@ def nested(cubic: float = 0.0, shapes_both: bool = True) -> Case:
         b = _minimise(lambda x: mid(x, solve_low(x, a), a))
         return {"mid": b, "low": solve_low(b, a)}
 
-    return Case(
-        {"low": low3 if shapes_both else low2, "mid": mid, "top": top},
-        {"top": ["mid", "low"] if shapes_both else ["mid"], "mid": ["low"]},
-        {"low": ["mid", "top"], "mid": ["top"]},
-        solve,
-        "top",
-    )
+    losses = {"low": low3 if shapes_both else low2, "mid": mid, "top": top}
+    graph = {"top": ["mid", "low"] if shapes_both else ["mid"], "mid": ["low"]}, {"low": ["mid", "top"], "mid": ["top"]}
+    return Case(losses, *graph, solve, "top")
 
 
 def doubly_nested(cubic: float = 0.0) -> Case:
@@ -366,11 +346,6 @@ def doubly_nested(cubic: float = 0.0) -> Case:
         b = solve_mid(c)
         return {"high": c, "mid": b, "low": solve_low(b)}
 
-    return Case(
-        {"low": low, "mid": mid, "high": high, "top": top},
-        {"top": ["high"], "high": ["mid"], "mid": ["low"]},
-        {"low": ["mid"], "mid": ["high"], "high": ["top"]},
-        solve,
-        "top",
-        start=vector(99, 1),
-    )
+    losses = {"low": low, "mid": mid, "high": high, "top": top}
+    graph = {"top": ["high"], "high": ["mid"], "mid": ["low"]}, {"low": ["mid"], "mid": ["high"], "high": ["top"]}
+    return Case(losses, *graph, solve, "top", start=vector(99, 1))

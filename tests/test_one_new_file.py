@@ -154,8 +154,7 @@ def test_all_know_a_new_file(tmp_path: Path) -> None:
     assert "stripes" in before
     schema, _, reference = after.partition("REFERENCE ")
     definitions = json.loads(schema)["definitions"]
-    targets = {name for kind in definitions.values() for name in kind["properties"]["_target_"]["anyOf"][0]["enum"]}
     names = {"Stripes", "Gate", "margin", "OneStep", "NoGradient", "Twice"}
-    assert names <= {name.rpartition(".")[2] for name in targets}
+    assert not [name for name in names if f".{name}'" not in str(definitions)]
     assert names <= set(reference.split())
-    assert "coin" in json.loads(schema)["properties"]["sweep"]["properties"]["sampler"]["anyOf"][0]["enum"]
+    assert "'coin'" in str(json.loads(schema)["properties"]["sweep"])

@@ -1,6 +1,7 @@
-"""Every recipe runs; one of them, written as Python, takes the same steps."""
+"""Every recipe runs, and its header says how; one of them, written as Python, takes the same steps."""
 
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from torch import nn
 
 import mlotool
+from benchmarks.recipe_table import BEGIN, END, table
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Stream
 from mlotool.config import build, derived_seed
+from mlotool.config.recipes import TASKS
 from mlotool.losses import cross_entropy, reweighted_cross_entropy
 from mlotool.models import MLP, WeightNet
 from tests.small_recipes import RECIPES, small
@@ -82,3 +85,25 @@ def test_a_recipe_as_a_dozen_lines_of_python() -> None:
 
 def _losses(schedule: Schedule) -> list[dict[str, float]]:
     return [{name: float(step.loss) for name, step in schedule.tick().items()} for _ in range(6)]
+
+
+FILES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+
+
+def test_headers() -> None:
+    assert FILES
+    for file in FILES:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        header = list(takewhile(lambda line: line.startswith("#"), lines))
+        assert header[0] == "# @package _global_", file
+        for field in ("Task:", "Command:", "Result:", "Time:"):
+            assert sum(line.startswith(f"# {field}") for line in header) == 1, (file, field)
+        assert next(line.removeprefix("# Task:").strip() for line in header if line.startswith("# Task:")) in TASKS
+        assert f"# Command:   mlotool run +recipe={file.stem}" in "\n".join(header)
+        assert "to be measured" not in "\n".join(header).lower()
+
+
+def test_the_page_of_recipes_has_their_table() -> None:
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert f"{BEGIN}\n{table()}\n{END}" in text, "run: python -m benchmarks.recipe_table"

@@ -1,1 +1,22 @@
-"""The command line: one file a verb, each with `main(arguments) -> exit code`. None imports torch at its top."""
+"""Declarative multilevel optimization: a YAML recipe in, a trained run folder out.
+
+usage: mlotool VERB [arguments]
+
+verbs:
+{verbs}
+
+options (of every verb):
+  -h, --help   what a verb does and accepts
+  --debug      show the traceback of an error
+  --version    the version
+
+examples:
+  mlotool run +recipe=mwn                                  train a built-in recipe
+  mlotool run +recipe=mwn hypergradient=cg seed=1          with other settings
+  mlotool run -m +recipe=mwn seed=0,1,2                    a sweep, one folder a job
+  mlotool copy mwn && mlotool run recipes/mwn.yaml         your own recipe
+  mlotool new mypackage                                    your own code
+
+exit codes: 0 done, 1 a run failed, 2 wrong usage or configuration, 130 Ctrl-C, 143 SIGTERM
+completion: eval "$(mlotool -sc install=bash)"
+"""

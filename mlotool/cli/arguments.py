@@ -1,26 +1,31 @@
-"""An argument parser whose errors are ConfigErrors, and what several verbs accept alike."""
+"""What verbs accept alike: a parser, a recipe with overrides, and Hydra in our process, which composes them."""
 
 import argparse
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from mlotool import config
+from mlotool.config.recipes import recipe_argument
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 
+Task = Callable[[Any], float | None]
+
 
 class VerbParser(argparse.ArgumentParser):
-    """Parser of one verb.
+    """A parser of one verb, whose errors are ConfigErrors.
 
     Args:
         verb: its name.
-        description: for --help; kept as it is laid out.
+        description: for --help, kept as it is laid out: the docstring of the verb's file.
     """
 
-    def __init__(self, verb: str, description: str) -> None:
+    def __init__(self, verb: str, description: str | None) -> None:
         super().__init__(
             prog=f"mlotool {verb}",
             description=description,
@@ -43,7 +48,7 @@ class VerbParser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}{separator} expected: {usage}. See {self.prog} --help.")
 
 
-def recipe_parser(verb: str, description: str) -> VerbParser:
+def recipe_parser(verb: str, description: str | None) -> VerbParser:
     """Return the parser of a verb that takes a recipe and overrides, with `recipe`, `overrides` and `trust`."""
     parser = VerbParser(verb, description)
     parser.add_argument(
@@ -65,8 +70,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 _RECIPE_KEY = re.compile(r"^\+{0,2}recipe=(?P<value>.*)$", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A recipe and its overrides.
 
     Args:
@@ -116,8 +120,6 @@ def read_request(words: Sequence[str]) -> Request:
 
 
 def _from_path(word: str) -> tuple[str, Path]:
-    from mlotool.config.recipes import recipe_argument
-
     [argument], [folder] = recipe_argument(word)
     return argument.partition("=")[2], folder / Path(word).name
 
@@ -145,3 +147,59 @@ def require_recipe(request: Request, verb: str) -> None:
         f"`mlotool {verb}` needs a recipe, but none was given; expected one of {', '.join(names) or '(none found)'}, "
         f"or a path to a file. Write: mlotool {verb} {names[0] if names else 'path/to/recipe.yaml'}"
     )
+
+
+def open_sources(request: Request, trusted: Sequence[str] = ()) -> None:
+    """Make a request's recipes known to Hydra, after refusing what no recipe may contain.
+
+    Raises:
+        ConfigError: no such recipe, or a recipe that is refused.
+    """
+    for package in trusted:
+        config.trust(package)
+    config.register_sources([] if request.file is None else [request.file.parent])
+    # The source refuses the same when Hydra loads a recipe; here it happens before Hydra has started at all.
+    for name in request.recipe_names():
+        config.check_recipe_file(request.file or config.find_recipe(name))
+
+
+def call_hydra(words: Sequence[str], task: Task, flags: Sequence[str] = ()) -> None:
+    """Call `task` the way `@hydra.main` does, for every job that `words` describe.
+
+    Args:
+        words: overrides.
+        task: gets the config of a job, without the hydra node.
+        flags: what else there is on Hydra's command line.
+
+    Raises:
+        ConfigError: what Hydra or OmegaConf refuse.
+    """
+    import hydra
+
+    from mlotool.config.composition import hydra_words
+
+    # Completion scripts are made for the program in argv[0].
+    with config.config_errors(words=words), _argv(["mlotool", *hydra_words(words), *flags]):
+        folder = str(config.package_dir("conf"))
+        hydra.main(config_path=folder, config_name="config", **config.VERSION_KEYWORDS)(task)()
+
+
+def never(config: Any) -> float | None:
+    """Stand in for the task where Hydra runs no job."""
+    raise AssertionError(f"only shown, not run: {config}")
+
+
+@contextmanager
+def _argv(argv: list[str]) -> Iterator[None]:
+    # Hydra reads sys.argv, and without the variable it prints errors and exits by itself.
+    kept, sys.argv = sys.argv, argv
+    variable = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = kept
+        if variable is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = variable

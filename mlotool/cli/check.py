@@ -1,11 +1,18 @@
-"""`mlotool check`: a recipe's hypergradients beside the most exact ones, and beside finite differences."""
+"""Compare a recipe's hypergradient with the most exact one, with every option, and with finite differences.
 
-from collections.abc import Iterable, Sequence
+The recipe is built, and trained for some ticks. Its hypergradient, at the parameters and batches that it has then, is
+compared with the most exact one that fits into memory, with every option of conf/hypergradient, and with finite
+differences of the solved program. All in float64, on the CPU; the run folder and the loggers are not touched.
+
+  mlotool check mwn
+  mlotool check mwn --ticks 500 hypergradient=cg
+"""
+
 from typing import TYPE_CHECKING
 
+from mlotool import config
 from mlotool.cli.arguments import compose_request, recipe_parser
 from mlotool.cli.terminal import plain_console, print_table, warn
-from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
 
 if TYPE_CHECKING:
@@ -13,29 +20,19 @@ if TYPE_CHECKING:
     from mlotool.runner.checking import Check
 
 
-DESCRIPTION = """Build a recipe, train it for some ticks, and compare its hypergradient, at the parameters and batches
-that it has then, with the most exact one that fits into memory, with every option of conf/hypergradient, and with
-finite differences of the solved program. All in float64, on the CPU; the run folder and the loggers are not touched.
-
-  mlotool check mwn
-  mlotool check mwn --ticks 500 hypergradient=cg
-"""
-
-
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Print a table for each problem that shapes others."""
-    parser = recipe_parser("check", DESCRIPTION)
+    parser = recipe_parser("check", __doc__)
     parser.add_argument("--ticks", type=int, default=0, help="ticks of training before the comparison; 0 by default")
     arguments = parser.parse(words)
     if arguments.ticks < 0:
-        raise ConfigError(f"--ticks: found {arguments.ticks}; expected a whole number of at least 0. Correct it.")
-    from mlotool import config
-
+        parser.error(f"--ticks: found {arguments.ticks}; expected a whole number of at least 0")
     request, composed = compose_request(arguments.words, "check", arguments.trust)
     warn(*config.check(composed, targets=True))
     from mlotool.runner.checking import check_hypergradients
 
-    show_check(check_hypergradients(composed, ticks=arguments.ticks), request.recipe or composed.name)
+    for comparison in check_hypergradients(composed, ticks=arguments.ticks):
+        show_check(comparison, request.recipe or composed.name)
     return 0
 
 
@@ -43,22 +40,20 @@ def main(words: Sequence[str]) -> int:
 GOOD_COSINE = 0.99
 
 
-def show_check(checks: "Iterable[Check]", recipe: str) -> None:
-    """Print a table and what to do for each upper problem."""
+def show_check(check: "Check", recipe: str) -> None:
+    """Print a table and what to do for an upper problem."""
     console = plain_console()
-    for check in checks:
-        console.print(
-            f"\n{escape(recipe)}: "
-            f"hypergradient of '{check.upper}' ({check.num_parameters} parameters), tick {check.ticks}"
-        )
-        for name, algorithm in check.lowers.items():
-            console.print(f"  through '{name}': {algorithm}")
-        console.print(f"  most exact: {check.reference}")
-        rows = [_cells(response) for response in check.responses]
-        heads = ("hypergradient=", "norm", "cosine", "relative error", "ms", "note")
-        print_table(console, [(head, cells, head != "note") for head, *cells in zip(heads, *rows, strict=True)])
-        console.print("\n".join(_slope_lines(check.slope)))
-        console.print(advice(check.responses))
+    console.print(
+        f"\n{escape(recipe)}: hypergradient of '{check.upper}' ({check.num_parameters} parameters), tick {check.ticks}"
+    )
+    for name, algorithm in check.lowers.items():
+        console.print(f"  through '{name}': {algorithm}")
+    console.print(f"  most exact: {check.reference}")
+    rows = [_cells(response) for response in check.responses]
+    heads = ("hypergradient=", "norm", "cosine", "relative error", "ms", "note")
+    print_table(console, [(head, cells, head != "note") for head, *cells in zip(heads, *rows, strict=True)])
+    console.print("\n".join(_slope_lines(check.slope)))
+    console.print(advice(check.responses))
 
 
 def advice(responses: "tuple[Response, ...]") -> str:
@@ -95,13 +90,13 @@ def _cells(response: "Response") -> list[str]:
     return [response.name, *cells, time, response.note]
 
 
-def _slope_lines(slope: "Slope") -> Iterable[str]:
-    yield "slope of the upper loss along the most exact hypergradient, each lower problem solved (or unrolled) anew:"
+def _slope_lines(slope: "Slope") -> list[str]:
+    head = "slope of the upper loss along the most exact hypergradient, each lower problem solved (or unrolled) anew:"
     if slope.difference is None or slope.exact is None or slope.own is None:
-        yield f"  not measured: {slope.note}"
-        return
+        return [head, f"  not measured: {slope.note}"]
     how = "" if slope.stationarity is None else f"(lower gradients down to {slope.stationarity:.1e} of before)"
-    yield f"  finite differences {slope.difference:.6g} {how}"
+    lines = [head, f"  finite differences {slope.difference:.6g} {how}"]
     for name, value in (("most exact", slope.exact), ("this recipe's", slope.own)):
         error = f"  (off by {abs(value / slope.difference - 1):.1e})" if slope.difference else ""
-        yield f"  {name:<18} {value:.6g}{error}"
+        lines.append(f"  {name:<18} {value:.6g}{error}")
+    return lines

@@ -5,13 +5,14 @@ Keys, options and values are Hydra's own completions, filtered: Hydra would hand
 
 import os
 import re
-from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from itertools import pairwise
 
-from mlotool.cli.arguments import Request, read_request
+from mlotool import config
+from mlotool.cli.arguments import Request, call_hydra, never, open_sources, read_request
 from mlotool.cli.main import VERBS
+from mlotool.config import recipes, schema
 from mlotool.core.errors import ConfigError
 
 WITH_RECIPE = ("run", "show", "validate", "check", "copy")
@@ -21,7 +22,7 @@ SHELLS = ("bash", "zsh", "fish")
 _HARMLESS = re.compile(r"[\w.,:@+~/=%\-]+")
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Answer a shell."""
     command, _, shell = (words[0] if words else "").partition("=")
     if len(words) != 1 or command not in ("install", "uninstall", "query") or shell not in SHELLS:
@@ -36,8 +37,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def _of_hydra(request: str) -> str:
-    from mlotool.cli.hydra_app import call_hydra, never
-
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         call_hydra([], never, ["-sc", request])
     return out.getvalue()
@@ -62,22 +61,16 @@ def _offers(line: str) -> list[str]:
 
 
 def _recipe_names(prefix: str) -> list[str]:
-    from mlotool import config
-
     return [info.name for info in config.list_recipes() if info.name.startswith(prefix)]
 
 
 def _override_offers(request: Request, current: str) -> list[str]:
-    from mlotool.config.recipes import GROUP, option_names
-    from mlotool.config.schema import GROUPS
-
     address, equals, value = current.partition("=")
     # An option can go to a place of its own, which Hydra does not know: model@problems.classifier.module=resnet8
     group = address.lstrip("+~").partition("@")[0]
-    if equals and group in GROUPS:
-        options = _recipe_names(value) if group == GROUP else option_names(group)
+    if equals and group in schema.GROUPS:
+        options = _recipe_names(value) if group == recipes.GROUP else recipes.option_names(group)
         return [f"{address}={option}" for option in options if option.startswith(value)]
-    from mlotool.cli.hydra_app import open_sources
     from mlotool.config.composition import is_sweep
 
     # Of a sweep's values the first recipe says what keys there are.

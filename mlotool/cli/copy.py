@@ -1,81 +1,70 @@
-"""`mlotool copy`: a recipe as the start of one of yours; also one from the web."""
+"""Copy a recipe to ./recipes, where `mlotool run NAME` finds it before the built-in one, or elsewhere.
 
-import argparse
+  mlotool copy mwn                              to recipes/mwn.yaml
+  mlotool copy mwn recipes/mine.yaml            under another name
+  mlotool copy https://example.org/mine.yaml    from the web, after every check of `validate`
+
+A file that is there already stays as it is, unless --force is given.
+"""
+
 import shlex
-from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
-from mlotool import __version__
+from mlotool import __version__, config
 from mlotool.cli.arguments import VerbParser, add_trust, read_request
 from mlotool.cli.terminal import warn
-from mlotool.config.reading import MAX_BYTES
-from mlotool.config.schema import is_plain_name
-from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home, replacing, writing
-from mlotool.core.messages import escape
-
-DESCRIPTION = """Copy a recipe to ./recipes, where `mlotool run NAME` finds it before the built-in one, or elsewhere.
-
-  mlotool copy mwn                              to recipes/mwn.yaml
-  mlotool copy mwn recipes/mine.yaml            under another name
-  mlotool copy https://example.org/mine.yaml    from the web, after every check of `validate`
-"""
+from mlotool.config import reading, recipes, schema
+from mlotool.core import errors, files, messages
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Copy; 2 where the file exists already."""
-    parser = VerbParser("copy", DESCRIPTION)
+    parser = VerbParser("copy", __doc__)
     parser.add_argument("recipe", metavar="RECIPE", help="its name, +recipe=NAME, a path or a URL")
     parser.add_argument("target", metavar="TARGET", nargs="?", default="recipes", help="a folder or a .yaml file")
     parser.add_argument("--force", action="store_true", help="overwrite")
     add_trust(parser)
     arguments = parser.parse(words)
-    is_url = "://" in arguments.recipe
-    text, file_name, origin = _from_web(arguments) if is_url else _from_here(arguments.recipe)
+    recipe, is_url = arguments.recipe, "://" in arguments.recipe
+    source = _from_web(recipe, arguments.target, arguments.trust) if is_url else _from_here(recipe)
+    text, file_name, origin = source
     target = _target_file(arguments.target, file_name)
     if not arguments.force and (target.exists() or target.is_symlink()):
-        raise ConfigError(f"{target} exists already; expected a new file. Name another one, or add --force.")
-    with writing(target):
+        raise errors.ConfigError(f"{target} exists already; expected a new file. Name another one, or add --force.")
+    with files.writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
+    with files.replacing(target) as temporary:
         temporary.write_text(with_origin(text, f"{origin} by mlotool {__version__}"), encoding="utf-8")
-    print(escape(f"copied {arguments.recipe} to {target}; run it: mlotool run {shlex.quote(str(target))}"))
+    print(messages.escape(f"copied {arguments.recipe} to {target}; run it: mlotool run {shlex.quote(str(target))}"))
     return 0
 
 
 def _from_here(recipe: str) -> tuple[str, str, str]:
     """Return the text of a recipe's file, its name, and where it is from."""
-    from mlotool import config
-    from mlotool.config.reading import read_text
-    from mlotool.config.recipes import recipe_file
-
     request = read_request([recipe])
     if request.recipe is None:
-        raise ConfigError(f"copy: found the override '{recipe}'; expected a recipe. Write: mlotool copy RECIPE")
+        raise errors.ConfigError(f"copy: found the override '{recipe}'; expected a recipe. Write: mlotool copy RECIPE")
     # The built-in one, also where a copy of it in ./recipes hides it already.
-    built_in = recipe_file(config.package_dir("recipes"), request.recipe) if request.file is None else None
+    built_in = recipes.recipe_file(config.package_dir("recipes"), request.recipe) if request.file is None else None
     source = request.file or built_in or config.find_recipe(request.recipe)
     config.check_recipe_file(source)
-    return read_text(source), source.name, source.name
+    return reading.read_text(source), source.name, source.name
 
 
-def _from_web(arguments: argparse.Namespace) -> tuple[str, str, str]:
+def _from_web(url: str, target: str, trusted: list[str]) -> tuple[str, str, str]:
     """Fetch a recipe, and check all of it where nothing else lies: what it inherits has to be here already."""
-    from mlotool import config
-
-    url, target = arguments.recipe, arguments.target
     text, parts = fetch(url), urlsplit(url)
     file_name = Path(target).name if target.endswith(".yaml") else parts.path.rpartition("/")[2]
-    if not file_name.endswith(".yaml") or not is_plain_name(file_name):
-        raise ConfigError(
+    if not file_name.endswith(".yaml") or not schema.is_plain_name(file_name):
+        raise errors.ConfigError(
             f"'{url}': found '{file_name}' as the file's name; expected letters, digits, '-', '_', then .yaml. "
             f"Name the copy: mlotool copy {url} recipes/mine.yaml."
         )
-    for package in arguments.trust:
+    for package in trusted:
         config.trust(package)
     with TemporaryDirectory() as folder:
         file = Path(folder) / file_name
@@ -83,9 +72,9 @@ def _from_web(arguments: argparse.Namespace) -> tuple[str, str, str]:
         try:
             config.check_recipe_file(file)
             warnings = config.check(config.compose(str(file)))
-        except ConfigError as error:
+        except errors.ConfigError as error:
             # The file's folder is gone when the message is read.
-            raise ConfigError(str(error).replace(str(file), url)) from None
+            raise errors.ConfigError(str(error).replace(str(file), url)) from None
     warn(*warnings)
     # Without its query, which often holds a token.
     return text, file_name, urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
@@ -100,17 +89,15 @@ def with_origin(text: str, origin: str) -> str:
     place = 1 if lines and lines[0].startswith("# @package") else 0
     if lines[place:] and lines[place].startswith("#"):
         place += 1
-    return "".join([*lines[:place], f"# copied from {' '.join(escape(origin).split())}\n", *lines[place:]])
+    return "".join([*lines[:place], f"# copied from {' '.join(messages.escape(origin).split())}\n", *lines[place:]])
 
 
 def _target_file(target: str, file_name: str) -> Path:
     if "=" in target:
-        raise ConfigError(
-            f"'{target}': found an override; expected a folder or a .yaml file. Write it behind mlotool run."
-        )
-    path = at_home(target)
+        raise errors.ConfigError(f"'{target}': found an override; expected a folder or a .yaml file. Leave it out.")
+    path = files.at_home(target)
     if path.suffix not in ("", ".yaml") and not path.is_dir():
-        raise ConfigError(
+        raise errors.ConfigError(
             f"'{target}': found the ending '{path.suffix}'; expected {path.with_suffix('.yaml')}, or a folder."
         )
     return path if path.suffix == ".yaml" and not path.is_dir() else path / file_name
@@ -131,14 +118,14 @@ def fetch(url: str) -> str:
             raise ValueError("it is no http:// or https:// URL in ASCII, or has a user in it")
         request = Request(url, headers={"User-Agent": "mlotool", "Accept": "text/plain, */*"})
         with urlopen(request, timeout=SECONDS_TO_ANSWER) as response:
-            content = response.read(MAX_BYTES + 1)
-            if len(content) > MAX_BYTES or response.length:
-                raise ValueError(f"it has more than {MAX_BYTES} bytes, or fewer than were announced")
+            content = response.read(reading.MAX_BYTES + 1)
+            if len(content) > reading.MAX_BYTES or response.length:
+                raise ValueError(f"it has more than {reading.MAX_BYTES} bytes, or fewer than were announced")
             return str(content, "utf-8")
     # UnicodeDecodeError is a ValueError, and the errors of urllib are OSErrors.
     except (HTTPException, OSError, ValueError) as error:
         shown = "a URL with a user in it" if "@" in url.partition("://")[2].partition("/")[0] else f"'{url}'"
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{shown}: cannot be fetched ({error}); expected a recipe's text. Correct the URL, or save the file and "
             "give its path."
         ) from error

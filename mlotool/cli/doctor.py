@@ -5,12 +5,13 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from mlotool import __version__
 from mlotool.cli.arguments import VerbParser
+from mlotool.config import recipes, schema
 from mlotool.core.messages import escape
 
 OPTIONAL = {
@@ -23,7 +24,7 @@ GOOD, NOTE, BAD = "ok", "note", "FAULT"
 Finding = tuple[str, str, str]
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Print the findings; 1 where a run could not work."""
     VerbParser("doctor", "Versions, devices, writable folders, W&B and optional extras.").parse(words)
     faults = 0
@@ -61,17 +62,14 @@ def _package(name: str, purpose: str | None) -> Finding:
 
 def _options() -> Iterator[Finding]:
     """Say where `data=..` and the like are looked for, and what in ./conf will not be found."""
-    from mlotool.config.recipes import built_in_option, options_folder, own_options, package_dir, surplus_folders
-    from mlotool.config.schema import OPTION_GROUPS
-
-    own = {group: own_options(group) for group in OPTION_GROUPS} if options_folder() else {}
+    groups = schema.OPTION_GROUPS
+    own = {group: recipes.own_options(group) for group in groups} if recipes.options_folder() else {}
     found = ", ".join(f"{group} ({len(names)})" for group, names in own.items() if names)
-    yield GOOD, "options", f"{package_dir('conf')}; yours in ./conf/<group>/<name>.yaml: {found or 'none'}"
-    for folder in surplus_folders():
-        yield NOTE, "options", f"{folder} is no group's; expected {', '.join(OPTION_GROUPS)}"
-    for group, name in [
-        (group, name) for group, names in own.items() for name in names if built_in_option(group, name)
-    ]:
+    yield GOOD, "options", f"{recipes.package_dir('conf')}; yours in ./conf/<group>/<name>.yaml: {found or 'none'}"
+    for folder in recipes.surplus_folders():
+        yield NOTE, "options", f"{folder} is no group's; expected {', '.join(groups)}"
+    pairs = [(group, name) for group, names in own.items() for name in names]
+    for group, name in filter(lambda pair: recipes.built_in_option(*pair), pairs):
         yield NOTE, "options", f"conf/{group}/{name}.yaml has the name of a built-in option; rename it"
 
 

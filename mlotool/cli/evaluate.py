@@ -1,13 +1,13 @@
 """`mlotool evaluate`: a finished run's metrics on any split."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from mlotool import config
 from mlotool.cli.arguments import VerbParser, add_trust
 from mlotool.core.messages import escape
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Print `<split>/<metric> value`, one a line."""
     parser = VerbParser("evaluate", "The metrics of a run's checkpoint on a split of its data.")
     parser.add_argument("run", metavar="RUN", type=Path, help="the run folder")
@@ -19,14 +19,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one; best by default")
     add_trust(parser)
     arguments = parser.parse(words)
-    from mlotool import config
-
     for package in arguments.trust:
         config.trust(package)
     config.load_run_config(arguments.run, arguments.overrides)  # no folder of a run: said before torch is imported
     from mlotool import runner
 
-    found = runner.evaluate(arguments.run, arguments.split, arguments.checkpoint, overrides=arguments.overrides)
-    for key, value in found.items():
+    metrics = runner.evaluate(arguments.run, arguments.split, arguments.checkpoint, overrides=arguments.overrides)
+    for key, value in metrics.items():
         print(f"{escape(key)} {value:.6g}")
     return 0

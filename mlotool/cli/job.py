@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
 from mlotool import config as configuration
 from mlotool.cli.terminal import nearby, plain_console, print_lines, say, warn
+from mlotool.config.composition import finish, later_words
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.process import import_large, import_torch
 from mlotool.sweep.job_folder import note_failure
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mlotool.runner import RunResult
     from mlotool.runner.plan import Watch
 
@@ -49,12 +51,6 @@ class Job:
 
     def __call__(self, config: Any) -> float | None:
         """Run one job; return its objective, or NaN where it failed."""
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
-        from omegaconf import OmegaConf
-
-        from mlotool.config.composition import finish, later_words
-
         # A launcher may have carried this object into another process.
         for package in self.trusted:
             configuration.trust(package)
@@ -63,7 +59,7 @@ class Job:
         # Not as they are read: one with a reference in it would be resolved, or fail here.
         words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
         overrides = (*words, *later_words(self.words))
-        if hydra.mode == RunMode.MULTIRUN:
+        if str(hydra.mode).endswith("MULTIRUN"):
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
         try:
             finish(config, hydra.runtime.choices, overrides)
@@ -149,7 +145,6 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
 
 def logs_to_wandb(config: Any) -> bool:
     """Say whether a run of a config, which need not have been checked, logs to W&B."""
-    from omegaconf import OmegaConf
 
     def value(key: str) -> Any:
         return OmegaConf.select(config, key, throw_on_resolution_failure=False)
@@ -190,9 +185,8 @@ def is_first_rank() -> bool:
 MAX_METRICS = 40
 
 
-def show_result(config: Any, result: "RunResult", console: "Console | None" = None) -> None:
+def show_result(config: Any, result: "RunResult") -> None:
     """Print objective, final metrics of the evaluated splits, and where everything lies."""
-    console = console or plain_console()
     rows: dict[str, str] = {}
     if config.objective is not None and result.objective is not None:
         rows[f"objective {config.objective}"] = f"{result.objective:.4g}"
@@ -205,4 +199,4 @@ def show_result(config: Any, result: "RunResult", console: "Console | None" = No
         if path is not None:
             rows[name] = nearby(path)
     width = max(map(len, rows))
-    print_lines(console, ["\n", *(f"{name:<{width}}  {text}" for name, text in rows.items())])
+    print_lines(plain_console(), ["\n", *(f"{name:<{width}}  {text}" for name, text in rows.items())])

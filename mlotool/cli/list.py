@@ -1,32 +1,28 @@
-"""`mlotool list`: the recipes there are."""
+"""The built-in recipes and those in ./recipes, a line each, by task.
 
-from collections.abc import Sequence
-from shutil import get_terminal_size
-from typing import TYPE_CHECKING
-
-from mlotool.cli.arguments import VerbParser
-from mlotool.cli.terminal import one_line
-
-if TYPE_CHECKING:
-    from mlotool.config import RecipeInfo
-
-DESCRIPTION = """The built-in recipes and those in ./recipes, a line each, by task: what the line `# Task:` of their
-headers says. `mwn_text (_paper)` stands for mwn_text and mwn_text_paper, which has the paper's own data and sizes.
+The task is what the line `# Task:` of a recipe's header says. `mwn_text (_paper)` stands for mwn_text and
+mwn_text_paper, which has the paper's own data and sizes.
 
   mlotool list --names                          every name, one a line
 """
+
+from shutil import get_terminal_size
+
+from mlotool import config
+from mlotool.cli.arguments import VerbParser
+from mlotool.cli.terminal import one_line
+from mlotool.config.recipes import TASKS, RecipeInfo
+
 MIN_WIDTH, MAX_ROWS = 40, 500
 YOURS = "yours"
 _PAPER = "_paper"
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Print a line for every recipe."""
-    parser = VerbParser("list", DESCRIPTION)
+    parser = VerbParser("list", __doc__)
     parser.add_argument("--names", action="store_true", help="the bare names, one a line, all variants")
     arguments = parser.parse(words)
-    from mlotool import config
-
     recipes = config.list_recipes()
     if not recipes:
         print("no recipes: neither built in nor in ./recipes")
@@ -35,10 +31,8 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _table(recipes: "Sequence[RecipeInfo]") -> list[str]:
+def _table(recipes: list[RecipeInfo]) -> list[str]:
     """Return the recipes below the names of their tasks, in lines that fit the terminal."""
-    from mlotool.config.recipes import TASKS
-
     width = max(get_terminal_size((80, 24)).columns, MIN_WIDTH)
     names = {recipe.name for recipe in recipes}
     groups: dict[str, list[tuple[str, str]]] = {task: [] for task in TASKS}

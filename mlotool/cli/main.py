@@ -1,6 +1,5 @@
 """Entry point: finds the verb, and turns what it raises into a message and an exit code."""
 
-import errno
 import io
 import os
 import sys
@@ -9,18 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from mlotool import __version__, cli
 from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.files import cannot_write
 from mlotool.core.messages import bounded, command_line, did_you_mean, escape
 from mlotool.core.process import end_with_threads, leave, terminable
 from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
 VERBS = {
@@ -37,29 +33,6 @@ VERBS = {
     "doctor": "versions, devices, folders and optional extras of this machine",
 }
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-
-HELP = """usage: mlotool VERB [arguments]
-
-Declarative multilevel optimization: a YAML recipe in, a trained run folder out.
-
-verbs:
-{verbs}
-
-options (of every verb):
-  -h, --help   what a verb does and accepts
-  --debug      show the traceback of an error
-  --version    the version
-
-examples:
-  mlotool run +recipe=mwn                                  train a built-in recipe
-  mlotool run +recipe=mwn hypergradient=cg seed=1          with other settings
-  mlotool run -m +recipe=mwn seed=0,1,2                    a sweep, one folder a job
-  mlotool copy mwn && mlotool run recipes/mwn.yaml         your own recipe
-  mlotool new mypackage                                    your own code
-
-exit codes: 0 done, 1 a run failed, 2 wrong usage or configuration, 130 Ctrl-C, 143 SIGTERM
-completion: eval "$(mlotool -sc install=bash)"
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,22 +87,22 @@ def _foreseen(error: BaseException) -> str:
     """Return what is said of an error that was foreseen; empty for another one."""
     if isinstance(error, MlotoolError):
         return str(error)
+    if text := explained(error):
+        return text
     if isinstance(error, OSError):
         # A disk that is full or read-only, a file in a folder's place: nothing of ours, whoever met it.
         place = error.filename if isinstance(error.filename, str | bytes) else None
-        return explained(error) or str(cannot_write(os.fsdecode(place), error) if place else error.strerror or error)
-    if is_out_of_memory(error):
-        return explained(error) or f"{str(error) or 'the memory is exhausted'}. {MORE_MEMORY}"
-    return explained(error) or ""
+        return str(cannot_write(os.fsdecode(place), error) if place else error.strerror or error)
+    return f"{str(error) or 'the memory is exhausted'}. {MORE_MEMORY}" if is_out_of_memory(error) else ""
 
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP.format(verbs="\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())), end="")
+        verbs = "\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())
+        # The help is the docstring of the package, as that of a verb is the docstring of its file.
+        print((cli.__doc__ or "").format(verbs=verbs), end="")
         return 0 if words else EXIT_USAGE
     if words[0] == "--version":
-        from mlotool import __version__
-
         print(f"mlotool {__version__}")
         return 0
     # What Hydra's completion scripts call has no verb; `mlotool run -sc` is what its help says.
@@ -171,9 +144,7 @@ def plain_warnings(*, debug: bool) -> Iterator[None]:
 
 def _say(text: str, *, debug: bool) -> None:
     if debug:
-        import traceback
-
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     print(f"mlotool: {escape(bounded(text))}", file=sys.stderr)
 
 
@@ -188,12 +159,12 @@ class _Lasting(io.FileIO):
         super().__init__(number, "w", closefd=False)
         self.fault: OSError | None = None
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: Any, /) -> int:
         """Write, or forget."""
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if not isinstance(error, BrokenPipeError):
                 self.fault = self.fault or error
             return memoryview(data).nbytes
 

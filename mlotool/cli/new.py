@@ -1,25 +1,22 @@
-"""`mlotool new`: a package of one's own to begin with."""
+"""Write a package into the working folder, as the start of one of yours.
+
+It has a model, a loss, a data set, a metric, a recipe that uses them, and tests. It trains as it stands: a classifier,
+some of whose training labels are wrong, and above it a problem that learns how often. Change what you need.
+
+  mlotool new mypackage
+"""
 
 import keyword
 import re
 import shutil
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from mlotool.cli.arguments import VerbParser
 from mlotool.config.schema import is_identifier
-from mlotool.core.errors import ConfigError
-from mlotool.core.files import writing
-from mlotool.core.messages import escape
+from mlotool.core import errors, files, messages
 
-DESCRIPTION = """Write a package into the working folder: a model, a loss, a data set, a metric, a recipe that uses
-them, and tests. It trains as it stands: a classifier, some of whose training labels are wrong, and above it a problem
-that learns how often. Change what you need.
-
-  mlotool new mypackage
-"""
 # The template's name, which gives way to that of the new package in all its texts and file names.
 TEMPLATE = "mypackage"
 # Folders of the working folder in which mlotool itself looks or writes.
@@ -27,9 +24,9 @@ _TAKEN = ("recipes", "conf", "outputs", "datasets", "wandb")
 _MAX_NAME = 60
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Write the package; 2 where the name cannot be one, or something has it already."""
-    parser = VerbParser("new", DESCRIPTION)
+    parser = VerbParser("new", __doc__)
     parser.add_argument("name", metavar="NAME", help="of the package: a Python name, such as mypackage")
     name = parser.parse(words).name
     check_name(name)
@@ -46,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 
 def check_name(name: str) -> None:
     """Raise a ConfigError where a package in the working folder cannot have this name."""
-    shown, fault = escape(name[:_MAX_NAME]), ""
+    shown, fault = messages.escape(name[:_MAX_NAME]), ""
     if not is_identifier(name) or keyword.iskeyword(name) or len(name) > _MAX_NAME or name.startswith("_"):
         fault = f"found the name '{shown}'; expected a Python name of at most {_MAX_NAME} characters"
     elif name in sys.stdlib_module_names or name in _TAKEN or _is_installed(name):
@@ -55,7 +52,7 @@ def check_name(name: str) -> None:
         fault = f"found '{found[0]}' in the working folder already; expected a name that is free there"
     if fault:
         meant = re.sub(r"\W+", "_", name[:_MAX_NAME], flags=re.ASCII).strip("_") or TEMPLATE
-        raise ConfigError(
+        raise errors.ConfigError(
             f"new: {fault}. Choose another one, such as: mlotool new {f'my_{meant}' if meant == name else meant}"
         )
 
@@ -67,7 +64,7 @@ def write_package(folder: Path, name: str) -> None:
         WriteError: the disk does not take it.
     """
     template = Path(__file__).parents[1] / "templates" / TEMPLATE
-    with writing(folder):
+    with files.writing(folder):
         folder.mkdir()
         try:
             for source in sorted(template.iterdir()):

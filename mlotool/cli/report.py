@@ -1,47 +1,38 @@
 """`mlotool report`: the page of a finished run; or the tables of a sweep, which its end shows as well."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from mlotool.cli.arguments import VerbParser
 from mlotool.cli.terminal import nearby, plain_console, print_lines, print_table, warn
 from mlotool.core.errors import MlotoolError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from mlotool.report.sweep import Comparison
-    from mlotool.report.sweep_page import TableColumn
+from mlotool.report import run_folder, search, sweep, sweep_page, write_report
 
 EXIT_FAILURE = 1
 # Jobs in the table (of more the best ones), settings, and hyperparameters.
 MAX_ROWS, MAX_SETTINGS, MAX_ERRORS, MAX_COLUMNS = 200, 20, 5, 8
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Write the report again from what the folder holds."""
     parser = VerbParser("report", "Write report.html and its pictures of a run, or sweep.csv of a sweep, again.")
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run or of a sweep")
     folder = parser.parse(words).run
-    from mlotool.report import write_report
-    from mlotool.report.run_folder import is_run_folder
-
     is_sweep = any((folder / name).is_file() for name in ("multirun.yaml", "sweep.json", "plan.json"))
-    if is_sweep and not is_run_folder(folder):
+    if is_sweep and not run_folder.is_run_folder(folder):
         return 0 if show_sweep(folder) else EXIT_FAILURE
     print(nearby(write_report(folder)))
     return 0
 
 
-def show_sweep(sweep_dir: Path, console: "Console | None" = None) -> bool:
+def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
     """Print one row a job and one a setting, and the best; write sweep.csv, settings.csv and sweep.html.
 
     Returns:
         whether all of them could be written.
     """
-    from mlotool.report import search, sweep, sweep_page
-
     console = console or plain_console()
     comparison = sweep.compare(sweep_dir)
     rows, settings = comparison.rows, comparison.ordered
@@ -80,10 +71,8 @@ def show_sweep(sweep_dir: Path, console: "Console | None" = None) -> bool:
     return is_written
 
 
-def _print_columns(console: "Console", columns: "Iterable[TableColumn]") -> None:
-    from mlotool.report.sweep_page import View
-
-    shown = [column for column in columns if View.TERMINAL in column.views]
+def _print_columns(console: Console, columns: Iterable[sweep_page.TableColumn]) -> None:
+    shown = [column for column in columns if sweep_page.View.TERMINAL in column.views]
     needed = [column for column in shown if column.is_needed]
     # Of the others the left ones are worth more.
     kept = [*needed, *[column for column in shown if not column.is_needed][:MAX_COLUMNS]]
@@ -94,19 +83,17 @@ def _print_columns(console: "Console", columns: "Iterable[TableColumn]") -> None
         print_lines(console, [f"No room for {', '.join(left)}: see sweep.csv."])
 
 
-def _verdict(comparison: "Comparison") -> str:
+def _verdict(comparison: sweep.Comparison) -> str:
     """Return what came out, in a sentence."""
-    from mlotool.report.sweep import mean_text, seeds
-
     setting = comparison.best or comparison.only
     if setting is None or setting.mean is None:
         return ""
     meaning = [comparison.direction]
     if comparison.has_seeds:
         error = " ± standard error" if setting.standard_error is not None else ""
-        meaning.insert(0, f"mean{error} of {seeds(setting)}")
+        meaning.insert(0, f"mean{error} of {sweep.seeds(setting)}")
     best = "" if comparison.best is None else "best: "
     jobs = f"job{'s' if len(setting.rows) > 1 else ''} {setting.jobs}"
     words = comparison.describe(setting)
-    text = f"{best}{jobs}, {comparison.objective} {mean_text(setting)} ({'; '.join(meaning)})"
+    text = f"{best}{jobs}, {comparison.objective} {sweep.mean_text(setting)} ({'; '.join(meaning)})"
     return f"{text}: {words}" if words else text

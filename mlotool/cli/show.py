@@ -1,24 +1,6 @@
-"""`mlotool show`: what a recipe sets, or all of it as it will run, without running any of it."""
+"""What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides.
 
-import shlex
-from collections.abc import Mapping, Sequence
-from textwrap import wrap
-from typing import TYPE_CHECKING, Any
-
-from mlotool.cli.arguments import Request, compose_request, recipe_parser
-from mlotool.cli.terminal import plain_console, print_lines, print_table, warn
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean, escape
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from torch import nn
-
-    from mlotool.spaces.decisions import Decide, Decision, Decisions
-    from mlotool.spaces.summary import NodeSummary
-
-DESCRIPTION = """What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides:
-YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called, but with
+It is YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called, but with
 --nodes, which builds a problem's module as a run does, and --parallel, which takes a few ticks of it.
 
   mlotool show mwn hypergradient=cg
@@ -27,21 +9,37 @@ YAML with resolved references, and behind it the graph as mermaid text, in comme
   mlotool show mwn --nodes classifier           the nodes of a problem's model, its decisions, the size of its space
   mlotool show layerparallel_resnet --parallel  the balance of its stages, and how much faster they are at most
 """
+
+import shlex
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from omegaconf import OmegaConf, open_dict
+
+from mlotool import config as configuration
+from mlotool.cli.arguments import Request, compose_request, recipe_parser
+from mlotool.cli.terminal import plain_console, print_lines, print_table, warn
+from mlotool.config import building, composition, drawing, resolve, trusted
+from mlotool.core.errors import ConfigError
+from mlotool.core.messages import did_you_mean, escape
+
+if TYPE_CHECKING:
+    from mlotool.spaces.summary import NodeSummary
+
 _WIDTH = 100
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: list[str]) -> int:
     """Print what the recipe sets, or the whole config, and the graph."""
-    parser = recipe_parser("show", DESCRIPTION)
+    parser = recipe_parser("show", __doc__)
     parser.add_argument("--all", action="store_true", help="every key, defaults included")
     parser.add_argument("--graph", action="store_true", help="print the graph alone")
     parser.add_argument("--nodes", metavar="PROBLEM", help="the nodes and decisions of a problem's model; builds it")
     parser.add_argument("--parallel", action="store_true", help="what layer-parallel training promises; takes ticks")
     arguments = parser.parse(words)
-    from mlotool.config.resolve import limit_expansion
-
     request, config = compose_request(arguments.words, "show", arguments.trust)
-    limit_expansion(config)
+    resolve.limit_expansion(config)
     if arguments.nodes is not None:
         show_nodes(config, arguments.nodes, arguments.words)
         return 0
@@ -52,11 +50,7 @@ def main(words: Sequence[str]) -> int:
     if arguments.graph:
         print(graph)
         return 0
-    from omegaconf import OmegaConf
-
-    from mlotool.config.hydra_errors import config_errors
-
-    with config_errors():
+    with configuration.config_errors():
         if arguments.all:
             text = OmegaConf.to_yaml(config, resolve=True)
         else:
@@ -68,17 +62,13 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _show(words: Sequence[str], option: str) -> list[str]:
+def _show(words: list[str], option: str) -> list[str]:
     return ["mlotool", "show", *(word for word in words if word != "--all"), option]
 
 
-def summary(request: Request, config: Any, words: Sequence[str]) -> str:
+def summary(request: Request, config: Any, words: list[str]) -> str:
     """Return what a recipe sets as YAML, below comments that say what it is made of."""
-    import yaml
-
-    from mlotool.config.composition import set_parts
-
-    parts = set_parts(request.hydra_words(), [] if request.file is None else [request.file.parent])
+    parts = composition.set_parts(request.hydra_words(), [] if request.file is None else [request.file.parent])
     lines = [f"# What the recipe sets; for the defaults too: {' '.join(shlex.join(_show(words, '--all')).split())}"]
     for label, names in (("inherits", parts.inherited), ("options", parts.options)):
         if names:
@@ -91,8 +81,6 @@ def summary(request: Request, config: Any, words: Sequence[str]) -> str:
 
 def mermaid(config: Any) -> str:
     """Return the graph of a config as mermaid text."""
-    from omegaconf import OmegaConf
-
     from mlotool.program.graph import Graph
 
     edges: Any = OmegaConf.to_container(config.graph, resolve=True)
@@ -111,10 +99,6 @@ def show_parallel(config: Any) -> None:
     Raises:
         ConfigError: no problem is layer-parallel, or the recipe cannot be built.
     """
-    from omegaconf import OmegaConf, open_dict
-
-    from mlotool import config as configs
-    from mlotool.config.checks import build
     from mlotool.program import Schedule
 
     names = parallel_problems(OmegaConf.to_container(config.problems, resolve=False))
@@ -123,13 +107,13 @@ def show_parallel(config: Any) -> None:
             "--parallel: found no problem with a parallel setting; expected one. Add one, as in "
             f"+parallel@problems.{next(iter(config.problems))}.parallel=penalty, or leave --parallel out."
         )
-    warn(*configs.check(config, targets=True))
+    warn(*configuration.check(config, targets=True))
     for name in names:
         node = config.problems[name].parallel
         if str(node.get("_target_")).rpartition(".")[2] == "Auxiliary":
             with open_dict(node):
                 node.record = NUM_TICKS
-    program = build(config).program
+    program = configuration.build(config).program
     schedule = Schedule(program)
     for _ in range(NUM_TICKS):
         schedule.tick()
@@ -149,14 +133,14 @@ def parallel_problems(problems: Any) -> list[str]:
         >>> parallel_problems({"a": {"parallel": {"stages": 2}}, "b": {"parallel": None}})
         ['a']
     """
-    return [name for name, problem in problems.items() if isinstance(problem, Mapping) and problem.get("parallel")]
+    return [name for name, problem in problems.items() if isinstance(problem, dict) and problem.get("parallel")]
 
 
 MAX_ROWS = 1_000
 MAX_CANDIDATES = 50
 
 
-def show_nodes(config: Any, name: str, words: Sequence[str]) -> None:
+def show_nodes(config: Any, name: str, words: list[str]) -> None:
     """Build the module of a problem, and print its nodes, its decisions and the size of its space.
 
     Args:
@@ -167,34 +151,31 @@ def show_nodes(config: Any, name: str, words: Sequence[str]) -> None:
     Raises:
         ConfigError: there is no such problem, the module cannot be built, or what it computes cannot be followed.
     """
-    from mlotool.config import check
-
     if name not in config.problems:
         names = [str(problem) for problem in config.problems]
         raise ConfigError(
             f"--nodes: found '{name}'; expected a problem of the recipe, one of {', '.join(names)}."
             f"{did_you_mean(name, names)} Correct it."
         )
-    warn(*check(config, targets=True))
-    from mlotool.config.building import decided_module
-    from mlotool.config.trusted import trusted_packages
-    from mlotool.spaces.decisions import by_mapping
-    from mlotool.spaces.summary import nodes_of_spaces
+    warn(*configuration.check(config, targets=True))
+    from mlotool.report.models import alike
+    from mlotool.spaces import decisions as deciding
+    from mlotool.spaces import summary as summaries
 
-    module, decisions = decided_module(config, name, by_mapping(dict(config.decisions)))
-    nodes = nodes_of_spaces(module) or _traced(config, name, module)
+    module, decisions = building.decided_module(config, name, deciding.by_mapping(dict(config.decisions)))
+    nodes = summaries.nodes_of_spaces(module) or _traced(name, module)
     console = plain_console()
     console.width = min(console.width, _WIDTH)
     count = sum(parameter.numel() for parameter in module.parameters())
     console.print(escape(f"problems.{name}.module: {_title(module)}, {len(nodes)} nodes, {count:,} parameters\n"))
-    _print_nodes(console, nodes)
+    print_table(console, _node_columns(nodes))
+    if len(nodes) > MAX_ROWS:
+        console.print(f"{len(nodes) - MAX_ROWS} more nodes are not shown.")
     console.print()
     made = decisions.made
     if not made:
         console.print("decisions: none; this model is the only one.")
         return
-    from mlotool.report.models import alike
-
     families = list(alike(list(made.values())))
     candidates = [_listed([str(one) for one in decision.candidates], MAX_CANDIDATES) for _, decision in families]
     taken = [str(decision.value) for _, decision in families]
@@ -203,22 +184,27 @@ def show_nodes(config: Any, name: str, words: Sequence[str]) -> None:
     by_hand = ""
     free = [one for one in made.values() if one.name not in config.decisions and len(one.candidates) > 1]
     if free:
-        trusting = [word for package in trusted_packages() for word in ("--trust", package)]
+        trusting = [word for package in trusted.trusted_packages() for word in ("--trust", package)]
         change = f"decisions.{free[0].name}={free[0].candidates[-1]}"
         by_hand = f"; by hand: {shlex.join(['mlotool', 'run', *words, *trusting, change])}"
+    without_values = drawing.WithoutValues()
+
+    def build(decide: Any) -> Any:
+        return without_values(lambda: building.decided_module(config, name, decide)[1])
+
     strange = ", ".join(str(other) for other in config.decisions if other not in made)
     console.print()
-    print_lines(console, [f"{len(made)} decisions{by_hand}", f"size: {_size(config, name, made)}",
+    print_lines(console, [f"{len(made)} decisions{by_hand}", f"size: {summaries.space_size(build, made)}",
                           f"decisions of other problems: {strange}" if strange else ""])  # fmt: skip
 
 
-def _print_nodes(console: "Console", nodes: "Sequence[NodeSummary]") -> None:
-    """Print a row a node; what it reads are the numbers of other rows."""
+def _node_columns(nodes: "tuple[NodeSummary, ...]") -> list[tuple[str, list[str], bool]]:
+    """Return a table with a row a node; what it reads are the numbers of other rows."""
     numbers = {node.id: str(number) for number, node in enumerate(nodes)}
     shown = nodes[:MAX_ROWS]
     inputs = [_listed([numbers.get(name, "?") for name in node.inputs], 8) for node in shown]
     shapes = ["" if node.shape is None else " x ".join(map(str, node.shape)) or "scalar" for node in shown]
-    columns = [
+    return [
         ("#", list(numbers.values())[:MAX_ROWS], True),
         ("id", [node.id for node in shown], False),
         ("kind", [node.kind for node in shown], False),
@@ -226,41 +212,24 @@ def _print_nodes(console: "Console", nodes: "Sequence[NodeSummary]") -> None:
         ("inputs", inputs, False),
         ("changed by", [node.mutator or "" for node in shown], False),
     ]
-    print_table(console, columns)
-    if len(nodes) > MAX_ROWS:
-        console.print(f"{len(nodes) - MAX_ROWS} more nodes are not shown.")
 
 
-def _title(module: "nn.Module") -> str:
+def _title(module: object) -> str:
     base = vars(module).get("_own_type")
     return f"{type(module).__name__} of {base.__name__}" if isinstance(base, type) else type(module).__name__
 
 
-def _traced(config: Any, name: str, module: "nn.Module") -> "tuple[NodeSummary, ...]":
+def _traced(name: str, module: Any) -> "tuple[NodeSummary, ...]":
     """Return the nodes of a module that is no space, without their shapes."""
-    from mlotool.spaces.summary import summaries
-    from mlotool.spaces.tracing import traced
+    from mlotool.spaces import summary, tracing
 
     try:
-        graph = traced(module, ())
+        graph = tracing.traced(module, ())
     except ConfigError as error:
         raise ConfigError(f"problems.{name}.module: {error}") from error
-    return summaries(graph, module, ())
+    return summary.summaries(graph, module, ())
 
 
-def _size(config: Any, name: str, taken: "Mapping[str, Decision]") -> str:
-    from mlotool.config.building import decided_module
-    from mlotool.config.drawing import WithoutValues
-    from mlotool.spaces.summary import space_size
-
-    without_values = WithoutValues()
-
-    def build(decide: "Decide") -> "Decisions":
-        return without_values(lambda: decided_module(config, name, decide)[1])
-
-    return str(space_size(build, taken))
-
-
-def _listed(texts: Sequence[str], most: int) -> str:
+def _listed(texts: list[str], most: int) -> str:
     left = len(texts) - most
     return ", ".join(texts) if left <= 0 else f"{', '.join(texts[:most])}, .. ({left} more)"

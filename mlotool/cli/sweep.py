@@ -1,20 +1,85 @@
-"""`mlotool run -m`: the folder of a sweep, and its jobs in processes of their own (workers, Optuna, a cluster)."""
+"""The jobs of `mlotool run`: one, or those of a sweep, in this process or in processes of their own."""
 
 import shlex
-from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from mlotool.cli.arguments import Request
-from mlotool.cli.report import show_sweep
-from mlotool.cli.terminal import nearby, say
-from mlotool.config.sweep_plan import SweepPlan, check_first_point
+from mlotool.cli.arguments import Request, call_hydra
+from mlotool.cli.job import Job, is_first_rank
+from mlotool.cli.terminal import nearby, say, warn
+from mlotool.config.drawing import Drawer
+from mlotool.config.recipes import is_literal, quoted
+from mlotool.config.sweep_plan import SweepPlan, check_first_point, read_sweep
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.process import terminable
-from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
+from mlotool.sweep import driver, job_folder, launchers, study
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
-from mlotool.sweep.job_folder import INFEASIBLE, JobOutcome, JobSpec, note_alone
-from mlotool.sweep.launchers import make_launcher
 from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point
+
+_OF_OPTUNA = ("num_trials", "second_objective", "seed", "sampler", "sampler_options", "pruner", "pruner_options",
+              "storage")  # fmt: skip
+
+
+def run_many(request: Request, words: list[str], trusted: list[str], flags: list[str]) -> int:
+    """Run the jobs of a sweep, in this process where nothing asks for others; 0 where none failed.
+
+    Args:
+        request: its recipe and overrides.
+        words: of the command line, for provenance.json.
+        trusted: packages of the user's that recipes may use.
+        flags: Hydra's.
+    """
+    # `resume=..` means the sweep, not its jobs.
+    resumes = [word for word in request.overrides if word.startswith("resume=")]
+    value = resumes[-1].partition("=")[2].strip("'\"") if resumes else "null"
+    resume = None if value == "null" else value
+    request = request._replace(overrides=tuple(word for word in request.overrides if word not in resumes))
+    # Several recipes in one sweep have no common `name`, of which the default folder is made.
+    if len(request.recipe_names()) != 1 and not any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
+        default = "hydra.sweep.dir=outputs/recipes/multirun/${now:%Y-%m-%d_%H-%M-%S}"
+        request = request._replace(overrides=(*request.overrides, default))
+    plan = read_sweep(request.hydra_words())
+    idle = [key for key in _OF_OPTUNA if any(word.startswith(f"sweep.{key}=") for word in request.overrides)]
+    if plan.settings["method"] == "grid" and idle:
+        warn(f"sweep.{idle[0]}: found it in a grid, which ignores it. Add sweep=optuna, or leave it out.")
+    if plan.needs_processes:
+        return run_sweep(plan, request, words, trusted, resume)
+    # What a recipe sweeps is swept as if it were typed.
+    request = request._replace(overrides=(*request.overrides, *plan.listed))
+    if not is_first_rank():
+        return run_here(request, words, trusted, flags)
+    folder, is_resumed = sweep_folder(plan, resume)
+    if not is_literal(str(folder)):
+        raise ConfigError(f"found the folder '{folder}'; expected one without '$' and backslashes. Rename it.")
+    ours = (f"hydra.sweep.dir={quoted(str(folder))}", *(["resume=auto"] if is_resumed else []))
+    write_plan(folder, plan)
+    return run_here(request._replace(overrides=(*request.overrides, *ours)), words, trusted, flags, folder)
+
+
+def run_here(
+    request: Request, words: list[str], trusted: list[str], flags: list[str], folder: Path | None = None
+) -> int:
+    """Let Hydra run one job or those of a plain grid in this process, and show what became of a sweep.
+
+    Raises:
+        MlotoolError: the error of the first job that had one.
+    """
+    job = Job(shlex.join(["mlotool", "run", *words]), request.hydra_words(), request.file, tuple(trusted))
+    try:
+        with locked(folder) if folder is not None else nullcontext():
+            call_hydra(request.hydra_words(), job, flags)
+    finally:
+        if job.sweep_dir is not None and is_first_rank():
+            _show(job.sweep_dir)
+    if job.errors and job.sweep_dir is not None:
+        exit_code(job.sweep_dir)
+    if job.errors:
+        # A job that was refused its folder leaves nothing of it there.
+        raise job.errors[0]
+    if "--multirun" in flags and job.sweep_dir is None:
+        # A launcher ran the jobs in processes of its own.
+        say("`mlotool report <the sweep's folder>` makes the table of its jobs.")
+    return 0
 
 
 def sweep_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
@@ -23,13 +88,11 @@ def sweep_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
     if is_resumed:
         say(f"going on with the sweep in {nearby(folder)}")
     elif resume == AUTO:
-        say("resume=auto: there is no sweep by these words that can be gone on with. A new one begins.")
+        say("resume=auto: there is no sweep by these words that this version can go on with. A new one begins.")
     return folder, is_resumed
 
 
-def run_sweep(
-    plan: SweepPlan, request: Request, words: Sequence[str], trusted: Sequence[str], resume: str | None
-) -> int:
+def run_sweep(plan: SweepPlan, request: Request, words: list[str], trusted: list[str], resume: str | None) -> int:
     """Run a sweep's jobs, and show what became of them; 0 where none failed.
 
     Args:
@@ -40,11 +103,11 @@ def run_sweep(
         resume: `auto`, the folder of the sweep to go on with, or None.
     """
     check_first_point(plan)
-    workers = worker_environments(plan)
+    workers = driver.worker_environments(plan)
     folder, is_resumed = sweep_folder(plan, resume)
     file = None if request.file is None else str(request.file)
     command, is_grouped = shlex.join(["mlotool", "run", *words]), plan.group_size > 1
-    shared = JobSpec(command, plan.fixed, file, tuple(trusted), is_in_group=is_grouped)
+    shared = job_folder.JobSpec(command, plan.fixed, file, tuple(trusted), is_in_group=is_grouped)
     try:
         with locked(folder):
             _run_locked(plan, shared, folder, workers, is_resumed=is_resumed)
@@ -57,13 +120,13 @@ def run_sweep(
 
 
 def _run_locked(
-    plan: SweepPlan, shared: JobSpec, folder: Path, workers: list[dict[str, str]], *, is_resumed: bool
+    plan: SweepPlan, shared: job_folder.JobSpec, folder: Path, workers: list[dict[str, str]], *, is_resumed: bool
 ) -> None:
     """Run the jobs of a sweep whose folder this process holds."""
     try:
         record = GroupRecord(folder, is_resumed=is_resumed)
         points = _points(plan, folder, record)
-        launcher = make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
+        launcher = launchers.make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
         write_plan(folder, plan, points)
     except ConfigError:
         if not is_resumed:
@@ -78,10 +141,10 @@ def _run_locked(
     if plan.settings["fuse"] != 1 and plan.devices_per_job != 1:
         reason = f"runner.devices={plan.devices_per_job}, so that each has processes of its own"
         say(f"sweep.fuse: the jobs run one by one: {reason}")
-        note_alone(folder, range(plan.num_jobs), reason)
+        job_folder.note_alone(folder, range(plan.num_jobs), reason)
     environments = [{"WANDB_RUN_GROUP": f"{plan.name}/{folder.name}", **worker} for worker in workers]
 
-    def announce(point: Point, outcome: JobOutcome) -> None:
+    def announce(point: Point, outcome: job_folder.JobOutcome) -> None:
         # A study may end before all that was asked for, or draw points that jobs have.
         write_plan(folder, plan, points)
         value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
@@ -89,39 +152,37 @@ def _run_locked(
         say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
     with terminable():
-        sweep = Sweep(folder, shared, announce, record.add if shared.is_in_group else None)
-        run_jobs(points, launcher, environments, sweep)
+        sweep = driver.Sweep(folder, shared, announce, record.add if shared.is_in_group else None)
+        driver.run_jobs(points, launcher, environments, sweep)
     write_plan(folder, plan, points)
 
 
 def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoints:
     if plan.settings["method"] == "grid":
         return GridPoints(plan, folder, record)
-    from mlotool.config.drawing import Drawer
-    from mlotool.sweep.study import StudyPoints
-
     drawer = Drawer(plan)
-    return StudyPoints(plan, folder, record, drawer.draw if drawer.is_needed else None)
+    return study.StudyPoints(plan, folder, record, drawer.draw if drawer.is_needed else None)
 
 
 def _show(folder: Path) -> None:
-    if any(path.name.isdigit() for path in folder.iterdir()):
+    from mlotool.cli.report import show_sweep
+
+    with suppress(ConfigError):  # no job had begun
         show_sweep(folder)
 
 
 def exit_code(folder: Path) -> int:
     """Return 0 where all jobs of a sweep finished; a RunError names those that did not, or why there is nothing."""
-    from mlotool.report import sweep_rows
-    from mlotool.report.search import nothing_fits
+    from mlotool.report import search, sweep_rows
 
     rows = sweep_rows(folder)
-    failed = [row for row in rows if row.status not in ("finished", "pruned", INFEASIBLE)]
+    failed = [row for row in rows if row.status not in ("finished", "pruned", job_folder.INFEASIBLE)]
     if failed:
         names = ", ".join(row.job for row in failed)
         # One that was interrupted, and then refused to go on, has no error of its own.
         first = failed[0].error or failed[0].status
         raise RunError(f"{len(failed)} of {len(rows)} jobs of the sweep failed: {names}; the first one: {first}")
-    fault = nothing_fits(rows)
+    fault = search.nothing_fits(rows)
     if fault:
         raise RunError(fault)
     return 0

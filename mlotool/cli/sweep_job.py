@@ -11,39 +11,33 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from mlotool import config as configuration
-from mlotool.cli.arguments import Request, read_request
-from mlotool.cli.hydra_app import call_hydra, open_sources
+from mlotool.cli.arguments import Request, call_hydra, open_sources, read_request
 from mlotool.cli.job import Job, logs_to_wandb, recipe_path
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, open_streams, plain_warnings
 from mlotool.cli.terminal import say, warn
-from mlotool.config import Origin
 from mlotool.config.composition import finish, is_apart, key_of, with_values
 from mlotool.config.provenance import repositories_asked_once
 from mlotool.core.errors import WriteError
 from mlotool.core.process import import_large, import_torch, leave
 from mlotool.core.run_files import read_json
-from mlotool.sweep import job_folder
-from mlotool.sweep.job_folder import JobSpec, has_run, read_job
-from mlotool.sweep.launchers import STOP
-
-if TYPE_CHECKING:
-    from mlotool.cli.arguments import Request
-    from mlotool.runner import RunResult
-    from mlotool.runner.plan import Watch
-    from mlotool.runner.together import RunRequest
+from mlotool.sweep import job_folder, launchers
+from mlotool.sweep.watcher import Watcher
 
 # Begins a reference to a job's own settings of Hydra, which are known while Hydra calls us, and not afterwards.
 _OF_HYDRA = "${hydra:"
-Composed = tuple[Any, Origin]
+Composed = tuple[Any, configuration.Origin]
 
 
 def main(folders: Sequence[Path]) -> int:
     """Run the jobs that folders describe; what became of each stands in its summary.json."""
     _end_with_parent()
-    is_in_group = len(folders) > 1 or read_job(folders[0]).is_in_group
+    is_in_group = len(folders) > 1 or job_folder.read_job(folders[0]).is_in_group
     try:
         with plain_warnings(debug=False):
             error = run_group(folders) if is_in_group else _run_alone(folders[0])
@@ -59,7 +53,7 @@ def _end_with_parent() -> None:
         while True:
             # Not sys.stdin: a buffer would hold a lock that the exit wants.
             word = os.read(0, 1)
-            if word == STOP:
+            if word == launchers.STOP:
                 os.kill(os.getpid(), signal.SIGINT)
             elif word == b"":
                 os._exit(EXIT_FAILURE)
@@ -67,7 +61,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _fail(folder: Path, spec: JobSpec, error: BaseException) -> None:
+def _fail(folder: Path, spec: job_folder.JobSpec, error: BaseException) -> None:
     """Leave an error to the sweep's table."""
     text = str(error) or type(error).__name__
     say(f"job {folder.name} failed: {text}")
@@ -78,11 +72,11 @@ def _fail(folder: Path, spec: JobSpec, error: BaseException) -> None:
 
 
 def _run_alone(folder: Path) -> BaseException | None:
-    spec = read_job(folder)
+    spec = job_folder.read_job(folder)
     try:
         request = _request(spec)
         open_sources(request, spec.trusted)
-        words = [*spec.words, *_own_words(folder, is_resumed=has_run(folder))]
+        words = [*spec.words, *_own_words(folder, is_resumed=job_folder.has_run(folder))]
         job = Job(spec.command, words, request.file, spec.trusted, watch=_watch(spec))
         call_hydra(words, job)
         error: BaseException | None = job.errors[0] if job.errors else None
@@ -99,7 +93,7 @@ class Member(NamedTuple):
     """A job of the process: its folder, what it is to run, and the tick of an earlier end, if it has one."""
 
     folder: Path
-    spec: JobSpec
+    spec: job_folder.JobSpec
     ended_at: int | None
 
 
@@ -118,7 +112,7 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
     errors: list[BaseException] = []
     warned: set[str] = set()
     configs = _Configs()
-    requests: list[tuple[Member, RunRequest]] = []
+    requests: list[tuple[Member, Any]] = []
 
     def fail(member: Member, error: BaseException) -> None:
         if member.ended_at is None:
@@ -134,7 +128,7 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
 
     waiting = {place for place, (member, _) in enumerate(requests) if member.ended_at is None}
 
-    def when_ended(place: int, result: "RunResult | BaseException") -> None:
+    def when_ended(place: int, result: object) -> None:
         waiting.discard(place)
         if isinstance(result, BaseException):
             fail(requests[place][0], result)
@@ -158,38 +152,33 @@ def _members(folders: Sequence[Path]) -> list[Member]:
     for folder in folders:
         summary = read_json(folder, job_folder.SUMMARY)
         if summary is None:
-            members.append(Member(folder, read_job(folder), None))
+            members.append(Member(folder, job_folder.read_job(folder), None))
         elif (folder / "config.yaml").is_file():
             tick = summary.get("num_ticks")
             # Where its process died, the run could not say how far it was.
-            members.append(Member(folder, read_job(folder), tick if type(tick) is int and tick >= 0 else 0))
+            members.append(Member(folder, job_folder.read_job(folder), tick if type(tick) is int and tick >= 0 else 0))
     return members
 
 
-def _run_request(member: Member, configs: "_Configs", warned: set[str]) -> "RunRequest":
+def _run_request(member: Member, configs: "_Configs", warned: set[str]) -> Any:
     """Return what is to run, once it has been checked; a warning of several jobs is printed once."""
-    is_resumed = member.ended_at is None and has_run(member.folder)
+    is_resumed = member.ended_at is None and job_folder.has_run(member.folder)
     config, origin = configs.compose(member.spec, member.folder, is_resumed=is_resumed)
     import_torch(with_wandb=logs_to_wandb(config))
     import_large("mlotool.runner")
-    from mlotool.runner.process_settings import count_devices
-    from mlotool.runner.together import RunRequest
+    from mlotool.runner import process_settings, together
 
     warnings = configuration.check(config, targets=True)
     warn(*(warning for warning in warnings if warning not in warned))
     warned.update(warnings)
-    count_devices(config.runner)
+    process_settings.count_devices(config.runner)
     watch = None if member.ended_at is not None else _watch(member.spec)
-    return RunRequest(config, member.folder, origin, watch, ended_at=member.ended_at)
+    return together.RunRequest(config, member.folder, origin, watch, ended_at=member.ended_at)
 
 
-def _watch(spec: JobSpec) -> "Watch | None":
+def _watch(spec: job_folder.JobSpec) -> Watcher | None:
     """Return what a study asks at each evaluation of a job; None without a study."""
-    if spec.study is None:
-        return None
-    from mlotool.sweep.watcher import Watcher
-
-    return Watcher(**spec.study)
+    return None if spec.study is None else Watcher(**spec.study)
 
 
 class _Configs:
@@ -198,7 +187,7 @@ class _Configs:
     def __init__(self) -> None:
         self._first: tuple[Sequence[str], Composed] | None = None
 
-    def compose(self, spec: JobSpec, folder: Path, *, is_resumed: bool) -> Composed:
+    def compose(self, spec: job_folder.JobSpec, folder: Path, *, is_resumed: bool) -> Composed:
         """Return the config of a job, and where it came from.
 
         Args:
@@ -221,7 +210,7 @@ class _Configs:
             config.resume = str(folder.absolute())
         return config, replace(origin, overrides=_without_hydra(words))
 
-    def _varied(self, spec: JobSpec) -> Composed | None:
+    def _varied(self, spec: job_folder.JobSpec) -> Composed | None:
         """Return the first config with other values, where the jobs differ in nothing else."""
         if self._first is None:
             return None
@@ -239,30 +228,29 @@ def _without_hydra(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in words if not word.lstrip("+~").startswith(("hydra.", "hydra/")))
 
 
-def _composed(spec: JobSpec, words: Sequence[str]) -> Composed:
+def _composed(spec: job_folder.JobSpec, words: Sequence[str]) -> Composed:
     request = _request(spec)
     open_sources(request, spec.trusted)
     results: list[Composed] = []
 
     def take(config: Any) -> None:
-        from hydra.core.hydra_config import HydraConfig
-        from omegaconf import OmegaConf
-
         choices = HydraConfig.get().runtime.choices
         finish(config, choices, words)
         if any(_OF_HYDRA in word for word in words):
             OmegaConf.resolve(config)
-        results.append((config, Origin(spec.command, _without_hydra(words), recipe_path(choices, request.file))))
+        results.append(
+            (config, configuration.Origin(spec.command, _without_hydra(words), recipe_path(choices, request.file)))
+        )
 
     call_hydra(words, take)
     [result] = results
     return result
 
 
-def _request(spec: JobSpec) -> Request:
+def _request(spec: job_folder.JobSpec) -> Request:
     """Return what a job asks for."""
     request = read_request(spec.words)
-    return request if spec.recipe_file is None else replace(request, file=Path(spec.recipe_file))
+    return request if spec.recipe_file is None else request._replace(file=Path(spec.recipe_file))
 
 
 def _own_words(folder: Path, *, is_resumed: bool) -> list[str]:

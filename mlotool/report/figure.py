@@ -149,14 +149,30 @@ class Plot:
         self.axes.legend(handles, texts, loc="lower left", bbox_to_anchor=(0, 1), ncols=num_columns)
 
     def card(self, slug: str, title: str, note: str = "") -> Card:
-        """Write the figure, and return it as a card, which has the title: a heading may take two lines."""
+        """Write the figure as an SVG file; return it as a card, which has the title: a heading may take two lines."""
         width, height = self.figure.get_size_inches()
         left = self.left + (0.17 if self.axes.get_ylabel() else 0.0)
         top = 0.12 + LEGEND_ROW_INCHES * self.num_legend_rows
         bottom = 0.42 if self.axes.get_xlabel() else 0.25
         margins = {"left": left / width, "right": 1 - 0.16 / width, "bottom": bottom / height, "top": 1 - top / height}
         self.figure.subplots_adjust(**margins)
-        return self.book.finish(self.figure, slug, title, note)
+        text = io.StringIO()
+        with warnings.catch_warnings():
+            # The page has letters that matplotlib's font lacks.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            self.figure.savefig(text, format="svg", transparent=True, metadata=metadata)
+        safe = re.sub(r"[^A-Za-z0-9_-]+", "_", slug)[:80].strip("_-") or "figure"
+        names = (safe if count == 1 else f"{safe}_{count}" for count in range(1, len(self.book.names) + 2))
+        self.book.names.append(next(name for name in names if name.lower() not in map(str.lower, self.book.names)))
+        svg = text.getvalue().partition("<svg")[2]
+        # Two figures in one page must not share ids: clip paths and markers would take the first figure's.
+        svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{len(self.book.names)}-", svg)
+        svg = themed(re.sub(r'\s(?:width|height)="[\d.]+pt"', "", svg, count=2)).strip()
+        svg = f'<svg role="img" aria-label="{escape(title)}"{svg}'
+        alone = svg.replace(">", f"><style>{css_variables()}</style>", 1)
+        write_text(self.book.folder.parent, f"{self.book.folder.name}/{self.book.names[-1]}.svg", f"{alone}\n")
+        return Card(title, Markup(svg), note, is_wide=self.figure.get_figwidth() > SIZE_INCHES[0])
 
 
 class Sketchbook:
@@ -173,26 +189,6 @@ class Sketchbook:
     def new(self, size: tuple[float, float] = SIZE_INCHES, left: float = 0.6) -> Plot:
         """Return an empty figure."""
         return Plot(self, size, left)
-
-    def finish(self, figure: Figure, slug: str, title: str, note: str) -> Card:
-        """Write a figure as an SVG file, and return it as a card."""
-        text = io.StringIO()
-        with warnings.catch_warnings():
-            # The page has letters that matplotlib's font lacks.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-            figure.savefig(text, format="svg", transparent=True, metadata=metadata)
-        safe = re.sub(r"[^A-Za-z0-9_-]+", "_", slug)[:80].strip("_-") or "figure"
-        names = (safe if count == 1 else f"{safe}_{count}" for count in range(1, len(self.names) + 2))
-        self.names.append(next(name for name in names if name.lower() not in map(str.lower, self.names)))
-        svg = text.getvalue().partition("<svg")[2]
-        # Two figures in one page must not share ids: clip paths and markers would take the first figure's.
-        svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{len(self.names)}-", svg)
-        svg = themed(re.sub(r'\s(?:width|height)="[\d.]+pt"', "", svg, count=2)).strip()
-        svg = f'<svg role="img" aria-label="{escape(title)}"{svg}'
-        alone = svg.replace(">", f"><style>{css_variables()}</style>", 1)
-        write_text(self.folder.parent, f"{self.folder.name}/{self.names[-1]}.svg", f"{alone}\n")
-        return Card(title, Markup(svg), note, is_wide=figure.get_figwidth() > SIZE_INCHES[0])
 
 
 def plain_number() -> Formatter:

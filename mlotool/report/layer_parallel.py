@@ -2,12 +2,13 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import numpy as np
 from matplotlib.patches import Patch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -165,7 +166,30 @@ def numbered_cards(book: Sketchbook, series: Iterable[Series]) -> list[Card]:
         lines = [Line(f"problem-{number % NUM_PROBLEM_COLOURS}", f"{counted} {number}") for number in numbers]
         group = [by_number[number] for number in numbers]
         cards.append(curve_card(book, f"{name}-{kind}", f"{name}: {words}", group, lines))
+        if counted == "cycle":
+            cards.append(cycle_card(book, f"{name}-{kind}-by-cycle", f"{name}: {words}, by cycle", by_number))
     return cards
+
+
+# Ticks that a figure of residuals by cycle has a line of.
+MAX_HISTORIES = 40
+
+
+def cycle_card(book: Sketchbook, slug: str, title: str, by_cycle: Mapping[int, Series]) -> Card:
+    """Draw how the residual falls from cycle to cycle, a line a logged tick."""
+    plot = book.new()
+    ticks = np.unique(np.concatenate([one.ticks for one in by_cycle.values()]))
+    # Evenly spread, the last one among them.
+    ticks = ticks[np.linspace(0, len(ticks) - 1, min(len(ticks), MAX_HISTORIES)).round().astype(int)]
+    for place, tick in enumerate(ticks, 1):
+        at = {cycle: one.values[one.ticks == tick] for cycle, one in sorted(by_cycle.items())}
+        known = {cycle: values[0] for cycle, values in at.items() if (values > 0).any()}
+        style: dict[str, Any] = {"color": light("problem-0"), "marker": "o", "markersize": 2.5, "linewidth": 0.9}
+        plot.axes.plot(list(known), list(known.values()), alpha=0.15 + 0.85 * place / len(ticks), **style)
+    if any((one.values > 0).any() for one in by_cycle.values()):
+        plot.use_log_scale()
+    plot.label("cycle", "norm of the residual", is_whole=True)
+    return plot.card(slug, title, "One line a logged tick; the later, the stronger.")
 
 
 def timeline_card(book: Sketchbook, timeline: Timeline) -> Card:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
+from scipy.stats import binned_statistic
 
 from mlotool.report import figure as drawing
 from mlotool.report.figure import Card, Plot, Sketchbook, light, needs_log_scale
@@ -244,7 +245,15 @@ def _scatter(book: Sketchbook, weighting: Weighting, loss: NDArray[np.float64], 
         style: dict[str, Any] = {"marker": "x", "linewidths": 0.9} if name == "wrong" else {"linewidths": 0}
         x, y = loss[mask & chosen], weighting.weight[mask & chosen]
         plot.axes.scatter(x, y, s=11, color=light(name), alpha=0.55, label=label, **style)
-    if needs_log_scale(loss):
+    is_log = needs_log_scale(loss)
+    places = np.log(loss) if is_log else loss
+    if np.ptp(places) > 0:
+        # Of too few samples there is no median, and the line breaks.
+        edges = np.linspace(places.min(), places.max(), NUM_INTERVALS + 1)
+        medians = binned_statistic(places, [loss, weighting.weight], "median", edges).statistic
+        medians[:, np.histogram(places, edges)[0] < MIN_SAMPLES] = np.nan
+        plot.axes.plot(*medians, color=light("ink"), linewidth=1.3, marker="o", markersize=2.5, label="median")
+    if is_log:
         plot.use_log_scale("x")
     plot.label("loss of the sample", "weight")
     plot.axes.yaxis.set_major_formatter(drawing.plain_number())

@@ -1,13 +1,22 @@
 """A search over the settings of a sweep: its trials, the front of two objectives, and draws that make no model."""
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlotool.report import sweep as sweeps
 from mlotool.report.formats import number
-from mlotool.report.sweep import DECISION, INFEASIBLE, Comparison, Setting, SweepRow, better, override
+from mlotool.report.run_folder import RunFolder, as_dict
+from mlotool.report.sweep import DECISION, INFEASIBLE, Comparison, Setting, SweepRow
+
+FILE = "sweep.json"
+# Folders beside a sweep's that are looked at, the newest ones.
+MAX_SWEEPS = 200
 
 
 def best_so_far(comparison: Comparison) -> NDArray[np.float64]:
@@ -15,6 +24,40 @@ def best_so_far(comparison: Comparison) -> NDArray[np.float64]:
     values = [one.mean if one.is_complete else None for one in comparison.settings]
     best = np.fmin if comparison.mode == "min" else np.fmax
     return np.asarray(best.accumulate(np.array(values, dtype=np.float64)))
+
+
+class Baseline(NamedTuple):
+    """Another search: the name of its folder, and its best value after each setting; NaN before the first one."""
+
+    name: str
+    best: NDArray[np.float64]
+
+
+def random_baseline(comparison: Comparison) -> Baseline | None:
+    """Return the newest finished random search of the same recipe and settings beside a sweep; None without one."""
+    sampler, searched = _searched(comparison.folder)
+    if sampler in ("", "random"):
+        return None
+    for file in sorted(comparison.folder.resolve().parent.glob(f"*/{FILE}"))[::-1][:MAX_SWEEPS]:
+        # No link: it may lead to a sweep of another place.
+        is_link, is_sweep = file.parent.is_symlink(), file.with_name(sweeps.PLAN_FILE).is_file()
+        if is_link or not is_sweep or _searched(file.parent) != ("random", searched):
+            continue
+        other = sweeps.compare(file.parent)
+        best = best_so_far(other)
+        is_alike = (other.objective, other.mode) == (comparison.objective, comparison.mode)
+        if is_alike and other.num_ended == other.num_jobs and np.isfinite(best).any():
+            return Baseline(file.parent.name, best)
+    return None
+
+
+def _searched(folder: Path) -> tuple[str, str]:
+    """Return the sampler of a search, and over which recipe and what it searches; empty where it does not say."""
+    identity = as_dict(RunFolder(folder).json(FILE).get("identity"))
+    fixed = identity.get("fixed")
+    words = map(str, fixed if isinstance(fixed, list) else ())
+    kept = [word for word in words if not word.lstrip("+").startswith(("sweep=", "sweep.", "sweep@"))]
+    return str(identity.get("sampler") or ""), json.dumps([kept, identity.get("dimensions"), identity.get("repeats")])
 
 
 # Settings on the front that have a line each; of more the best ones by the first objective.
@@ -58,8 +101,8 @@ def front_lines(comparison: Comparison) -> list[str]:
     if not best:
         return []
     plan, many = comparison.plan, "settings" if comparison.has_seeds else "jobs"
-    one = f"{comparison.objective} ({better(comparison.mode)})"
-    two = f"{plan.second_objective} ({better(plan.second_mode)})"
+    one = f"{comparison.objective} ({sweeps.better(comparison.mode)})"
+    two = f"{plan.second_objective} ({sweeps.better(plan.second_mode)})"
     lines = [f"Pareto front of {one} and {two}: {len(best)} of {len(points(comparison))} {many}"]
     for setting in best[:MAX_LINES]:
         jobs = f"job{'s' if len(setting.rows) > 1 else ''} {setting.jobs}"
@@ -69,7 +112,7 @@ def front_lines(comparison: Comparison) -> list[str]:
     return [*lines, *more]
 
 
-MAX_REASONS = 3
+MAX_REASONS, MAX_SHARED = 3, 3
 
 
 def reasons(rows: Sequence[SweepRow]) -> list[list[SweepRow]]:
@@ -86,12 +129,27 @@ def reasons(rows: Sequence[SweepRow]) -> list[list[SweepRow]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
+def each_has(group: Sequence[SweepRow], rows: Sequence[SweepRow]) -> str:
+    """Return the decisions that several draws have in common, and no draw that makes a model; empty without one."""
+    fitting = set().union(*(_decisions(row) for row in rows if row.status != INFEASIBLE))
+    common = sorted(set.intersection(*map(_decisions, group)) - fitting)[:MAX_SHARED]
+    shared = ", ".join(f"{key}={value}" for key, value in common)
+    return f" (each has {shared})" if shared and len(group) > 1 else ""
+
+
+def _decisions(row: SweepRow) -> set[tuple[str, str]]:
+    return {pair for pair in row.parameters.items() if pair[0].startswith(DECISION)}
+
+
 def infeasible_lines(rows: Sequence[SweepRow]) -> list[str]:
     """Return what is to be said of draws that make no model; nothing where there are none."""
     groups = reasons(rows)
     if not groups:
         return []
-    lines = [f"  {len(group)}, such as job {group[0].job}: {group[0].error}" for group in groups[:MAX_REASONS]]
+    lines = [
+        f"  {len(group)}, such as job {group[0].job}{each_has(group, rows)}: {group[0].error}"
+        for group in groups[:MAX_REASONS]
+    ]
     left = len(groups) - MAX_REASONS
     more = [f"  {left} more reasons: see sweep.csv"] if left > 0 else []
     return [f"draws that make no model (infeasible), untrained: {sum(map(len, groups))}", *lines, *more]
@@ -103,8 +161,8 @@ def nothing_fits(rows: Sequence[SweepRow]) -> str:
     if not groups or any(row.status != INFEASIBLE for row in rows):
         return ""
     row = groups[0][0]
-    example = " ".join(override(*pair) for pair in row.parameters.items() if pair[0].startswith(DECISION))
+    example = " ".join(sorted(sweeps.override(*pair) for pair in _decisions(row)))
     return (
         f"decisions: found no model in {len(rows)} draws; expected draws that make one. Correct the candidate of job "
-        f"{row.job} ({example or 'no decisions'}): {row.error}"
+        f"{row.job} ({example or 'no decisions'}){each_has(groups[0], rows)}: {row.error}"
     )

@@ -5,7 +5,6 @@ Jobs that differ in nothing but their seed are samples of one setting.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -94,6 +93,7 @@ class SweepPlan:
         second_objective: the key of a second objective; empty where there is none.
         second_mode: "min" or "max" for it.
         sampler: that draws the trials; empty in a grid.
+        num_random: trials that it draws at random before it looks at results.
         num_same: draws of points that a job has, which have none of their own.
         ending: why there are fewer jobs than were asked for; empty where there are not.
     """
@@ -106,6 +106,7 @@ class SweepPlan:
     second_objective: Annotated[str, Field(max_length=200)] = ""
     second_mode: Mode = ""
     sampler: str = ""
+    num_random: Count = 0
     num_same: Count = 0
     ending: str = ""
 
@@ -284,10 +285,15 @@ def split_keys(parameters: Sequence[Mapping[str, str]]) -> tuple[list[str], dict
 
 
 def labels(keys: Sequence[str]) -> dict[str, str]:
-    """Return for each key its last two parts, where no other key has them; of a decision its last part."""
-    ends = {key: ".".join(key.split(".")[-1 if key.startswith(DECISION) else -2 :]) for key in keys}
-    counts = Counter(ends.values())
-    return {key: end if counts[end] == 1 else key for key, end in ends.items()}
+    """Return for each key the shortest end that is its alone, of two parts where it has them; of a decision of one."""
+
+    def label(key: str) -> str:
+        parts = key.split(".")
+        counts = range(1 if key.startswith(DECISION) else min(2, len(parts)), len(parts))
+        ends = (".".join(parts[-count:]) for count in counts)
+        return next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key)
+
+    return {key: label(key) for key in keys}
 
 
 # Jobs that a note names.
@@ -444,6 +450,17 @@ class Comparison:
             notes.append(f"Not counted, as another job has the same setting and the same seed: {jobs}{more}.")
         if best is None:
             return notes
+        sign = 1 if self.mode == "min" else -1
+        leader = min(self.ranked, key=lambda setting: sign * (setting.mean or 0.0))
+        if leader.mean != best.mean:
+            notes.append(
+                f"A setting with {seeds(leader)} has a better mean, {number(leader.mean)}, but not all of its jobs "
+                f"have finished: {self.describe(leader)}."
+            )
+        if not best.is_complete:
+            notes.append(f"No setting has all of its jobs yet; the best one has {seeds(best)}.")
+        if equal := sum(setting.mean == best.mean for setting in self.ranked) - 1:
+            notes.append(f"{equal} other setting{'s have' if equal > 1 else ' has'} exactly the same value.")
         others = {row.objective for row in self.rows} - {"", self.objective}
         if others:
             notes.append(f"Jobs with another objective are not compared: {', '.join(sorted(others))}.")

@@ -7,16 +7,21 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
-from scipy.stats import spearmanr
+from numpy.typing import NDArray
+from scipy.stats import pearsonr, rankdata
 
 from mlotool.report.figure import SIZE_INCHES, WIDE_INCHES, Card, Sketchbook, light, visible_range
 from mlotool.report.formats import NONE, shortened, shortened_key
 from mlotool.report.run_folder import read_series
-from mlotool.report.search import best_so_far, front, points
+from mlotool.report.search import best_so_far, front, points, random_baseline
 from mlotool.report.sweep import Column, Comparison, Setting, better, shown
 
 MAX_CURVES, MAX_POINTS = 200, 120
-MAX_SLICES, MAX_BARS = 9, 10
+MAX_AXES, MAX_TICKS, MAX_BARS = 10, 6, 10
+# Ticks that are nearer to each other than this share of an axis would be printed over one another.
+TICK_DISTANCE = 0.055
+# Characters that fit below the axes of a wide figure.
+CHARACTERS_ACROSS = 118
 MIN_PAIRS = 3
 MIN_JOBS = 6
 # A figure of more trials takes a row of the page, as does one of a search with more to be told.
@@ -35,7 +40,7 @@ def sweep_cards(book: Sketchbook, comparison: Comparison) -> tuple[list[Card], l
     """Return the figures of the hyperparameters, and those of the objective."""
     draw = (curve_cards, objective_cards, importance_cards, front_cards, inherited_cards)
     cards = [card for cards_of in draw for card in cards_of(book, comparison)]
-    return slice_cards(book, comparison), cards
+    return parallel_cards(book, comparison), cards
 
 
 def _sentences(*notes: str) -> str:
@@ -78,13 +83,28 @@ def objective_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     known = {place: setting for place, setting in enumerate(settings) if setting.drawn is not None}
     if len(known) < 2 and not any(len(setting.values) > 1 for setting in known.values()):
         return []
-    plot = book.new(WIDE_INCHES if len(settings) > MANY else SIZE_INCHES)
-    seen = visible_range([value for one in known.values() for value in one.values or [one.drawn or 0.0]])
-    if comparison.mode and comparison.plan.sampler:
+    baseline, plan, order = random_baseline(comparison), comparison.plan, np.arange(len(settings))
+    is_wide = len(settings) > MANY or baseline is not None or plan.num_random > 0
+    plot = book.new(WIDE_INCHES if is_wide else SIZE_INCHES)
+    beside = [] if baseline is None else baseline.best[np.isfinite(baseline.best)].tolist()
+    seen = visible_range([*beside, *(value for one in known.values() for value in one.values or [one.drawn or 0.0])])
+    if comparison.mode and plan.sampler:
         style: dict[str, Any] = {"where": "post", "color": light("problem-1"), "zorder": 3}
-        [drawn["best so far"]] = plot.axes.step(range(len(settings)), seen.clip(best_so_far(comparison)), **style)
+        [drawn["best so far"]] = plot.axes.step(order, seen.clip(best_so_far(comparison)), **style)
+    if baseline is not None:
+        # Where the random search has fewer trials, its last best goes on as it was.
+        values = seen.clip(baseline.best[np.minimum(order, len(baseline.best) - 1)])
+        style = {"where": "post", "color": light("muted"), "linewidth": 1.0, "linestyle": (0, (4, 2))}
+        [drawn["random search"]] = plot.axes.step(order, values, **style)
+    # Trials whose points had been drawn before have no jobs, and are not in the figure.
+    jobs = [setting.rows[0].job for setting in settings]
+    num_random = sum(job.isdecimal() and int(job) // plan.repeats < plan.num_random for job in jobs)
+    if 0 < num_random < len(settings):
+        style = {"color": light("muted"), "alpha": 0.12, "linewidth": 0}
+        drawn["random start"] = plot.axes.axvspan(-0.5, num_random - 0.5, **style)
     if comparison.has_seeds:
-        across, values = zip(*((place, value) for place, one in known.items() for value in one.values), strict=True)
+        pairs = [(place, value) for place, one in known.items() for value in one.values]
+        across, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
         style = {"color": light("problem-0"), "alpha": 0.45, "markersize": 3.5}
         [drawn["a seed"]] = plot.axes.plot(across, seen.clip(values), "o", **style)
     kinds = {place: "best" if one is comparison.best else one.status for place, one in known.items()}
@@ -99,7 +119,8 @@ def objective_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     plot.label("setting" if comparison.has_seeds else "job", comparison.objective, is_whole=True)
     plot.legend(list(drawn.values()), list(drawn))
     what = "settings: the mean ± standard error of their seeds" if comparison.has_seeds else "jobs"
-    return [plot.card("objective", f"Objective of the {what}", seen.note)]
+    said = "" if baseline is None else f"The random search is that of {shortened(baseline.name, 60)}."
+    return [plot.card("objective", f"Objective of the {what}", _sentences(seen.note, said))]
 
 
 def front_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
@@ -157,7 +178,11 @@ def inherited_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     if len(set(x)) == 1 or len(set(y)) == 1:
         note = f"The {len(pairs)} jobs have no rank correlation: one of the two is the same for all."
     else:
-        note = f"Rank correlation (Spearman) of {len(pairs)} jobs: {spearmanr(x, y).statistic:.2f}."
+        # Spearman's correlation is that of the ranks.
+        correlation = pearsonr(rankdata(x), rankdata(y))
+        low, high = correlation.confidence_interval()
+        interval = f"interval of 95 % from {low:.2f} to {high:.2f}"
+        note = f"Rank correlation (Spearman) of {len(pairs)} jobs: {correlation.statistic:.2f}, {interval}."
     return [plot.card("inherited", "Inherited and trained", note)]
 
 
@@ -194,31 +219,77 @@ def _differing(comparison: Comparison, indices: Sequence[int]) -> list[Column]:
     return [column for column in columns if len(set(column.texts)) > 1]
 
 
-def slice_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Draw the objective over each hyperparameter, a dot a setting; nothing where no two with a value differ."""
+def parallel_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
+    """Draw hyperparameters and objective as axes, a line a setting; nothing where no two with a value differ."""
     drawn = [index for index, setting in enumerate(comparison.settings) if setting.drawn is not None]
-    settings = [comparison.settings[index] for index in drawn]
+    differing = _differing(comparison, drawn)
+    if not differing:
+        return []
+    settings, columns = [comparison.settings[index] for index in drawn], differing[: MAX_AXES - 1]
     values = np.array([setting.drawn for setting in settings], dtype=np.float64)
-    kinds = ["best" if one is comparison.best else "others" if one.values else "not finished" for one in settings]
-    columns, cards = _differing(comparison, drawn), list[Card]()
-    for column in columns[:MAX_SLICES]:
-        plot, seen = book.new(), visible_range(values.tolist())
-        across = np.array(column.numbers or [column.names.index(text or NONE) for text in column.texts])
-        for kind, colour in (("not finished", "muted"), ("others", "problem-0"), ("best", "problem-1")):
-            chosen = np.array([one == kind for one in kinds])
-            style: dict[str, Any] = {"color": light(colour), "label": kind, "alpha": 1.0 if kind == "best" else 0.6}
-            if chosen.any():
-                plot.axes.plot(across[chosen], seen.clip(values[chosen]), "o", markersize=4.5, **style)
-        if column.numbers is None:
-            plot.axes.set_xticks(range(len(column.names)), [shortened(shown(name), 12) for name in column.names])
-        elif column.is_log:
-            plot.use_log_scale("x")
-        seen.apply(plot)
-        plot.label(column.key, f"{comparison.objective}, mean" if comparison.has_seeds else comparison.objective)
-        plot.legend()
-        left = f"{len(columns) - MAX_SLICES} more hyperparameters are not drawn." if len(columns) > MAX_SLICES else ""
-        cards.append(plot.card(f"over-{column.label}", f"Objective over {column.label}", _sentences(seen.note, left)))
-    return cards
+    seen, best = visible_range(values.tolist()), comparison.best
+    scales = [
+        _scale(np.asarray(column.numbers), column.is_log) if column.numbers else _names(column) for column in columns
+    ]
+    scales.append(_scale(seen.clip(values), seen.is_log))
+    # Two axes or three fit a telephone.
+    is_wide = len(columns) > 2
+    plot = book.new(WIDE_INCHES if is_wide else SIZE_INCHES, left=0.16)
+    # The better a setting, the later and the stronger its line.
+    order = np.argsort(values if comparison.mode == "max" else -values)
+    for strength, place in zip(np.linspace(0.2, 0.8, len(order)), order, strict=True):
+        setting = settings[place]
+        style: dict[str, Any] = {
+            "color": light("problem-0"),
+            "label": "others, better ones stronger",
+            "alpha": strength,
+        }
+        if setting is best:
+            style = {"color": light("problem-1"), "label": f"best: {best.jobs}", "linewidth": 2.2, "zorder": 3}
+        elif not setting.values:
+            style |= {"color": light("muted"), "label": setting.status, "linestyle": (0, (2, 2))}
+        plot.axes.plot([heights[place] for heights, _ in scales], **style)
+    box = {"boxstyle": "round,pad=0.15", "facecolor": light("card"), "edgecolor": "none", "alpha": 0.85}
+    for across, (_, ticks) in enumerate(scales):
+        plot.axes.plot([across, across], [0, 1], color=light("muted"), linewidth=0.8)
+        for height, text in ticks:
+            plot.axes.text(across + 0.03, height, text, va="center", fontsize=7, bbox=box, zorder=5)
+    label = f"{comparison.objective}, mean" if comparison.has_seeds else comparison.objective
+    room = CHARACTERS_ACROSS // (1 if is_wide else 2) // len(scales)
+    labels = [shortened_key(text, room) for text in (*(column.label for column in columns), label)]
+    plot.axes.set_xticks(range(len(scales)), labels)
+    plot.axes.set(xlim=(-0.3, len(scales) - 0.5), ylim=(-0.05, 1.05), yticks=[])
+    plot.axes.spines[:].set_visible(False)
+    plot.axes.grid(visible=False)
+    handles, names = plot.axes.get_legend_handles_labels()
+    by_name = dict(zip(names, handles, strict=True))
+    plot.legend(list(by_name.values())[::-1], list(by_name)[::-1])
+    left = len(differing) - len(columns)
+    more = f"{left} more hyperparameter{'s are' if left > 1 else ' is'} not drawn." if left else ""
+    return [plot.card("parallel", "Hyperparameters and objective", _sentences(seen.note, more))]
+
+
+Scale = tuple[NDArray[np.float64], list[tuple[float, str]]]
+
+
+def _scale(values: NDArray[np.float64], is_log: bool) -> Scale:
+    """Return where numbers are on an axis from 0 to 1, and its ticks: all of them where they are few and apart."""
+    places = np.log10(values) if is_log else values
+    low, length = places.min(), np.ptp(places)
+    if length == 0:
+        return np.full(len(values), 0.5), [(0.5, f"{values[0]:.4g}")]
+    ticks = np.unique(places)
+    if len(ticks) > MAX_TICKS or np.diff(ticks).min() < TICK_DISTANCE * length:
+        ticks = np.linspace(low, low + length, MAX_TICKS)
+    texts = [f"{10**tick if is_log else tick:.3g}" for tick in ticks]
+    return (places - low) / length, list(zip(((ticks - low) / length).tolist(), texts, strict=True))
+
+
+def _names(column: Column) -> Scale:
+    """Return the same for words."""
+    place = {name: (index + 0.5) / len(column.names) for index, name in enumerate(column.names)}
+    texts = [(height, shortened(shown(name), 16)) for name, height in place.items()]
+    return np.array([place[NONE if text is None else text] for text in column.texts]), texts
 
 
 def importances(columns: Sequence[Column], objective: Sequence[float]) -> list[tuple[str, float]]:

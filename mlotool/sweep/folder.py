@@ -52,8 +52,8 @@ def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[Path, bool]:
     path = plan.folder if resume == AUTO else Path(resume).absolute()
     if not (path / FILE).is_file():
         raise ConfigError(
-            f"resume: found '{path}', which has no {FILE}; expected the folder of a sweep that ran in processes of its "
-            "own, outputs/<name>/multirun/<date>_<time>. Correct it, or write resume=auto."
+            f"resume: found '{path}', which has no {FILE}; expected the folder of a sweep, outputs/<name>/multirun/"
+            "<date>_<time>. Correct it; a grid without that file goes on with the earlier version alone that began it."
         )
     before = _read(path)["identity"] or {}
     for key, value in plan.identity().items():

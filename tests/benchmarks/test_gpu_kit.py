@@ -1,14 +1,13 @@
 """The kit of GPU checks: one that fails stops no other, and what was begun goes on."""
 
 import json
-import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mlotool
 from benchmarks.gpu import __main__ as program
@@ -20,22 +19,10 @@ from tests import forked
 ROOT = Path(__file__).parents[2]
 
 
-def call(out: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(out)]
-    return subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def call_forked(out: Path, *words: str) -> tuple[int, str]:
     """Return the exit code and what is printed; neither the kit nor its checks import anything."""
-    with tempfile.TemporaryFile("w+") as output:
-        given = ("--device", "cpu", "--out", str(out), *words)
-        process = forked.start(_kit, given, folder=ROOT, output=(output.fileno(), output.fileno()))
-        try:
-            code = process.wait(timeout=300)
-        finally:
-            process.kill()
-        output.seek(0)
-        return code, output.read()
+    done = forked.run(_kit, ("--device", "cpu", "--out", str(out), *words), folder=ROOT)
+    return done.returncode, done.stdout + done.stderr
 
 
 def _kit(words: tuple[str, ...]) -> None:
@@ -60,32 +47,27 @@ def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> N
     own = ("--checks", "tests.benchmarks.checks", "--minutes", "5", "--page")
     code, printed = call_forked(tmp_path, *own, "--state", str(tmp_path / "state.tar"))
     assert code == 1, printed
-    for name, said in {
-        "crashing": "ended with exit code 3",
-        "hanging": "did not end within 8 s, and was killed",
-    }.items():
+    reasons = {"crashing": "ended with exit code 3", "hanging": "did not end within 8 s, and was killed"}
+    for name, said in reasons.items():
         found = read(tmp_path, name)
         assert (found["status"], found["reason"]) == ("failed", said)
         assert [row["value"] for row in found["rows"].values()] == [1]
     assert read(tmp_path, "broken")["reason"] == "ended with exit code 1"
     raising = read(tmp_path, "raising")
-    assert raising["status"] == "failed"
-    assert "ZeroDivisionError" in raising["rows"]["wrong"]["error"]
+    assert raising["status"] == "failed" and "ZeroDivisionError" in raising["rows"]["wrong"]["error"]
     assert raising["rows"]["right"] == {"value": 2}
     assert (read(tmp_path, "going_on")["status"], list(read(tmp_path, "going_on")["rows"])) == ("unfinished", ["first"])
 
     # As another machine has it, where only the state arrives.
     other = tmp_path / "other"
-    second = call(other, *own, "--only", "training", "--state", str(tmp_path / "state.tar"))
-    assert second.returncode == 0, second.stderr
+    code, printed = call_forked(other, *own, "--only", "training", "--state", str(tmp_path / "state.tar"))
+    assert code == 0, printed
     going_on = read(other, "going_on")
     assert (going_on["status"], list(going_on["rows"])) == ("done", ["first", "second"])
     assert [call["versions"].keys() >= {"torch"} for call in going_on["calls"]] == [True, True]
     assert "going_on: done before" in call_forked(other, *own, "--only", "going_on")[1]
     page = (other / "index.html").read_text()
-    assert "a dry run" in page
-    assert "&lt;b&gt;" in page
-    assert "<td><b>" not in page
+    assert "a dry run" in page and "&lt;b&gt;" in page and "<td><b>" not in page
 
 
 def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
@@ -95,14 +77,10 @@ def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_gpu_that_is_not_there_is_said(tmp_path: Path) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
     code, printed = call_forked(tmp_path, "--device", "cuda")
-    assert code == 1
-    assert "--device: found cuda, but torch sees no GPU on this machine" in printed
+    assert code == 1 and "--device: found cuda, but torch sees no GPU on this machine" in printed
 
 
 def test_the_checks_stand_in_the_order_of_their_worth() -> None:

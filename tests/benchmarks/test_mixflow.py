@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.mixflow import ablation, measure, peaks, picture, toy
-from benchmarks.mixflow.setting import WAYS, Setting, Sizes
+from benchmarks.mixflow.setting import WAYS, Setting, Sizes, Way
 
 TINY = Sizes(num_layers=2, width=8, num_heads=2, vocabulary_size=8, length=6, batch_size=3)
 
@@ -33,6 +33,20 @@ def test_ways_that_differ_are_not_compared() -> None:
 
     with pytest.raises(SystemExit, match="The ways do different work"):
         peaks.differences(Setting(), wrong, None)
+
+
+@pytest.mark.slow
+def test_blocks_evaluated_again_take_less_at_depth_and_a_record_can_be_without_gradients() -> None:
+    deep = Setting(sizes=TINY).sized(num_layers=6, length=16)
+    memory = {way.name: measure.memory(deep.by(way)) for way in WAYS}
+    for mode in ("reverse", "forward"):
+        assert memory[f"{mode} + remat"].dynamic < memory[mode].dynamic / 2
+    # The gradients of two steps are kept.
+    assert memory["forward"].static - memory["reverse"].static > 4 * 2 * 6 * 12 * 8 * 8
+    ways = (Way("forward", saves_gradients=flag) for flag in (True, False))
+    kept, dropped = (measure.memory(Setting(sizes=TINY, way=way)).static for way in ways)
+    # Steps that are looked at keep two numbers a parameter.
+    assert dropped == pytest.approx(measure.memory(Setting(sizes=TINY)).static, rel=0.05) and dropped < 0.8 * kept
 
 
 def test_what_is_counted_is_what_the_allocator_says() -> None:

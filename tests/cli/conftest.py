@@ -9,6 +9,8 @@ from mlotool.sweep import launchers
 from tests import forked
 
 Result = tuple[int, str, str]
+Call = Callable[..., Result]
+Recipe = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +20,7 @@ def jobs_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Result]]:
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Call]:
     """Call the command line in an empty folder: `code, out, err = call("show", "mwn")`; a traceback is a failure."""
     monkeypatch.chdir(tmp_path)
     # `--info` makes Hydra log to the stdout of its moment, which pytest closes; and all that it does from then on,
@@ -44,7 +44,7 @@ def call(
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Callable[..., Path]:
+def recipe(tmp_path: Path) -> Recipe:
     """Write a recipe: `recipe("seed: 3", name="mine")` gives folder/mine.yaml, a plain classifier with these lines."""
 
     def write(lines: str = "", name: str = "mine") -> Path:

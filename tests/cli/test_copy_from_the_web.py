@@ -1,7 +1,7 @@
 """`mlotool copy URL`, against a server on the loopback: the user names the URL, so a local one is theirs to name."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -9,9 +9,8 @@ import pytest
 
 from mlotool import __version__
 from mlotool.config.reading import MAX_BYTES
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 
-Call = Callable[..., Result]
 RECIPE = "# @package _global_\n# A shared one.\ndefaults: [plain, _self_]\nseed: 3\n"
 MOVES = {"/moved.yaml": "/mine.yaml", "/circle.yaml": "/circle.yaml", "/to_file.yaml": f"file://{__file__}"}
 TEXTS = {
@@ -65,28 +64,6 @@ def test_it_is_copied_with_its_origin_and_sends_nothing_of_the_user(call: Call, 
     assert _Handler.requests[0]["User-Agent"] == "mlotool"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("hostile.yaml", ["hydra.run", "/hostile.yaml"]),
-        ("wrong.yaml", ["problems.classifier.loss._target_", "os.system"]),
-        ("large.yaml", [f"more than {MAX_BYTES} bytes"]),
-        ("binary.yaml", ["cannot be fetched"]),
-        ("short.yaml", ["cannot be fetched", "fewer than were announced"]),
-        ("missing.yaml", ["404"]),
-        ("circle.yaml", ["cannot be fetched"]),
-        ("to_file.yaml", ["cannot be fetched"]),
-        ("page", ["recipes/mine.yaml"]),
-        (".hidden.yaml", ["'.hidden.yaml'"]),
-    ],
-)
-def test_refused_and_nothing_written(call: Call, server: str, tmp_path: Path, name: str, words: list[str]) -> None:
-    code, _, err = call("copy", f"{server}/{name}")
-    assert code == 2
-    assert [word for word in words if word not in err] == [], err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 def test_other_urls(call: Call) -> None:
     for url in ("file:///etc/hostname", "http:///x.yaml", "http://user:password@127.0.0.1/x.yaml",
                 "http://127.0.0.1:1/x.yaml", "http://127.0.0.1/\n.yaml", "http://user@[::1/x.yaml", "://"):  # fmt: skip
@@ -107,3 +84,4 @@ def test_never_over_another_file_or_through_a_link(call: Call, server: str, tmp_
         assert call("copy", f"{server}/mine.yaml", target, "--force")[0] == 0
     assert not outside.exists() and not link.is_symlink()
     assert "seed: 3" in (tmp_path / "kept.yaml").read_text()
+    assert call("copy", "mwn", "some/where/other.yaml")[0] == 0 and call("copy", "mwn", "some/where/other.yaml")[0] == 2

@@ -13,11 +13,9 @@ import pytest
 from mlotool.cli import job
 from mlotool.core import files
 from mlotool.core.errors import WriteError
-from tests.cli.conftest import Result
-from tests.report.run_folders import write_metrics
-from tests.report.sweep_folders import write_job
+from tests.cli.conftest import Call
+from tests.report.run_folders import write_job, write_metrics
 
-Call = Callable[..., Result]
 WORDS = ("run", "plain", "runner.accelerator=cpu", "logger.wandb=false", "runner.progress_bar=false")
 SHORT = ("runner.max_ticks=2", "hydra.run.dir=run")
 
@@ -42,49 +40,21 @@ def send(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     return at
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A folder that is enough of a run for a page."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    write_metrics(folder, [(tick, "val/loss", 1 / tick) for tick in (1, 2, 3)])
-    (folder / "report.html").write_text("the old page")
-    return folder
-
-
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    for number, value in enumerate((0.5, 0.4)):
-        write_job(tmp_path / "sweep" / str(number), f"lr={value}", value=value)
-    (tmp_path / "sweep" / "multirun.yaml").write_text("{}\n")
-    return tmp_path / "sweep"
-
-
 @pytest.mark.parametrize(
     ("file", "number", "code"), [("report.html", signal.SIGTERM, 143), ("evaluation-loss.svg", signal.SIGINT, 130)]
 )
 def test_a_signal_while_a_page_is_written_leaves_the_old_one(
-    call: Call, send: Callable[[str, int], None], run: Path, file: str, number: int, code: int
+    call: Call, send: Callable[[str, int], None], tmp_path: Path, file: str, number: int, code: int
 ) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    write_metrics(run, [(tick, "val/loss", 1 / tick) for tick in (1, 2, 3)])
+    (run / "report.html").write_text("the old page")
     send(file, number)
     assert call("report", "run") == (code, "", "mlotool: interrupted.\n")
-    assert (run / "report.html").read_text() == "the old page"
-    assert not list(run.rglob("*.tmp"))
+    assert (run / "report.html").read_text() == "the old page" and not list(run.rglob("*.tmp"))
     assert call("report", "run")[0] == 0
     assert (run / "report.html").read_text().endswith("</html>\n")
-
-
-def test_a_signal_while_a_sweep_is_shown_leaves_whole_files(
-    call: Call, send: Callable[[str, int], None], sweep: Path
-) -> None:
-    assert call("report", "sweep")[0] == 0
-    before = (sweep / "sweep.csv").read_bytes()
-    write_job(sweep / "2", "lr=0.3", value=0.3)
-    send("sweep.csv", signal.SIGTERM)
-    code, _, err = call("report", "sweep")
-    assert (code, err) == (143, "mlotool: interrupted.\n")
-    assert (sweep / "sweep.csv").read_bytes() == before
-    assert not list(sweep.rglob("*.tmp"))
 
 
 def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
@@ -98,14 +68,14 @@ def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
-def test_a_table_that_cannot_be_written_is_shown_all_the_same(call: Call, sweep: Path) -> None:
-    (sweep / "sweep.csv").mkdir()
+def test_a_table_that_cannot_be_written_is_shown_all_the_same(call: Call, tmp_path: Path) -> None:
+    for number, value in enumerate((0.5, 0.4)):
+        write_job(tmp_path / "sweep" / str(number), f"lr={value}", value=value)
+    (tmp_path / "sweep" / "multirun.yaml").write_text("{}\n")
+    (tmp_path / "sweep" / "sweep.csv").mkdir()
     code, out, err = call("report", "sweep")
-    assert code == 1
-    assert "finished, best" in out
-    assert "sweep page   sweep/sweep.html" in out
-    assert "the table could not be written" in err
-    assert "(Is a directory); expected a place for it" in err
+    assert code == 1 and "finished, best" in out and "sweep page   sweep/sweep.html" in out
+    assert "the table could not be written" in err and "(Is a directory); expected a place for it" in err
 
 
 def test_a_job_whose_failure_cannot_be_written_does_not_end_the_sweep(
@@ -117,8 +87,7 @@ def test_a_job_whose_failure_cannot_be_written_does_not_end_the_sweep(
     monkeypatch.setattr(job, "train", refuse)
     monkeypatch.setattr(job, "note_failure", refuse)
     code, out, err = call(*WORDS, "-m", "seed=0,1", "hydra.sweep.dir=sweep")
-    assert code == 1
-    assert err.count("failed: the disk is full") == 2
+    assert code == 1 and err.count("failed: the disk is full") == 2
     assert "Error executing job" not in out + err
 
 
@@ -129,6 +98,5 @@ def test_a_copy_that_does_not_fit_leaves_nothing(call: Call, tmp_path: Path) -> 
         code, _, err = call("copy", "mwn", "recipes/mine.yaml")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert code == 1
-    assert "mine.yaml: cannot be written (File too large); expected room for it" in err
+    assert code == 1 and "mine.yaml: cannot be written (File too large); expected room for it" in err
     assert not list((tmp_path / "recipes").iterdir())

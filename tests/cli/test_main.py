@@ -1,7 +1,8 @@
+import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -9,15 +10,12 @@ from mlotool import __version__
 from mlotool.cli import list as list_verb
 from mlotool.cli.main import VERBS, main
 from mlotool.core.errors import RunError
-from tests.cli.conftest import Result
-
-Call = Callable[..., Result]
+from tests.cli.conftest import Call
 
 
 def test_help_and_version(call: Call) -> None:
     code, out, _ = call("--help")
-    assert code == 0
-    assert all(verb in out for verb in VERBS)
+    assert code == 0 and all(verb in out for verb in VERBS)
     for verb in VERBS:
         code, out, _ = call(verb, "--help")
         assert code == 0 and f"usage: mlotool {verb}" in out
@@ -26,19 +24,13 @@ def test_help_and_version(call: Call) -> None:
     assert code == 2 and "usage: mlotool" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["vaildate", "mwn"], "Did you mean 'validate'?"),
-        (["validate", "mwn", "--target"], "Did you mean '--targets'?"),
-        (["+recipe=mwn"], "mlotool run +recipe=mwn"),
-        (["mine.yaml"], "mlotool run mine.yaml"),
-        (["-m"], "mlotool run -m"),
-    ],
-)
-def test_wrong_words_are_told_the_right_ones(call: Call, words: list[str], text: str) -> None:
-    code, _, err = call(*words)
-    assert code == 2 and text in err
+def test_wrong_words_are_told_the_right_ones(call: Call) -> None:
+    for words, text in (
+        ("vaildate mwn", "Did you mean 'validate'?"), ("validate mwn --target", "Did you mean '--targets'?"),
+        ("+recipe=mwn", "mlotool run +recipe=mwn"), ("mine.yaml", "mlotool run mine.yaml"), ("-m", "mlotool run -m"),
+    ):  # fmt: skip
+        code, _, err = call(*words.split())
+        assert code == 2 and text in err
 
 
 @pytest.mark.parametrize(
@@ -58,14 +50,10 @@ def test_exit_codes(call: Call, monkeypatch: pytest.MonkeyPatch, raised: BaseExc
 
 @pytest.mark.filterwarnings("always")
 def test_a_warning_has_no_path(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def warn(words: object) -> int:
-        warnings.warn("raise the damping", stacklevel=1)
-        return 0
-
     def show(message: Warning | str, *rest: object) -> None:
         sys.stderr.write(f"Python's way: {message}")
 
-    monkeypatch.setattr(list_verb, "main", warn)
+    monkeypatch.setattr(list_verb, "main", lambda words: warnings.warn("raise the damping", stacklevel=1) or 0)
     monkeypatch.setattr(warnings, "showwarning", show)
     assert main(["list"]) == 0
     assert capsys.readouterr().err == "mlotool: warning: raise the damping\n"
@@ -88,3 +76,48 @@ def test_imports_no_torch(words: list[str], tmp_path: object) -> None:
         cwd=str(tmp_path), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+GONE = "(sleep 0.05; {command} 2>&1) | true; exit ${{PIPESTATUS[0]}}"
+"""Its reader has gone before it says a word."""
+
+
+def _called(tmp_path: Path, line: str, words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = line.format(command=f"{sys.executable} -m mlotool {words}")
+    root = str(Path(__file__).parents[2])
+    known = {**os.environ, "PYTHONPATH": root, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=100,
+        check=False,
+        env=known,
+    )
+
+
+def test_a_reader_that_has_gone_ends_no_command_and_a_full_disk_is_told_once_the_work_is_done(tmp_path: Path) -> None:
+    done = _called(tmp_path, GONE, "copy plain")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "recipes/plain.yaml").is_file()
+    done = _called(tmp_path, "{command} > /dev/full", "copy mwn")
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("mlotool: error: stdout: cannot be written (No space left on device)")
+    assert (tmp_path / "recipes/mwn.yaml").is_file()
+
+
+def test_a_run_trains_whoever_reads(tmp_path: Path) -> None:
+    words = "run plain runner.max_ticks=2 runner.report=false"
+    assert _called(tmp_path, "{command} >&- 2>/dev/full <&-", words).returncode == 0
+    [summary] = tmp_path.glob("outputs/plain/*/summary.json")
+    assert '"status": "finished"' in summary.read_text()
+
+
+def test_a_word_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    done = _called(tmp_path, "{command}", "validate $'\\xff.yaml'", PYTHONUTF8="1")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert r"\udcff" in line

@@ -1,22 +1,22 @@
-"""`resume=` as it is typed: exit codes, the line that says how to go on, and sweeps."""
+"""`resume=` as it is typed: exit codes, the line that says how to go on, sweeps, and searches that are killed."""
 
-import os
+import csv
+import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import mlotool
-from tests.cli.conftest import Result
+from tests import forked
+from tests.cli.conftest import Call, Recipe
+from tests.cli.test_sweep import begin, wait_until
+from tests.runner.test_resume import assert_same
 
 WORDS = ["+recipe=mwn", "logger=csv", "debug=fast", "runner.progress_bar=false", "runner.report=false"]
 
 
-def test_a_run_goes_on_and_hydras_empty_folder_goes(call: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_run_goes_on_and_hydras_empty_folder_goes(call: Call, tmp_path: Path) -> None:
     code, _, err = call("run", *WORDS, "debug.limit_ticks=2", "resume=auto")
     assert (code, "A new run begins" in err) == (0, True)
     [folder] = (tmp_path / "outputs/mwn").iterdir()
@@ -33,46 +33,83 @@ def test_a_run_goes_on_and_hydras_empty_folder_goes(call: Callable[..., Result],
     assert (code, "resume" in err) == (2, True)
 
 
-def test_what_is_wrong_is_told(call: Callable[..., Result], recipe: Callable[..., Path]) -> None:
+def test_a_recipe_cannot_resume(call: Call, recipe: Recipe) -> None:
     code, _, err = call("run", str(recipe("resume: /somewhere")))
-    assert code == 2
-    assert "found the key 'resume'; expected it on the command line alone" in err
-    code, _, err = call("run", *WORDS, "runner.checkpoint_seconds=0", "runner.keep_checkpoints=0")
-    assert code == 2
-    assert "runner.checkpoint_seconds: found" in err
-    assert "runner.keep_checkpoints: found 0; expected a whole number of at least 1" in err
+    assert code == 2 and "found the key 'resume'; expected it on the command line alone" in err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sweep", [False, True])
 def test_sigterm_and_what_it_says_to_type(tmp_path: Path, is_sweep: bool) -> None:
-    words = ["run", *(["-m", "seed=0,1"] if is_sweep else []), *WORDS, "debug=off", "runner.max_ticks=150"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
-    command = [sys.executable, "-m", "mlotool", *words]
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *more], capture_output=True, text=True, cwd=tmp_path, env=environment)
-
+    long = [*WORDS, "debug=off", "runner.max_ticks=150"]
+    words = ["run", *(["-m", "seed=0,1"] if is_sweep else []), *long]
     folder = "outputs/mwn/multirun/*/1" if is_sweep else "outputs/mwn/*"
-    pattern = f"{folder}/checkpoints/last.ckpt"
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as process:
-        try:
-            while process.poll() is None and not any(tmp_path.glob(pattern)):
-                time.sleep(0.05)
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 143
-    [line] = [line for line in err.splitlines() if line.startswith("mlotool: go on with: mlotool run ")]
-    resume = line.split()[-1]
-    done = run(resume)
-    assert done.returncode == 0, done.stderr
+    process = begin(words, tmp_path)
+    wait_until(process, lambda: any(tmp_path.glob(f"{folder}/checkpoints/last.ckpt")))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    said = (tmp_path / "errors.txt").read_text().splitlines()
+    [line] = [line for line in said if line.startswith("mlotool: go on with: mlotool run ")]
+    assert begin([*words, line.split()[-1]], tmp_path).wait() == 0
     [resumed] = tmp_path.glob(folder)
-    whole = subprocess.run(
-        [sys.executable, "-m", "mlotool", "run", *WORDS, "debug=off", "runner.max_ticks=150", f"seed={int(is_sweep)}",
-         "hydra.run.dir=whole"],
-        capture_output=True, text=True, cwd=tmp_path, env=environment,
-    )  # fmt: skip
-    assert whole.returncode == 0, whole.stderr
+    assert begin(["run", *long, f"seed={int(is_sweep)}", "hydra.run.dir=whole"], tmp_path).wait() == 0
     assert (resumed / "metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()
+
+
+NUM_KILLS, NUM_TRIALS = 5, 20
+SHARED = ["+recipe=explore_enas", "data.sizes={train: 100, meta: 100, val: 100, test: 100}", "runner.max_ticks=40",
+          "runner.checkpoint_seconds=1e-9", "runner.report=false", "logger=csv", "runner.progress_bar=false",
+          "evaluate.splits.val=6", "resume=auto"]  # fmt: skip
+STUDY = ["-m", "+recipe=mwn", "debug=fast", "logger=csv", "runner.report=false", "evaluate.splits.val=2", "resume=auto",
+         "sweep=optuna", f"sweep.num_trials={NUM_TRIALS}", "sweep.workers=2",
+         "problems.classifier.optimizer.lr=tag(log, interval(1e-3, 1e-1))",
+         "problems.reweight.optimizer.lr=1e-3,1e-2"]  # fmt: skip
+
+
+def written(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def kill(process: forked.Forked) -> None:
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_one_shot_search_that_is_killed(tmp_path: Path) -> None:
+    def search(name: str) -> forked.Forked:
+        return forked.command("run", *SHARED, f"hydra.run.dir={name}", folder=tmp_path)
+
+    assert search("whole").wait() == 0
+    chance, last = random.Random(0), tmp_path / "killed" / "checkpoints" / "last.ckpt"
+    for _ in range(NUM_KILLS):
+        before, process = written(last), search("killed")
+        # Until it trains.
+        wait_until(process, lambda before=before: written(last) != before)  # type: ignore[misc]
+        time.sleep(chance.uniform(0.0, 0.1))
+        kill(process)
+    assert search("killed").wait() == 0
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+    texts = {(tmp_path / name / "artifacts/search_decisions.txt").read_text() for name in ("killed", "whole")}
+    assert len(texts) == 1
+
+
+@pytest.mark.slow
+def test_an_optuna_sweep_that_is_killed(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    multirun = tmp_path / "outputs" / "mwn" / "multirun"
+    first = forked.command("run", *STUDY, folder=tmp_path)
+    wait_until(first, lambda: len(list(multirun.glob("*/*/summary.json"))) >= NUM_TRIALS // 2)
+    kill(first)
+    before = {path: path.stat().st_mtime_ns for path in multirun.glob("*/*/summary.json")}
+    assert forked.command("run", *STUDY, folder=tmp_path).wait() == 0
+    [sweep] = multirun.iterdir()
+    trials = optuna.load_study(study_name=None, storage=f"sqlite:///{sweep / 'study.db'}").trials
+    assert [trial.number for trial in trials] == list(range(NUM_TRIALS))
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "PRUNED"}
+    assert len({tuple(sorted(trial.params.items())) for trial in trials}) == NUM_TRIALS
+    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+    assert [row["job"] for row in rows] == [str(number) for number in range(NUM_TRIALS)]
+    assert {row["status"] for row in rows} == {"finished"}
+    # What had ended before the kill was not run again; two jobs were at the moment of writing, at most.
+    assert sum(path.stat().st_mtime_ns == written for path, written in before.items()) >= len(before) - 2

@@ -3,10 +3,10 @@
 import csv
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,15 +14,14 @@ import mlotool
 import mlotool.report
 from mlotool.config import VERSION_KEYWORDS
 from mlotool.core.errors import ConfigError, RunError
-from tests.cli.conftest import Result
-
-Call = Callable[..., Result]
+from tests.cli.conftest import Call, Recipe
 
 
 class FakeRunner:
-    """Stands in for mlotool.runner; `raises` may hold an error by seed."""
+    """Stands in for mlotool.runner, and for what writes a page; `raises` may hold an error by seed."""
 
     def __init__(self) -> None:
+        self.reports: list[Path] = []
         self.calls: list[SimpleNamespace] = []
         self.raises: dict[int, BaseException] = {}
 
@@ -42,52 +41,37 @@ class FakeRunner:
         more = {"output_dir": output_dir, "checkpoint": None, "objective": objective["value"], "had_finished": False}
         return SimpleNamespace(metrics=metrics, **more)
 
+    def write_report(self, run_dir: Path) -> Path:
+        self.reports.append(run_dir)
+        (run_dir / "report.html").write_text("<html>")
+        return run_dir / "report.html"
+
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     fake = FakeRunner()
+    monkeypatch.setattr(mlotool.report, "write_report", fake.write_report)
     monkeypatch.setitem(sys.modules, "mlotool.runner", fake)
     monkeypatch.setattr(mlotool, "runner", fake, raising=False)
     return fake
 
 
-@pytest.fixture
-def reports(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    written: list[Path] = []
-
-    def write_report(run_dir: Path) -> Path:
-        written.append(run_dir)
-        page = run_dir / "report.html"
-        page.write_text("<html>")
-        return page
-
-    monkeypatch.setattr(mlotool.report, "write_report", write_report)
-    return written
-
-
 @pytest.mark.parametrize("words", [["+recipe=plain"], ["plain"]])
-def test_runs_in_the_folder_of_hydra(
-    call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path, words: list[str]
-) -> None:
+def test_runs_in_the_folder_of_hydra(call: Call, runner: FakeRunner, tmp_path: Path, words: list[str]) -> None:
     code, out, err = call("run", *words, "seed=4", "runner.max_ticks=3")
     [made] = runner.calls
-    assert code == 0
-    assert (made.config.seed, made.config.runner.max_ticks) == (4, 3)
-    assert "hydra" not in made.config
-    assert made.output_dir.parent == tmp_path / "outputs" / "plain"
+    assert code == 0 and (made.config.seed, made.config.runner.max_ticks) == (4, 3)
+    assert "hydra" not in made.config and made.output_dir.parent == tmp_path / "outputs" / "plain"
     assert made.origin.command == " ".join(["mlotool", "run", *words, "seed=4", "runner.max_ticks=3"])
     assert made.origin.overrides == ("+recipe=plain", "seed=4", "runner.max_ticks=3")
-    assert made.origin.recipe_path.name == "plain.yaml"
-    assert reports == [made.output_dir]
+    assert made.origin.recipe_path.name == "plain.yaml" and runner.reports == [made.output_dir]
     folder = made.output_dir.relative_to(tmp_path)
-    assert "0.54" in out
-    assert f"{folder}/report.html" in out
-    assert "classifier/loss" not in out
+    assert "0.54" in out and f"{folder}/report.html" in out and "classifier/loss" not in out
     assert "plain.yaml" in err
 
 
 def test_runs_a_file_and_own_recipes_hide_built_in_ones(
-    call: Call, runner: FakeRunner, reports: list[Path], recipe: Callable[..., Path], tmp_path: Path
+    call: Call, runner: FakeRunner, recipe: Recipe, tmp_path: Path
 ) -> None:
     file = recipe("seed: 3", name="with space")
     assert call("run", str(file))[0] == 0
@@ -99,13 +83,9 @@ def test_runs_a_file_and_own_recipes_hide_built_in_ones(
 
 
 def test_a_report_that_breaks_is_a_warning(call: Call, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_report(run_dir: Path) -> Path:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(mlotool.report, "write_report", write_report)
+    monkeypatch.setattr(mlotool.report, "write_report", Mock(side_effect=OSError("disk full")))
     code, _, err = call("run", "plain")
-    assert code == 0
-    assert "disk full" in err
+    assert code == 0 and "disk full" in err
 
 
 @pytest.mark.parametrize(
@@ -118,17 +98,17 @@ def test_a_report_that_breaks_is_a_warning(call: Call, runner: FakeRunner, monke
     ],
 )
 def test_what_a_run_raises_is_an_exit_code(
-    call: Call, runner: FakeRunner, reports: list[Path], error: BaseException, code: int, said: str
+    call: Call, runner: FakeRunner, error: BaseException, code: int, said: str
 ) -> None:
     runner.raises[0] = error
     found, _, err = call("run", "plain")
     assert (found, said in err, "Error executing job" in err) == (code, True, False)
     folder = runner.calls[0].output_dir
-    assert reports == ([folder] if code == 1 and isinstance(error, RunError) else [])
+    assert runner.reports == ([folder] if code == 1 and isinstance(error, RunError) else [])
     assert folder.exists() == (code != 2)
 
 
-def test_sweep(call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path) -> None:
+def test_sweep(call: Call, runner: FakeRunner, tmp_path: Path) -> None:
     code, out, _ = call("run", "-m", "+recipe=plain", "seed=0,1")
     assert code == 0
     assert [made.output_dir.name for made in runner.calls] == ["0", "1"]
@@ -141,31 +121,36 @@ def test_sweep(call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("error", [RunError("job broke"), ConfigError("job refused")])
-def test_a_failing_job_hides_no_other(
-    call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path, error: Exception
-) -> None:
+def test_a_failing_job_hides_no_other(call: Call, runner: FakeRunner, tmp_path: Path, error: Exception) -> None:
     runner.raises[1] = error
     code, out, err = call("run", "-m", "plain", "seed=0,1,2")
-    assert code == 1
-    assert [made.config.seed for made in runner.calls] == [0, 1, 2]
+    assert code == 1 and [made.config.seed for made in runner.calls] == [0, 1, 2]
     [sweep] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
-    assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
-    assert rows[1]["seed"] == "1"
+    assert [row["status"] for row in rows] == ["finished", "failed", "finished"] and rows[1]["seed"] == "1"
     assert str(error) in err
     assert "failed" in out
 
 
-def test_ctrl_c_in_a_sweep_shows_what_there_is(call: Call, runner: FakeRunner, reports: list[Path]) -> None:
+def test_ctrl_c_in_a_sweep_shows_what_there_is(call: Call, runner: FakeRunner) -> None:
     runner.raises[1] = KeyboardInterrupt()
     code, out, _ = call("run", "-m", "plain", "seed=0,1,2")
-    assert code == 130
-    assert len(runner.calls) == 2
-    assert "finished" in out
-    assert "interrupted" in out
+    assert code == 130 and len(runner.calls) == 2 and "finished" in out and "interrupted" in out
 
 
-def test_sweep_over_recipes_has_one_folder(call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path) -> None:
+def test_what_does_nothing_is_a_warning(call: Call, runner: FakeRunner) -> None:
+    for words, text in (
+        (["seed=1", "seed=2"], "warning: found seed=1, and later seed=2, which counts."),
+        (["hydra.sweep.dir=x"], "warning: hydra.sweep.dir: found it without -m, where it does nothing."),
+        (["-m", "hydra.run.dir=x"], "warning: hydra.run.dir: found it with -m, where it does nothing."),
+        (["sweep.workers=2"], "warning: found sweep settings"),
+    ):
+        code, _, err = call("run", "plain", *words)
+        assert code == 0 and text in err
+    assert "warning" not in call("run", "plain", "hydra.run.dir=x", "seed=3")[2]
+
+
+def test_sweep_over_recipes_has_one_folder(call: Call, runner: FakeRunner, tmp_path: Path) -> None:
     code, _, _ = call("run", "-m", "+recipe=plain,mwn")
     assert code == 0
     assert [made.config.name for made in runner.calls] == ["plain", "mwn"]
@@ -175,8 +160,7 @@ def test_sweep_over_recipes_has_one_folder(call: Call, runner: FakeRunner, repor
 
 def test_cfg_and_info_run_nothing(call: Call, runner: FakeRunner, tmp_path: Path) -> None:
     code, out, _ = call("run", "plain", "seed=9", "--cfg", "job")
-    assert code == 0
-    assert "seed: 9" in out
+    assert code == 0 and "seed: 9" in out
     assert call("run", "plain", "-c", "job", "-p", "runner", "--resolve")[1].startswith("# @package runner")
     assert "recipes://" in call("run", "--info", "searchpath")[1]
     for words in (["-m", "--cfg", "job"], ["--resolve"], ["-cn", "other"]):

@@ -1,10 +1,7 @@
 """A search of a model space as it is typed: drawn, trained, killed again and again, and the best model built again."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +13,8 @@ import torch
 import mlotool
 from mlotool.cli.main import main
 from mlotool.core.run_files import read_json
+from tests import forked
+from tests.cli.test_sweep import wait_until
 
 optuna = pytest.importorskip("optuna")
 
@@ -121,7 +120,7 @@ def test_one_model_of_a_space(
     assert "mutator 'norm': node 'layers.3' does not take" in capsys.readouterr().err
 
 
-NUM_TRIALS, NUM_KILLS, SECONDS_TO_MOMENT = 40, 20, 300.0
+NUM_TRIALS, NUM_KILLS = 40, 20
 MOMENTS = ("plan.json", "study.db", "*/job.json", "*/checkpoints/*.ckpt", "*/summary.json")
 """Files of a sweep whose next change is when it is killed: it has taken up its trials, draws, starts jobs, trains, and
 has seen a job end. Between two kills at most one process of four jobs ends, and of 20 kills 8 let it come so far."""
@@ -147,47 +146,41 @@ def finished(sweep: Path) -> dict[int, set[tuple[str, int]]]:
     return {job: written(sweep, f"{job}/summary.json") for job in jobs}
 
 
-def wait_for(process: "subprocess.Popen[bytes]", pattern: str, before: set[tuple[str, int]]) -> Path:
-    """Return the sweep once a file of a pattern is written; a search that ends before is an error."""
-    until = time.monotonic() + SECONDS_TO_MOMENT
-    while time.monotonic() < until:
-        assert process.poll() is None, "the search has ended before it could be killed"
-        for sweep in Path("outputs/small/multirun").glob("*"):
-            if written(sweep, pattern) - before:
-                return sweep
-        time.sleep(0.01)
-    raise AssertionError(f"no {pattern} was written")
+def wait_for(process: forked.Forked, pattern: str, before: set[tuple[str, int]]) -> Path:
+    """Return the sweep once a file of a pattern is written."""
+    sweeps = Path("outputs/small/multirun")
+    wait_until(process, lambda: any(written(sweep, pattern) - before for sweep in sweeps.glob("*")))
+    return next(sweep for sweep in sweeps.glob("*") if written(sweep, pattern) - before)
+
+
+def save_state(run: Path) -> None:
+    torch.save(mlotool.load(run, "classifier").state_dict(), "built.pt")
 
 
 @pytest.mark.slow
 def test_a_search_that_is_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
-    more = (f"sweep.num_trials={NUM_TRIALS}", "sweep.fuse=4", "runner.max_ticks=30", "resume=auto")
-    command = [sys.executable, "-m", "mlotool", *words(*more)]
+    command = words(f"sweep.num_trials={NUM_TRIALS}", "sweep.fuse=4", "runner.max_ticks=30", "resume=auto")
     random_numbers, ends = random.Random(0), dict[int, set[tuple[str, int]]]()
     moments = [MOMENTS[number % len(MOMENTS)] for number in range(NUM_KILLS)]
     random_numbers.shuffle(moments)
-    num_kills, taken_up = 0, set[tuple[str, int]]()
+    taken_up = set[tuple[str, int]]()
     for moment in moments:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = forked.command(*command, folder=tmp_path)
         sweep = wait_for(process, "plan.json", taken_up)
         taken_up = written(sweep, "plan.json")
         if moment != "plan.json":
             wait_for(process, moment, written(sweep, moment))
         time.sleep(random_numbers.uniform(0, 0.3))
         assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         assert process.wait() == -signal.SIGKILL
         # It had more to do: jobs are left.
         assert len(statuses_of(sweep)) < NUM_TRIALS
-        num_kills += 1
         now = finished(sweep)
         assert ends.items() <= now.items()
         ends = now
-    assert num_kills == NUM_KILLS
-    last = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert last.returncode == 0, last.stderr
+    assert forked.command(*command, folder=tmp_path).wait() == 0
     sweep = only_sweep()
     assert ends and ends.items() <= finished(sweep).items()
     jobs = sorted(int(each.name) for each in sweep.iterdir() if each.name.isdigit())
@@ -207,9 +200,7 @@ def test_a_search_that_is_killed_twenty_times(tmp_path: Path, monkeypatch: pytes
         assert {f"{key}={value}" for key, value in trials[job].params.items()} <= {each.lstrip("+") for each in listed}
     best = max((job for job in jobs if statuses[job] == "finished"), key=lambda job: trials[job].value)
     trained = mlotool.load(sweep / str(best), "classifier").state_dict()
-    build = f"mlotool.load({str(sweep / str(best))!r}, 'classifier').state_dict()"
-    script = f"import torch, mlotool; torch.save({build}, 'built.pt')"
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    assert forked.run(save_state, sweep / str(best), folder=tmp_path).returncode == 0
     built = torch.load("built.pt", weights_only=True)
     assert built.keys() == trained.keys()
     assert all(torch.equal(tensor, built[name]) for name, tensor in trained.items())

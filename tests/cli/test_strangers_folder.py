@@ -4,15 +4,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlotool.config import Origin, compose, write_provenance
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 
-Call = Callable[..., Result]
 HEADER = "# @package _global_\n# A test's recipe.\ndefaults: [plain, _self_]\n"
 SECONDS = 60
 """More than enough for what must not hang; without the limits none of these would end."""
@@ -33,9 +31,7 @@ def test_names_and_summaries_are_no_commands_to_the_terminal(call: Call, recipes
     (recipes / "a\x1b]0;owned\x07\nb.yaml").write_text(HEADER)
     (recipes / "mine.yaml").write_text("# @package _global_\n# Nice\x1b[2J \u202eone.\n", encoding="utf-8")
     code, out, err = call("list")
-    assert code == 0
-    assert _is_plain(out + err)
-    assert r"Nice\x1b[2J \u202eone." in out
+    assert code == 0 and _is_plain(out + err) and r"Nice\x1b[2J \u202eone." in out
     assert len(out.splitlines()) == len(call("list")[1].splitlines())
     assert [line for line in out.splitlines() if line.startswith("b.yaml")] == []
 
@@ -52,12 +48,10 @@ def test_pipes_and_links_are_no_recipes(call: Call, recipes: Path, tmp_path: Pat
     link.symlink_to(secret)
     started = time.monotonic()
     out = call("list")[1]
-    assert "pipe" not in out
-    assert "link" not in out
+    assert "pipe" not in out and "link" not in out
     for word in ("link", "pipe", "mine", str(link), "far/etc/x"):
         code, out, err = call("validate", word)
-        assert code == 2
-        assert "a-secret-line" not in out + err
+        assert code == 2 and "a-secret-line" not in out + err
     assert time.monotonic() - started < SECONDS
 
 
@@ -66,22 +60,9 @@ def test_names_that_lead_elsewhere(call: Call, tmp_path: Path) -> None:
     for name in ("../../x", "..", "/etc/hostname", "a/../../x", "plain\0", "", "~", "${oc.env:HOME}"):
         for verb in ("run", "copy"):
             code, out, err = call(verb, f"+recipe={name}")
-            assert code == 2
-            assert "expected" in err or "Run `mlotool list`" in err
+            assert code == 2 and ("expected" in err or "found" in err)
             assert os.environ["HOME"] not in out + err or os.environ["HOME"] in str(tmp_path)
     assert not (tmp_path / "outputs").exists()
-
-
-def test_a_tree_of_recipes_that_doubles(call: Call, recipes: Path) -> None:
-    for level in range(30):
-        for side in "ab":
-            defaults = f"[r{level + 1}a, r{level + 1}b]" if level < 29 else "[plain]"
-            (recipes / f"r{level}{side}.yaml").write_text(f"# @package _global_\ndefaults: {defaults}\n")
-    started = time.monotonic()
-    for verb in ("run", "validate"):
-        code, _, err = call(verb, "r0a")
-        assert code == 2 and "twice" in err
-    assert time.monotonic() - started < SECONDS
 
 
 def test_names_that_hydra_would_resolve(call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +97,7 @@ def test_completion_offers_nothing_that_a_shell_runs(
     for line in ("mlotool run a", "mlotool run +recipe=a", "mlotool run abomb k", "mlotool run atag se"):
         monkeypatch.setenv("COMP_LINE", line)
         code, out, _ = call("-sc", "query=bash")
-        assert code == 0
-        assert not set("$`;|&<>\\\x1b") & set(out)
+        assert code == 0 and not set("$`;|&<>\\\x1b") & set(out)
     assert time.monotonic() - started < SECONDS
     assert not (tmp_path / "owned").exists()
 
@@ -141,8 +121,7 @@ def test_git_runs_nothing_of_the_folder(tmp_path: Path, monkeypatch: pytest.Monk
     git("config", setting, GIT_SETTINGS[setting])
     write_provenance(tmp_path, compose("plain"), Origin("mlotool run plain", (), None))
     record = json.loads((tmp_path / "provenance.json").read_text())
-    assert record["git"]["commit"] is not None
-    assert record["git"]["dirty"] is None
+    assert record["git"]["commit"] is not None and record["git"]["dirty"] is None
     assert not (tmp_path / "owned").exists()
     # Make sure of the canary: git itself does run it.
     subprocess.run(["git", "status", "--porcelain"], check=False, capture_output=True)
@@ -183,6 +162,5 @@ def test_doctor_shows_where_options_are_looked_for(call: Call, tmp_path: Path) -
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("_target_: mlotool.data.Digits\n")
     out = call("doctor")[1]
-    assert "yours in ./conf/<group>/<name>.yaml: data (2)" in out
-    assert "conf/dta is no group's" in out
+    assert "yours in ./conf/<group>/<name>.yaml: data (2)" in out and "conf/dta is no group's" in out
     assert "conf/data/digits.yaml has the name of a built-in option" in out

@@ -7,11 +7,13 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlotool.runner.checkpoint import read_checkpoint
 from tests import forked
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call, Recipe
 
 
 @pytest.mark.parametrize(
@@ -24,42 +26,27 @@ from tests.cli.conftest import Result
         (["seed=1,2", "sweep.workers=3", "sweep.devices=[0,1]"], "sweep.workers: found 3 with the devices 0, 1"),
     ],
 )
-def test_a_sweep_that_cannot_start_leaves_nothing(
-    call: Callable[..., Result], tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_a_sweep_that_cannot_start_leaves_nothing(call: Call, tmp_path: Path, words: list[str], message: str) -> None:
     if "sweep=optuna" in words:
         pytest.importorskip("optuna")
     code, _, err = call("run", "-m", "+recipe=plain", *words)
-    assert code == 2
-    assert message in err
-    assert not list(tmp_path.glob("outputs/*/multirun/*"))
+    assert code == 2 and message in err and not list(tmp_path.glob("outputs/*/multirun/*"))
 
 
 @pytest.mark.parametrize("words", [("+sweep.params.seed='0,1'",), ("seed=3,4",)])
-def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(
-    words: tuple[str, ...], call: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(words: tuple[str, ...], call: Call, tmp_path: Path) -> None:
     params = "" if words[:1] == ("+sweep.params.seed='0,1'",) else 'sweep: {params: {seed: "0,1"}}\n'
-    (tmp_path / "swept.yaml").write_text(
-        f"# @package _global_\n# Mine.\ndefaults: [plain, _self_]\nname: swept\n{params}"
-    )
-    code, _, err = call("run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words)
+    head = "# @package _global_\n# Mine.\ndefaults: [plain, _self_]\nname: swept\n"
+    (tmp_path / "swept.yaml").write_text(head + params)
+    command = ("run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words)
+    code, _, err = call(*command)
     assert code == 0, err
     [sweep] = (tmp_path / "outputs" / "swept" / "multirun").iterdir()
     seeds = [row["seed"] for row in csv.DictReader((sweep / "sweep.csv").read_text().splitlines())]
     assert seeds == (["3", "4"] if "seed=3,4" in words else ["0", "1"])
-    code, _, err = call(
-        "run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words, "resume=auto"
-    )
-    assert code == 0, err
-    assert f"going on with the sweep in {sweep.relative_to(tmp_path)}" in err
+    code, _, err = call(*command, "resume=auto")
+    assert code == 0 and f"going on with the sweep in {sweep.relative_to(tmp_path)}" in err
     assert list(sweep.parent.iterdir()) == [sweep]
-
-
-def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> None:
-    code, _, err = call("run", "+recipe=plain", "seed=-1", "sweep.workers=2")
-    assert code == 2
-    assert "found sweep settings, which act in a sweep only; add -m" in err
 
 
 # Slow until the file is there, so that no job ends before all were interrupted.
@@ -75,6 +62,15 @@ def loss(batch, *, model):
         time.sleep(0.1)
     return cross_entropy(batch, model=model)
 """
+
+
+def wait_until(process: forked.Forked, is_so: Callable[[], bool]) -> None:
+    """Wait for a moment of a command; one that ends before is an error."""
+    until = time.monotonic() + 200
+    while not is_so():
+        assert process.poll() is None, "it has ended before it could be killed"
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def begin(words: list[str], folder: Path) -> forked.Forked:
@@ -94,11 +90,7 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     errors = tmp_path / "errors.txt"
     first = begin(words, tmp_path)
     multirun = tmp_path / "outputs" / "plain" / "multirun"
-    until = time.monotonic() + 120
-    while len(list(multirun.glob("*/*/checkpoints/last.ckpt"))) < 2:
-        assert first.poll() is None, errors.read_text()
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(first, lambda: len(list(multirun.glob("*/*/checkpoints/last.ckpt"))) == 2)
     first.send_signal(signal.SIGTERM)
     code, err = first.wait(), errors.read_text()
     assert code == 143, err
@@ -119,3 +111,121 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
         assert 0 < before["num_ticks"] == resume["tick"]
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == ["finished", "finished"]
+
+
+WORDS = ["run", "-m", "+recipe=plain", "debug=fast", "logger=csv", "problems.classifier.module.hidden=[4]"]
+
+
+def sweep_of(folder: Path) -> Path:
+    [sweep] = (folder / "outputs" / "plain" / "multirun").iterdir()
+    return sweep
+
+
+def rows_of(sweep: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+
+
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+def test_a_job_that_is_refused_does_not_end_those_beside_it(tmp_path: Path) -> None:
+    words = [*WORDS, "seed=0,-1,2", "problems.classifier.optimizer.lr=0.1,1e30", "sweep.fuse=4", "runner.max_ticks=10"]
+    code = begin(words, tmp_path).wait()
+    errors, sweep = (tmp_path / "errors.txt").read_text(), sweep_of(tmp_path)
+    assert code == 1, errors
+    rows = rows_of(sweep)
+    assert [row["status"] for row in rows] == ["finished", "failed", "failed", "failed", "finished", "failed"]
+    assert all(rows[number]["error"].startswith("seed: found -1") for number in (2, 3))
+    assert all("became nan" in rows[number]["error"] for number in (1, 5))
+    assert "6 jobs, up to 4 in a process" in errors
+    assert "4 of 6 jobs of the sweep failed: 1, 2, 3, 5" in errors
+    assert read(sweep, "groups.json") == {"groups": [[0, 1, 2, 3], [4, 5]]}
+    # A job in a group is a run like any other, but for its page, which is made when it is asked for.
+    expected = {"config.yaml", "metrics.csv", "summary.json", "provenance.json", "overrides.txt", "recipe.yaml"}
+    assert expected <= {each.name for each in (sweep / "4").iterdir()}
+    assert not (sweep / "4" / "report.html").exists() and "4/report.html" not in (sweep / "sweep.html").read_text()
+    assert (sweep / "4" / "overrides.txt").read_text().split()[-2:] == [
+        "seed=2",
+        "problems.classifier.optimizer.lr=0.1",
+    ]
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_a_signal_with_the_same_groups(tmp_path: Path) -> None:
+    (tmp_path / "patient").mkdir()
+    (tmp_path / "patient" / "__init__.py").write_text(PATIENT_LOSS)
+    words = [*WORDS, "--trust", "patient", "problems.classifier.loss._target_=patient.loss", "sweep.fuse=2"]
+    words += ["debug.limit_ticks=400", "runner.max_ticks=400", "runner.checkpoint_seconds=0.05", "seed=0,1,2"]
+    words += ["resume=auto"]
+    first = begin(words, tmp_path)
+    # Not while the runs begin, which takes no tick.
+    last = "outputs/plain/multirun/*/0/checkpoints/last.ckpt"
+    wait_until(first, lambda: any(read_checkpoint(path)["tick"] for path in tmp_path.glob(last)))
+    first.send_signal(signal.SIGINT)
+    code, errors = first.wait(), (tmp_path / "errors.txt").read_text()
+    assert code == 130, errors
+    assert "go on with it: the same command with resume=outputs/plain/multirun" in errors
+    sweep = sweep_of(tmp_path)
+    before = read(sweep / "0", "summary.json")
+    assert before["status"] == "interrupted"
+    assert read(sweep, "groups.json") == {"groups": [[0, 1]]}
+    # As though the second job had ended when the sweep was interrupted.
+    (sweep / "1").mkdir(exist_ok=True)
+    (sweep / "1" / "summary.json").write_text('{"status": "failed", "error": "by hand"}')
+
+    (tmp_path / "patient" / "go").touch()
+    code, errors = begin(words, tmp_path).wait(), (tmp_path / "errors.txt").read_text()
+    assert code == 1, errors
+    assert "1 of 3 jobs done" in errors
+    assert read(sweep_of(tmp_path), "groups.json") == {"groups": [[0, 1], [2]]}
+    assert [row["status"] for row in rows_of(sweep)] == ["finished", "failed", "finished"]
+    [resume] = read(sweep / "0", "provenance.json")["resumes"]
+    assert 0 < before["num_ticks"] == resume["tick"]
+    assert rows_of(sweep)[1]["error"] == "by hand"
+
+
+RATE = "problems.classifier.optimizer.lr"
+WRONG = {
+    "an interval in a grid": ("params: {seed: 'interval(1,2)'}", "seed=interval(1,2)"),
+    "a second choice": ("params: {seed: '1,x'}", "'x'"),
+    "a key": ("params: {runner.max_tick: '1,2'}", "runner.max_tick"),
+    "an option of a group": ("params: {data: 'digits,digitz'}", "Did you mean 'digits'?"),
+    "too many": ("params: {seed: 'range(0,1e30)'}", "100000"),
+    "the wrong way round": (f"method: optuna, params: {{{RATE}: 'interval(2,1)'}}", RATE),
+    "the near end": (f"method: optuna, params: {{{RATE}: 'interval(-1,1)'}}", f"{RATE}: found -1.0"),
+    "two seeds": ("method: optuna, repeats: 2, params: {seed: '1,2'}", "seed"),
+    "every value": (f"method: optuna, sampler: brute_force, params: {{{RATE}: 'interval(1,2)'}}", RATE),
+}
+
+
+def test_refused(call: Call, recipe: Recipe) -> None:
+    for place, (sweep, message) in enumerate(WRONG.values()):
+        code, _, err = call("validate", str(recipe(f"sweep: {{{sweep}}}", f"wrong{place}")))
+        assert code == 2, sweep
+        assert message in err
+
+
+def test_all_values_at_once(call: Call, recipe: Recipe) -> None:
+    code, _, err = call("validate", str(recipe(f"sweep: {{params: {{seed: '0,-1,-2', {RATE}: '0.1,-0.1'}}}}")))
+    assert code == 2
+    assert [line.partition(";")[0].removeprefix("mlotool: error: ") for line in err.splitlines()] == [
+        "seed: found -1",
+        "seed: found -2",
+        f"{RATE}: found -0.1",
+    ]
+
+
+RIGHT = (
+    f"params: {{{RATE}: 'range(0.1,0.5,0.1)', data: 'digits,digits_noisy'}}",
+    f"method: optuna, params: {{{RATE}: 'tag(log, interval(1e-3,1))'}}",
+    "method: optuna, repeats: 2, params: {problems.classifier.stream.batch_size: 'int(interval(1,9))'}",
+    "fuse: 2, params: {seed: 3}",
+)
+
+
+def test_accepted(call: Call, recipe: Recipe) -> None:
+    for place, sweep in enumerate(RIGHT):
+        code, out, err = call("validate", str(recipe(f"sweep: {{{sweep}}}", f"right{place}")))
+        assert code == 0, err
+        assert "is valid" in out

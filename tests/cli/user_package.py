@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-MODELS = '''\
+MODELS = """\
 import torch
 from torch import nn
 
@@ -17,18 +17,6 @@ class Net(nn.Module):
         return self.layer(self.flatten(x))
 
 
-class Normed(Net):
-    """Its statistics move, it counts its calls and draws random numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(10)
-        self.dropout = nn.Dropout(0.5)
-
-    def forward(self, x):
-        return self.dropout(self.norm(super().forward(x)))
-
-
 class Lazy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -36,7 +24,7 @@ class Lazy(nn.Module):
 
     def forward(self, x):
         return self.layer(x.flatten(1))
-'''
+"""
 
 LOSSES = """\
 import torch.nn.functional as F

@@ -68,19 +68,14 @@ def blocks(text: str) -> Iterator[Block]:
 def run_page(path: Path, mlotool: Call) -> int:
     """Run every block of a page in the working folder, and return how many there were.
 
-    - A block with a title is written to that file; one of recipes/ has lines of that recipe, and is compared with it.
-    - Python blocks share their names.
+    - A block with a title is written to that file; one of recipes/ is compared with that recipe. In the end the modules
+      that were written are imported, and the recipes validated.
     - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Runs and sweeps
-      whose folder the rest of the page does not name are validated only: other tests run each built-in recipe; a recipe
-      of the page is run once. Runs of built-in recipes are rehearsals of seconds (`debug=fast`), and sweeps have few
-      jobs. Of `python -m benchmarks...` and `make` the options and targets are looked up; all other lines are given to
-      a shell.
-    - At the end the modules that were written are imported, and the recipes validated.
-    - Of a bash block whose title begins with `needs` the recipes and overrides are validated; a Python block runs where
-      the packages that it imports are installed.
-    - A text block with the title `output` is compared with what the block before has printed; `...` stands for
-      anything; one with the title `example` is only shown. YAML without a title is part of a recipe: its targets
-      have to be there.
+      whose folder the rest of the page does not name are validated only; the others are rehearsals of seconds. Of
+      benchmarks and `make` options and targets are looked up; other lines are given to a shell.
+    - What stands in a block whose title begins with `needs` is validated; Python runs where its packages are installed.
+    - Text with the title `output` is what the block before has printed; `...` stands for anything. YAML without a title
+      is part of a recipe.
     """
     names: dict[str, Any] = {"__name__": "__page__"}
     printed, found, were_run = "", list(blocks(path.read_text(encoding="utf-8"))), set[str]()

@@ -2,12 +2,12 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Result
+from tests.cli.conftest import Call
 from tests.docs.pages import FENCE, PAGES, ROOT, blocks, run_page
 
 OWN_TEST = ("first_change",)
@@ -31,7 +31,7 @@ def forgotten_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 # A rehearsal of six ticks has much to warn of.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT).with_suffix("")))
-def test_its_code_runs(page: Path, call: Callable[..., Result]) -> None:
+def test_its_code_runs(page: Path, call: Call) -> None:
     assert run_page(page, call)
 
 
@@ -45,26 +45,26 @@ def test_no_code_stands_outside_of_a_fenced_block() -> None:
             assert before and before[-1].startswith(("- ", "===", "    ", "1. ")), f"{page}: {found[0]}"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('```python\nprint(1)\n```\n```text title="output"\n2\n```\n', "line 4: printed '1"),
-        ("```bash\nmlotool run nothing.yaml\n```\n", "nothing.yaml"),
-        ('```bash title="needs a GPU"\nmlotool run +recipe=mwn runner.nothing=1\n```\n', "nothing"),
-        ("```bash\npython -m benchmarks.cli_startup --nothing\n```\n", "no options"),
-        ("```bash\nmake nothing\n```\n", "make nothing"),
-        ("```bash\nmlotool evaluate outputs/mwn/2026-01-31_12-00-00\n```\n", "there is no run in outputs/mwn"),
-        ("```python\n1 / 0\n```\n", "division by zero"),
-        ('```yaml title="recipes/mwn.yaml"\nname: mwn\n# @package _global_\n```\n', "or not in this order"),
-        ("```yaml\nmodule: {_target_: mlotool.models.Nothing}\n```\n", "mlotool.models.Nothing"),
-        ('```yaml title="a.yaml"\n# @package _global_\n# A.\nnothing: 1\n```\n', "unknown key 'nothing'"),
-        ('```python title="imports_nothing.py"\nimport nothing_at_all\n```\n', "nothing_at_all"),
-        ("```text\nmlotool run\n```\n", "text without a title"),
-        ('```bash title="example"\nmlotool run nothing.yaml\n```\n', "bash that is only shown"),
-        ('```bash title="on two machines"\nmlotool run nothing.yaml\n```\n', "which nothing runs"),
-    ],
-)
-def test_what_does_not_run_is_found(text: str, message: str, tmp_path: Path, call: Callable[..., Result]) -> None:
+WRONG = [
+    ('```python\nprint(1)\n```\n```text title="output"\n2\n```\n', "line 4: printed '1"),
+    ("```bash\nmlotool run nothing.yaml\n```\n", "nothing.yaml"),
+    ('```bash title="needs a GPU"\nmlotool run +recipe=mwn runner.nothing=1\n```\n', "nothing"),
+    ("```bash\npython -m benchmarks.cli_startup --nothing\n```\n", "no options"),
+    ("```bash\nmake nothing\n```\n", "make nothing"),
+    ("```bash\nmlotool evaluate outputs/mwn/2026-01-31_12-00-00\n```\n", "there is no run in outputs/mwn"),
+    ("```python\n1 / 0\n```\n", "division by zero"),
+    ('```yaml title="recipes/mwn.yaml"\nname: mwn\n# @package _global_\n```\n', "or not in this order"),
+    ("```yaml\nmodule: {_target_: mlotool.models.Nothing}\n```\n", "mlotool.models.Nothing"),
+    ('```yaml title="a.yaml"\n# @package _global_\n# A.\nnothing: 1\n```\n', "unknown key 'nothing'"),
+    ('```python title="imports_nothing.py"\nimport nothing_at_all\n```\n', "nothing_at_all"),
+    ("```text\nmlotool run\n```\n", "text without a title"),
+    ('```bash title="example"\nmlotool run nothing.yaml\n```\n', "bash that is only shown"),
+    ('```bash title="on two machines"\nmlotool run nothing.yaml\n```\n', "which nothing runs"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG)
+def test_what_does_not_run_is_found(text: str, message: str, tmp_path: Path, call: Call) -> None:
     (tmp_path / "page.md").write_text(text)
     with pytest.raises((AssertionError, ZeroDivisionError, ImportError), match=message):
         run_page(tmp_path / "page.md", call)

@@ -1,12 +1,18 @@
-"""The site's build says what is broken."""
+"""The site's build says what is broken; the README, the notebook and files for a hosting service are as they say."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
+import pytest
 import yaml
+from omegaconf import OmegaConf
 
+import mlotool
+from docs.generated import notebook
+from mlotool.cli.main import VERBS
 from tests.docs.pages import FENCE, PAGES, ROOT
 
 MADE = re.compile(r"(reference|gallery|runs)/|notebook\.md$")
@@ -34,3 +40,61 @@ def test_links_lead_to_files_in_the_repository() -> None:
         text = FENCE.sub("", page.read_text(encoding="utf-8"))
         for target in re.findall(r"\]\(([^)#\s]+)", text):
             assert "://" in target or MADE.search(target) or (page.parent / target).exists(), f"{page}: {target}"
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_citation_has_the_version() -> None:
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert found["version"] == mlotool.__version__
+    assert {"cff-version", "message", "title", "authors"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda file: file.stem
+)
+def test_issue_forms(form: Path) -> None:
+    found = yaml.safe_load(form.read_text())
+    assert {"name", "description", "body"} <= set(found)
+    ids = [each["id"] for each in found["body"]]
+    assert len(ids) == len(set(ids))
+    assert all(
+        each["type"] in ("textarea", "input", "dropdown") and each["attributes"]["label"] for each in found["body"]
+    )
+
+
+@pytest.mark.slow
+# A kernel speaks over sockets of this machine.
+@pytest.mark.filterwarnings("ignore")
+def test_it_prints_what_it_shows() -> None:
+    assert notebook.printed(notebook.executed()) == notebook.printed(nbformat.read(notebook.NOTEBOOK, as_version=4))
+
+
+def test_each_picture_of_its_page_is_there() -> None:
+    text, pictures = notebook.page()
+    assert len(pictures) == 3
+    assert all(f"](notebook/{address.rpartition('/')[2]})" in text for address in pictures)
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_its_recipe_is_the_measured_one(tmp_path: Path) -> None:
+    """All that trains is as in mwn, whose result the README gives."""
+    [text] = re.findall(r"```yaml title=\"mine.yaml\"\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(text)
+    shown, measured = (
+        OmegaConf.to_container(mlotool.compose(name), resolve=True) for name in (str(tmp_path / "mine.yaml"), "mwn")
+    )
+    assert isinstance(shown, dict) and isinstance(measured, dict)
+    for part in ("problems", "graph", "evaluate", "runner", "data", "hypergradient", "objective"):
+        assert shown[part] == measured[part], part
+
+
+def test_it_has_every_verb() -> None:
+    assert all(f"`mlotool {verb}" in README for verb in VERBS)
+
+
+def test_it_is_three_screens() -> None:
+    assert len(README.splitlines()) <= 150

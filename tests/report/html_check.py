@@ -67,16 +67,14 @@ def read_page(file: Path, script: str | None = None) -> Page:
     assert all(link.startswith(("#", "data:image/", *local)) for link in page.links), page.links
     assert not any("/../" in link or ":" in link for link in page.links if link.startswith("./")), page.links
     if script is None:
-        assert "script" not in page.tags
-        assert "script-src" not in page.source
+        assert "script" not in page.tags and "script-src" not in page.source
     else:
         assert page.tags.count("script") == 1
         digest = b64encode(sha256(page.source.partition("<script>")[2].partition("</script>")[0].encode()).digest())
         assert page.source.partition("<script>")[2].startswith(f"{script}</script>")
         assert page.source.count("script-src") == 1
         assert f"script-src &#39;sha256-{digest.decode()}&#39;" in page.source
-    assert not page.handlers
-    assert "@import" not in page.source
+    assert not page.handlers and "@import" not in page.source
     assert len(page.ids) == len(set(page.ids)), "two elements share an id"
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
     return page

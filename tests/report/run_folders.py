@@ -1,8 +1,8 @@
-"""Run folders as a run would have left them."""
+"""Folders of runs and sweeps as they would have left them."""
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +11,25 @@ import yaml
 
 
 def problem(target: str, lr: float, **settings: Any) -> dict[str, Any]:
-    return {
-        "module": {"_target_": f"mlotool.models.{target}"},
-        "loss": {"_target_": "mlotool.losses.cross_entropy", "roles": {}},
-        "optimizer": {"_target_": "torch.optim.SGD", "lr": lr},
-        "hypergradient": None,
-        "unroll_steps": 1,
-        **settings,
-    }
+    loss = {"_target_": "mlotool.losses.cross_entropy", "roles": {}}
+    parts = {"module": {"_target_": f"mlotool.models.{target}"}, "loss": loss, "hypergradient": None, "unroll_steps": 1}
+    return {**parts, "optimizer": {"_target_": "torch.optim.SGD", "lr": lr}, **settings}
 
 
 def mwn_config() -> dict[str, Any]:
+    solver = {"_target_": "mlotool.hypergradient.Identity"}
+    implicit = {"_target_": "mlotool.hypergradient.Implicit", "solver": solver, "product": "finite_difference"}
+    roles = {"model": "classifier", "weigher": "reweight"}
     return {
         "name": "mwn",
         "seed": 0,
-        "hypergradient": {
-            "_target_": "mlotool.hypergradient.Implicit",
-            "solver": {"_target_": "mlotool.hypergradient.Identity"},
-            "product": "finite_difference",
-        },
+        "hypergradient": implicit,
         "problems": {"reweight": problem("WeightNet", 1e-3), "classifier": problem("MLP", 0.1, unroll_steps=5)},
         "graph": {"upper_to_lower": {"reweight": ["classifier"]}, "lower_to_upper": {"classifier": ["reweight"]}},
         "evaluate": {"problem": "classifier", "metrics": ["accuracy"], "splits": {"val": 100, "test": "end"}},
         "objective": "val/accuracy",
         "objective_mode": "max",
-        "analyses": {
-            "weights": {
-                "_target_": "mlotool.losses.weight_against_loss",
-                "roles": {"model": "classifier", "weigher": "reweight"},
-            }
-        },
+        "analyses": {"weights": {"_target_": "mlotool.losses.weight_against_loss", "roles": roles}},
     }
 
 
@@ -63,17 +52,11 @@ def mwn_rows(num_ticks: int = 1000) -> list[tuple[int, str, float]]:
 
 
 def mwn_summary() -> dict[str, Any]:
+    metrics = {"classifier/loss": 0.28731, "classifier/lr": 0.0, "reweight/loss": 0.3142, "val/accuracy": 0.91924}
     return {
         "status": "finished",
         "objective": {"key": "val/accuracy", "value": 0.9371, "mode": "max"},
-        "metrics": {
-            "classifier/loss": 0.28731,
-            "classifier/lr": 0.0,
-            "reweight/loss": 0.3142,
-            "val/accuracy": 0.91924,
-            "test/accuracy": 0.9127,
-            "weights/wrong_label_auc": 0.9731,
-        },
+        "metrics": {**metrics, "test/accuracy": 0.9127, "weights/wrong_label_auc": 0.9731},
         "best": {"tick": 800, "metrics": {"val/accuracy": 0.9371, "val/loss": 0.2423}},
         "error": None,
         "num_ticks": 1000,
@@ -91,9 +74,9 @@ def provenance() -> dict[str, Any]:
         "platform": "Linux-6.8-x86_64",
         "device": "cpu",
         "seed": 0,
+        "duration_s": 72.4,
         "started": "2025-01-31T10:00:00",
         "finished": "2025-01-31T10:01:12",
-        "duration_s": 72.4,
     }
 
 
@@ -131,4 +114,91 @@ def write_run(
     write_metrics(folder, mwn_rows() if rows is None else rows)
     if arrays is not None:
         np.savez(folder / "artifacts" / "weights.npz", **arrays)
+    return folder
+
+
+FIXED = ("+recipe=mwn", "runner.max_ticks=60")
+
+
+def write_job(
+    folder: Path,
+    *words: str,
+    status: str | None = "finished",
+    value: float | None = None,
+    key: str = "val/loss",
+    mode: str = "min",
+    curve: Sequence[float] = (),
+    metrics: Mapping[str, float] | None = None,
+    error: str | None = None,
+) -> Path:
+    """Write the folder of a job that ended; without a status, that of one that has begun."""
+    folder.mkdir(parents=True)
+    (folder / "overrides.txt").write_text("\n".join((*FIXED, *words)))
+    if curve:
+        write_metrics(folder, [(10 * (index + 1), key, each) for index, each in enumerate(curve)])
+    if status is not None:
+        summary: dict[str, Any] = {"status": status, "objective": {"key": key, "value": value, "mode": mode}}
+        summary |= {"metrics": dict(metrics or {}), "error": error, "num_ticks": 60, "training_s": 1.5}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        (folder / "report.html").write_text("<p>a job's page</p>")
+    return folder
+
+
+def write_begun(folder: Path, *words: str) -> Path:
+    """Write the folder of a job whose process has only begun."""
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"words": [*FIXED, *words]}))
+    return folder
+
+
+def write_plan(folder: Path, num_jobs: int, *, log_keys: Sequence[str] = (), **num_values: int) -> None:
+    """Write what the sweep was asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = {key: {"num_values": count, "is_log": False} for key, count in num_values.items()}
+    keys |= {key: {"num_values": 0, "is_log": True} for key in log_keys}
+    content = {"objective": "val/loss", "mode": "min", "num_jobs": num_jobs, "keys": keys}
+    (folder / "plan.json").write_text(json.dumps(content))
+
+
+Node = dict[str, Any]
+
+
+def node(name: str, *inputs: str, kind: str = "Linear", mutator: str | None = None) -> Node:
+    return {"id": name, "kind": kind, "inputs": list(inputs), "shape": [16, 8, 8], "mutator": mutator}
+
+
+def residual(num_blocks: int, changed: Sequence[int] = ()) -> list[Node]:
+    """Return a network of residual blocks, of which some have another convolution."""
+    nodes = [node("images", kind="placeholder"), node("stem", "images", kind="Conv2d")]
+    for number in range(num_blocks):
+        before, name = nodes[-1]["id"], f"blocks.{number}"
+        mutator = "kernel" if number in changed else None
+        nodes.append(node(f"{name}.convolution", before, kind="Conv2d", mutator=mutator))
+        nodes.append(node(f"{name}.norm", f"{name}.convolution", kind="BatchNorm2d"))
+        nodes.append(node(f"{name}:add", f"{name}.norm", before, kind="add"))
+        nodes.append(node(f"{name}:relu", f"{name}:add", kind="relu"))
+    return [*nodes, node("output", nodes[-1]["id"], kind="output")]
+
+
+def cells(num_cells: int) -> list[Node]:
+    """Return cells that read the two before, each of three pairs of changed nodes."""
+    nodes = [node("images", kind="placeholder"), node("stem", "images")]
+    before, last = "stem", "stem"
+    for number in range(num_cells):
+        name, parts = f"cell_{number}", []
+        for pair, source in enumerate((before, last, last)):
+            parts.append(f"{name}_{pair}_add")
+            nodes += [node(f"{name}_{pair}_{side}", source, mutator="cell") for side in ("left", "right")]
+            nodes.append(node(parts[-1], f"{name}_{pair}_left", f"{name}_{pair}_right", mutator="cell"))
+        nodes.append(node(name, *parts, kind="cat", mutator="cell"))
+        before, last = last, name
+    return [*nodes, node("output", last, kind="output")]
+
+
+def write_nodes(folder: Path, nodes: Sequence[Any], decisions: Mapping[str, str] | None = None, **record: Any) -> Path:
+    """Write nodes.json of one problem."""
+    both = {"candidates": ["k3", "k5"], "num_candidates": 2}
+    made = [{"name": name, "value": value, **both} for name, value in (decisions or {}).items()]
+    content = {"num_parameters": 19074, "num_nodes": len(nodes), "nodes": list(nodes), "decisions": made, **record}
+    (folder / "nodes.json").write_text(json.dumps({"problems": {"classifier": content}}))
     return folder

@@ -45,52 +45,39 @@ def test_the_page_of_a_layer_parallel_run(tmp_path: Path) -> None:
     run = write_parallel_run(tmp_path / "run", parallel_classifier={"stages": 2, "processes": 2, "spans": spans()})
     page = read_page(write_report(run))
     for text in (
-        "Layer-parallel training",
-        "classifier: what each rank did when",
-        "Batches 1 to 3 of the first 4",
-        "1.25 measured, 1.52 by equation 27, at most 2",
-        "classifier: constraint violation",
+        *("Layer-parallel training", "classifier: what each rank did when", "Batches 1 to 3 of the first 4"),
+        *("1.25 measured, 1.52 by equation 27, at most 2", "classifier: constraint violation", "interface 2"),
         "classifier: relative constraint violation",
-        "interface 2",
     ):
         assert text in page.text, text
-    assert "Training: violation" not in page.text
-    assert "one after the other, in one process" not in page.text
+    assert "Training: violation" not in page.text and "one after the other, in one process" not in page.text
     drawn = {file.stem for file in (run / "report").iterdir()}
     assert {"timeline-classifier", "classifier-violation"} <= drawn
 
 
 def test_one_stage_and_one_batch_have_a_timeline_too(tmp_path: Path) -> None:
     alone = [span for span in spans(num_batches=1) if span["rank"] == 0]
-    page = read_page(
-        write_report(write_parallel_run(tmp_path / "run", parallel_classifier={"stages": 1, "spans": alone}))
-    )
-    assert "what each rank did when" in page.text
-    assert "Speed-up" not in page.text
+    run = write_parallel_run(tmp_path / "run", parallel_classifier={"stages": 1, "spans": alone})
+    page = read_page(write_report(run))
+    assert "what each rank did when" in page.text and "Speed-up" not in page.text
 
 
 def test_speedups_are_those_of_the_spans() -> None:
     timeline = Timeline("net", 2, tuple(Span(**span) for span in spans()))
     # Without the first batch: passes of 0.2 + 0.2 and 0.4 + 0.45 s, a batch of 1 s on its slower rank.
     assert timeline.batches == [1, 2, 3]
-    assert timeline.seconds.forward == pytest.approx(0.4)
-    assert timeline.seconds.backward == pytest.approx(0.85)
-    assert timeline.seconds.auxiliary == pytest.approx(0.2)
-    assert timeline.measured == pytest.approx(1.25 / 1.0)
-    assert timeline.predicted == pytest.approx(1.25 / (1.25 / 2 + 0.2))
+    seconds = timeline.seconds
+    assert (seconds.forward, seconds.backward, seconds.auxiliary) == pytest.approx((0.4, 0.85, 0.2))
+    assert (timeline.measured, timeline.predicted) == pytest.approx((1.25, 1.25 / (1.25 / 2 + 0.2)))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        {"stages": 2, "spans": []},
-        {"stages": 1, "spans": spans()},
-        {"stages": 10**9, "spans": spans()},
-        {"stages": 2, "spans": [{"rank": 0, "batch": 0, "what": "forward", "begin": 1, "end": 1}]},
-        {"stages": 2, "spans": [{"rank": 0, "batch": 0, "what": "forward", "begin": 2, "end": 1}]},
-    ],
-)
+SPAN = {"rank": 0, "batch": 0, "what": "forward", "end": 1}
+WRONG = ["[]", *({"stages": num, "spans": some} for num, some in (
+    (2, []), (1, spans()), (10**9, spans()), (2, [{**SPAN, "begin": 1}]), (2, [{**SPAN, "begin": 2}]),
+))]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", WRONG)
 def test_what_cannot_be_drawn_is_a_note(tmp_path: Path, content: Any) -> None:
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/parallel_net.json").write_text(content if isinstance(content, str) else json.dumps(content))
@@ -104,7 +91,8 @@ def test_residuals_are_drawn_together(tmp_path: Path) -> None:
     rows += [(1, "net/middle.backward_residual_0", 0.0), (1, "net/middle.backward_residual_1", float("nan"))]
     config = mwn_config() | {"problems": {"net": problem("MLP", 0.1)}}
     page = read_page(write_report(write_run(tmp_path / "run", config=config, rows=rows)))
-    for text in ("net: residual of multigrid, states", "cycle 3", "net, middle: residual of multigrid, adjoints"):
+    for text in ("net: residual of multigrid, states", "cycle 3", "net, middle: residual of multigrid, adjoints",
+                 "net: residual of multigrid, states, by cycle", "One line a logged tick"):  # fmt: skip
         assert text in page.text, text
     assert "Training: forward" not in page.text
 

@@ -1,4 +1,4 @@
-"""A search over model spaces: its page, what its end says in the terminal, and its tables."""
+"""A search over model spaces: its page, and what the end of a sweep says in the terminal, with its tables."""
 
 import io
 import json
@@ -15,11 +15,10 @@ from mlotool.cli.report import show_sweep
 from mlotool.cli.sweep import exit_code
 from mlotool.core.errors import RunError
 from mlotool.report import write_report, write_sweep_page, write_sweep_summary
-from mlotool.report.search import best_so_far, front, points
+from mlotool.report.search import best_so_far, front, points, random_baseline
 from mlotool.report.sweep import compare
 from tests.report.html_check import Page, read_page
-from tests.report.model_nodes import residual, write_nodes
-from tests.report.sweep_folders import write_job
+from tests.report.run_folders import residual, write_job, write_nodes
 from tests.report.test_sweep import read as table
 
 SCRIPT = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
@@ -81,8 +80,7 @@ def two(tmp_path: Path) -> Path:
 
 def test_draws_that_make_no_model_are_no_failures(sweep: Path) -> None:
     page = read(sweep)
-    assert "5 of 5 3 finished, 2 infeasible" in page.text
-    assert "failed" not in page.text
+    assert "5 of 5 3 finished, 2 infeasible" in page.text and "failed" not in page.text
     assert "2 draws make no model, and were not trained" in page.text and REASON in page.text
     assert re.search(r'<span class="state"><span aria-hidden="true">∅</span> infeasible</span>', page.source)
     assert "infeasible: its decisions make no model" in read_page(write_report(sweep / "3")).text
@@ -115,8 +113,7 @@ def test_the_best_model_is_shown(sweep: Path) -> None:
     write_nodes(sweep / "2", residual(3, [1]), {"kernel_0": "k5"})
     write_nodes(sweep / "0", residual(3, [0, 1]))
     page = read(sweep)
-    assert "Best model" in page.text
-    assert "15 nodes, 1 of them changed" in page.text
+    assert "Best model" in page.text and "15 nodes, 1 of them changed" in page.text
     assert page.source.count('class="node changed"') == 1
 
 
@@ -130,8 +127,7 @@ def test_two_objectives_have_a_front_on_the_page_and_in_the_tables(two: Path, sw
     assert [row["on_front"] for row in written] == ["true", "true", "false", "false", "false"]
     assert [row["second_value"] for row in written[:4]] == ["500", "100", "200", "100"]
     assert {row["second_objective"] for row in written} == {"classifier/num_parameters"}
-    assert "on_front" not in table(write_sweep_summary(sweep))[0]
-    assert "Pareto" not in printed(sweep)
+    assert "on_front" not in table(write_sweep_summary(sweep))[0] and "Pareto" not in printed(sweep)
 
 
 @pytest.mark.parametrize("width", [60, 160])
@@ -201,21 +197,93 @@ def test_reasons_of_draws_that_make_no_model_are_counted(tmp_path: Path) -> None
     folder = search(tmp_path / "mixed", 5)
     refused(folder, 0, "+decisions.kernel_0=k3", error="found no input.")
     for number in (1, 2, 3):
-        refused(folder, number, f"+decisions.x={number}", error=f"node {number} does not take (b, {7 * number}).")
+        refused(
+            folder,
+            number,
+            f"+decisions.x={number}",
+            "+decisions.y=k7",
+            error=f"node {number} does not take (b, {7 * number}).",
+        )
     with pytest.raises(RunError) as caught:
         exit_code(folder)
-    for part in ("found no model in 4 draws", "job 1 (+decisions.x=1): node 1 does not take (b, 7)."):
+    for part in (
+        "found no model in 4 draws",
+        "job 1 (+decisions.x=1 +decisions.y=k7) (each has decisions.y=k7): node 1",
+    ):
         assert part in str(caught.value)
     job(folder, 4, 0.5, "+decisions.kernel_0=k5")
     text = printed(folder)
     assert "draws that make no model (infeasible), untrained: 4" in text
-    assert "  3, such as job 1: node 1 does not take (b, 7)." in text and "  1, such as job 0: found no input." in text
+    assert "  3, such as job 1 (each has decisions.y=k7): node 1 does not take (b, 7)." in text
+    assert "  1, such as job 0: found no input." in text
     assert exit_code(folder) == 0
 
 
-def test_strange_plans_do_not_stop_the_page(sweep: Path) -> None:
-    plan = json.loads((sweep / "plan.json").read_text())
-    (sweep / "0" / "summary.json").write_text('{"status": "finished", "num_parameters": {"a": "x", "b": -1, "d": [1]}}')
-    for asked in ({"repeats": "many", "second_mode": "up"}, {"repeats": 10**14}, {"num_same": "many", "ending": [1]}):
-        (sweep / "plan.json").write_text(json.dumps({**plan, "search": asked}))
-        assert "explore: sweep" in read(sweep).text
+def test_a_random_search_beside_a_search_is_its_baseline(sweep: Path) -> None:
+    identity = {"fixed": ["+recipe=mwn"], "dimensions": [{"key": "x"}], "repeats": 1}
+    for name, sampler, words in (("a", "random", []), ("b", "tpe", ["sweep.seed=3"]), ("other", "random", ["seed=1"])):
+        folder = sweep.with_name(name)
+        if not folder.exists():
+            for number in range(2):
+                job(search(folder, 2) if not number else folder, number, 0.6 + 0.1 * number, f"x={number}")
+        fixed = {"fixed": [*identity["fixed"], *words], "sampler": sampler}  # type: ignore[misc]
+        (folder / "sweep.json").write_text(json.dumps({"identity": {**identity, **fixed}}))
+    baseline = random_baseline(compare(sweep))
+    assert baseline is not None and (baseline.name, baseline.best.tolist()) == ("a", [0.6, 0.7])
+    assert "The random search is that of a." in read(sweep).text
+    assert random_baseline(compare(sweep.with_name("a"))) is None
+    (sweep.with_name("a") / "1" / "summary.json").unlink()
+    assert random_baseline(compare(sweep)) is None, "it has not ended"
+
+
+LONG = "problems.classifier_of_a_long_name.optimizer"
+
+
+def table_of(text: str) -> list[str]:
+    return text.strip().partition("\n\n")[0].splitlines()
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    for job in range(12):
+        words = [f"{LONG}.parameter_{key}={0.123456789 * (job // 3 + 1)}" for key in range(4)]
+        words += [f"hypergradient=conjugate_gradient_{job // 3}", f"seed={job % 3}"]
+        write_job(tmp_path / str(job), *words, value=0.25 * (job // 3) + 0.01 * (job % 3))
+    return tmp_path
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_the_tables_fit_the_terminal(wide: Path, width: int) -> None:
+    text = printed(wide, width)
+    lines = table_of(text)
+    assert len(lines) == 13 + (text.count("No room for") > 0)
+    assert all(len(line) <= width for line in lines[:13])
+    assert all(line.split()[0] == str(job) for job, line in enumerate(lines[1:13]))
+    assert sum("finished, best" in line for line in lines) == 3 and lines[0].split()[0] == "job"
+    assert "val/loss" in lines[0]
+
+
+def test_a_wide_terminal_has_all_columns(wide: Path) -> None:
+    head, first, *_ = table_of(printed(wide, 300))
+    hyperparameters = [f"optimizer.parameter_{key}" for key in range(4)]
+    assert head.split() == ["job", *hyperparameters, "hypergradient", "seed", "val/loss", "status", "time"]
+    assert first.split() == ["0", *["0.1235"] * 4, "conjugate_gradient_0", "0", "0", "finished,", "best", "1.5", "s"]
+
+
+def test_the_best_setting_is_named_with_its_seeds(wide: Path) -> None:
+    text = printed(wide, 300)
+    best = "best: jobs 0, 1, 2, val/loss 0.01 ± 0.0058 (mean ± standard error of 3 seeds; smaller is better)"
+    assert best in text and "seed=" not in text.partition("best:")[2]
+    [line] = [line for line in text.splitlines() if "★" in line]
+    assert "0.0058  3 of 3  ★" in line and line.rstrip().endswith("0, 1, 2")
+    assert (wide / "settings.csv").is_file()
+
+
+def test_of_a_large_sweep_the_best_jobs_are_in_the_table(tmp_path: Path) -> None:
+    for job in range(205):
+        write_job(tmp_path / str(job), f"lr={job}", value=abs(job - 195.0))
+    text = printed(tmp_path, 80)
+    assert [line.split()[0] for line in table_of(text)[1:]] == [*map(str, range(5, 205)), "5"]
+    assert "5 more jobs are in sweep.csv; these are the best." in text
+    assert "best: job 195, val/loss 0 (smaller is better): lr=195" in text
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 206

@@ -1,17 +1,31 @@
-"""The rows of a sweep's jobs, and sweep.csv and settings.csv, whatever its folder holds."""
+"""The rows of a sweep's jobs, what ran as one program, sweep.csv and settings.csv, whatever its folder holds."""
 
 import csv
 import fcntl
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlotool.core.errors import ConfigError
 from mlotool.report import sweep_rows, write_sweep_summary
-from mlotool.report.sweep import read_plan
-from tests.report.sweep_folders import write_begun, write_job, write_plan
+from mlotool.report.formats import NONE
+from mlotool.report.sweep import (
+    MAX_LINES,
+    Column,
+    Comparison,
+    compare,
+    fusion_lines,
+    labels,
+    mean_text,
+    read_plan,
+    seeds,
+    warning_lines,
+)
+from mlotool.report.sweep_page import write_sweep_page
+from tests.report.run_folders import write_begun, write_job, write_plan
 
 
 @pytest.fixture
@@ -36,14 +50,9 @@ def test_every_job_has_a_row_in_the_order_of_its_number(sweep: Path) -> None:
         ("3", "unfinished", None),
         ("10", "interrupted", 0.5),
     ]
-    assert rows[2].parameters == {
-        "recipe": "mwn",
-        "runner.max_ticks": "60",
-        "seed": "2",
-        "problems.classifier.optimizer.lr": "1e9",
-    }
-    assert rows[0].objective == "val/loss"
-    assert rows[4].folder == sweep / "10"
+    fixed = {"recipe": "mwn", "runner.max_ticks": "60"}
+    assert rows[2].parameters == {**fixed, "seed": "2", "problems.classifier.optimizer.lr": "1e9"}
+    assert rows[0].objective == "val/loss" and rows[4].folder == sweep / "10"
 
 
 def test_a_job_whose_folder_is_held_is_running(sweep: Path) -> None:
@@ -88,13 +97,10 @@ def test_a_summary_of_other_types_is_read_as_far_as_it_makes_sense(tmp_path: Pat
     write_sweep_summary(tmp_path)
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_what_is_no_sweep_is_refused(tmp_path: Path, exists: bool) -> None:
-    path = tmp_path / "sweep"
-    if exists:
-        path.mkdir()
-    with pytest.raises(ConfigError, match=r"found .*; expected .* Give the folder"):
-        write_sweep_summary(path)
+def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"found .*; expected .* Give the folder"):
+            write_sweep_summary(path)
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -154,3 +160,167 @@ def test_numbers_words_and_what_no_file_takes(tmp_path: Path) -> None:
     assert (rows[0]["objective"], rows[0]["objective_2"]) == ("val/loss", "val/loss")
     assert (rows[0]["status"], rows[0]["status_2"]) == ("good", "finished")
     assert (rows[3]["status_2"], rows[3]["error"], rows[3]["a\\rb"]) == ("\\ud800", "\\x1b[2J\\x00", "1.0")
+
+
+def write(sweep: Path, content: Any, name: str = "0.json") -> list[str]:
+    (sweep / "fusion").mkdir(exist_ok=True)
+    (sweep / "fusion" / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return fusion_lines(sweep)
+
+
+def stack(jobs: Any, is_fused: Any = False, fused_s: Any = None, alone_s: Any = None, reason: Any = "") -> Any:
+    return {"jobs": jobs, "is_fused": is_fused, "fused_s": fused_s, "alone_s": alone_s, "reason": reason}
+
+
+def test_a_stack_is_a_sentence_and_those_of_one_reason_are_together(tmp_path: Path) -> None:
+    write(tmp_path, {"stacks": [stack([40, 41], True), stack([38], reason="a\nb"), stack([39], reason="c")]}, "32.json")
+    slow = {**stack([6, 7], True, 0.02, 0.01, "a counter"), "until_tick": 40}
+    assert write(tmp_path, {"stacks": [stack([0, 1, 2, 5], True, 0.01, 0.019), stack([4], reason="a b"), slow]}) == [
+        "jobs 0 to 2, 5 ran as one program (10 ms for the gradients of a tick as one, 19 ms one by one: 1.9 times as "
+        "fast)",
+        "jobs 4, 38 ran one by one; a b",
+        "jobs 6, 7 ran as one program until tick 40, and then one by one in parts (20 ms for the gradients of a tick "
+        "as one, 10 ms one by one: 0.5 times as fast); in parts one by one: a counter",
+        "job 39 ran one by one; c",
+        "jobs 40, 41 ran as one program",
+    ]
+
+
+def test_there_is_an_end(tmp_path: Path) -> None:
+    stacks = [stack(list(range(place, 100_000, 2)), True, reason="x" * 10_000) for place in range(3)]
+    stacks += [stack([place, place + 1], True) for place in range(3_000)]
+    lines = write(tmp_path, {"stacks": stacks})
+    assert len(lines) == MAX_LINES + 1
+    assert lines[-1] == f"{3_003 - MAX_LINES} more such lines are left out: see fusion/*.json."
+    assert max(map(len, lines)) < 600
+
+
+@pytest.mark.parametrize("content", ["", "[]", {"stacks": 3}, {"stacks": [3]}, {"stacks": [stack([-1])]}])
+def test_what_is_no_record_says_nothing(content: Any, tmp_path: Path) -> None:
+    assert write(tmp_path, content) == []
+
+
+def test_where_warnings_of_runs_stand(tmp_path: Path) -> None:
+    write(tmp_path, {"stacks": []})
+    assert warning_lines(tmp_path) == []
+    for name, text in (("0", "mlotool: warning: a\n"), ("4", "mlotool: going on\n"), ("8", "mlotool: warning: d\n")):
+        (tmp_path / "fusion" / f"{name}.log").write_text(text)
+    assert warning_lines(tmp_path) == ["warnings of runs: fusion/0.log, fusion/8.log"]
+
+
+def grid(folder: Path, values: dict[str, list[float | None]], key: str = "seed", mode: str = "min") -> Comparison:
+    cells = [(rate, seed, value) for rate, row in values.items() for seed, value in enumerate(row)]
+    for job, (rate, seed, value) in enumerate(cells):
+        status, words = "failed" if value is None else "finished", (f"a.lr={rate}", f"{key}={seed}")
+        write_job(folder / str(job), *words, status=status, value=value, mode=mode, key="val/score")
+    return compare(folder)
+
+
+def best_jobs(folder: Path) -> str | None:
+    best = compare(folder).best
+    return None if best is None else best.jobs
+
+
+@pytest.mark.parametrize(("key", "mode", "best"), [("seed", "min", "0.1"), ("data.seed", "max", "1")])
+def test_jobs_that_differ_in_the_seed_are_one_setting(tmp_path: Path, key: str, mode: str, best: str) -> None:
+    # The best job, 0.1 and 3.0, is not of the best setting.
+    comparison = grid(tmp_path, {"0.1": [1.0, 1.2, 1.4], "1": [0.9, 2.0, 3.0]}, key, mode)
+    assert comparison.seed_keys == (key,) and [column.key for column in comparison.columns] == ["a.lr"]
+    assert comparison.best is not None and comparison.best.parameters == {"a.lr": best}
+    first = comparison.settings[0]
+    assert (first.mean, first.standard_error) == (pytest.approx(1.2), pytest.approx(0.2 / 3**0.5))
+    assert (seeds(first), first.jobs, mean_text(first)) == ("3 seeds", "0, 1, 2", "1.2 ± 0.12")
+
+
+def test_several_kinds_of_seed_are_samples_too(tmp_path: Path) -> None:
+    for job in range(8):
+        words = (f"seed={job % 2}", f"data.seed={job // 2 % 2}", f"lr={job // 4}")
+        write_job(tmp_path / str(job), *words, value=float(job))
+    assert [len(setting.values) for setting in compare(tmp_path).settings] == [4, 4]
+
+
+def test_a_job_that_repeats_a_setting_and_a_seed_is_no_further_sample(tmp_path: Path) -> None:
+    for job, (rate, seed, value) in enumerate(
+        [("0.1", 0, 1.0), ("0.1", 1, 2.0), ("0.1", 1, 2.0), ("1", 0, 3.0), ("1", 0, 3.0), ("0.1", 1, None)]
+    ):
+        status = "failed" if value is None else "finished"
+        write_job(tmp_path / str(job), f"a.lr={rate}", f"seed={seed}", status=status, value=value)
+    comparison = compare(tmp_path)
+    first, second = comparison.settings
+    assert (first.values, first.mean, first.standard_error) == ((1.0, 2.0), 1.5, pytest.approx(0.5))
+    assert (seeds(first), first.jobs) == ("2 seeds", "0, 2")
+    assert (second.values, second.standard_error, seeds(second)) == ((3.0,), None, "1 seed")
+    [note] = comparison.notes
+    assert note == "Not counted, as another job has the same setting and the same seed: 1, 3, 5."
+    assert note in write_sweep_page(tmp_path, comparison).read_text()
+
+
+def test_a_sweep_over_the_seed_alone_has_no_best(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_job(tmp_path / str(seed), f"seed={seed}", value=float(seed))
+    comparison = compare(tmp_path)
+    assert (comparison.best, comparison.columns) == (None, ())
+    assert comparison.only is not None and comparison.only.mean == 1
+
+
+def test_a_setting_that_lost_seeds_is_not_the_best_one(tmp_path: Path) -> None:
+    comparison = grid(tmp_path, {"0.1": [1.0, 1.2, 1.4], "1": [0.1, None, 0.1], "9": [None, None, None]})
+    assert comparison.best is comparison.settings[0] and seeds(comparison.settings[1]) == "2 of 3 seeds"
+    assert [setting.parameters["a.lr"] for setting in comparison.ranked] == ["0.1", "1"]
+    [note] = comparison.notes
+    assert note.startswith(
+        "A setting with 2 of 3 seeds has a better mean, 0.1, but not all of its jobs have finished: a.lr=1"
+    )
+
+
+def test_seeds_that_have_not_begun_are_counted(tmp_path: Path) -> None:
+    write_plan(tmp_path, 6, seed=3, **{"a.lr": 2})
+    for job, rate in enumerate(("0.1", "1")):
+        write_job(tmp_path / str(job), f"a.lr={rate}", "seed=0", value=0.5 + job)
+    comparison = compare(tmp_path)
+    assert comparison.best is not None and seeds(comparison.best) == "1 of 3 seeds"
+    assert (comparison.num_ended, comparison.num_jobs) == (2, 6)
+    assert comparison.notes == ["No setting has all of its jobs yet; the best one has 1 of 3 seeds."]
+
+
+def test_settings_of_one_value_are_told(tmp_path: Path) -> None:
+    comparison = grid(tmp_path, {"0.1": [1.0, 1.0], "1": [1.0, 1.0], "9": [2.0, 2.0]})
+    assert comparison.notes == ["1 other setting has exactly the same value."]
+
+
+def test_only_finite_values_of_the_same_objective_are_compared(tmp_path: Path) -> None:
+    for job, value in enumerate([float("nan"), float("-inf"), -1e300, 0.5, 0.7]):
+        write_job(tmp_path / str(job), f"a={job}", value=value)
+    write_job(tmp_path / "5", "a=5", value=0.1, key="train/loss")
+    assert best_jobs(tmp_path) == "3"
+    assert compare(tmp_path).notes == ["Jobs with another objective are not compared: train/loss."]
+
+
+def test_a_job_that_has_only_begun_makes_no_constant_a_hyperparameter(tmp_path: Path) -> None:
+    write_job(tmp_path / "0", "a.lr=0.1", value=0.5)
+    write_begun(tmp_path / "1", "a.lr=0.2")
+    (tmp_path / "2").mkdir()
+    comparison = compare(tmp_path)
+    assert [(column.key, column.numbers) for column in comparison.columns] == [("a.lr", (0.1, 0.2))]
+    assert comparison.constants == {"recipe": "mwn", "runner.max_ticks": "60"}
+
+
+def test_the_direction_is_that_of_the_metric_then_of_the_plan(tmp_path: Path) -> None:
+    for job in range(2):
+        write_job(tmp_path / "a" / str(job), f"a={job}", value=float(job), key="val/loss", mode="max")
+    assert best_jobs(tmp_path / "a") == "0"
+    write_plan(tmp_path / "b", 3)
+    write_begun(tmp_path / "b" / "0", "a=1")
+    assert (compare(tmp_path / "b").objective, compare(tmp_path / "b").mode) == ("val/loss", "min")
+
+
+def test_columns_have_short_labels_and_numbers_by_size_before_words() -> None:
+    keys = ["problems.a.optimizer.lr", "problems.b.optimizer.lr", "seed", "decisions.kernel_0"]
+    assert list(labels(keys).values()) == ["a.optimizer.lr", "b.optimizer.lr", "seed", "kernel_0"]
+    assert labels(keys[1:])[keys[1]] == "optimizer.lr"
+    column = Column("a", "a", ("10", "null", "9", "1e-3", None))
+    assert column.numbers is None and column.names == ["1e-3", "9", "10", "null", NONE]
+    assert Column("a", "a", ("10", "9")).numbers == (10, 9)
+    for texts, is_drawn, is_log in ((("0.01", "1"), False, True), (("1", "2"), False, False), (("1", "2"), True, True)):
+        assert Column("a", "a", texts, is_drawn_by_logarithm=is_drawn).is_log is is_log
+    assert not Column("a", "a", ("0", "2"), is_drawn_by_logarithm=True).is_log
