@@ -174,7 +174,7 @@ def test_costs_are_counted() -> None:
         counters.append(counter)
         return counter.total
 
-    chain = Chain(module, (torch.ones(9, 5),))
+    chain = Chain(module, inputs=(torch.ones(9, 5),))
     costs = chain.costs(chain.names, counted)
     # The first layer has no gradient with respect to its input; the last one has.
     assert [counter.products for counter in counters] == [2 * (2 * 9 * 5 * 7), 3 * (2 * 9 * 7 * 2)]
@@ -192,7 +192,7 @@ def test_stages_balanced_by_time() -> None:
             return super().forward(input)
 
     module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)], Slow(4, 4), Slow(4, 4))
-    chain = Chain(module, (torch.zeros(2, 4),))
+    chain = Chain(module, inputs=(torch.zeros(2, 4),))
     assert balanced_cut(chain, 2, "measured", "parallel") == ["5"]
     assert balanced_cut(chain, 2, None, "parallel") == ["3"]
     with pytest.warns(UserWarning, match=r"takes 1.\d\d times their mean; .* Set cut: \[3\]"):
@@ -244,7 +244,7 @@ TWICE = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3,
     ],
 )
 def test_where_it_may_be_cut(module: nn.Module, names: list[str]) -> None:
-    assert Chain(module, (drawn(4, 3),)).names == names
+    assert Chain(module, inputs=(drawn(4, 3),)).names == names
 
 
 class Measured(nn.Module):
@@ -390,7 +390,7 @@ def test_what_runs_without_gradients_has_none() -> None:
         return chained(blocks[1:], x)
 
     module, x = Called(frozen), drawn(4, 3)
-    value = run(Chain(module, (x,)).stages(["blocks.2"]), x)
+    value = run(Chain(module, inputs=(x,)).stages(["blocks.2"]), x)
     assert torch.equal(value, module(x))
     slopes = torch.autograd.grad(value.sum(), list(module.parameters()), allow_unused=True)
     assert [slope is None for slope in slopes] == [True, True, *[False] * 6]
@@ -417,4 +417,4 @@ PERCEPTRON = MLP([8], 4, hidden=[16, 16, 16])
 )
 def test_what_cannot_be_cut(module: nn.Module, example: Tensor, num_stages: int, cut: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        partition(module, num_stages, example, cut)
+        partition(module, num_stages, cut, example)

@@ -64,7 +64,7 @@ def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> l
     Example:
         >>> from mlotool.layerparallel.partition.chain import partition
         >>> net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])
-        >>> parts = thinned_parts(partition(net, 2, torch.zeros(1, 3), ["4"]), (torch.zeros(1, 3),), num_blocks=1)
+        >>> parts = thinned_parts(partition(net, 2, ["4"]), (torch.zeros(1, 3),), num_blocks=1)
         >>> [len(list(part.parameters())) for part in parts]  # of one linear layer of four
         [2]
     """
@@ -112,11 +112,9 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
         fitting = [chain.names[end] for end in ends if offered[end] == shape]
         if not fitting:
             places = "; ".join(f"{name}: {list(size)}" for name, size in zip(chain.names, offered, strict=True))
-            raise ConfigError(
-                f"{key}: {type(auxnet).__name__} has no place for interface {number} of {len(shapes)} (a state of "
-                f"shape {list(shape)}, with {len(shapes) - number} more behind it); it has {places or 'none'}. Give a "
-                "smaller network of the same widths, or set auxnet to null for thinned copies of the stages."
-            )
+            found = f"has no place for interface {number} of {len(shapes)} (a state of shape {list(shape)})"
+            advice = "Give a smaller network of the same widths, or set auxnet to null for thinned stages."
+            raise ConfigError(f"{key}: {type(auxnet).__name__} {found}; it has {places or 'none'}. {advice}")
         wanted = sum(costs) * number / (len(shapes) + 1)
         cut.append(min(fitting, key=lambda name: abs(before[name] - wanted)))
     return [fx.GraphModule(stage.module, stage.graph) for stage in chain.stages(cut)[:-1]]

@@ -61,7 +61,7 @@ class Worker:
     Example:
         >>> from mlotool.layerparallel.partition.chain import partition
         >>> net, settings = torch.nn.Linear(2, 1), AuxiliarySettings(stages=1)
-        >>> [stage], variables = partition(net, 1, torch.ones(4, 2)), StoredVariables(0, settings, Transport(), seed=0)
+        >>> [stage], variables = partition(net, 1), StoredVariables(0, settings, Transport(), seed=0)
         >>> worker = Worker(stage, variables, Timeline(0))
         >>> step = StageStep(settings, 0, (torch.ones(4, 2),), [], torch.float32, torch.device("cpu"))
         >>> worker.prepare(step)
@@ -266,7 +266,7 @@ class Team:
     Example:
         >>> from mlotool.layerparallel.partition.chain import partition
         >>> net, settings = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), AuxiliarySettings(stages=2)
-        >>> stages, inputs = partition(net, 2, torch.zeros(1, 2), ["2"]), (torch.zeros(1, 2),)
+        >>> stages, inputs = partition(net, 2, ["2"]), (torch.zeros(1, 2),)
         >>> team = Team("parallel", net, stages, ["2"], inputs, settings, Transport(), Timeline(0), seed=0)
         >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
         ([0, 1], [torch.Size([4])])

@@ -13,7 +13,7 @@ so that derivatives of any order are multigrid solves. They are exact where the 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -25,7 +25,7 @@ from mlotool.core.arguments import require
 from mlotool.core.bound_module import Slots
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import NonNegative, Positive, Whole, checked
-from mlotool.layerparallel.exchange import Exchange, exchanges, has_ranks
+from mlotool.layerparallel.exchange import Exchange, exchanges
 from mlotool.layerparallel.multigrid import guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, CallArguments, Layers, check_pure
 from mlotool.layerparallel.multigrid.propagation import Propagation
@@ -293,7 +293,7 @@ class MultigridResidual(nn.Module):
 
     def states(self, state: Tensor) -> Tensor:
         """Return the states (N + 1, b, ...) of all points, by multigrid; differentiable."""
-        states, _ = self._solve(state, CallArguments(), over_ranks=False)
+        states, _ = self._solve(state, CallArguments(), None)
         assert states is not None
         return states
 
@@ -304,15 +304,18 @@ class MultigridResidual(nn.Module):
             state: u^0 (b, ...).
             arguments: what all layers are given beside the state.
         """
-        return self._solve(state, arguments, over_ranks=self.settings.over_ranks and has_ranks())
+        shared = exchanges() if self.settings.over_ranks else None
+        return self._solve(state, arguments, shared if shared and shared[0].num_parts > 1 else None)
 
-    def _solve(self, state: Tensor, arguments: CallArguments, *, over_ranks: bool) -> tuple[Tensor | None, Tensor]:
+    def _solve(
+        self, state: Tensor, arguments: CallArguments, shared: tuple[Exchange, Exchange] | None
+    ) -> tuple[Tensor | None, Tensor]:
         advice = "Call the module with a state first."
         require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
         parameters = dict(self.layers.named_parameters())
         theta = [*parameters.values(), *arguments.tensors]
-        system = BatchSystem(self, tuple(parameters), state, arguments, exchanges() if over_ranks else None)
-        if over_ranks:
+        system = BatchSystem(self, tuple(parameters), state, arguments, shared)
+        if shared is not None:
             # Of the states that another rank has there are none here; the first one is as good.
             self._check(system, theta, state.expand(self.num_layers + 1, *state.shape))
             whole = _Joined.apply(system, state)
@@ -402,6 +405,7 @@ def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
     return layers
 
 
+@dataclass(eq=False)
 class BatchSystem:
     """The solves of a `MultigridResidual` for one batch: states, adjoints and tangents, with its settings.
 
@@ -420,17 +424,15 @@ class BatchSystem:
         torch.Size([17, 2, 3])
     """
 
-    def __init__(
-        self,
-        part: MultigridResidual,
-        names: tuple[str, ...],
-        state: Tensor,
-        arguments: CallArguments | None = None,
-        shared: tuple[Exchange, Exchange] | None = None,
-    ) -> None:
-        self.part, self.names, self.arguments = part, names, arguments or CallArguments()
+    part: MultigridResidual
+    names: tuple[str, ...]
+    state: InitVar[Tensor]
+    arguments: CallArguments = field(default_factory=CallArguments)
+    shared: InitVar[tuple[Exchange, Exchange] | None] = None
+
+    def __post_init__(self, state: Tensor, shared: tuple[Exchange, Exchange] | None) -> None:
+        part, self.is_shared = self.part, shared is not None
         self.forward, self.backward = shared or (Exchange(), Exchange())
-        self.is_shared = shared is not None
         # Which of the samples are this rank's.
         self.are_own: Tensor | None = None
         self.index = None if part.warm_start is None else part.warm_start.index

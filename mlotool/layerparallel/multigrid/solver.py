@@ -157,9 +157,20 @@ cycle='V', nested=False)
         return make_grids(num_layers, self.coarsening, self.levels)
 
     def path(self, num_layers: int, workers: int) -> "CriticalPath":
-        """Return how many evaluations a solve of so many layers takes with so many workers."""
-        settings = self.coarsening, self.levels, self.relaxation, self.cycles, workers
-        return critical_path(num_layers, *settings, cycle=self.cycle, nested=self.nested)
+        """Return how many evaluations a solve of so many layers takes with so many workers (see `critical_path`)."""
+        grids, cycles = self.grids(num_layers), self.cycles
+        counts = [_counts(replace(self, cycles=number), num_layers, workers) for number in (0, 1)]
+        start, start_of_all = (sum(by_stride.values()) for by_stride in counts[0])
+        # One cycle is what a solve with one takes beside the start.
+        by_level, all_by_level = (
+            tuple(with_one[grid.stride] - without[grid.stride] for grid in grids)
+            for without, with_one in zip(*counts, strict=True)
+        )
+        sums = start + cycles * sum(by_level), start_of_all + cycles * sum(all_by_level)
+        sweeps = 1 if self.relaxation == "F" else 2
+        textbook = sum(grid.num_layers * (sweeps + 1 - 1 / grid.coarsening) for grid in grids if grid.coarsening)
+        textbook += grids[-1].num_layers if len(grids) > 1 else 0
+        return CriticalPath(*sums, start, by_level, all_by_level, textbook, num_layers)
 
 
 def solve(
@@ -436,20 +447,7 @@ def critical_path(
         >>> path.critical, path.total, round(path.textbook_per_cycle / 256, 2)
         (29, 740, 2.31)
     """
-    method = Method(coarsening, levels, relaxation, cycles, cycle=cycle, nested=nested)
-    grids = method.grids(num_layers)
-    counts = [_counts(replace(method, cycles=number), num_layers, workers) for number in (0, 1)]
-    start, start_of_all = (sum(by_stride.values()) for by_stride in counts[0])
-    # One cycle is what a solve with one takes beside the start.
-    by_level, all_by_level = (
-        tuple(with_one[grid.stride] - without[grid.stride] for grid in grids)
-        for without, with_one in zip(*counts, strict=True)
-    )
-    sums = start + cycles * sum(by_level), start_of_all + cycles * sum(all_by_level)
-    sweeps = 1 if relaxation == "F" else 2
-    textbook = sum(grid.num_layers * (sweeps + 1 - 1 / grid.coarsening) for grid in grids if grid.coarsening)
-    textbook += grids[-1].num_layers if len(grids) > 1 else 0
-    return CriticalPath(*sums, start, by_level, all_by_level, textbook, num_layers)
+    return Method(coarsening, levels, relaxation, cycles, cycle=cycle, nested=nested).path(num_layers, workers)
 
 
 def _counts(method: Method, num_layers: int, workers: int) -> tuple[Counter[int], Counter[int]]:

@@ -35,7 +35,7 @@ class Stage:
     Example:
         >>> from mlotool.layerparallel.partition.chain import partition
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
-        >>> first, last = partition(net, 2, torch.zeros(4, 2), cut=["2"])
+        >>> first, last = partition(net, 2, cut=["2"])
         >>> state = first(None, (torch.zeros(4, 2),))
         >>> state.shape, last(state, (torch.zeros(4, 2),)).shape, list(last.parameters)
         (torch.Size([4, 8]), torch.Size([4, 1]), ['2.weight', '2.bias'])

@@ -9,9 +9,9 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -92,10 +92,8 @@ def _constant(value: Any) -> Any:
 def _check_same(answer: Any, expected: Any, key: str, place: str) -> None:
     """Refuse a batch for which a layer's output has another size than the stages take from the inputs."""
     if answer != expected:
-        raise RunError(
-            f"{key}: the forward asks for a size, type or device at {place}, which is {answer} for this batch; by its "
-            f"inputs, as in the first batch, it is {expected}. Ask the module's input for it."
-        )
+        found = f"{key}: the forward asks for a size, type or device at {place}, which is {answer} for this batch"
+        raise RunError(f"{found} and is {expected} by its inputs, as the stages go. Ask the module's input for it.")
 
 
 TOLD = (_constant, _check_same)
@@ -106,29 +104,6 @@ _MADE_BY_SIZES = ("ones", "zeros", "empty", "rand", "randn")
 _DRAWING = re.compile(
     "drop|rand|normal(?!ize)|uniform|bernoulli|multinomial|poisson|exponential|cauchy|geometric|rrelu|gumbel"
 )
-
-
-@contextmanager
-def sizes_in_tuples() -> Iterator[None]:
-    """While it lasts, `torch.ones(n, n)` takes stand-ins for n: they are given in a tuple, which torch looks into.
-
-    Example:
-        >>> class Causal(torch.nn.Module):
-        ...     def forward(self, x):
-        ...         return torch.tril(torch.ones(x.shape[1], x.shape[1]))
-        >>> with sizes_in_tuples():
-        ...     graph = fx.symbolic_trace(Causal()).graph
-        >>> [node.name for node in graph.nodes if node.op == "call_function"][-2:]
-        ['ones', 'tril']
-    """
-    own = {name: getattr(torch, name) for name in _MADE_BY_SIZES}
-    for name, function in own.items():
-        setattr(torch, name, _in_a_tuple(function))
-    try:
-        yield
-    finally:
-        for name, function in own.items():
-            setattr(torch, name, function)
 
 
 def draws(node: fx.Node) -> bool:
@@ -164,16 +139,6 @@ def casts() -> list[object]:
     return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
 
 
-def _in_a_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*sizes: Any, **kwargs: Any) -> Any:
-        if len(sizes) > 1 and any(issubclass(type(each), fx.Proxy) for each in sizes):
-            return function(tuple(sizes), **kwargs)
-        return function(*sizes, **kwargs)
-
-    return call
-
-
 LAYERS = "layers"
 """The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
 
@@ -181,22 +146,29 @@ _BETWEEN = (__file__, *fx.__path__, _device.__file__)
 """Files and folders of code that stands between a forward and its operations, the last one with a default device."""
 
 
+def _in_a_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of sizes that also takes stand-ins for them, of which torch asks that they be in a tuple."""
+
+    @functools.wraps(function)
+    def call(*sizes: Any, **kwargs: Any) -> Any:
+        is_several = len(sizes) > 1 and any(issubclass(type(size), fx.Proxy) for size in sizes)
+        return function(sizes, **kwargs) if is_several else function(*sizes, **kwargs)
+
+    return call
+
+
 def traced(
-    module: nn.Module,
-    key: str,
-    inputs: Inputs,
-    inside: Sequence[str] | None = None,
-    opened: Container[str] = (),
+    module: nn.Module, key: str, inputs: Inputs | None, inside: Sequence[str] | None = None, opened: Container[str] = ()
 ) -> fx.Graph:
     """Return the operations of a module's forward, with blocks and torch's own layers as black boxes.
 
     Its steps may depend on values: they are those for these inputs, and each decision becomes an operation that says so
-    where a later batch would decide otherwise.
+    where a later batch would decide otherwise. Without inputs they may depend on none.
 
     Args:
         module: children of a Sequential, ModuleList or ModuleDict are blocks; so is each layer of `Layers`.
         key: of the module, for messages.
-        inputs: what the module is called with, in the order of its forward's arguments.
+        inputs: what the module is called with, in the order of its forward's arguments; None: nothing is known.
         inside: names of blocks; only the modules that hold one of them are looked into. None looks into all.
         opened: names of blocks that are looked into like the module itself.
 
@@ -209,23 +181,26 @@ def traced(
         ['placeholder', 'call_module', 'call_module', 'output']
     """
     tracer = _Tracer(inside, opened, key, inputs)
-    named = zip(inspect.signature(module.forward).parameters, inputs, strict=False)
+    arguments = inspect.signature(module.forward).parameters
+    values = [argument.default for argument in arguments.values()] if inputs is None else inputs
     # Python code may ask for these directly.
+    named = zip(arguments, values, strict=False)
     plain = {name: value for name, value in named if value is None or isinstance(value, bool | str)}
+    makers = {name: _in_a_tuple(getattr(torch, name)) for name in _MADE_BY_SIZES}
     try:
-        with undisturbed(module), torch.enable_grad(), sizes_in_tuples():
+        with undisturbed(module), torch.enable_grad(), mock.patch.multiple(torch, **makers):
             graph = tracer.trace(module, plain)
         if any("*" in str(node.target) for node in graph.nodes if node.op == "placeholder"):
             raise TypeError("forward takes *args or **kwargs")
     except Exception as error:  # tracing runs the user's forward on stand-ins, which may fail in any way
         # What fails without any stand-in as well is the user's to see as it is.
         with undisturbed(module), torch.no_grad():
-            module(*inputs)
+            _ = inputs is None or module(*inputs)
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(
-            f"{key}: the forward of {type(module).__name__} cannot be cut into stages ({reason}); expected one that "
-            "calls its blocks with tensors. Name the blocks before which it may be cut, as in cut: [blocks.3]."
-        ) from error
+        advice = "Name the blocks before which it may be cut, as in cut: [blocks.3]."
+        advice = "Give an example of its inputs, by whose values it may decide." if inputs is None else advice
+        fault = f"{key}: the forward of {type(module).__name__} cannot be cut into stages ({reason})"
+        raise ConfigError(f"{fault}; expected one that calls its blocks with tensors. {advice}") from error
     return graph
 
 
@@ -255,7 +230,7 @@ def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 class _Tracer(fx.Tracer):
-    """Records a forward beside its values for given inputs, by which its Python code may decide.
+    """Records a forward beside its values for given inputs, by which its Python code may decide; without any, alone.
 
     Blocks are leaves: what they do inside need not be traceable, and is not for a cut.
     """
@@ -263,12 +238,11 @@ class _Tracer(fx.Tracer):
     # A buffer that is read becomes an operation, so that it may move to another device or change.
     proxy_buffer_attributes = True
 
-    def __init__(self, inside: Sequence[str] | None, opened: Container[str], key: str, inputs: Inputs) -> None:
+    def __init__(self, inside: Sequence[str] | None, opened: Container[str], key: str, inputs: Inputs | None) -> None:
         super().__init__(param_shapes_constant=False)
         self._inside, self._opened = inside, opened
-        self._casts = casts()
-        self._key = key
-        self._inputs = iter(inputs)
+        self._casts, self._key = casts(), key
+        self._inputs = None if inputs is None else iter(inputs)
         self._interpreter: fx.Interpreter | None = None
         self._is_running = False
         self._calls: dict[fx.Node, object] = {}
@@ -285,6 +259,8 @@ class _Tracer(fx.Tracer):
     def record(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record an operation, and carry it out."""
         node: fx.Node = super().create_node(*args, **kwargs)
+        if self._inputs is None:
+            return node
         if self._interpreter is None:
             self._interpreter = fx.Interpreter(self.root, garbage_collect_values=False, graph=self.graph)
         env = self._interpreter.env
@@ -330,7 +306,7 @@ class _Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return the stand-in for a node's value."""
-        return _Value(node, self)
+        return super().proxy(node) if self._inputs is None else _Value(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Return a parameter's stand-in, or inside a block the parameter."""
@@ -347,6 +323,8 @@ class _Tracer(fx.Tracer):
 
     def decided(self, proxy: fx.Proxy, kind: Any) -> Any:
         """Return a plain number or truth, and record that the forward has gone on by it."""
+        if self._inputs is None:
+            raise TypeError("it decides by values")
         answer = kind(self.value(proxy))
         arguments = (proxy, kind.__name__, answer, self._key, _place())
         self._calls[self.create_proxy("call_function", _check_decision, arguments, {}).node] = _call()
@@ -414,8 +392,7 @@ class _Value(fx.Proxy):
     def __int__(self) -> int:
         return int(self.tracer.decided(self, int))
 
-    def __index__(self) -> int:
-        return int(self.tracer.decided(self, int))
+    __index__ = __int__
 
     def __float__(self) -> float:
         return float(self.tracer.decided(self, float))
@@ -433,27 +410,27 @@ def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) 
     kinds: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "len": len}
     answer = kinds[kind](value)
     if answer != expected:
-        raise RunError(
-            f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch and was {expected} "
-            "for the first one, whose way the stages go. Decide inside a block, or use x.shape[0] in place of len(x)."
-        )
+        found = f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch"
+        advice = "Decide inside a block, or use x.shape[0] in place of len(x)."
+        raise RunError(f"{found} and was {expected} for the first one, whose way the stages go. {advice}")
 
 
-def _asking() -> FrameType | None:
+def _asking() -> FrameType:
     """Return the frame of the code that the tracer runs, behind what torch puts between it and an operation."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
+    assert frame is not None
     return frame
 
 
 def _place() -> str:
     """Return the line of the user's code that has asked."""
     frame = _asking()
-    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _call() -> object:
     """Return which call of the user's code is being carried out."""
     frame = _asking()
-    return None if frame is None else (frame.f_code, frame.f_lasti)
+    return frame.f_code, frame.f_lasti

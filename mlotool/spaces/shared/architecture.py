@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import target
 from mlotool.spaces.decisions import Value, deciding
 from mlotool.spaces.shared.paths import SharedDecision, number_drawn, path_of
@@ -41,13 +41,9 @@ class AbstractArchitecture(nn.Module):
         self.rule = rule
         with deciding():
             made = space()
-        if not isinstance(made, SharedSpace):
-            raise ConfigError(
-                f"space: found {type(made).__name__}; expected a shared space. Write space: ${{problems.NAME.module}}, "
-                "and shared: true in that module."
-            )
-        if not made.table:
-            raise ConfigError("space: found no decision; expected mutators that decide. Add one.")
+        advice = "Write space: ${problems.NAME.module}, with shared: true and mutators in that module."
+        is_right = isinstance(made, SharedSpace) and bool(made.table)
+        require(is_right, "space", type(made).__name__, "a shared space with decisions", advice)
         self.table = made.table
         self.logits = nn.ParameterDict(
             {decision.name: nn.Parameter(scale * torch.randn(len(decision.candidates))) for decision in self.table}
@@ -69,9 +65,7 @@ class AbstractArchitecture(nn.Module):
     def is_made(self, sure: float) -> bool:
         """Say whether each decision between several candidates has one of at least this probability."""
         several = [logits.detach() for logits in self.logits.values() if len(logits) > 1]
-        if not several:
-            return False
-        return bool(torch.stack([each.softmax(0).max() for each in several]).min() >= sure)
+        return bool(several) and bool(torch.stack([each.softmax(0).max() for each in several]).min() >= sure)
 
 
 @target("module")

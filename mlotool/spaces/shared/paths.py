@@ -58,10 +58,7 @@ class PathTable:
             ConfigError: another mutator has a decision of this name, it has other candidates, or there are too many.
         """
         if self._owners.setdefault(name, mutator) != mutator or self._candidates.get(name, candidates) != candidates:
-            raise ConfigError(
-                f"decisions.{name}: found two decisions of this name; expected another mutator's to have another one, "
-                "and the same candidates wherever it is asked for. Give a mutator another name."
-            )
+            raise ConfigError(f"decisions.{name}: found two decisions of this name. Give a mutator another name.")
         if name not in self._candidates:
             check_number(name, len(self._candidates))
         self._candidates[name] = candidates
@@ -130,10 +127,8 @@ def number_drawn(drawn: Tensor) -> int:
         2
     """
     if is_batchedtensor(drawn):
-        raise ConfigError(
-            "tasks: found a path that is drawn in a loss of several tasks; expected a mixture there, as torch.vmap "
-            "computes all tasks as one program. Set tasks to null, or write mlotool.spaces.PathWeights."
-        )
+        found = "tasks: found a path that is drawn in a loss of several tasks, which are computed as one program"
+        raise ConfigError(f"{found}. Set tasks to null, or write mlotool.spaces.PathWeights.")
     return int(drawn)
 
 

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
-from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd import Function
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.core.messages import shown
 from mlotool.core.private import current_dispatch_mode, is_functorch_wrapped_tensor, pytree
 from mlotool.core.tracing import is_tracing
 from mlotool.spaces import tracing
@@ -53,10 +52,8 @@ class Switch:
         kinds = [str(pytree.tree_map_only(Tensor, _kind, result)) for result in results]
         for value, kind in zip(self.values, kinds, strict=True):
             if kind != kinds[0]:
-                raise ValueError(
-                    f"the candidates of '{self.decision}' return different shapes, {self.values[0]} {kinds[0]} and "
-                    f"{value} {kind}"
-                )
+                found = f"{self.values[0]} {kinds[0]} and {value} {kind}"
+                raise ValueError(f"the candidates of '{self.decision}' return different shapes, {found}")
         return results[0]
 
 
@@ -123,10 +120,12 @@ _Plan = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 class SuperGraph:
-    """All models of a space as one function.
+    """All models of a space as one function; without switches, its only one.
+
+    Pickled it has functions by their names. A lambda or a function within another has no name.
 
     Args:
-        graph: with switches.
+        graph: with a switch where models differ.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -137,6 +136,8 @@ class SuperGraph:
             sources = tuple(numbers[source] for source in nodes_in((node.args, dict(node.kwargs))))
             self._steps.append(_Step(node.op, node.target, arguments, sources))
         self._inputs = [number for number, step in enumerate(self._steps) if step.kind == "placeholder"]
+        # What nobody reads may change a tensor or a buffer.
+        self._ends = {number for node, number in numbers.items() if not node.users}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, root: nn.Module, inputs: Sequence[Any], choices: Choices) -> Any:
@@ -176,7 +177,7 @@ class SuperGraph:
         if key not in self._plans:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            steps, read = [], {len(self._steps) - 1}
+            steps, read = [], set(self._ends)
             # Nodes are numbered in the order in which they are computed.
             for number in range(len(self._steps) - 1, -1, -1):
                 if number in read:
@@ -193,30 +194,18 @@ class SuperGraph:
             return sources
         wanted = _candidates(choices.get(switch.decision))
         for value in wanted:
-            if value not in switch.values:
-                raise ConfigError(
-                    f"path: found {shown(value)} for the decision '{switch.decision}'; expected one of "
-                    f"{', '.join(map(str, switch.values))}. Correct what the space is called with."
-                )
+            expected = f"one of {', '.join(map(str, switch.values))}"
+            require(value in switch.values, f"path.{switch.decision}", value, expected)
         return tuple(sources[switch.values.index(value)] for value in wanted)
 
     def _result(self, number: int, root: nn.Module, values: Mapping[int, Any], choices: Choices) -> Any:
         kind, target, arguments, _ = self._steps[number]
-        if kind == "get_attr":
-            return attrgetter(target)(root)
         if isinstance(target, Switch):
             return _mixed(choices[target.decision], [values[source] for source in self._sources(number, choices)])
         args, kwargs = fx.node.map_aggregate(
             arguments, lambda value: values[value.number] if isinstance(value, _Slot) else value
         )
-        if kind == "call_module":
-            return attrgetter(target)(root)(*args, **kwargs)
-        if kind == "call_function":
-            return target(*args, **kwargs)
-        if kind == "call_method":
-            return getattr(args[0], target)(*args[1:], **kwargs)
-        assert kind == "output"
-        return args[0]
+        return tracing.carried_out(kind, target, root, args, kwargs)
 
 
 def _mixed(chosen: Value | Mixture, results: list[Any]) -> Any:
@@ -350,11 +339,8 @@ def always_computed(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _refusal(name: str) -> ConfigError:
-    return ConfigError(
-        f"at: found '{name}', which only some models of the space have, or which is as described in some of them "
-        "alone; expected places that all models of a shared space have. Name places by their paths, or let this "
-        "mutator come before the one that decides about it."
-    )
+    found = f"at: found '{name}', which only some models of the shared space have, or have as described"
+    return ConfigError(f"{found}. Name places by their paths, or put this mutator before the one that decides on it.")
 
 
 MARK = "@"
@@ -467,10 +453,8 @@ class SharedGraph(ModelGraph):
                 yield
         except InfeasibleModelError as error:
             made = ", ".join(f"{name}: {value}" for name, value in self.modules.condition)
-            raise ConfigError(
-                f"{error} A shared space has all candidates at once; expected that each of them fits. Take out what "
-                f"does not{f' ({made})' if made else ''}, or search without shared."
-            ) from error
+            advice = f"Take out what does not{f' ({made})' if made else ''}, or search without shared."
+            raise ConfigError(f"{error} In a shared space each candidate has to fit. {advice}") from error
 
     def _replace_module(self, place: Place, node: fx.Node, build: Build, settings: dict[str, Any]) -> fx.Node:
         path = self.modules.put(str(node.target), build, settings, dtype_at([*place.inputs, node]))
@@ -490,10 +474,8 @@ class SharedGraph(ModelGraph):
             ConfigError: another mutator has several modules there.
         """
         if any(isinstance(node.target, Switch) and node_id(node) == place.id for node in place.nodes):
-            raise ConfigError(
-                f"at: found '{place.id}', where another mutator decides what stands there; expected one decision about "
-                "it in a shared space. Write all candidates in one mutator, or search without shared."
-            )
+            found = f"at: found '{place.id}', where another mutator of the shared space decides what stands there"
+            raise ConfigError(f"{found}. Write all candidates in one mutator, or search without shared.")
         return super().replace(place, build, name)
 
     def _created(self, node: fx.Node, name: str) -> fx.Node:
@@ -521,10 +503,8 @@ class SharedGraph(ModelGraph):
             every = [edges.get(node, before[node]) for edges in changes]
             forms = [fx.node.map_arg(edges, lambda _: "node") for edges in every]
             if any(form != forms[0] for form in forms):
-                raise ConfigError(
-                    f"'{node_id(node)}' reads another number of nodes with other candidates of '{name}'; expected "
-                    "that a shared space's decisions leave it. Join what it reads before, or search without shared."
-                )
+                found = f"'{node_id(node)}' reads another number of nodes with other candidates of '{name}'"
+                raise ConfigError(f"{found}. Join what it reads before, or search without shared.")
             read = list(zip(*map(nodes_in, every), strict=True))
             switches = iter([self._switch(name, values, sources) for sources in read])
             self._read({node: fx.node.map_arg(every[0], partial(_next, switches))})
@@ -555,7 +535,5 @@ def _edges(nodes: Iterable[fx.Node]) -> Edges:
 
 
 def _refuse(name: str, candidates: tuple[Value, ...]) -> Value:
-    raise ConfigError(
-        f"decisions.{name}: found `choose`, which takes one of {len(candidates)} candidates; expected all of them in a "
-        "shared space. Write `for value in graph.alternatives(name, candidates):` in the mutator, or search without it."
-    )
+    found = f"decisions.{name}: found `choose` of {len(candidates)} candidates, of which a shared space has all"
+    raise ConfigError(f"{found}. Write `for value in graph.alternatives(name, candidates):` in the mutator.")

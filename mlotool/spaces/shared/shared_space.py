@@ -6,15 +6,14 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
+from mlotool.core.arguments import require
 from mlotool.core.private import NormBase as _NormBase
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.shared.paths import AbstractPaths, Path, SharedDecision, path_of
-from mlotool.spaces.shared.shared_graph import Mixture, SharedGraph, SuperGraph, path_of_bad
+from mlotool.spaces.shared.shared_graph import Mixture, SharedGraph, path_of_bad
 from mlotool.spaces.space import Space
 
 MAX_PATHS = 256
@@ -44,8 +43,8 @@ class PathStatistics:
 
     def __init__(self, root: nn.Module, decisions: Sequence[SharedDecision]) -> None:
         self._decisions = tuple(decisions)
-        paths = [_key(path) for path in paths_of(decisions)]
-        self._rows = {key: number for number, key in enumerate(paths)}
+        paths = paths_of(decisions)
+        self._rows = {tuple(path.items()): number for number, path in enumerate(paths)}
         for layer in layers_of(root):
             for name in NAMES:
                 own = layer._buffers[name]
@@ -54,7 +53,8 @@ class PathStatistics:
 
     def row(self, path: Mapping[str, object]) -> int:
         """Return the number of a path."""
-        return self._rows[_key(path_of(self._decisions, lambda decision: path[decision.name]))]  # type: ignore[arg-type,return-value]
+        asked = path_of(self._decisions, lambda decision: path[decision.name])  # type: ignore[arg-type,return-value]
+        return self._rows[tuple(asked.items())]
 
     @contextmanager
     def of(self, root: nn.Module, path: Mapping[str, object]) -> Iterator[None]:
@@ -107,16 +107,10 @@ def paths_of(decisions: Sequence[SharedDecision]) -> list[dict[str, Value]]:
                 [{**path, decision.name: value} for value in decision.candidates] if decision.is_asked(path) else [path]
             )
         ]
-        if len(paths) > MAX_PATHS:
-            raise ConfigError(
-                f"statistics: found path in a space of more than {MAX_PATHS} paths; expected fewer, as each has "
-                "its own. Write statistics: shared, and take them anew before an evaluation: evaluate.recalibrate."
-            )
+        expected = f"shared in a space of more than {MAX_PATHS} paths, as each has its own"
+        advice = "Write statistics: shared, and take them anew before an evaluation: evaluate.recalibrate."
+        require(len(paths) <= MAX_PATHS, "statistics", "path", expected, advice)
     return paths
-
-
-def _key(path: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
-    return tuple(path.items())
 
 
 COUNTS = "counts"
@@ -183,19 +177,15 @@ class SharedSpace(Space, is_shared=True):
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         assert isinstance(model, SharedGraph)
-        if statistics not in ("shared", "path"):
-            raise ConfigError(f"statistics: found {shown(statistics)}; expected shared or path. Correct it.")
-        if PATH in self._arguments:
-            raise ConfigError(
-                f"base: found '{PATH}' as an input of its forward, which a shared space has for itself; expected "
-                "another name. Rename it."
-            )
+        require(statistics in ("shared", "path"), "statistics", statistics, "shared or path")
+        expected = f"none called '{PATH}', which a shared space has for itself"
+        require(PATH not in self._arguments, "base: inputs", self._arguments, expected, "Rename it.")
         model.is_rewired = True
         table = model.table.decisions
-        path = (
-            None if paths is not None else path_of(table, lambda decision: choose(decision.name, decision.candidates))
-        )
-        if paths is not None:
+        path = None
+        if paths is None:
+            path = path_of(table, lambda decision: choose(decision.name, decision.candidates))
+        else:
             paths.begin(table)
             model.root.add_module("paths", paths)
         called = [str(node.target) for node in model.graph.nodes if node.op == "call_module"]
@@ -204,9 +194,6 @@ class SharedSpace(Space, is_shared=True):
         num_candidates = sum(len(decision.candidates) for decision in table)
         model.root.register_buffer(COUNTS, torch.zeros(num_candidates, dtype=torch.int64))
         self.__dict__ |= {"table": table, "unsound": None, "_path": path, "_origins": origins, "_statistics": own}
-
-    def _function_of(self, graph: fx.Graph) -> SuperGraph:
-        return SuperGraph(graph)
 
     def forward(self, *args: Any, path: Mapping[str, Value | Mixture | Tensor] | None = None, **kwargs: Any) -> Any:
         """Return what a model of the space makes of its inputs.
@@ -217,9 +204,7 @@ class SharedSpace(Space, is_shared=True):
                 added up; or a `Mixture` of some. None: what `paths` draws.
             kwargs: inputs, by their names.
         """
-        if kwargs or len(args) != len(self._arguments):
-            args = self._in_order(args, kwargs)
-        choices = self._drawn(path)
+        args, choices = self._in_order(args, kwargs), self._drawn(path)
         own = self._statistics
         if own is None or any(isinstance(chosen, Mixture) for chosen in choices.values()):
             result = self._run(self, args, choices)
@@ -313,18 +298,13 @@ class SharedSpace(Space, is_shared=True):
         candidates = {decision.name: decision.candidates for decision in self.table}
         choices: dict[str, Value | Mixture] = {}
         for name, chosen in path.items():
-            if name not in candidates:
-                raise ConfigError(
-                    f"path: found the decision {shown(name)}; expected one of {', '.join(candidates)}. Correct it."
-                )
+            require(name in candidates, "path", name, f"the decisions {', '.join(candidates)}")
             if isinstance(chosen, Tensor):
                 chosen = Mixture(candidates[name], chosen)
-            if isinstance(chosen, Mixture) and chosen.weights.shape != (len(chosen.candidates),):
-                raise ConfigError(
-                    f"path: found weights of shape {tuple(chosen.weights.shape)} for the decision '{name}'; expected "
-                    f"one for each of the {len(chosen.candidates)} candidates. Correct it."
-                )
-            if isinstance(chosen, Mixture) and chosen.taken is not None and not chosen.weights.requires_grad:
-                chosen = chosen.taken
+            if isinstance(chosen, Mixture):
+                count, weights = len(chosen.candidates), chosen.weights
+                require(weights.shape == (count,), f"path.{name}", weights, f"a weight for each of {count} candidates")
+                if chosen.taken is not None and not weights.requires_grad:
+                    chosen = chosen.taken
             choices[name] = chosen
         return choices

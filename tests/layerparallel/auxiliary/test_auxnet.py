@@ -25,7 +25,7 @@ def pictures() -> Tensor:
 def test_a_thinned_stage_keeps_the_first_blocks_and_those_that_change_the_shape(num_blocks: int) -> None:
     """Of 4 blocks a stage, in a row, the second stage has one that changes the shape, and three that do not."""
     module = ResNet(26, 3, [1, 8, 8], width=4)
-    stages = partition(module, 3, pictures(), ["stages.1", "stages.2"])
+    stages = partition(module, 3, ["stages.1", "stages.2"])
     parts = thinned_parts(stages, (pictures(),), num_blocks)
     state = torch.randn(2, 4, 8, 8)
     blocks = module.stages[1]
@@ -38,14 +38,14 @@ def test_a_thinned_stage_keeps_the_first_blocks_and_those_that_change_the_shape(
 def test_a_thinned_transformer_keeps_its_mask() -> None:
     module = TextTransformer(12, 6, 2, width=8, num_heads=2, num_layers=4, hidden=8)
     tokens = torch.tensor([[3, 4, 0, 0, 0, 0], [5, 6, 7, 8, 9, 1]])
-    [part] = thinned_parts(partition(module, 2, tokens, ["blocks.3"]), (tokens,), 1)
+    [part] = thinned_parts(partition(module, 2, ["blocks.3"], tokens), (tokens,), 1)
     x = module.embedding(tokens) + module.position[:6]
     assert torch.equal(part(tokens), module.blocks[0](x, tokens != 0))
 
 
 def test_parts_of_a_smaller_module_have_the_shapes() -> None:
     module, small = ResNet(32, 3, [1, 8, 8], width=4), ResNet(14, 3, [1, 8, 8], width=4)
-    chain = Chain(module, (pictures(),))
+    chain = Chain(module, inputs=(pictures(),))
     state, shapes = None, []
     for stage in chain.stages(chain.balance(4))[:-1]:
         state = stage(state, (pictures()[:1],))
