@@ -164,11 +164,12 @@ class Exchange:
         return self.num_parts - 1 - part if self._is_mirrored else part
 
 
-def exchanges() -> tuple[Exchange, Exchange]:
-    """Return the exchange of states and that of adjoints between all ranks of the run.
+def exchanges() -> tuple[Exchange, Exchange] | None:
+    """Return the exchange of states and that of adjoints between all ranks of the run; None where there is one alone.
 
     Example:
-        >>> [exchange.num_parts for exchange in exchanges()]
-        [1, 1]
+        >>> exchanges() is None
+        True
     """
-    return Exchange(all_ranks()), Exchange(all_ranks(), is_mirrored=True)
+    ranks = all_ranks()
+    return (Exchange(ranks), Exchange(ranks, is_mirrored=True)) if ranks.size > 1 else None

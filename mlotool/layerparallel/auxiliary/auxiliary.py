@@ -18,13 +18,11 @@ from mlotool.core.settings import target
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
-from mlotool.layerparallel.auxiliary.team import TINY, Team
-from mlotool.layerparallel.auxiliary.timeline import Timeline, forecast
+from mlotool.layerparallel.auxiliary.team import TINY, Team, Timeline, forecast
 from mlotool.layerparallel.auxiliary.variables import Samples, StageStep
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.chain import MEASURED, balanced_cut, bound, chain_for
-from mlotool.layerparallel.partition.stage import Inputs
-from mlotool.layerparallel.partition.trace import has_layers
+from mlotool.layerparallel.partition.trace import Inputs, has_layers
 from mlotool.problem.parallel import AbstractParallel
 
 DIVERGED = 1e3

@@ -60,9 +60,7 @@ class StepSchedule:
     @staticmethod
     def of(value: Steps) -> "StepSchedule":
         """Return the schedule that a user has set; a number stays the same."""
-        entries: Mapping[str, Any] = value if isinstance(value, Mapping) else {"start": value}
-        settings: dict[str, Any] = {name: value if name == "every" else float(value) for name, value in entries.items()}
-        return StepSchedule(**settings)
+        return StepSchedule(**value) if isinstance(value, Mapping) else StepSchedule(value)
 
     def at(self, step: int) -> float:
         """Return the value at a step, counted from 0."""

@@ -27,10 +27,16 @@ from mlotool.core.replay import RandomState
 from mlotool.core.settings import NonNegative, Positive, Whole, checked
 from mlotool.layerparallel.exchange import Exchange, exchanges
 from mlotool.layerparallel.multigrid import guard
-from mlotool.layerparallel.multigrid.layers import BlockLayers, CallArguments, Layers, check_pure
-from mlotool.layerparallel.multigrid.propagation import Propagation
-from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method
-from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, batched
+from mlotool.layerparallel.multigrid.layers import (
+    BatchedStep,
+    BlockLayers,
+    CallArguments,
+    Evaluate,
+    Layers,
+    batched,
+    check_pure,
+)
+from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method, Propagation
 
 # N: layers, L: layers of this rank, b: samples of this rank, B: of all ranks
 # states, adjoints, tangents, cotangents: (N + 1, b, ...)
@@ -304,8 +310,7 @@ class MultigridResidual(nn.Module):
             state: u^0 (b, ...).
             arguments: what all layers are given beside the state.
         """
-        shared = exchanges() if self.settings.over_ranks else None
-        return self._solve(state, arguments, shared if shared and shared[0].num_parts > 1 else None)
+        return self._solve(state, arguments, exchanges() if self.settings.over_ranks else None)
 
     def _solve(
         self, state: Tensor, arguments: CallArguments, shared: tuple[Exchange, Exchange] | None
@@ -367,7 +372,8 @@ class MultigridResidual(nn.Module):
                 )
                 for extra in range(settings.guard_max_cycles + 1)
             ]
-        num_ranks = exchanges()[0].num_parts if settings.over_ranks else 1
+        shared = exchanges() if settings.over_ranks else None
+        num_ranks = 1 if shared is None else shared[0].num_parts
         is_on_gpu = any(parameter.is_cuda for parameter in self.layers.parameters())
         workers = settings.workers or (num_ranks if num_ranks > 1 else self.num_layers if is_on_gpu else 1)
         factors = guard.COARSENINGS if settings.coarsening is None else [settings.coarsening]

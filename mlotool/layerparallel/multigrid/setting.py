@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor, nn
 
 from mlotool.core.arguments import require
@@ -60,7 +61,7 @@ class Multigrid(MultigridSettings, AbstractParallel):
         (torch.Size([2, 3]), ['forward_residual_0', 'forward_residual_1'])
     """
 
-    part: str | Sequence[str] | None = field(default=None, kw_only=False)
+    part: str | Annotated[Sequence[str], MinLen(1)] | None = field(default=None, kw_only=False)
 
     def __post_init__(self) -> None:
         self.solvers: dict[str, MultigridResidual] = {}
@@ -70,10 +71,7 @@ class Multigrid(MultigridSettings, AbstractParallel):
         """Find the layers of the problem's module."""
         self.module = module
         settings: Any = {setting.name: getattr(self, setting.name) for setting in fields(MultigridSettings)}
-        is_list = isinstance(self.part, Sequence) and all(isinstance(path, str) for path in self.part)
-        is_right = isinstance(self.part, str | None) or (is_list and bool(self.part))
         try:
-            require(is_right, "part", self.part, "a name, a list of names, or null")
             for path, part in find_parts(module, self.part).items():
                 self.solvers[path] = MultigridResidual(part.layers, **settings)
                 self._places.append(InPlace(path or type(module).__name__, part.blocks, self.solvers[path]))

@@ -20,8 +20,16 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.private import TorchDispatchMode, tree_leaves
-from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
-from mlotool.layerparallel.partition.trace import LAYERS, has_layers, recomputed, traced
+from mlotool.layerparallel.partition.trace import (
+    LAYERS,
+    Inputs,
+    Stage,
+    has_layers,
+    recomputed,
+    tensors_of,
+    traced,
+    undisturbed,
+)
 
 Cut = Sequence[str] | Literal["measured"] | None
 """Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations."""

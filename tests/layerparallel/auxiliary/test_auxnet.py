@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.data.splits import InMemoryTensors
 from mlotool.layerparallel import Auxiliary
-from mlotool.layerparallel.auxiliary.auxnet import matching_parts, thinned_parts
+from mlotool.layerparallel.auxiliary.variables import matching_parts, thinned_parts
 from mlotool.layerparallel.partition import Chain, partition
 from mlotool.models import ResNet, TextTransformer
 from mlotool.program import Graph, Problem, Program, Schedule, Stream

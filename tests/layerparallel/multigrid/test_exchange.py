@@ -110,7 +110,7 @@ def assert_parts_equal(parts: list[dict[str, Any]], whole: dict[str, Any]) -> No
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_parts_equal_the_whole(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compute(None, 0, 1)
-    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "Exchange", Threads)
+    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.solver"], "Exchange", Threads)
     shared = Shared(num_ranks)
     with ThreadPoolExecutor(num_ranks) as pool:
         runs = [pool.submit(compute, (shared, rank), rank, num_ranks) for rank in range(num_ranks)]

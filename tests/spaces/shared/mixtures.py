@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mlotool.losses import path_cross_entropy
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import Operator, PathWeights, SharedSpace
-from mlotool.spaces.shared.architecture import AbstractArchitecture
+from mlotool.spaces.shared.shared_space import AbstractArchitecture
 from tests.programs import newton
 
 DECAY, RATE, NUM_STEPS = 0.2, 0.3, 3

@@ -20,8 +20,8 @@ from mlotool.program import Schedule
 from mlotool.runner.launcher import World, joined
 from mlotool.runner.records import trained_paths
 from mlotool.spaces import FairPaths, Operator, SharedSpace
-from mlotool.spaces.shared.paths import AbstractPaths
-from mlotool.spaces.shared.paths import Path as Choice
+from mlotool.spaces.shared.shared_graph import AbstractPaths
+from mlotool.spaces.shared.shared_graph import Path as Choice
 from tests.over_ranks import over
 
 WIDTH, BATCH, NUM_TICKS = 3, 5, 6
