@@ -240,7 +240,7 @@ class ModelGraph:
         if len(place.nodes) == 1 and calls == [last]:
             return self._replace_module(place, last, build, settings)
         with self.beside(place):
-            node = self._create(name, build, [place.input], settings, before=last)
+            node = self._create(name, build, [place.input], settings, at=last)
         self.put(place, node)
         return node
 
@@ -371,16 +371,11 @@ class ModelGraph:
         return node
 
     def _create(
-        self,
-        name: str,
-        build: Build,
-        inputs: Sequence[fx.Node],
-        settings: dict[str, Any],
-        before: fx.Node | None = None,
+        self, name: str, build: Build, inputs: Sequence[fx.Node], settings: dict[str, Any], at: fx.Node | None = None
     ) -> fx.Node:
         self._check_name(name)
-        path = self.modules.put(name, build, settings, dtype_at([*inputs, *([before] if before else [])]))
-        with self.graph.inserting_before(before) if before else self.graph.inserting_after(last_of(self.graph, inputs)):
+        path = self.modules.put(name, build, settings, dtype_at([*inputs, *([at] if at else [])]))
+        with self.graph.inserting_before(at) if at else self.graph.inserting_after(last_of(self.graph, inputs)):
             node = self.graph.create_node("call_module", path, tuple(inputs))
         return self._created(node, name)
 

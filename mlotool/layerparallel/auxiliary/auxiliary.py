@@ -17,9 +17,8 @@ from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import target
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.team import TINY, Team, Timeline, forecast
-from mlotool.layerparallel.auxiliary.variables import Samples, StageStep
+from mlotool.layerparallel.auxiliary.variables import AuxiliarySettings, Samples, StageStep
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.chain import MEASURED, balanced_cut, bound, chain_for
 from mlotool.layerparallel.partition.trace import Inputs, has_layers
@@ -382,11 +381,9 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             violation, size = worker.violations.tolist()
             if not violation <= max(DIVERGED * size, DIVERGED):
                 beta = self.betas[number - 1].at(self._num_steps - 1)
-                raise RunError(
-                    f"{self.key}: the violation at interface {number} became {violation:.3g} at step "
-                    f"{self._num_steps} with beta={beta:g}, beside states of norm {size:.3g}; the stages diverge. "
-                    f"Lower {self.key}.beta, {self.key}.lambda_rate, or the learning rates."
-                )
+                step, advice = self._num_steps, f"Lower {self.key}.beta, {self.key}.lambda_rate, or the learning rates."
+                found = f"{self.key}: the violation at interface {number} became {violation:.3g} at step {step}"
+                raise RunError(f"{found} with beta={beta:g} (states: {size:.3g}); the stages diverge. {advice}")
             if violation > PARTED * size and not self._has_warned:
                 self._has_warned, times = True, f"{violation / max(size, TINY):.3g} times the states"
                 found = f"{self.key}: at interface {number} the violation is {times} (step {self._num_steps})"

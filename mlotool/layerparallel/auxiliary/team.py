@@ -16,15 +16,7 @@ from mlotool.core.arguments import require
 from mlotool.core.bound_module import Slots
 from mlotool.layerparallel.auxiliary import variables as kinds
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
-from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
-from mlotool.layerparallel.auxiliary.variables import (
-    AuxNet,
-    StageStep,
-    StoredVariables,
-    matching_parts,
-    num_rows,
-    thinned_parts,
-)
+from mlotool.layerparallel.auxiliary.variables import AuxiliarySettings, AuxNet, StageStep, num_rows
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.chain import imbalance
 from mlotool.layerparallel.partition.trace import Inputs, Stage, undisturbed
@@ -170,7 +162,7 @@ class Worker:
     Example:
         >>> from mlotool.layerparallel.partition.chain import partition
         >>> net, settings = torch.nn.Linear(2, 1), AuxiliarySettings(stages=1)
-        >>> [stage], variables = partition(net, 1), StoredVariables(0, settings, Transport(), seed=0)
+        >>> [stage], variables = partition(net, 1), kinds.StoredVariables(0, settings, Transport(), seed=0)
         >>> worker = Worker(stage, variables, Timeline(0))
         >>> step = StageStep(settings, 0, (torch.ones(4, 2),), [], torch.float32, torch.device("cpu"))
         >>> worker.prepare(step)
@@ -573,8 +565,8 @@ class Team:
         auxnet, num_blocks = self.settings.auxnet, self.settings.auxnet_blocks
         if auxnet is not None:
             auxnet.to(self.device, self.dtype)
-            return matching_parts(auxnet, self.shapes(self.inputs), self.inputs, f"{self.key}.auxnet")
-        parts = thinned_parts(self.stages, self.inputs, num_blocks)
+            return kinds.matching_parts(auxnet, self.shapes(self.inputs), self.inputs, f"{self.key}.auxnet")
+        parts = kinds.thinned_parts(self.stages, self.inputs, num_blocks)
         for number, (part, stage) in enumerate(zip(parts, self.stages, strict=False)):
             is_right = bool([*part.parameters()]) or not stage.parameters
             expected = f"blocks of stage {number} that can learn"
@@ -584,7 +576,7 @@ class Team:
     def _variables(self, number: int, parts: Sequence[nn.Module]) -> kinds.AbstractVariables:
         how = number, self.settings, self.transport
         if self.settings.is_stored:
-            return StoredVariables(*how, self.seed + number)
+            return kinds.StoredVariables(*how, self.seed + number)
         if self.settings.variables == "auxnet":
             network = AuxNet(parts[number : number + 1], number == 0) if number < len(self.stages) - 1 else None
             # The noise at an interface is its own, whichever of its stages draws it.

@@ -311,13 +311,7 @@ class Choice(AbstractGuard):
 
 
 def make_plans(
-    num_layers: int,
-    method: Method,
-    max_cycles: int,
-    workers: int,
-    *,
-    factors: Sequence[int | Sequence[int]] = COARSENINGS,
-    num_parts: int = 1,
+    num_layers: int, method: Method, max_cycles: int, workers: int, factors: Any = COARSENINGS, num_parts: int = 1
 ) -> list[Plan]:
     """Return all that cost less than a serial pass, the cheapest first.
 

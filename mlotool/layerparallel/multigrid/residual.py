@@ -27,15 +27,8 @@ from mlotool.core.replay import RandomState
 from mlotool.core.settings import NonNegative, Positive, Whole, checked
 from mlotool.layerparallel.exchange import Exchange, exchanges
 from mlotool.layerparallel.multigrid import guard
-from mlotool.layerparallel.multigrid.layers import (
-    BatchedStep,
-    BlockLayers,
-    CallArguments,
-    Evaluate,
-    Layers,
-    batched,
-    check_pure,
-)
+from mlotool.layerparallel.multigrid import layers as runs
+from mlotool.layerparallel.multigrid.layers import CallArguments, Evaluate, batched
 from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method, Propagation
 
 # N: layers, L: layers of this rank, b: samples of this rank, B: of all ranks
@@ -337,7 +330,7 @@ class MultigridResidual(nn.Module):
     def _check(self, system: "BatchSystem", theta: Sequence[Tensor], states: Tensor) -> None:
         """Evaluate all layers once more, at the first step, to see that the gradient is all there is."""
         if not self._is_checked and torch.is_grad_enabled():
-            check_pure(self.layers, system.evaluate, theta, states)
+            runs.check_pure(self.layers, system.evaluate, theta, states)
             self._is_checked = True
 
     @contextmanager
@@ -396,7 +389,7 @@ class MultigridResidual(nn.Module):
 
 
 def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
-    if isinstance(blocks, nn.Module) and isinstance(blocks, Layers):
+    if isinstance(blocks, nn.Module) and isinstance(blocks, runs.Layers):
         for key, value in (("num_layers", num_layers), ("h", h)):
             own = getattr(blocks, key)
             require(value in (None, own), key, value, f"null, since {type(blocks).__name__} has {own!r} itself")
@@ -406,7 +399,7 @@ def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
     is_list = isinstance(blocks, Iterable) and all(isinstance(block, nn.Module) for block in blocks)
     expected = "Layers, a list of N modules, or a function that makes one, with num_layers=N"
     require(is_list, "blocks", blocks, expected, "Give [Block(), Block()].")
-    layers = BlockLayers(blocks, 1.0 if h is None else h)
+    layers = runs.BlockLayers(blocks, 1.0 if h is None else h)
     require(num_layers in (None, layers.num_layers), "num_layers", num_layers, f"null for {layers.num_layers} blocks")
     return layers
 
@@ -476,7 +469,7 @@ class BatchSystem:
         args, kwargs = self.arguments.filled(theta[count:])
         many = batched(layers)
         if self.arguments:
-            many = batched(BatchedStep(lambda states, which, h: layers.many(states, which, h, *args, **kwargs)))  # type: ignore[operator]
+            many = batched(runs.BatchedStep(lambda states, which, h: layers.many(states, which, h, *args, **kwargs)))  # type: ignore[operator]
         device, dtype, is_enabled = self._precision
 
         def evaluate(states: Tensor, which: range, step_size: float) -> Tensor:

@@ -20,16 +20,8 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.private import TorchDispatchMode, tree_leaves
-from mlotool.layerparallel.partition.trace import (
-    LAYERS,
-    Inputs,
-    Stage,
-    has_layers,
-    recomputed,
-    tensors_of,
-    traced,
-    undisturbed,
-)
+from mlotool.layerparallel.partition import trace
+from mlotool.layerparallel.partition.trace import LAYERS, Inputs, Stage, undisturbed
 
 Cut = Sequence[str] | Literal["measured"] | None
 """Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations."""
@@ -166,11 +158,11 @@ class Chain:
         opened: Iterable[str] = (),
     ) -> None:
         # Equal layers are held by another module, so that their calls have a name.
-        self._module = nn.Sequential(OrderedDict(layers=module)) if has_layers(module) else module
+        self._module = nn.Sequential(OrderedDict(layers=module)) if trace.has_layers(module) else module
         self._inputs, self._key, self._opened = inputs, key, frozenset(opened)
-        self._graph = traced(self._module, key, inputs, inside, self._opened)
+        self._graph = trace.traced(self._module, key, inputs, inside, self._opened)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
-        self._recomputed = recomputed(self._nodes)
+        self._recomputed = trace.recomputed(self._nodes)
         self._positions = self._find_positions()
         begins = [(self._nodes[position].target, _layers_of(self._nodes[position])) for position in self._positions]
         # Equal layers are called by what they begin with.
@@ -266,7 +258,7 @@ class Chain:
             before, after = self._nodes[:position], self._nodes[position:]
             # Parameters on both sides are shared. Of a layer's buffers on both sides there would be two.
             is_shared = not _moved(self._module, before).isdisjoint(_moved(self._module, after))
-            if tensors_of(self._module, before) and not is_shared:
+            if trace.tensors_of(self._module, before) and not is_shared:
                 positions.append(position)
         return positions
 
@@ -317,7 +309,7 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     arguments = inspect.signature(module.forward).bind(*args, **kwargs)
     arguments.apply_defaults()
     # Which of equal layers run is the stages' to say.
-    left_out = LAYERS if has_layers(module) else None
+    left_out = LAYERS if trace.has_layers(module) else None
     return tuple(value for name, value in arguments.arguments.items() if name != left_out)
 
 

@@ -1,6 +1,5 @@
 """A cell: nodes that read earlier ones, each through an operation that is chosen."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from string import ascii_lowercase
@@ -103,14 +102,7 @@ class Cell(AbstractMutator):
         return end if self.project is None else graph.create(f"{name}_project", self.project, [end], place.output_shape)
 
     def _operated(
-        self,
-        graph: ModelGraph,
-        place: Place,
-        name: str,
-        decision: str,
-        nodes: Sequence[fx.Node],
-        read: set[int],
-        source: int,
+        self, graph: ModelGraph, place: Place, name: str, choice: str, nodes: list[fx.Node], read: set[int], source: int
     ) -> fx.Node:
         """Return what an operation that is chosen makes of one of the nodes."""
         read.add(source)
@@ -119,4 +111,4 @@ class Cell(AbstractMutator):
             build = self.candidates[value]
             return nodes[source] if build is None else graph.create(name, build, [nodes[source]], place.output_shape)
 
-        return graph.select(decision, self.candidates, operated)
+        return graph.select(choice, self.candidates, operated)

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
 from typing import Any, NamedTuple, cast
 
@@ -689,7 +688,7 @@ class SharedGraph(ModelGraph):
                 raise ConfigError(f"{found}. Join what it reads before, or search without shared.")
             read = list(zip(*map(nodes_in, every), strict=True))
             switches = iter([self._switch(name, values, sources) for sources in read])
-            self._read({node: fx.node.map_arg(every[0], partial(_next, switches))})
+            self._read({node: fx.node.map_arg(every[0], lambda _, switches=switches: next(switches))})
 
     def _switch(self, name: str, values: tuple[Value, ...], sources: tuple[fx.Node, ...]) -> fx.Node:
         """Return what stands for one of some nodes; the node itself, where they are one."""
@@ -706,10 +705,6 @@ class SharedGraph(ModelGraph):
             self._infer_new(node)
             self._switches[name, sources] = node
         return self._switches[name, sources]
-
-
-def _next(nodes: Iterator[fx.Node], _: fx.Node) -> fx.Node:
-    return next(nodes)
 
 
 def _edges(nodes: Iterable[fx.Node]) -> Edges:

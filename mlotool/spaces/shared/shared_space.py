@@ -14,16 +14,8 @@ from mlotool.core.private import NormBase as _NormBase
 from mlotool.core.settings import target
 from mlotool.spaces.decisions import Value, choose, deciding
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.shared.shared_graph import (
-    AbstractPaths,
-    Mixture,
-    Path,
-    SharedDecision,
-    SharedGraph,
-    number_drawn,
-    path_of,
-    path_of_bad,
-)
+from mlotool.spaces.shared import shared_graph
+from mlotool.spaces.shared.shared_graph import AbstractPaths, Mixture, Path, SharedDecision, path_of
 from mlotool.spaces.space import Space
 
 MAX_PATHS = 256
@@ -174,7 +166,7 @@ class SharedSpace(Space, is_shared=True):
         torch.Size([3, 2])
     """
 
-    _graph_kind = SharedGraph
+    _graph_kind = shared_graph.SharedGraph
     runs_in_part = True
 
     table: tuple[SharedDecision, ...]
@@ -186,7 +178,7 @@ class SharedSpace(Space, is_shared=True):
     _statistics: PathStatistics | None
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
-        assert isinstance(model, SharedGraph)
+        assert isinstance(model, shared_graph.SharedGraph)
         require(statistics in ("shared", "path"), "statistics", statistics, "shared or path")
         expected = f"none called '{PATH}', which a shared space has for itself"
         require(PATH not in self._arguments, "base: inputs", self._arguments, expected, "Rename it.")
@@ -225,7 +217,7 @@ class SharedSpace(Space, is_shared=True):
             taken = self._run.taken(choices)
             is_taken = [value in taken.get(name, ()) for name, value in self._candidates()]
             self.counts.add_(torch.tensor(is_taken, dtype=torch.int64, device=self.counts.device))
-            if self.unsound is None and (bad := path_of_bad(result, choices)) is not None:
+            if self.unsound is None and (bad := shared_graph.path_of_bad(result, choices)) is not None:
                 self.unsound = f"On the path {bad} the result was the first that is not finite."
         return result
 
@@ -438,9 +430,9 @@ class BinaryPaths(AbstractArchitecture):
             return decision.candidates[0]
         logits = self.logits[decision.name]
         two = torch.multinomial(logits.detach().softmax(0), 2)
-        numbers = [number_drawn(number) for number in two]
+        numbers = [shared_graph.number_drawn(number) for number in two]
         probability = logits[two].softmax(0)
-        number = number_drawn(torch.multinomial(probability.detach(), 1))
+        number = shared_graph.number_drawn(torch.multinomial(probability.detach(), 1))
         gate = F.one_hot(torch.tensor(number, device=logits.device), 2).to(probability)
         both = tuple(decision.candidates[number] for number in numbers)
         return Mixture(both, gate + probability - probability.detach(), both[number])
@@ -476,7 +468,7 @@ class PathPolicy(AbstractArchitecture):
 
         def drawn(decision: SharedDecision) -> Value:
             log_probability = F.log_softmax(self.logits[decision.name], 0)
-            number = number_drawn(torch.multinomial(log_probability.detach().exp(), 1))
+            number = shared_graph.number_drawn(torch.multinomial(log_probability.detach().exp(), 1))
             terms.append(log_probability[number])
             return decision.candidates[number]
 

@@ -14,8 +14,7 @@ from mlotool.core.errors import ConfigError, RunError
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
 from mlotool.hypergradient import SABA, Identity, Implicit
 from mlotool.layerparallel import Auxiliary
-from mlotool.layerparallel.auxiliary.settings import StepSchedule
-from mlotool.layerparallel.auxiliary.variables import Table
+from mlotool.layerparallel.auxiliary.variables import StepSchedule, Table
 from mlotool.program import Program, Schedule, Stream
 from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, follow, reweighted, sgd, squared_error, stack
 from tests.program.small import assert_identical, parameters
