@@ -8,16 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.spaces import (
-    AbstractMutator,
-    HasSetting,
-    Input,
-    ModelGraph,
-    Operator,
-    Repeat,
-    Space,
-    choose,
-)
+from mlotool.spaces import AbstractMutator, HasSetting, Input, ModelGraph, Operator, Repeat, Space, choose
 
 
 def base() -> nn.Module:

@@ -84,7 +84,7 @@ def deciding(self: Any, x: Tensor) -> Tensor:
     ("forward", "words"),
     [
         (frozen, "takes steps under torch.no_grad(), enable_grad() or autocast"),
-        (layer_drop, "draws random numbers that a graph would draw once and for all"),
+        (layer_drop, "draws random numbers that a graph would draw once for all"),
         (counting, "sets its own attribute 'step' in forward"),
         (recording, "sets its own attribute 'seen' in forward"),
         (keeping, "sets its own attribute 'last' in forward"),
@@ -155,44 +155,30 @@ def test_a_function_in_place_is_replaced(forward: Callable[[Any, Tensor], Any]) 
         assert torch.equal(space(x), space.second(function(space.first(x))))
 
 
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "the tensor": lambda h: h,
-    "view": lambda h: h.view(-1, 4),
-    "getitem": lambda h: h[:, :2],
-    "detach": lambda h: h.detach(),
-}
-CHANGES: dict[str, Callable[[Tensor], Any]] = {
-    "method": lambda v: v.relu_(),
-    "function": lambda v: F.relu(v, inplace=True),
-    "layer": lambda v: v,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("view", VIEWS)
-def test_what_is_changed_in_place_and_read_afterwards_is_refused_where_mutators_come(view: str, change: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.relu_(),
+        lambda h: h.view(-1, 4).relu_(),
+        lambda h: F.relu(h[:, :2], inplace=True),
+        lambda h: nn.ReLU(inplace=True)(h.detach()),
+    ],
+)
+def test_what_is_changed_in_place_and_read_afterwards_is_refused_where_mutators_come(change: Any) -> None:
     def forward(self: Any, x: Tensor) -> Any:
         h = self.first(x)
-        (self.change if change == "layer" else CHANGES[change])(VIEWS[view](h))
+        change(h)
         return self.second(h)
 
     def base() -> nn.Module:
-        model = net(forward)()
-        model.change = nn.ReLU(inplace=True)
-        return nn.Sequential(model)
+        return nn.Sequential(net(forward)())
 
     insert, x = Insert("new", "0", {"none": None, "tanh": nn.Tanh}), torch.randn(3, 4)
     torch.manual_seed(0)
     expected = base()(x)
     torch.manual_seed(0)
     assert torch.equal(Space(base, inputs=[4])(x), expected)
-    if view == "the tensor" and change != "method":
-        # What comes after it reads its result.
-        assert Space(base, [insert], inputs=[4])(x).shape == (3, 4)
-        return
-    with pytest.raises(
-        ConfigError, match=r"leaves: (node '0:relu_' changes in place what|the forward of .* its graph)"
-    ):
+    with pytest.raises(ConfigError, match=r"leaves: (node '0:relu_' changes in place|the forward of .* its graph)"):
         Space(base, [insert], inputs=[4])
     assert Space(base, [insert], inputs=[4], leaves=["0"], decisions={"new_0": "tanh"})(x).shape == (3, 4)
 

@@ -143,9 +143,9 @@ class Counted(Base):
 @pytest.mark.parametrize(
     ("base", "words"),
     [
-        (Both, r"computes something else than its graph.* the mode of one module \(training=self"),
+        (Both, r"computes something else than its graph.* but for training=self"),
         (Mixed, "computes something else than its graph"),
-        (Counted, r"line \d+: .*on modes of modules only as functions take them"),
+        (Counted, r"line \d+: .*on modes only as training=self"),
     ],
 )
 def test_what_is_not_the_mode_of_one_module_is_refused(base: type[nn.Module], words: str) -> None:

@@ -1,7 +1,6 @@
-"""A space as a file or a copy: pickle, torch.save and deepcopy."""
+"""A space as a file or a copy: pickle and deepcopy."""
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -49,18 +48,8 @@ MUTATORS: dict[str, list[AbstractMutator]] = {
 }
 
 
-def saved(space: Space) -> Space:
-    file = io.BytesIO()
-    torch.save(space, file)
-    file.seek(0)
-    found = torch.load(file, weights_only=False)
-    assert isinstance(found, Space)
-    return found
-
-
 WAYS: dict[str, Callable[[Space], Space]] = {
     "pickle": lambda space: pickle.loads(pickle.dumps(space)),
-    "torch.save": saved,
     "deepcopy": copy.deepcopy,
 }
 

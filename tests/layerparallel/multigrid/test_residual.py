@@ -106,6 +106,38 @@ def test_second_and_third_derivatives_equal_those_of_autograd_at_convergence(nam
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("num_layers", [1, 5, 7])
+def test_second_derivatives_of_ragged_layers_are_the_serial_ones(num_layers: int) -> None:
+    settings = {"h": 0.3, "coarsening": 2, "cycles": 8}
+    part = MultigridResidual(lambda: dense().double(), num_layers, **settings)
+    x = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    points = [x, *part.parameters()]
+
+    def derivatives(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        first = torch.autograd.grad(run(x).square().sum(), points, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(each.square().sum() for each in first), points)]
+
+    torch.testing.assert_close(derivatives(part), derivatives(part.layers), rtol=1e-11, atol=1e-11)
+
+
+def test_a_loss_may_read_all_states() -> None:
+    """Gradients and second derivatives through all states at once."""
+    torch.manual_seed(0)
+    part = MultigridResidual(Wave(), cycles=2)
+    u0 = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    inputs, weight = [u0, *part.parameters()], torch.rand(N + 1, 1, 1, dtype=torch.float64)
+    states = [u0]
+    for n in range(N):
+        states.append(part.layers.many(states[-1][None], range(n, n + 1), part.layers.h)[0])
+    first = [
+        torch.autograd.grad((each.square() * weight).sum(), inputs, create_graph=True)
+        for each in (part.states(u0), torch.stack(states))
+    ]
+    torch.testing.assert_close(*first, rtol=1e-8, atol=1e-8)
+    second = [torch.autograd.grad(sum(each.square().sum() for each in slopes), inputs) for slopes in first]
+    torch.testing.assert_close(*second, rtol=1e-7, atol=1e-7)
+
+
 def test_gradcheck() -> None:
     torch.manual_seed(0)
     part = MultigridResidual(Wave(8, 2), coarsening=2, cycles=4, levels=2)

@@ -13,14 +13,7 @@ from mlotool.fusion import comparison
 from mlotool.hypergradient import FirstOrder, Identity, Implicit
 from mlotool.losses import path_cross_entropy
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.spaces import (
-    BinaryPaths,
-    Operator,
-    PathPolicy,
-    PathWeights,
-    SharedSpace,
-    UniformPaths,
-)
+from mlotool.spaces import BinaryPaths, Operator, PathPolicy, PathWeights, SharedSpace, UniformPaths
 from tests.fusion.members import NUM_FEATURES, Blobs, compared, network, plain_loss
 
 
@@ -93,6 +86,26 @@ def test_traces_and_remat_leave_what_is_computed_and_counted(name: str, settings
     found, counted = trained(MAKERS[name](**settings))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
     assert counted == counts
+
+
+class Single(Blobs):
+    def __getitem__(self, number: int) -> Any:
+        batch = super().__getitem__(number)
+        return {**batch, "input": batch["input"].float()}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_bf16_is_near(name: str) -> None:
+    def single(**settings: Any) -> list[float]:
+        made = MAKERS[name](**settings)
+        for number, each in enumerate(made.problems.values()):
+            each.module.float()
+            each.stream = Stream(Single(40, number), 8, seed=0)
+        return trained(made, 3)[0]
+
+    found, expected = single(precision="bf16"), single()
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    assert found != expected
 
 
 @pytest.mark.parametrize("name", MAKERS)
