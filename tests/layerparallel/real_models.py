@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from mlotool.data.splits import InMemoryTensors
 from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Auxiliary, Multigrid, StackedLayers
 from mlotool.models import Decoder
@@ -23,21 +24,13 @@ METHODS: dict[str, dict[str, Any]] = {"penalty": {}, "auxnet": {"variables": "au
 OVER_RANKS = ("decoder", "encoder", "masked")
 
 
-class Samples:
-    """Eight samples of a shape, or of token ids, with their numbers."""
-
-    def __init__(self, shape: tuple[int, ...], *, are_tokens: bool = False) -> None:
-        generator = torch.Generator().manual_seed(0)
-        if are_tokens:
-            self.input = torch.randint(0, 20, (8, *shape), generator=generator)
-        else:
-            self.input = torch.randn(8, *shape, dtype=torch.float64, generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.input)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input": self.input[index], "index": torch.tensor(index)}
+def samples(*shape: int, are_tokens: bool = False) -> InMemoryTensors:
+    """Return eight samples of a shape, or of token ids."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 20, (8, *shape), generator=generator) if are_tokens else None
+    return InMemoryTensors(
+        {"input": torch.randn(8, *shape, dtype=torch.float64, generator=generator) if tokens is None else tokens}
+    )
 
 
 def resnet(num_blocks: int) -> nn.Module:
@@ -104,26 +97,26 @@ class _Modulated(nn.Module):
         return x + 0.3 * torch.tanh(self.linear(x) * condition[:, None])
 
 
-IMAGES, TOKENS = Samples((3, 16, 16)), Samples((6,), are_tokens=True)
-Model = tuple[Callable[[], nn.Module], Samples, str | None]
+IMAGES, TOKENS = samples(3, 16, 16), samples(6, are_tokens=True)
+Model = tuple[Callable[[], nn.Module], InMemoryTensors, str | None]
 STAGED: dict[str, Model] = {
     "resnet": (partial(resnet, 1), IMAGES, None),
     "vision transformer": (partial(vision_transformer, 4), IMAGES, None),
     "decoder": (partial(decoder, 4), TOKENS, None),
-    "encoder": (partial(encoder, 8, 4), Samples((5, 8)), None),
-    "checked": (Checked, Samples((8,)), None),
-    "stacked": (lambda: StackedLayers(block, 6, 0.5), Samples((8,)), None),
+    "encoder": (partial(encoder, 8, 4), samples(5, 8), None),
+    "checked": (Checked, samples(8), None),
+    "stacked": (lambda: StackedLayers(block, 6, 0.5), samples(8), None),
 }
 """To be cut into stages."""
 LAYERED: dict[str, Model] = {
     "resnet": (partial(resnet, 3), IMAGES, None),
-    "resnet50": (resnet50, Samples((3, 64, 64)), "layer3[1:]"),
+    "resnet50": (resnet50, samples(3, 64, 64), "layer3[1:]"),
     "vision transformer": (partial(vision_transformer, 8), IMAGES, None),
     "decoder": (partial(decoder, 8), TOKENS, None),
-    "encoder": (partial(encoder, 16, 8), Samples((5, 16)), None),
-    "masked": (Masked, Samples((5, 16)), None),
-    "checked": (Checked, Samples((8,)), None),
-    "conditioned": (Conditioned, Samples((5, 8)), None),
+    "encoder": (partial(encoder, 16, 8), samples(5, 16), None),
+    "masked": (Masked, samples(5, 16), None),
+    "checked": (Checked, samples(8), None),
+    "conditioned": (Conditioned, samples(5, 8), None),
 }
 """To be solved by multigrid, with the name of the part."""
 CASES = [
@@ -140,9 +133,9 @@ def spread(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
 
 def program(model: Model, parallel: Any) -> Program:
     """Return a program of one problem."""
-    make, samples, _ = model
+    make, rows, _ = model
     torch.manual_seed(1)
-    stream, optimizer = Stream(samples, 4, seed=1), partial(torch.optim.Adam, lr=0.01)
+    stream, optimizer = Stream(rows, 4, seed=1), partial(torch.optim.Adam, lr=0.01)
     settings: dict[str, Any] = {"parallel": parallel, "stream": stream, "optimizer": optimizer}
     return Program([Problem("net", make().double(), spread, roles={"model": "net"}, **settings)], Graph())
 

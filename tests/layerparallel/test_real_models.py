@@ -69,7 +69,7 @@ def test_gradients_of_multigrid_at_convergence_are_those_of_autograd(model: str)
     other.load_state_dict(module.state_dict())
     parallel = Multigrid(part, coarsening=2, cycles=8)
     parallel.attach("net", module)
-    batch = torch.utils.data.default_collate([samples[number] for number in range(4)])
+    batch = samples.__getitems__(range(4))
     mine, serial = (
         torch.autograd.grad(spread(batch, model=run), list(owner.parameters()))
         for run, owner in ((parallel, module), (other, other))

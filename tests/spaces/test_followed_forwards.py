@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError, InfeasibleModelError
+from mlotool.core.errors import ConfigError
 from mlotool.spaces import Branch, Input, Insert, Operator, Space
 
 CANDIDATES: dict[str, Any] = {"relu": None, "tanh": nn.Tanh}
@@ -205,22 +205,3 @@ def test_a_table_that_a_first_call_makes_is_made_anew(leaf: str) -> None:
     x, last = torch.randn(3, 4), space.get_submodule("1" if leaf == "0" else "base.1")
     scaled = x * torch.arange(4.0)
     assert torch.equal(space(x), last(scaled.tanh()) if leaf == "0" else last(scaled).tanh())
-
-
-class Named(NamedTuple):
-    logits: Tensor
-    hidden: Tensor
-
-
-def returning(kind: Callable[..., Any]) -> Callable[[], nn.Module]:
-    return net(lambda self, x: {"all": (kind(logits=self.first(x), hidden=x),)})
-
-
-WIDE = Operator("layer", "first", {"same": None, "wide": partial(nn.Linear, out_features=6)})
-
-
-@pytest.mark.parametrize("kind", [Named, dict])
-def test_named_tuples_and_dicts_are_opened(kind: Callable[..., Any]) -> None:
-    assert type(Space(returning(kind), inputs=[4])(torch.randn(3, 4))["all"][0]) is kind
-    with pytest.raises(InfeasibleModelError, match="the model returns"):
-        Space(returning(kind), [WIDE], inputs=[4], decisions={"layer_0": "wide"})

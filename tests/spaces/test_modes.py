@@ -42,11 +42,6 @@ class NormMode(Base):
         return F.dropout(h, 0.4, training=self.training)
 
 
-class DropForward(Base):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop.forward(self.layer(x))
-
-
 class Within(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -77,9 +72,7 @@ class Holder(nn.Module):
 CASES: list[tuple[Callable[[], nn.Module], str]] = [
     (OwnMode, "drop"),
     (DropMode, "drop"),
-    (DropForward, "drop"),
     (Within, "block"),
-    (Within, "block.drop"),
     (Within, "block.norm"),
     (Frozen, "norm"),
     (Holder, "inside.norm"),

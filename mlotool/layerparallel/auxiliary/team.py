@@ -197,11 +197,7 @@ class Worker:
         num_collected = step.number // (step.settings.recalibrate or 1)
         if self.variables.is_last and not collects:
             return
-        with (
-            torch.no_grad(),
-            self._buffers(are_moved=collects),
-            self.stage.averaging(num_collected),
-        ):
+        with torch.no_grad(), self._buffers(are_moved=collects), self.stage.averaging(num_collected):
             state = self.stage(state, step.inputs)
         if not self.variables.is_last:
             self._transport.send("serial", number, number + 1, state.to(step.dtype).contiguous())

@@ -76,12 +76,7 @@ def reweighted(parallel: Auxiliary | None, module: nn.Module | None = None, **se
     hypergradient = Implicit(Identity(), "finite_difference")
     settings = {"optimizer": sgd, "stream": Stream(Rows(), 4, seed=1), "hypergradient": hypergradient, **settings}
     net = Problem(
-        "net",
-        module or stack(),
-        weighted,
-        roles={"model": "net", "weigher": "weigher"},
-        parallel=parallel,
-        **settings,
+        "net", module or stack(), weighted, roles={"model": "net", "weigher": "weigher"}, parallel=parallel, **settings
     )
     weigher = Problem(
         "weigher",

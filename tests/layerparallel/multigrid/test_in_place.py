@@ -290,10 +290,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "frozen": (lambda: Stack(partly_frozen), rf"block 4 \(Residual\) {OTHERWISE}"),
     "cast": (lambda: Stack(partly_cast), rf"block 1 \(Residual\) {OTHERWISE}"),
-    "hooks": (
-        lambda: Stack(chained, hooked()),
-        r"blocks with hooks: found \[7\]; expected no hooks",
-    ),
+    "hooks": (lambda: Stack(chained, hooked()), r"blocks with hooks: found \[7\]; expected no hooks"),
     "an attribute": (lambda: Stack(modulated, eight(Scaled)), READS),
     "a side": (lambda: Stack(chained, eight(Sided)), "layer 0 leaves a tensor with a gradient in its attribute 'side'"),
     "gambling": (lambda: Stack(chained, eight(Gambling)), "layer 0 draws random numbers of Python's or numpy's"),

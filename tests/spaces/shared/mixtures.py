@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlotool.data.splits import InMemoryTensors
 from mlotool.losses import path_cross_entropy
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import Operator, PathWeights, SharedSpace
@@ -29,22 +30,14 @@ def make() -> SharedSpace:
     )
 
 
-class Samples:
-    """Two classes that overlap."""
-
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.inputs = torch.randn(12, 3, generator=generator, dtype=torch.float64)
-        self.targets = torch.randint(2, (12,), generator=generator)
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, number: int) -> dict[str, Tensor]:
-        return {"input": self.inputs[number], "target": self.targets[number]}
+def drawn(seed: int) -> InMemoryTensors:
+    """Return two classes that overlap."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    return InMemoryTensors({"input": inputs, "target": torch.randint(2, (12,), generator=generator)})
 
 
-TRAIN, META = Samples(1), Samples(2)
+TRAIN, META = drawn(1), drawn(2)
 
 
 def decayed(batch: Any, *, model: Any, paths: Any) -> Tensor:
@@ -68,13 +61,13 @@ def softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 Mix = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def plain(samples: Samples, logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
+def plain(samples: InMemoryTensors, logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
     """Return the cross-entropy of the mixture."""
-    (p, h), x = mix(logits), samples.inputs
+    (p, h), x = mix(logits), samples.values["input"]
     z = p[0] * x.clamp_min(0) + p[1] * x.tanh() + p[2] * x
     weight, bias, other = theta[:6].reshape(2, 3), theta[6:8], theta[8:].reshape(2, 3)
     scores = h[0] * (z @ weight.T + bias) + h[1] * (z @ other.T)
-    return (scores.logsumexp(1) - scores[torch.arange(12), samples.targets]).mean()
+    return (scores.logsumexp(1) - scores[torch.arange(12), samples.values["target"]]).mean()
 
 
 def lower(logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:

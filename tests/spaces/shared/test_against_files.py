@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mlotool.data.splits import InMemoryTensors
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import AbstractPaths, Operator, SharedSpace
 
@@ -44,19 +45,11 @@ def cross_entropy(batch: Any, *, model: Any) -> Tensor:
     return F.cross_entropy(model(batch["input"]), batch["target"])
 
 
-class Samples:
-    """Images of noise, in their order."""
-
-    def __init__(self, count: int, num_classes: int = 4) -> None:
-        generator = torch.Generator().manual_seed(4)
-        self.images = torch.randn(count, 1, 6, 6, generator=generator, dtype=torch.float64)
-        self.targets = torch.randint(num_classes, (count,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, number: int) -> dict[str, Tensor]:
-        return {"input": self.images[number], "target": self.targets[number]}
+def samples(count: int, num_classes: int = 4) -> InMemoryTensors:
+    """Return images of noise."""
+    generator = torch.Generator().manual_seed(4)
+    images = torch.randn(count, 1, 6, 6, generator=generator, dtype=torch.float64)
+    return InMemoryTensors({"input": images, "target": torch.randint(num_classes, (count,), generator=generator)})
 
 
 def kernels() -> Operator:
@@ -69,10 +62,7 @@ def kernels() -> Operator:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3),
-        partial(torch.optim.Adam, lr=1e-2),
-    ],
+    [partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3), partial(torch.optim.Adam, lr=1e-2)],
 )
 def test_twenty_mini_batches_are_those_of_models_in_files(optimizer: Any, tmp_path: Path) -> None:
     generator = random.Random(0)
@@ -92,7 +82,7 @@ def test_twenty_mini_batches_are_those_of_models_in_files(optimizer: Any, tmp_pa
         store[str(number)] = {"state": space.get_submodule(str(number)).state_dict(), "optimizer": {}}
     torch.save(store, file)
 
-    stream = Stream(Samples(NUM_BATCHES * 8), 8, seed=0)
+    stream = Stream(samples(NUM_BATCHES * 8), 8, seed=0)
     batches = [stream.next() for _ in range(NUM_BATCHES)]
     program = Program(
         [
@@ -101,7 +91,7 @@ def test_twenty_mini_batches_are_those_of_models_in_files(optimizer: Any, tmp_pa
                 space,
                 cross_entropy,
                 roles={"model": "net"},
-                stream=Stream(Samples(NUM_BATCHES * 8), 8, seed=0),
+                stream=Stream(samples(NUM_BATCHES * 8), 8, seed=0),
                 optimizer=optimizer,
             )
         ],

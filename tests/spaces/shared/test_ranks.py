@@ -21,7 +21,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 def by_hand(optimizer: str, paths: list[Any]) -> list[dict[str, Tensor]]:
     """Return parameters by tick: each one's gradient is the mean over the samples of the ranks that used it."""
-    model, rows, seen = two.space(None), two.Rows(), []
+    model, seen = two.space(None), []
     names, theta = zip(*model.named_parameters(), strict=True)
     step = two.OPTIMIZERS[optimizer](theta)
     for tick, chosen in enumerate(paths):
@@ -29,7 +29,7 @@ def by_hand(optimizer: str, paths: list[Any]) -> list[dict[str, Tensor]]:
         sizes = [0] * len(theta)
         for (begin, end), choice in zip(SHARES, chosen, strict=True):
             part = slice(tick * two.BATCH + begin, tick * two.BATCH + end)
-            batch = {"input": rows.input[part], "target": rows.target[part]}
+            batch = {"input": two.ROWS[0, part], "target": two.ROWS[1, part]}
             path = dict(zip([each.name for each in model.table], choice, strict=True))
             value = two.loss(batch, w=lambda x, path=path: model(x, path=path))
             for place, each in enumerate(torch.autograd.grad(value, theta, allow_unused=True)):
