@@ -379,8 +379,16 @@ def test_a_size_follows_the_inputs_or_is_a_constant_that_is_checked() -> None:
     strided = Strided()
     stages = chain_for(strided, "parallel", (drawn(2, 1, 12),), None, num_stages=2).stages(["blocks.3"])
     assert torch.equal(run(stages, drawn(3, 1, 12)), strided(drawn(3, 1, 12)))
-    with pytest.raises(RunError, match=r"asks for a size, type or device at .*, which is 7 for this batch; .*it is 10"):
+    with pytest.raises(RunError, match=r"asks for a size, .* at .*, which is 7 for this batch and is 10 by"):
         stages[0](None, (drawn(2, 1, 9),))
+
+
+def test_an_example_is_not_needed_where_cuts_are_named() -> None:
+    module, x = ResNet(14, 4, [3, 8, 8], width=4), drawn(2, 3, 8, 8)
+    stages = partition(module, 3, cut=["stages.1", "stages.2.1"])
+    assert [stage.layers[0] for stage in stages] == ["convolution", "stages.1.0", "stages.2.1"]
+    assert torch.equal(run(stages, x), module(x))
+    assert Chain(Called(chained)).names == ["blocks.1", "blocks.2", "blocks.3"]
 
 
 def test_what_runs_without_gradients_has_none() -> None:
@@ -407,10 +415,12 @@ PERCEPTRON = MLP([8], 4, hidden=[16, 16, 16])
 @pytest.mark.parametrize(
     ("module", "example", "num_stages", "cut", "message"),
     [
-        (PERCEPTRON, drawn(2, 8), 5, None, r"found 5 stages; expected at most 4.*Set stages=4"),
+        (PERCEPTRON, drawn(2, 8), 5, None, r"stages: found 5; expected at most 4.*Set stages=4"),
         (PERCEPTRON, drawn(2, 8), 3, ["layers.3"], r"cut: found .*; expected 2 names for 3 stages"),
         (PERCEPTRON, drawn(2, 8), 2, ["layer.3"], r"cut: found 'layer\.3'.*Did you mean 'layers\.3'\?"),
         (PERCEPTRON, drawn(2, 8), 3, ["layers.5", "layers.3"], "expected each once, in the order"),
+        (PERCEPTRON, None, 2, None, "example: found None; expected a batch, by which stages are balanced"),
+        (Checked(), None, 2, ["blocks.3"], "Give an example of its inputs, by whose values it may decide"),
         (Called(masking), drawn(4, 3), 2, None, "expected at most 1, since Called .* no layer"),
         (Chained(casts), drawn(4, 4), 2, None, "it switches autocast; set the problem's precision"),
     ],

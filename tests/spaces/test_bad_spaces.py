@@ -33,7 +33,7 @@ def refusal(make: Callable[[], Any], kind: type[Exception] = ConfigError) -> str
     return str(found.value)
 
 
-def chosen(mutator: AbstractMutator, decisions: dict[str, Any], make: Callable[[], nn.Module] = base) -> Space:
+def chosen(mutator: AbstractMutator, decisions: dict[str, Any], make: Any = base) -> Space:
     return Space(make, [mutator], inputs=[1, 8, 8], decisions=decisions)
 
 

@@ -90,19 +90,13 @@ def test_of_ours(name: str) -> None:
     assert_same(make, described, leaves)
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v3_small"])
-def test_some_of_torchvision(name: str) -> None:
-    check_torchvision(name)
+QUICK = ("squeezenet1_1", "mobilenet_v3_small")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(OF_TORCHVISION) - {"squeezenet1_1", "mobilenet_v3_small"}))
-def test_the_others_of_torchvision(name: str) -> None:
-    check_torchvision(name)
-
-
-def check_torchvision(name: str) -> None:
-    pytest.importorskip("torchvision")
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OF_TORCHVISION]
+)
+def test_of_torchvision(name: str) -> None:
     size = OF_TORCHVISION[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -228,8 +228,7 @@ class _AbstractBlocks(nn.Module, ABC):
         pairs = zip(states.unbind(), layers, strict=True)
         return torch.stack([self._step(state, self._called(n, state, args, kwargs), h) for state, n in pairs])
 
-    def forward(self, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other; all blocks get the further arguments."""
+    def _run(self, state: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         for n in range(self.num_layers):
             state = self._step(state, self._called(n, state, args, kwargs), self.h)
         return state
@@ -259,6 +258,10 @@ class BlockLayers(_AbstractBlocks):
         (torch.Size([2, 3]), torch.Size([2, 2, 3]))
     """
 
+    def forward(self, state: Tensor) -> Tensor:
+        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other."""
+        return self._run(state, (), {})
+
     def _step(self, state: Tensor, returned: Tensor, h: float) -> Tensor:
         return state + h * returned
 
@@ -278,6 +281,10 @@ class WholeLayers(_AbstractBlocks):
         >>> WholeLayers([double, double]).many(torch.ones(1, 1, 1), range(1), 4.0).item()
         5.0
     """
+
+    def forward(self, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other; all blocks get the further arguments."""
+        return self._run(state, args, kwargs)
 
     def _step(self, state: Tensor, returned: Tensor, h: float) -> Tensor:
         return returned if h == 1.0 else state + h * (returned - state)

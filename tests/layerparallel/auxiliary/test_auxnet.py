@@ -59,17 +59,16 @@ def test_parts_of_a_smaller_module_have_the_shapes() -> None:
         assert state.shape[1:] == shape
 
 
+def squares(batch: Any, *, model: Any) -> Tensor:
+    return model(batch["input"]).square().mean()
+
+
 def step(module: nn.Module, shape: tuple[int, ...], cut: str, **settings: Any) -> dict[str, Any]:
     """Take a step in two stages; return what they keep."""
-    net = Problem(
-        "net",
-        module,
-        lambda batch, *, model: model(batch["input"]).square().mean(),
-        roles={"model": "net"},
-        parallel=Auxiliary(stages=2, cut=[cut], beta=1.0, **settings),
-        stream=Stream(InMemoryTensors({"input": torch.ones(shape)}), 4, seed=1),
-        optimizer=partial(torch.optim.SGD, lr=0.01),
-    )
+    stream = Stream(InMemoryTensors({"input": torch.ones(shape)}), 4, seed=1)
+    optimizer = partial(torch.optim.SGD, lr=0.01)
+    how: dict[str, Any] = {"parallel": Auxiliary(stages=2, cut=[cut], beta=1.0, **settings), "optimizer": optimizer}
+    net = Problem("net", module, squares, roles={"model": "net"}, stream=stream, **how)
     Schedule(Program([net], Graph())).tick()
     assert net.parallel is not None
     return net.parallel.state_dict()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mlotool.distributed.collectives import Ranks
-from tests.layerparallel.auxiliary.ranks import chained, compute, main
+from tests.layerparallel.auxiliary.ranks import compute, main
 from tests.runner.processes import run_ranks
 
 TOLERANCE = 1e-9
@@ -88,13 +88,6 @@ def test_two_parts_of_the_batch_are_the_whole(found: Found, alone: dict[bool, di
     for rank in found:
         for name, each in alone[False].items():
             assert unequal(_settled(rank["parts"][name]), _settled(each), TOLERANCE) == [], name
-
-
-def test_a_chain_over_three_processes_is_one_bit_by_bit(tmp_path: Path) -> None:
-    """The derivative passes from the last network to the first."""
-    expected = computed_alone(chained)
-    for rank in start(tmp_path, 3):
-        assert unequal(rank, expected, 0.0) == []
 
 
 @pytest.mark.slow

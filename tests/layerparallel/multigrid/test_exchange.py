@@ -197,39 +197,15 @@ def test_a_guard_over_ranks_decides_as_on_one(name: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(sum(found), expected, rtol=1e-9, atol=1e-12)
 
 
-RECIPE = """# @package _global_
-# Residual layers, one-shot.
-defaults: [_self_, override /data: digits]
-name: one_shot
-problems:
-  classifier:
-    module:
-      _target_: torch.nn.Sequential
-      _args_:
-        - {_target_: torch.nn.Flatten}
-        - {_target_: torch.nn.Linear, in_features: 64, out_features: 4}
-        - {_target_: mlotool.models.ResidualLayers, num_layers: 4, width: 4}
-        - {_target_: torch.nn.Linear, in_features: 4, out_features: 10}
-    loss: {_target_: mlotool.losses.cross_entropy, roles: {model: classifier}}
-    stream: {split: train, batch_size: 100}
-    optimizer: {_target_: torch.optim.LBFGS, max_iter: 1, max_eval: 20, line_search_fn: strong_wolfe}
-    parallel: {_target_: mlotool.layerparallel.Multigrid, coarsening: 2, backward_cycles: 1, warm_start: true}
-evaluate: {problem: classifier, metrics: [accuracy], splits: {val: end}, batch_size: 100}
-objective: val/accuracy
-logger: {wandb: false}
-debug: {limit_samples: 100}
-runner: {max_ticks: 3, progress_bar: false, log_every: 1, report: false}
-"""
-
-
 @pytest.mark.slow
-def test_a_recipe_on_two_ranks_trains_as_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "one_shot.yaml").write_text(RECIPE)
+def test_a_recipe_on_two_ranks_trains_as_on_one(tmp_path: Path) -> None:
     found = []
     for devices in (1, 2):
-        overrides = [f"runner.devices={devices}", "+problems.classifier.parallel.over_ranks=true"]
-        config = mlotool.compose(str(tmp_path / "one_shot.yaml"), overrides)
+        quiet = ["logger.wandb=false", "runner.progress_bar=false", "runner.report=false", "runner.max_ticks=3"]
+        layers = ["problems.classifier.module.num_layers=32", "+problems.classifier.parallel.over_ranks=true"]
+        config = mlotool.compose(
+            "oneshot_peaks", [*quiet, *layers, f"runner.devices={devices}", "debug.limit_samples=100"]
+        )
         found.append(mlotool.run(config, output_dir=tmp_path / f"run_{devices}").metrics)
     alone, both = ({key: value for key, value in each.items() if "backward" not in key} for each in found)
     assert both == pytest.approx(alone, rel=1e-4, abs=1e-5)

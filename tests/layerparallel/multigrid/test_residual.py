@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import BlockLayers, MultigridResidual, StackedLayers
 from mlotool.layerparallel.multigrid import WholeLayers
@@ -136,31 +135,6 @@ def test_a_loss_may_read_all_states() -> None:
     torch.testing.assert_close(*first, rtol=1e-8, atol=1e-8)
     second = [torch.autograd.grad(sum(each.square().sum() for each in slopes), inputs) for slopes in first]
     torch.testing.assert_close(*second, rtol=1e-7, atol=1e-7)
-
-
-def test_gradcheck() -> None:
-    torch.manual_seed(0)
-    part = MultigridResidual(Wave(8, 2), coarsening=2, cycles=4, levels=2)
-    u0 = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
-
-    def run(u0: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return BoundModule(part, {"layers.weight": weight, "layers.bias": bias})(u0)
-
-    weight, bias = (each.detach().clone().requires_grad_() for each in part.parameters())
-    assert torch.autograd.gradcheck(run, (u0, weight, bias), fast_mode=True)
-    assert torch.autograd.gradgradcheck(run, (u0, weight, bias), fast_mode=True)
-
-
-def test_running_statistics_move_once() -> None:
-    torch.manual_seed(0)
-    parts = [MultigridResidual([WithNorm().double() for _ in range(N)], h=0.1, cycles=2) for _ in range(2)]
-    parts[1].load_state_dict(parts[0].state_dict())
-    u0 = torch.randn(5, 3, dtype=torch.float64)
-    for _ in range(2):
-        loss_of(parts[0](u0)).backward()
-        parts[1].serial()(u0)
-    for found, expected in zip(parts[0].buffers(), parts[1].buffers(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
 def test_autocast_reaches_the_backward() -> None:

@@ -119,24 +119,12 @@ def program(
     names = [name for name, _ in space.named_parameters()]
     assert names == ["1.weight", "1.bias", "1@plain.weight"]
     roles = {"model": "model", "paths": "paths"}
-    model = Problem(
-        "model",
-        space,
-        lower_loss,
-        roles=roles,
-        stream=Stream(TRAIN, 12, shuffle=False),
-        optimizer=partial(torch.optim.SGD, lr=RATE),
-        unroll_steps=lower_steps,
-        hypergradient=hypergradient,
-    )
-    paths = Problem(
-        "paths",
-        weights,
-        upper_loss,
-        roles=roles,
-        stream=Stream(META, 12, shuffle=False),
-        optimizer=partial(torch.optim.SGD, lr=1.0),
-    )
+    how = [
+        {"roles": roles, "stream": Stream(data, 12, shuffle=False), "optimizer": partial(torch.optim.SGD, lr=rate)}
+        for data, rate in ((TRAIN, RATE), (META, 1.0))
+    ]
+    model = Problem("model", space, lower_loss, unroll_steps=lower_steps, hypergradient=hypergradient, **how[0])
+    paths = Problem("paths", weights, upper_loss, **how[1])
     return Program([model, paths], Graph({"paths": ["model"]}, {"model": ["paths"]}))
 
 

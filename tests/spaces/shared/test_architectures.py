@@ -91,10 +91,7 @@ def eight_paths():
     """A space of 8 paths: three decisions between two candidates."""
 
     def base():
-        layers = [nn.Linear(3, 3), nn.ReLU()] * 3
-        return nn.Sequential(
-            *[type(each)(3, 3) if number % 2 == 0 else nn.ReLU() for number, each in enumerate(layers)]
-        )
+        return nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(3, 3), nn.ReLU())])
 
     torch.manual_seed(0)
     activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})

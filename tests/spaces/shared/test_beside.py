@@ -30,11 +30,8 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 def drawn(number: int = 0, *, trace: str | None = None, **settings: Any) -> Program:
     """A space that draws its paths."""
     torch.manual_seed(number)
-    stream = Stream(Blobs(40, number), 8, seed=number)
-    roles = {"model": "net"}
-    problem = Problem(
-        "net", space(paths=UniformPaths()), plain_loss, roles=roles, stream=stream, optimizer=SGD, **settings
-    )
+    how: dict[str, Any] = {"stream": Stream(Blobs(40, number), 8, seed=number), "optimizer": SGD, **settings}
+    problem = Problem("net", space(paths=UniformPaths()), plain_loss, roles={"model": "net"}, **how)
     return Program([problem], Graph(), **({} if trace is None else {"trace": trace}))
 
 
@@ -43,20 +40,11 @@ def searched(
 ) -> Program:
     """A space whose paths another problem gives."""
     torch.manual_seed(number)
-    roles = {"model": "net", "paths": "paths"}
     streams = [Stream(Blobs(40, number + each), 8, seed=number) for each in range(2)]
+    how = [{"roles": {"model": "net", "paths": "paths"}, "stream": stream, "optimizer": SGD} for stream in streams]
     algorithm = hypergradient or Implicit(Identity(0.1))
-    net = Problem(
-        "net",
-        space(),
-        path_cross_entropy,
-        roles=roles,
-        stream=streams[0],
-        optimizer=SGD,
-        hypergradient=algorithm,
-        **settings,
-    )
-    paths = Problem("paths", kind(space).double(), path_cross_entropy, roles=roles, stream=streams[1], optimizer=SGD)
+    net = Problem("net", space(), path_cross_entropy, hypergradient=algorithm, **how[0], **settings)
+    paths = Problem("paths", kind(space).double(), path_cross_entropy, **how[1])
     given = {} if trace is None else {"trace": trace}
     return Program([net, paths], Graph({"paths": ["net"]}, {"net": ["paths"]}), **given)
 

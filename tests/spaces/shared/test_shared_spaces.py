@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from mlotool.core.errors import ConfigError
@@ -16,7 +15,7 @@ from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import FairPaths, Mixture, Operator, SharedSpace, Space, UniformPaths
 from tests.spaces.shared.mixtures import NUM_STEPS, program, start
 from tests.spaces.shared.networks import SPACES, Net, depth, kernel
-from tests.spaces.shared.test_against_files import samples
+from tests.spaces.shared.test_against_models import cross_entropy, samples
 
 
 def shared(mutators, **settings):
@@ -163,15 +162,9 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
     space, rows = of_paths(paths=UniformPaths(), statistics="path"), samples(64, 3)
     drawn = []
     space.paths.register_forward_hook(lambda module, inputs, path: drawn.append(dict(path)))
-    stream = Stream(rows, 8, seed=0)
-    problem = Problem(
-        "net",
-        space,
-        lambda batch, *, model: F.cross_entropy(model(batch["input"]), batch["target"]),
-        roles={"model": "net"},
-        stream=Stream(rows, 8, seed=0),
-        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
-    )
+    stream, optimizer = Stream(rows, 8, seed=0), partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    how = {"roles": {"model": "net"}, "stream": Stream(rows, 8, seed=0), "optimizer": optimizer}
+    problem = Problem("net", space, cross_entropy, **how)
     schedule = Schedule(Program([problem], Graph()))
     given = [{"shape": [1, 6, 6], "dtype": "float64"}]
     statistics = {}
@@ -225,8 +218,6 @@ def test_the_first_path_whose_result_is_not_finite_is_named():
     torch.manual_seed(0)
     base = partial(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU()))
     space, x = SharedSpace(base, [activation], inputs=[3]), torch.randn(8, 3)
-    space(x, path={"activation_0": "relu", "activation_1": "relu"})
-    assert space.unsound is None
     gates = Mixture(("relu", "root"), torch.tensor([1.0, 0.0]))
     space(x, path={"activation_0": "root", "activation_1": gates})
     space(x, path={"activation_0": "root", "activation_1": "relu"})

@@ -56,7 +56,7 @@ APART = [[("a", "a"), ("b", "b")], [("b", "b"), ("a", "a")]] * (NUM_TICKS // 2)
 class Given(AbstractPaths):
     """Paths that are told, one after the other."""
 
-    def __init__(self, paths: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, paths: Iterable[tuple[str, ...]]) -> None:
         super().__init__()
         self._paths = iter(paths)
 
