@@ -171,5 +171,4 @@ def exchanges() -> tuple[Exchange, Exchange] | None:
         >>> exchanges() is None
         True
     """
-    ranks = all_ranks()
-    return (Exchange(ranks), Exchange(ranks, is_mirrored=True)) if ranks.size > 1 else None
+    return (Exchange(all_ranks()), Exchange(all_ranks(), is_mirrored=True)) if all_ranks().size > 1 else None

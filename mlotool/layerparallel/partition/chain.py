@@ -57,11 +57,6 @@ class OperationCounter(TorchDispatchMode):
         self.products = 0
         self.elements = 0
 
-    @property
-    def total(self) -> int:
-        """Both, in floating-point operations."""
-        return self.products + ELEMENT_COST * self.elements
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run and count one operation; a view costs nothing."""
         kwargs = kwargs or {}
@@ -87,7 +82,7 @@ def operations(run: Callable[[], Any], device: torch.device) -> int:
     """
     with OperationCounter() as counter:
         run()
-    return counter.total
+    return counter.products + ELEMENT_COST * counter.elements
 
 
 def seconds(run: Callable[[], Any], device: torch.device) -> float:

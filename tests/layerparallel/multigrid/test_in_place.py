@@ -22,7 +22,7 @@ class Stack(nn.Module):
 
     def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], blocks: list[nn.Module] | None = None) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks or [block() for _ in range(8)])
+        self.blocks = nn.ModuleList(blocks or eight(Residual))
         self.run = run
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,10 +38,6 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
         return x + 0.2 * scale * torch.tanh(self.linear(x))
-
-
-def block() -> nn.Module:
-    return Residual()
 
 
 def attached(module: nn.Module, *part: Any, **settings: Any) -> Multigrid:
@@ -82,7 +78,7 @@ RUNS = [chained, all_states, twice, by_name]
 def test_whatever_the_module_does_around_its_blocks(run: Any, is_one: bool) -> None:
     """Also where one block stands in all places."""
     torch.manual_seed(0)
-    module = Stack(run, [block()] * 8 if is_one else None).double()
+    module = Stack(run, [Residual()] * 8 if is_one else None).double()
     parallel = attached(module, coarsening=2, cycles=4)
     x = torch.randn(4, 3, dtype=torch.float64)
     found, expected = (
@@ -163,8 +159,8 @@ class Named(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), *[block() for _ in range(6)])
-        self.more = nn.ModuleList(block() for _ in range(4))
+        self.layers = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), *[Residual() for _ in range(6)])
+        self.more = nn.ModuleList(Residual() for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         return chained(self.more, self.layers(x))
@@ -266,7 +262,7 @@ def modulated(blocks: nn.ModuleList, x: Tensor) -> Tensor:
 
 
 def hooked() -> list[nn.Module]:
-    blocks = [block() for _ in range(8)]
+    blocks = eight(Residual)
     blocks[7].register_forward_hook(lambda each, inputs, output: output * 0.5)
     return blocks
 
