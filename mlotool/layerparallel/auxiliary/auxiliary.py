@@ -370,8 +370,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             [everybody] = replicas.gather_rows([self._slots])
             unseen = self._samples.meet(self._slots, everybody)
         states = team.shapes(inputs), team.dtype, team.device
-        sizes = self._share, replicas.size
-        return StageStep(self, self._num_steps, inputs, *states, *sizes, self._slots, unseen)
+        return StageStep(self, self._num_steps, inputs, *states, self._share, replicas.size, self._slots, unseen)
 
     def _check_finite(self) -> None:
         """Refuse stages that have parted so far that training goes nowhere; warn once where they part."""

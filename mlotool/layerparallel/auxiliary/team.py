@@ -577,9 +577,8 @@ class Team:
             network = AuxNet(parts[number : number + 1], number == 0) if number < len(self.stages) - 1 else None
             # The noise at an interface is its own, whichever of its stages draws it.
             return kinds.ChainVariables(*how, self.seed + number + 1, network)
-        return kinds.RecursiveVariables(
-            *how, self.seed + number, AuxNet(parts[:number], is_first=True) if number else None
-        )
+        network = AuxNet(parts[:number], is_first=True) if number else None
+        return kinds.RecursiveVariables(*how, self.seed + number, network)
 
 
 def _largest_curvature(gradient: Callable[[Tensor], Tensor], point: Tensor, slope: Tensor) -> Tensor:

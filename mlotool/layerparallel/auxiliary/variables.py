@@ -27,8 +27,6 @@ from mlotool.layerparallel.partition.chain import Chain, Cut, chain_for
 from mlotool.layerparallel.partition.trace import LAYERS, Inputs, Stage, undisturbed
 from mlotool.problem.batches import bounds
 
-AUTO = "auto"
-
 BETWEEN_PENALTIES = 0.5
 """Rate of stored variables of a stage that has a penalty before and behind it; of three stages on MNIST
 0.05 ends 19 points of accuracy lower, 0.3 seven lower, 0.7 two higher; on digits 1 ends three lower
@@ -159,7 +157,7 @@ class AuxiliarySettings:
 
     def _rate(self, rate: Any, interface: int) -> float | None:
         if rate is not None:
-            return None if rate == AUTO else float(rate)
+            return None if rate == "auto" else float(rate)
         # A stage with a penalty behind it pulls its variables as well, and whole steps overshoot.
         return BETWEEN_PENALTIES if self.is_stored and interface < self.stages - 1 else 1.0
 

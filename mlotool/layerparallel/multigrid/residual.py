@@ -35,13 +35,9 @@ from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method, P
 # states, adjoints, tangents, cotangents: (N + 1, b, ...)
 
 T = TypeVar("T")
-Workers = Annotated[int, Ge(1), Le(10_000)]
 
 Gradient = list[Tensor | None]
 """With respect to u0 and to each parameter."""
-
-AUTO = "auto"
-"""In the place of a number of cycles: they are chosen."""
 
 CHOICE_EVERY = 100
 """Training steps from one comparison of `cycles: auto` to the next."""
@@ -100,7 +96,7 @@ class MultigridSettings:
     guard_every: Whole | None = None
     guard_threshold: Positive = 0.1
     guard_max_cycles: Cycles = 8
-    workers: Workers | None = None
+    workers: Annotated[int, Ge(1), Le(10_000)] | None = None
     over_ranks: bool = False
 
     def methods(self, num_layers: int) -> tuple[Method, Method]:
@@ -115,7 +111,7 @@ class MultigridSettings:
     @property
     def is_chosen(self) -> bool:
         """Whether cycles and coarsening are chosen by the gradient's bias."""
-        return self.cycles == AUTO
+        return self.cycles == "auto"
 
     def check(self) -> None:
         """Refuse settings that nothing would look at."""

@@ -136,6 +136,6 @@ def test_the_policys_gradient_is_that_of_the_enumerated_expectation():
 
 
 def test_shared_is_a_setting_of_a_space():
-    made = Space(base, [], inputs=[{"shape": [4], "dtype": "float64"}], shared=True)
-    assert type(made) is SharedSpace
-    assert not isinstance(Space(base, [], inputs=[{"shape": [4], "dtype": "float64"}]), SharedSpace)
+    given = [{"shape": [4], "dtype": "float64"}]
+    kinds = [type(Space(base, inputs=given, shared=shared)) for shared in (False, True)]
+    assert not issubclass(kinds[0], SharedSpace) and kinds[1] is SharedSpace

@@ -178,7 +178,7 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
         key = tuple(path.values())
         model.load_state_dict({**now, **statistics.get(key, fresh(model))})
         model.train()(batch["input"])
-        statistics[key] = {name: each.clone() for name, each in model.state_dict().items() if is_running(name)}
+        statistics[key] = {name: each.clone() for name, each in model.state_dict().items() if name.endswith(RUNNING)}
     assert len(statistics) > 3
     for key, expected in statistics.items():
         path = dict(zip(["kernel_0", "kernel_1", "kernel_2"], key, strict=True))
@@ -191,12 +191,11 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
         assert torch.equal(model.eval()(x), space.eval()(x, path=path))
 
 
-def is_running(name):
-    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def fresh(model):
-    return {name: each.clone() for name, each in model.state_dict().items() if is_running(name)}
+    return {name: each.clone() for name, each in model.state_dict().items() if name.endswith(RUNNING)}
 
 
 def of_state(space, state, path):
