@@ -78,7 +78,7 @@ class StepSchedule:
     def at(self, step: int) -> float:
         """Return the value at a step, counted from 0."""
         try:
-            return min(self.start * self.factor ** (step // self.every), self.maximum)
+            return min(self.start * float(self.factor) ** (step // self.every), self.maximum)
         except OverflowError:
             return self.maximum
 
