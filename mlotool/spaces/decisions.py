@@ -9,7 +9,7 @@ from typing import Any
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
-from mlotool.core.messages import did_you_mean
+from mlotool.core.messages import did_you_mean, shown
 
 Value = str | int
 """What a candidate is called: a name, or a whole number."""
@@ -174,9 +174,11 @@ def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> Non
         ConfigError: with the names that were asked for.
     """
     for name in given:
-        expected = f"a decision that a model asks for: {_listed(made) or 'none, as no problem has a space'}"
-        advice = f"{did_you_mean(str(name), list(made))} Correct the name, or remove it.".strip()
-        require(name in made, f"decisions.{str(name)[:100]}", given[name], expected, advice)
+        if name not in made:
+            fault = f"found {shown(given[name])}, but no model asks for a decision of this name"
+            expected = f"one of {_listed(made)}" if made else "none, as no problem has a space"
+            advice = f"{did_you_mean(str(name), list(made))} Correct the name, or remove it."
+            raise ConfigError(f"decisions.{str(name)[:100]}: {fault}; expected {expected}.{advice}")
 
 
 def choose(name: str, candidates: Sequence[Any] | Mapping[Value, Any]) -> Any:
