@@ -71,7 +71,7 @@ class StepSchedule:
     maximum: Endless = inf
 
     @staticmethod
-    def of(value: Steps) -> "StepSchedule":
+    def of(value: Any) -> "StepSchedule":
         """Return the schedule that a user has set; a number stays the same."""
         return StepSchedule(**value) if isinstance(value, Mapping) else StepSchedule(value)
 
