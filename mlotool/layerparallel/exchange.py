@@ -61,7 +61,7 @@ class Transport:
             ConfigError: the ranks cannot be divided among the stages.
         """
         num_parts, rest = divmod(num_ranks, num_stages)
-        expected = f"those of {num_ranks} ranks, or of a part of them, where each has a process of its own"
+        expected = f"a number that divides the {num_ranks} ranks, as each stage has a process of its own"
         advice = f"Set runner.devices={max(num_parts, 1) * num_stages}, or {key}.processes=false."
         require(bool(num_parts) and not rest, f"{key}.stages", num_stages, expected, advice)
         return cls(*stages_and_parts(rank, num_ranks, num_stages))

@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_what_rank_0_has_saved(found: Found) -> None:
 def test_what_several_processes_cannot_do(found: Found) -> None:
     refused = [rank["refused"] for rank in found]
     assert "problems.net.gradient_clip_norm: found" in refused[0]["clip"]
-    assert "found 3 stages in processes of their own, and 2 ranks" in refused[1]["stages"]
+    assert "stages: found 3; expected a number that divides the 2 ranks" in refused[1]["stages"]
     assert "Set runner.devices=3" in refused[0]["stages"]
     assert "beside the module's call, and not 0.0.weight" in refused[1]["beside"]
 
