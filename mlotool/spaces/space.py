@@ -174,7 +174,7 @@ class Space(nn.Module):
             _run=SuperGraph(graph),
         )
         if not model.is_rewired:
-            self.__class__ = _joint(type(self), type(root))
+            self.__class__ = _joint(type(self), type(root))  # type: ignore[arg-type]
 
     def _check_names(self, base: nn.Module) -> None:
         """Refuse a base with an attribute that a space has for itself."""
@@ -228,7 +228,7 @@ def _joint(kind: type[Space], own_type: type[nn.Module]) -> type:
 
 
 def _again(kind: type[Space], own_type: type[nn.Module] | None) -> Any:
-    return object.__new__(kind if own_type is None else _joint(kind, own_type))
+    return object.__new__(kind if own_type is None else _joint(kind, own_type))  # type: ignore[arg-type]
 
 
 def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:

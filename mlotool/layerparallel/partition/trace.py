@@ -319,7 +319,7 @@ def traced(
     # Python code may ask for these directly.
     named = zip(arguments, values, strict=False)
     plain = {name: value for name, value in named if value is None or isinstance(value, bool | str)}
-    makers = {name: _in_a_tuple(getattr(torch, name)) for name in _MADE_BY_SIZES}
+    makers: dict[str, Any] = {name: _in_a_tuple(getattr(torch, name)) for name in _MADE_BY_SIZES}
     try:
         with undisturbed(module), torch.enable_grad(), mock.patch.multiple(torch, **makers):
             graph = tracer.trace(module, plain)

@@ -688,7 +688,7 @@ class SharedGraph(ModelGraph):
                 raise ConfigError(f"{found}. Join what it reads before, or search without shared.")
             read = list(zip(*map(nodes_in, every), strict=True))
             switches = iter([self._switch(name, values, sources) for sources in read])
-            self._read({node: fx.node.map_arg(every[0], lambda _, switches=switches: next(switches))})
+            self._read({node: fx.node.map_arg(every[0], lambda _, switches=switches: next(switches))})  # type: ignore[misc]
 
     def _switch(self, name: str, values: tuple[Value, ...], sources: tuple[fx.Node, ...]) -> fx.Node:
         """Return what stands for one of some nodes; the node itself, where they are one."""
