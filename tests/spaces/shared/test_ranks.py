@@ -96,7 +96,7 @@ def test_implicit_hypergradients_are_those_of_the_mean_over_paths(found: list[An
     expected = two.hypergradient(two.levels(two.IMPLICIT[name](), None, two.joined_upper_loss, two.joined_lower_loss))
     assert all(each.norm() > 1e-3 for each in expected.values())
     for rank in found:
-        for key, value in rank[f"{name} two.hypergradient"].items():
+        for key, value in rank[f"{name} hypergradient"].items():
             assert torch.allclose(value, expected[key], rtol=0, atol=TOLERANCE), (value, expected[key])
 
 
