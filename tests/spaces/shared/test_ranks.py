@@ -92,7 +92,7 @@ def test_what_is_left_of_fair_paths_is_each_ranks_own(found: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", two.IMPLICIT)
 def test_implicit_hypergradients_are_those_of_the_mean_over_paths(found: list[Any], name: str) -> None:
-    """As of one rank whose two.loss is the mean over both paths, each on its rows."""
+    """As of one rank whose loss is the mean over both paths, each on its rows."""
     expected = two.hypergradient(two.levels(two.IMPLICIT[name](), None, two.joined_upper_loss, two.joined_lower_loss))
     assert all(each.norm() > 1e-3 for each in expected.values())
     for rank in found:
