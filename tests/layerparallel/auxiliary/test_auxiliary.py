@@ -320,7 +320,6 @@ def test_variables_between_penalties_take_smaller_steps(stages: int, variables: 
     beta, weight = 10.0, 1.0 / (4 * 5)
     assert step(share=1.0, num_replicas=2).step_size(1) == pytest.approx(1 / (2 * beta * weight / 2), rel=1e-12)
     assert step(share=0.0, num_replicas=2).step_size(1) == 0.0
-    assert step(share=0.0, num_replicas=2).weight(1) == 0.0
 
 
 def test_noise_is_not_stored() -> None:
