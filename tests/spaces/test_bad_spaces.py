@@ -90,14 +90,14 @@ class Backwards(AbstractMutator):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: chosen(Repeat("depth", "**", [1, 2]), {}, lambda: nn.Sequential(base())), "which share nodes"),
+        (lambda: chosen(Repeat("depth", "**", [1, 2]), {}, lambda: nn.Sequential(base())), "expected places that share no node"),
         (lambda: Space(base, [KERNEL, KERNEL], inputs=[1, 8, 8]), "kernel_0: found two decisions of this name"),
         (lambda: choose("Kernel", ["a", "b"]), "expected a name of a-z, 0-9 and '_'"),
         (lambda: choose("width", ["a", "a"]), "different names of a-z"),
         (lambda: chosen(KERNEL, {"kernal_0": "keep"}), "Did you mean 'kernel_0'?"),
         (lambda: chosen(KERNEL, {"kernel_0": "some"}), "found 'some'; expected one of keep, same"),
         (lambda: Space(base, [KERNEL], inputs=[3, 8, 8]), "inputs: node '0' does not take"),
-        (lambda: Space(base, inputs=[[1, 8, 8], [2]]), "inputs: found 2, while the forward"),
+        (lambda: Space(base, inputs=[[1, 8, 8], [2]]), "inputs: found 2; expected those of the forward"),
         (lambda: Space(base, inputs=[{"shape": [2], "dtype": "int"}]), "inputs: found"),
         (lambda: Space(base, ["kernel"], inputs=[1, 8, 8]), "mutators: found ['kernel']; expected a list"),
         (lambda: Space(lambda: 3, inputs=[2]), "base: found 3; expected a module"),

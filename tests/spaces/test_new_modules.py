@@ -60,7 +60,7 @@ class InPlace(nn.Module):
 
 @pytest.mark.parametrize("mutator", [Branch, Operator, Insert])
 def test_a_candidate_whose_own_code_changes_its_input_is_infeasible(mutator: Any) -> None:
-    with pytest.raises(InfeasibleModelError, match=r"changes in place what '[01]' returns.*Correct the candidate"):
+    with pytest.raises(InfeasibleModelError, match=r"changes in place what '[01]' returns.*Take a candidate"):
         Space(base, [mutator("new", "1", {"in_place": InPlace})], inputs=[4])
 
 
