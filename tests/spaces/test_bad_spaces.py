@@ -90,7 +90,7 @@ class Backwards(AbstractMutator):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: chosen(Repeat("depth", "**", [1, 2]), {}, lambda: nn.Sequential(base())), "expected places that share no node"),
+        (lambda: chosen(Repeat("depth", "**", [1, 2]), {}, lambda: nn.Sequential(base())), "places that share no node"),
         (lambda: Space(base, [KERNEL, KERNEL], inputs=[1, 8, 8]), "kernel_0: found two decisions of this name"),
         (lambda: choose("Kernel", ["a", "b"]), "expected a name of a-z, 0-9 and '_'"),
         (lambda: choose("width", ["a", "a"]), "different names of a-z"),
