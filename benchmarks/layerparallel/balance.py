@@ -40,7 +40,7 @@ def exchanged(workload: AbstractWorkload, num_ranks: int) -> dict[str, Any]:
 
 def _costs(workload: AbstractWorkload, num_stages: int, ways: dict[str, Sequence[Sequence[int]]]) -> dict[str, Any]:
     model, cut = workload.make_cut(num_stages)
-    chain = Chain(model, (next(workload.batches())[0],))
+    chain = Chain(model, inputs=(next(workload.batches())[0],))
     counted, timed = (chain.costs(cut, measure) for measure in (operations, seconds))
 
     def of_ranks(costs: Sequence[float]) -> dict[str, float]:

@@ -49,4 +49,4 @@ def traced_stages(model: nn.Module, cut: Sequence[str], example: Tensor) -> list
         cut: names of the layers that begin the parts but the first.
         example: its input.
     """
-    return [TracedStage(each) for each in partition(model, len(cut) + 1, example, list(cut))]
+    return [TracedStage(each) for each in partition(model, len(cut) + 1, list(cut), example)]

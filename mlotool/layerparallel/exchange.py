@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.distributed.collectives import Ranks, all_ranks, stages_and_parts
 from mlotool.distributed.point_to_point import Messages, hand_on
 
@@ -61,12 +61,9 @@ class Transport:
             ConfigError: the ranks cannot be divided among the stages.
         """
         num_parts, rest = divmod(num_ranks, num_stages)
-        if rest or not num_parts:
-            raise ConfigError(
-                f"{key}.stages: found {num_stages} stages in processes of their own, and {num_ranks} ranks; expected "
-                f"a multiple of {num_stages}. Set runner.devices={max(num_parts, 1) * num_stages}, or "
-                f"{key}.processes=false for all stages in each rank."
-            )
+        expected = f"a number that divides the {num_ranks} ranks, as each stage has a process of its own"
+        advice = f"Set runner.devices={max(num_parts, 1) * num_stages}, or {key}.processes=false."
+        require(bool(num_parts) and not rest, f"{key}.stages", num_stages, expected, advice)
         return cls(*stages_and_parts(rank, num_ranks, num_stages))
 
     @property
@@ -167,21 +164,11 @@ class Exchange:
         return self.num_parts - 1 - part if self._is_mirrored else part
 
 
-def has_ranks() -> bool:
-    """Say whether this run has several ranks.
+def exchanges() -> tuple[Exchange, Exchange] | None:
+    """Return the exchange of states and that of adjoints between all ranks of the run; None where there is one alone.
 
     Example:
-        >>> has_ranks()
-        False
+        >>> exchanges() is None
+        True
     """
-    return all_ranks().size > 1
-
-
-def exchanges() -> tuple[Exchange, Exchange]:
-    """Return the exchange of states and that of adjoints between all ranks of the run.
-
-    Example:
-        >>> [exchange.num_parts for exchange in exchanges()]
-        [1, 1]
-    """
-    return Exchange(all_ranks()), Exchange(all_ranks(), is_mirrored=True)
+    return (Exchange(all_ranks()), Exchange(all_ranks(), is_mirrored=True)) if all_ranks().size > 1 else None

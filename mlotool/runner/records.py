@@ -14,8 +14,7 @@ from mlotool.config import Built
 from mlotool.core.files import write_text
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
-from mlotool.spaces.shared.architecture import AbstractArchitecture
-from mlotool.spaces.shared.shared_space import SharedSpace
+from mlotool.spaces.shared.shared_space import AbstractArchitecture, SharedSpace
 from mlotool.spaces.summary import NodeSummary, nodes_of_spaces
 
 NODES_FILE, FILE = "nodes.json", "paths.json"

@@ -8,10 +8,8 @@ from mlotool.spaces.decisions import Decision, Decisions, choose, deciding
 from mlotool.spaces.model_graph import Change, ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.places import Place, Target
-from mlotool.spaces.shared.architecture import AbstractArchitecture
-from mlotool.spaces.shared.paths import AbstractPaths, SharedDecision, path_of
-from mlotool.spaces.shared.shared_graph import Mixture
-from mlotool.spaces.shared.shared_space import SharedSpace
+from mlotool.spaces.shared.shared_graph import AbstractPaths, Mixture, SharedDecision, path_of
+from mlotool.spaces.shared.shared_space import AbstractArchitecture, SharedSpace
 from mlotool.spaces.space import Space
 from mlotool.spaces.summary import NodeSummary
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor, fx, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.messages import shown
 from mlotool.core.user_code import is_refusal, named
@@ -36,11 +37,9 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
         ConfigError: what is made is no module, or nothing can be made.
         InfeasibleModelError: the constructor refuses what its place gives it.
     """
-    if isinstance(build, nn.Module) or not callable(build):
-        raise ConfigError(
-            f"node '{name}': found the candidate {shown(build)}; expected what makes a module, such as torch.nn.Tanh "
-            "or functools.partial(torch.nn.Conv2d, kernel_size=5), or null. Correct it."
-        )
+    is_right, key = callable(build) and not isinstance(build, nn.Module), f"node '{name}': the candidate"
+    expected = "what makes a module, such as torch.nn.Tanh or partial(torch.nn.Conv2d, kernel_size=5), or null"
+    require(is_right, key, build, expected)
     with torch.random.fork_rng(devices=[]):
         # Of the CPU alone where modules are made there: `torch.manual_seed` takes a millisecond for other devices.
         is_on_cpu = torch.get_default_device().type in ("cpu", "meta")
@@ -55,14 +54,10 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
             if not is_refusal(error):
                 raise
             bound = "".join(f", {key}={shown(value)}" for key, value in getattr(build, "keywords", {}).items())
-            raise RefusedModelError(
-                f"node '{name}': {named(build)}{bound and f'{bound},'} refuses what its place gives it: "
-                f"{type(error).__name__}: {error}. Correct the candidate, or take another one there."
-            ) from error
-    if not isinstance(module, nn.Module):
-        raise ConfigError(
-            f"node '{name}': found {type(module).__name__}; expected a candidate that makes a module. Correct it."
-        )
+            fault = f"node '{name}': {named(build)}{bound and f'{bound},'} refuses what its place gives it"
+            advice = "Correct the candidate, or take another one there."
+            raise RefusedModelError(f"{fault}: {type(error).__name__}: {error}. {advice}") from error
+    require(isinstance(module, nn.Module), key, module, "one that makes a module")
     return module
 
 
@@ -318,10 +313,8 @@ class NewModules:
             ConfigError: nobody can make it.
         """
         if self._anew is None:
-            raise ConfigError(
-                f"cannot make '{path}' once more, as the base was given as a module; expected a function that makes "
-                "it. Write Space(lambda: MyModel(..), ..)."
-            )
+            found = f"cannot make '{path}' once more, as the base was given as a module"
+            raise ConfigError(f"{found}. Give a function that makes it: Space(lambda: MyModel(..), ..).")
         if name != self._last[0]:
             self._last = name, {}
         # A block that holds a layer and copies of it has a model for each.
@@ -337,10 +330,8 @@ class NewModules:
         inside = {id(tensor): name for name, tensor in names.items() if name.startswith(f"{path}.")}
         for name, tensor in names.items() if inside else ():
             if not name.startswith(f"{path}.") and id(tensor) in inside:
-                raise ConfigError(
-                    f"'{path}' shares '{inside[id(tensor)]}' with '{name}', and a new module would not; expected "
-                    "modules whose parameters are their own. Write another path, or make a leaf of what holds both."
-                )
+                found = f"'{path}' shares '{inside[id(tensor)]}' with '{name}', and a new module would not"
+                raise ConfigError(f"{found}. Write another path, or make a leaf of what holds both.")
 
     def _keep(self, path: str, module: nn.Module, *, is_training: bool = True) -> None:
         self._modes |= {module: module.training and is_training for module in module.modules()}

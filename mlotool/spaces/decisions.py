@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.messages import did_you_mean, shown
 
@@ -56,18 +57,13 @@ class Decisions:
         if name in self.again and self.again[name].candidates == names:
             return self.again[name].value
         if name in self.made:
-            raise ConfigError(
-                f"decisions.{name}: found two decisions of this name; expected a name of its own for each, in all "
-                "problems of the program. Give a mutator or a choice another name, or let a mutator decide."
-            )
+            raise ConfigError(f"decisions.{name}: found two decisions of this name. Give one of them another name.")
         check_number(name, len(self.made))
         value = self.decide(name, names)
-        if not any(value == known and type(value) is type(known) for known in names):
-            hint = did_you_mean(str(value), [str(known) for known in names])
-            raise ConfigError(
-                f"decisions.{name}: found {shown(value)}; expected one of {_listed(names)}.{hint} Correct it, or leave "
-                "it out for the first one."
-            )
+        is_candidate = any(value == known and type(value) is type(known) for known in names)
+        hint = "" if is_candidate else did_you_mean(str(value), [str(known) for known in names])
+        advice = f"{hint} Correct it, or leave it out for the first one.".strip()
+        require(is_candidate, f"decisions.{name}", value, f"one of {_listed(names)}", advice)
         self.made[name] = Decision(name, names, value)
         return value
 
@@ -167,10 +163,8 @@ def check_number(name: str, num_made: int) -> None:
         InfeasibleModelError: there are as many already.
     """
     if num_made >= MAX_DECISIONS:
-        raise InfeasibleModelError(
-            f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next; expected "
-            "fewer. Lower steps and counts: those of a mutator within a Grow are made anew in each of its steps."
-        )
+        found = f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next"
+        raise InfeasibleModelError(f"{found}. Lower steps and counts; a Grow makes them anew in each of its steps.")
 
 
 def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> None:
@@ -181,11 +175,10 @@ def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> Non
     """
     for name in given:
         if name not in made:
+            fault = f"found {shown(given[name])}, but no model asks for a decision of this name"
             expected = f"one of {_listed(made)}" if made else "none, as no problem has a space"
-            raise ConfigError(
-                f"decisions.{str(name)[:100]}: found {shown(given[name])}, but no model asks for a decision of this "
-                f"name; expected {expected}.{did_you_mean(str(name), list(made))} Correct the name, or remove it."
-            )
+            advice = f"{did_you_mean(str(name), list(made))} Correct the name, or remove it."
+            raise ConfigError(f"decisions.{str(name)[:100]}: {fault}; expected {expected}.{advice}")
 
 
 def choose(name: str, candidates: Sequence[Any] | Mapping[Value, Any]) -> Any:
@@ -243,18 +236,12 @@ def is_name(text: Any) -> bool:
 
 
 def _check(name: str, candidates: tuple[Value, ...]) -> None:
-    if not is_name(name) or name == RESERVED:
-        raise ConfigError(
-            f"decision {shown(name)}: expected a name of a-z, 0-9 and '_', of at most 100 characters, but not "
-            "'seed'. Correct the name of the mutator or of the choice."
-        )
+    expected = "a name of a-z, 0-9 and '_', of at most 100 characters, but not 'seed'"
+    require(is_name(name) and name != RESERVED, "decision", name, expected, "Correct the mutator's or choice's name.")
     wrong = [value for value in candidates if type(value) is not int and not is_name(value)]
-    if wrong or not 0 < len(candidates) <= _MAX_CANDIDATES or len(set(candidates)) < len(candidates):
-        found = f"the candidate {shown(wrong[0])}" if wrong else f"{len(candidates)} candidates, {shown(candidates)}"
-        raise ConfigError(
-            f"decision '{name}': found {found}; expected 1 to {_MAX_CANDIDATES} different names of a-z, 0-9 and '_', "
-            "or whole numbers. Correct its candidates."
-        )
+    is_right = not wrong and 0 < len(candidates) <= _MAX_CANDIDATES and len(set(candidates)) == len(candidates)
+    expected = f"1 to {_MAX_CANDIDATES} different names of a-z, 0-9 and '_', or whole numbers"
+    require(is_right, f"decision '{name}': its candidates", wrong[0] if wrong else candidates, expected)
 
 
 def _listed(names: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Size, fx, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import shown
 from mlotool.spaces.building import Build, NewModules, dtype_at, input_sizes, settings_of
@@ -187,9 +188,7 @@ class ModelGraph:
             InfeasibleModelError: there is no room for so many.
         """
         if len(self.graph.nodes) + num_nodes > self._most:
-            raise InfeasibleModelError(
-                f"found {MAX_NEW_NODES:,} nodes more than the base has; expected less. Correct candidates or counts."
-            )
+            raise InfeasibleModelError(f"found {MAX_NEW_NODES:,} nodes more than the base has. Lower the counts.")
 
     def delete(self, place: Place) -> None:
         """Take nodes out; who has read the last one reads what the first one has read.
@@ -214,10 +213,8 @@ class ModelGraph:
         """
         inputs = list(node.all_input_nodes)
         if not 0 <= position <= len(inputs) or not source < node:
-            raise InfeasibleModelError(
-                f"cannot connect input {position} of '{node_id(node)}' to '{node_id(source)}'; expected "
-                f"one of its {len(inputs)} inputs, and a source that is computed before. Correct the candidates."
-            )
+            found = f"cannot connect input {position} of '{node_id(node)}' to '{node_id(source)}'"
+            raise InfeasibleModelError(f"{found}; expected one of its {len(inputs)} inputs, and an earlier source.")
         if position == len(inputs):
             node.args = (*node.args, source)
         else:
@@ -243,7 +240,7 @@ class ModelGraph:
         if len(place.nodes) == 1 and calls == [last]:
             return self._replace_module(place, last, build, settings)
         with self.beside(place):
-            node = self._create(name, build, [place.input], settings, before=last)
+            node = self._create(name, build, [place.input], settings, at=last)
         self.put(place, node)
         return node
 
@@ -330,11 +327,9 @@ class ModelGraph:
         self._infer()
         for node in order:
             for source in node.meta.get(CHANGED, ()):
-                raise ConfigError(
-                    f"leaves: node '{node_id(node)}' changes in place what '{node_id(source)}' returns; expected a new "
-                    "tensor, as x = x.relu() makes, where mutators change the model. Write that, or leaves: "
-                    f"['{forward_of(node) or WHOLE}'], which makes one node of it."
-                )
+                found = f"leaves: node '{node_id(node)}' changes in place what '{node_id(source)}' returns"
+                advice = f"Return a new tensor, as x.relu() does, or write leaves: ['{forward_of(node) or WHOLE}']."
+                raise ConfigError(f"{found}, where mutators change the model. {advice}")
 
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
@@ -348,12 +343,9 @@ class ModelGraph:
             yield
             self.graph.lint()
             self._infer()
-            result = shapes_of_result(self.graph)
-            if result != self._result:
-                raise InfeasibleModelError(
-                    f"the model returns {result}, and without mutators {self._result}; expected the same. "
-                    "Correct the candidates."
-                )
+            if (result := shapes_of_result(self.graph)) != self._result:
+                found = f"the model returns {result}, and without mutators {self._result}"
+                raise InfeasibleModelError(f"{found}; expected the same. Correct the candidates.")
         except ConfigError as error:
             raise type(error)(f"mutator {shown(mutator)}: {error}") from error
         finally:
@@ -366,10 +358,8 @@ class ModelGraph:
         if node.op == "get_attr":
             above, _, last = path.rpartition(".")
             if last != "training" or type(getattr(self.root.get_submodule(above), last)) is not bool:
-                raise InfeasibleModelError(
-                    f"'{place.id}' holds '{node_id(node)}', which cannot be had once more; expected modules that hold "
-                    f"their own parameters. Declare it as a leaf: leaves: ['{place.id}']."
-                )
+                found = f"'{place.id}' holds '{node_id(node)}', which cannot be had once more"
+                raise InfeasibleModelError(f"{found}. Declare it as a leaf: leaves: ['{place.id}'].")
         elif not self.modules.has(new):
             self.modules.put_once_more(path, name)
         return new
@@ -381,16 +371,11 @@ class ModelGraph:
         return node
 
     def _create(
-        self,
-        name: str,
-        build: Build,
-        inputs: Sequence[fx.Node],
-        settings: dict[str, Any],
-        before: fx.Node | None = None,
+        self, name: str, build: Build, inputs: Sequence[fx.Node], settings: dict[str, Any], at: fx.Node | None = None
     ) -> fx.Node:
         self._check_name(name)
-        path = self.modules.put(name, build, settings, dtype_at([*inputs, *([before] if before else [])]))
-        with self.graph.inserting_before(before) if before else self.graph.inserting_after(last_of(self.graph, inputs)):
+        path = self.modules.put(name, build, settings, dtype_at([*inputs, *([at] if at else [])]))
+        with self.graph.inserting_before(at) if at else self.graph.inserting_after(last_of(self.graph, inputs)):
             node = self.graph.create_node("call_module", path, tuple(inputs))
         return self._created(node, name)
 
@@ -407,11 +392,9 @@ class ModelGraph:
             ConfigError: with the id.
             InfeasibleModelError: there is no room for one node more.
         """
-        if self._is_used(name) or not name.isidentifier():
-            raise ConfigError(
-                f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
-                "letters, digits and '_'. Give the mutator another name."
-            )
+        is_right = name.isidentifier() and not self._is_used(name)
+        expected = "one that no node or module has, of letters, digits and '_'"
+        require(is_right, "id of a new node", name, expected, "Give the mutator another name.")
         self.check_room()
 
     def _is_used(self, name: str) -> bool:
@@ -474,10 +457,8 @@ class ModelGraph:
             self._update(source)
         self._shapes.infer_node(node, self.root)
         for source in node.meta[CHANGED]:
-            raise InfeasibleModelError(
-                f"node '{node_id(node)}' changes in place what '{node_id(source)}' returns, which others may read; "
-                "expected a module that returns a new tensor, as x.relu() does. Correct the candidate."
-            )
+            found = f"node '{node_id(node)}' changes in place what '{node_id(source)}' returns, which others may read"
+            raise InfeasibleModelError(f"{found}. Take a candidate that returns a new tensor, as x.relu() does.")
         self._reads_other(node.users)
 
     def _shape(self, node: fx.Node) -> Size | None:

@@ -9,9 +9,7 @@ from torch import Size, fx, nn
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.messages import did_you_mean, shown
-from mlotool.core.messages import kind_of as kind_of_result
 from mlotool.core.settings import setting_fault, target
-from mlotool.core.user_code import Call, WrongResultError, explained, note
 from mlotool.spaces.shapes import shape_of
 from mlotool.spaces.tracing import BLOCKS, CALLS, OWNER, forward_of, kind_of, matches, node_id
 
@@ -65,10 +63,7 @@ class Place:
         """
         if len(self.inputs) == 1:
             return self.inputs[0]
-        raise InfeasibleModelError(
-            f"'{self.id}' reads {len(self.inputs)} nodes from outside; expected a place with one input. Write another "
-            "path, or a chain."
-        )
+        raise InfeasibleModelError(f"'{self.id}' reads {len(self.inputs)} nodes; expected one. Write another path.")
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -117,19 +112,8 @@ class Target:
 
 
 def _is_meant(where: Predicate, place: Place) -> bool:
-    """Ask a predicate.
-
-    Raises:
-        ConfigError: it fails, or returns something else than a bool; with where it stands, and the line.
-    """
-    try:
-        answer = where(place)
-        if not isinstance(answer, bool):
-            raise WrongResultError(kind_of_result(answer), "True or False", "Return bool(..).")
-    except Exception as error:
-        advice = "Correct it: def __call__(self, place): return .."
-        note(error, lambda: Call("at.where", where, {"place": f"{place.id} ({place.kind})"}, advice=advice))
-        raise ConfigError(explained(error) or str(error)) from error
+    answer = where(place)
+    require(isinstance(answer, bool), "at.where", answer, "True or False from a predicate", "Return bool(..).")
     return answer
 
 
@@ -248,19 +232,13 @@ class Places:
             hint = did_you_mean(target.path, [place.id for place in every]) if target.path else ""
             if target.type is not None:
                 hint = did_you_mean(target.type, sorted({place.kind for place in every}))
-            raise ConfigError(
-                f"at: found no place for {str(target)[:300]}; expected one of the graph's nodes, or a module of "
-                f"them.{hint} {_LISTED}"
-            )
+            raise ConfigError(f"at: found no place for {str(target)[:300]} in the graph.{hint} {_LISTED}")
         holders: dict[fx.Node, str] = {}
         for place in places:
             for node in place.nodes:
-                if node in holders:
-                    raise ConfigError(
-                        f"at: found '{place.id}' and '{holders[node]}', which share nodes; expected places beside each "
-                        "other. Write a path that is for one of the two."
-                    )
-                holders[node] = place.id
+                both = place.id, holders.setdefault(node, place.id)
+                advice = "Write a path that is for one of the two."
+                require(len(set(both)) == 1, "at", both, "places that share no node", advice)
         return places
 
     def _fitting(self, target: Target, of_some: bool) -> Iterator[Place]:
@@ -292,9 +270,7 @@ def node_of(graph: fx.Graph, name: str) -> fx.Node:
     nodes: dict[str, fx.Node] = {node_id(node): node for node in graph.nodes}
     if name in nodes:
         return nodes[name]
-    raise ConfigError(
-        f"found no node {shown(name)}; expected an id of the graph.{did_you_mean(name, list(nodes))} {_LISTED}"
-    )
+    raise ConfigError(f"found no node {shown(name)} in the graph.{did_you_mean(name, list(nodes))} {_LISTED}")
 
 
 def _is_whole_call(path: str, nodes: Sequence[fx.Node]) -> bool:

@@ -13,7 +13,7 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.private import DataDependentOutputException, DynamicOutputShapeException, pytree
 from mlotool.core.settings import fits
-from mlotool.spaces.tracing import kept_attributes, node_id
+from mlotool.spaces.tracing import carried_out, kept_attributes, node_id
 
 BATCH_SIZE = 2
 MAX_VALUES = 10**8
@@ -94,10 +94,8 @@ class Shapes:
                 values = {source: self._drawn(value, device) for source, value in stand_ins.items()}
                 result, changed = _called(node, root, values)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
-                raise ConfigError(
-                    f"node '{node_id(node)}' takes steps that depend on values of tensors, while shapes alone are "
-                    "computed; expected a model that is built with its values."
-                ) from error
+                found = f"node '{node_id(node)}' takes steps that depend on values of tensors"
+                raise ConfigError(f"{found}, while shapes alone are computed. Build the model with values.") from error
             except Exception as error:
                 raise _unfit(node, stand_ins, error) from error
         stretched = _stretched(node, args)
@@ -106,8 +104,8 @@ class Shapes:
         if any(stretched) and node.meta.get(STRETCHED) != stretched:
             shapes = " and ".join(described(argument) for argument in args if isinstance(argument, Tensor))
             raise InfeasibleModelError(
-                f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one to the size of the other; "
-                "expected equal shapes, as the base has them there. Correct the candidate whose result this is."
+                f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one; expected equal shapes, "
+                "as the base has them there. Correct the candidate whose result this is."
             )
         if not self.is_without_values:
             result = pytree.tree_map_only(Tensor, lambda value: torch.empty_like(value, device="meta"), result)
@@ -130,22 +128,10 @@ def _called(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> tu
 
     # What a buffer keeps from call to call may change.
     before = {source: versions(value) for source, value in values.items() if source.op != "get_attr"}
-    result = _result(node, root, values)
-    return result, [source for source, each in before.items() if versions(values[source]) != each]
-
-
-def _result(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> Any:
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-    if node.op == "call_module":
-        module = root.get_submodule(str(node.target))
-        with kept_attributes(module):
-            return module(*args, **kwargs)
-    if node.op == "get_attr":
-        return operator.attrgetter(str(node.target))(root)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    assert callable(node.target)
-    return node.target(*args, **kwargs)
+    with kept_attributes(root.get_submodule(str(node.target)) if node.op == "call_module" else nn.Module()):
+        result = carried_out(node.op, node.target, root, args, kwargs)
+    return result, [source for source, each in before.items() if versions(values[source]) != each]
 
 
 def shape_of(node: fx.Node) -> Size | None:
@@ -173,16 +159,11 @@ def shapes_of_result(graph: fx.Graph) -> str:
 
 def _unfit(node: fx.Node, values: Mapping[fx.Node, Any], error: Exception) -> InfeasibleModelError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    if node.op == "get_attr":
-        return InfeasibleModelError(
-            f"node '{node_id(node)}' reads a tensor that is not there any more ({reason}); expected a new module that "
-            "has it under the same name. Correct the candidate, or write another path."
-        )
     shapes = ", ".join(described(value) for value in values.values() if isinstance(value, Tensor))
-    return InfeasibleModelError(
-        f"node '{node_id(node)}' does not take what it is given ({shapes}): {reason}; expected shapes that fit. "
-        "Correct the candidate, or what stands before it."
-    )
+    fault = f"does not take what it is given ({shapes}): {reason}"
+    if node.op == "get_attr":
+        fault = f"reads a tensor that is not there any more ({reason}), as a new module has none of its name"
+    return InfeasibleModelError(f"node '{node_id(node)}' {fault}. Correct the candidate, or what stands before it.")
 
 
 def _stretched(node: fx.Node, args: tuple[Any, ...]) -> tuple[bool, ...]:

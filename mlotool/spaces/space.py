@@ -1,19 +1,16 @@
 """A space of models as one module: a base, what may be changed in it, and the decisions that were made."""
 
 import inspect
-import linecache
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
-from itertools import count
-from types import FunctionType, ModuleType, new_class
-from typing import Any, ClassVar, Self
+from functools import cache, partial
+from types import FunctionType, new_class
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
 from mlotool.core.private import pytree
@@ -24,10 +21,10 @@ from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, dec
 from mlotool.spaces.model_graph import Change, ModelGraph, remove_unread, unread
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.shapes import Shapes
+from mlotool.spaces.shared.shared_graph import SuperGraph
 from mlotool.spaces.summary import NodeSummary, summaries
 from mlotool.spaces.tracing import AS_LEAF, WHOLE, Whole
 
-_numbers = count()
 _PLAIN = bool | int | float | str | tuple
 
 
@@ -174,41 +171,33 @@ class Space(nn.Module):
                 for name, value in settings.items()
                 if name[0] != "_" and name != "training" and isinstance(value, _PLAIN)
             },
-            _run=self._function_of(graph),
+            _run=SuperGraph(graph),
         )
         if not model.is_rewired:
-            self.__class__ = _joint(type(self), type(root))
+            self.__class__ = _joint(type(self), type(root))  # type: ignore[arg-type]
 
     def _check_names(self, base: nn.Module) -> None:
         """Refuse a base with an attribute that a space has for itself."""
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Space)]
         names = {name for kind in kinds for name in kind.__annotations__ if not hasattr(kind, name)}
-        if taken := sorted(name for name in names if hasattr(base, name)):
-            raise ConfigError(
-                f"base: found {type(base).__name__} with an attribute '{taken[0]}', which a space has for itself; "
-                f"expected another name. Rename it, or {AS_LEAF}."
-            )
+        taken = sorted(name for name in names if hasattr(base, name))
+        expected = "none of the names that a space has for itself"
+        require(not taken, f"base: attributes of {type(base).__name__}", taken, expected, f"Rename it, or {AS_LEAF}.")
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         """Make decisions that mutators have left open; a single model has none."""
         for key, value, default in (("statistics", statistics, "shared"), ("paths", paths, None)):
-            if value != default:
-                raise ConfigError(
-                    f"{key}: found {shown(value)} without shared: true; expected it where models share their weights. "
-                    f"Write shared: true, or remove {key}."
-                )
-
-    def _function_of(self, graph: fx.Graph) -> Callable[..., Any]:
-        return compiled(graph, self._own_type.__name__)
+            advice = f"Write shared: true, or remove {key}."
+            require(value == default, key, value, f"{default} without shared: true", advice)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model makes of its inputs, which are given in their order or by the names of the base's."""
-        if not kwargs and len(args) == len(self._arguments):
-            return self._run(self, *args)
-        return self._run(self, *self._in_order(args, kwargs))
+        return self._run(self, self._in_order(args, kwargs), {})
 
     def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return inputs in the order of the base's."""
+        if not kwargs and len(args) == len(self._arguments):
+            return args
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in self._arguments])
         return signature.bind(*args, **kwargs).args
@@ -217,11 +206,8 @@ class Space(nn.Module):
         """Set an attribute as the base would; one that the graph may have as a fixed number is refused."""
         fixed = self.__dict__.get("_fixed", {})
         if name in fixed and value != fixed[name]:
-            raise ConfigError(
-                f"Space.{name}: found the new value {shown(value)} of what is {shown(fixed[name])} in the base, whose "
-                f"graph keeps what it has read; expected a buffer: self.register_buffer('{name}', ..). Make it one, "
-                f"or {AS_LEAF}."
-            )
+            expected = f"{shown(fixed[name])}, as the base had it when its graph was made"
+            require(False, f"Space.{name}", value, expected, f"Make it a buffer, or {AS_LEAF}.")
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -235,21 +221,14 @@ _every = inspect.signature(Space.__init__)
 Space.__signature__ = _every.replace(parameters=[*_every.parameters.values()][1:])  # type: ignore[attr-defined]
 
 
-_joint_classes: dict[tuple[type, type], type] = {}
-
-
+@cache
 def _joint(kind: type[Space], own_type: type[nn.Module]) -> type:
     """Return the class of a space whose graph is that of its base's code: what the base's class offers, it offers."""
-    if (kind, own_type) not in _joint_classes:
-        name = {"__module__": kind.__module__}
-        _joint_classes[kind, own_type] = new_class(
-            kind.__name__, (kind, own_type), exec_body=lambda it: it.update(name)
-        )
-    return _joint_classes[kind, own_type]
+    return new_class(kind.__name__, (kind, own_type), exec_body=lambda names: names.update(__module__=kind.__module__))
 
 
 def _again(kind: type[Space], own_type: type[nn.Module] | None) -> Any:
-    return object.__new__(kind if own_type is None else _joint(kind, own_type))
+    return object.__new__(kind if own_type is None else _joint(kind, own_type))  # type: ignore[arg-type]
 
 
 def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:
@@ -278,63 +257,8 @@ def _check_methods(kind: type[nn.Module]) -> None:
     for name, method in inspect.getmembers(nn.Module, lambda value: isinstance(value, FunctionType)):
         is_public = name[0] != "_" or name in ("_apply", "__call__", "__setattr__")
         if is_public and name not in ("forward", "extra_repr") and getattr(kind, name) is not method:
-            raise ConfigError(
-                f"base: found {kind.__name__}.{name}, which a space whose mutators change what is connected to what "
-                f"has from torch.nn.Module; expected a model that leaves it as it is. Put it into a module inside, or "
-                f"{AS_LEAF}."
-            )
-
-
-class CompiledGraph:
-    """A graph as a function of its module and its inputs; tracebacks show its lines.
-
-    Pickled it is its source, and by name what that refers to: functions of torch, or a mutator's. A lambda or a
-    function within another has no name.
-
-    Args:
-        source: in Python, of a function `forward`.
-        names: what the source refers to.
-        title: for tracebacks.
-    """
-
-    def __init__(self, source: str, names: Mapping[str, Any], title: str) -> None:
-        self._source, self._names, self._title = source, dict(names), title
-        file = f"<graph of {title} {next(_numbers)}>"
-        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-        # A search makes thousands of graphs in one process.
-        weakref.finalize(self, linecache.cache.pop, file, None).atexit = False
-        namespace = dict(names)
-        exec(compile(source, file, "exec"), namespace)
-        self._function = namespace["forward"]
-
-    def __call__(self, *args: Any) -> Any:
-        """Return what the graph computes."""
-        return self._function(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return itself, which has no state."""
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Say how to make it again: modules, which cannot be pickled, by their names."""
-        modules = {name: value.__name__ for name, value in self._names.items() if isinstance(value, ModuleType)}
-        others = {name: value for name, value in self._names.items() if name not in modules}
-        return _compiled_again, (self._source, modules, others, self._title)
-
-
-def _compiled_again(source: str, modules: Mapping[str, str], others: Mapping[str, Any], title: str) -> CompiledGraph:
-    return CompiledGraph(source, {name: import_module(each) for name, each in modules.items()} | dict(others), title)
-
-
-def compiled(graph: fx.Graph, title: str) -> CompiledGraph:
-    """Return a graph as a function.
-
-    Args:
-        graph: what is computed.
-        title: of the model, for tracebacks.
-    """
-    code = graph.python_code("self")
-    return CompiledGraph(code.src, code.globals, title)
+            found = f"base: found {kind.__name__}.{name}, which a changed graph has from torch.nn.Module"
+            raise ConfigError(f"{found}. Put it into a module inside, or {AS_LEAF}.")
 
 
 @contextmanager
@@ -376,16 +300,15 @@ class OwnResult:
         Raises:
             ConfigError: the results differ.
         """
-        results = self._of(partial(compiled(graph, self._kind), self._root))
+        results = self._of(lambda *inputs: SuperGraph(graph)(self._root, inputs, {}))
         try:
             torch.testing.assert_close(self._results, results, rtol=0, atol=0, equal_nan=True)
         except AssertionError as error:
+            found = f"computes something else than its graph ({' '.join(str(error).split())[:200]})"
             raise ConfigError(
-                f"leaves: the forward of {self._kind} computes something else than its graph "
-                f"({' '.join(str(error).split())[:200]}); expected steps that are the same whether it trains or not, "
-                "but for what functions take as the mode of one module (training=self.training), that ask for nothing "
-                "but shapes and values of tensors, keep nothing from call to call, and change nothing that is read "
-                f"under another name. Declare the module that does otherwise as a leaf, or {AS_LEAF}."
+                f"leaves: the forward of {self._kind} {found}; expected steps that are the same whether it trains or "
+                "not, but for training=self.training, and that keep nothing from call to call. Declare the module that "
+                f"does otherwise as a leaf, or {AS_LEAF}."
             ) from error
 
     def _of(self, forward: Callable[..., Any]) -> list[list[Tensor]]:

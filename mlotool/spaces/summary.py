@@ -177,6 +177,7 @@ def space_size(
     return _Walk(build, start, most, seconds).size(first)
 
 
+@dataclass
 class _Walk:
     """Goes through what decides which decisions there are, and multiplies the rest.
 
@@ -188,17 +189,14 @@ class _Walk:
         is_whole: whether it goes through all decisions, so that each model is built.
     """
 
-    def __init__(
-        self,
-        build: Callable[[Decide], Decisions],
-        start: Mapping[str, Value],
-        most: int,
-        seconds: float,
-        *,
-        is_whole: bool = False,
-    ) -> None:
-        self._build, self._start, self._is_whole = build, start, is_whole
-        self._most, self._end = most, time.monotonic() + seconds
+    build: Callable[[Decide], Decisions]
+    start: Mapping[str, Value]
+    most: int
+    seconds: float
+    is_whole: bool = False
+
+    def __post_init__(self) -> None:
+        self._end = time.monotonic() + self.seconds
         self.num_builds = self.num_infeasible = 0
         self._models: set[frozenset[tuple[str, Value]]] = set()
         self._seen: set[str] = set()
@@ -206,12 +204,12 @@ class _Walk:
 
     def _ask(self, values: Mapping[str, Value]) -> Made | None:
         """Return the decisions of the model of some values; None where it is none."""
-        if self.num_builds >= self._most or time.monotonic() > self._end:
+        if self.num_builds >= self.most or time.monotonic() > self._end:
             raise _SpentError
         self.num_builds += 1
-        every = {**self._start, **values}
+        every = {**self.start, **values}
         try:
-            made = self._build(lambda name, candidates: _taken(every, name, candidates)).made
+            made = self.build(lambda name, candidates: _taken(every, name, candidates)).made
         except InfeasibleModelError:
             self.num_infeasible += 1
             return None
@@ -246,9 +244,9 @@ class _Walk:
         if made is None:
             return
         free = {name: candidates for name, candidates in made.items() if name not in fixed}
-        name = next((name for name in free if self._is_whole or name in self._deciding), None)
+        name = next((name for name in free if self.is_whole or name in self._deciding), None)
         if name is None:
-            probes = [self._ask({**fixed, **values}) for values in _probes(free, self._start)]
+            probes = [self._ask({**fixed, **values}) for values in _probes(free, self.start)]
             if any(probe != made for probe in probes):
                 name = self._deciding_one(fixed, made, free)
             if name is None and any(probe not in (None, made) for probe in probes):
@@ -257,7 +255,7 @@ class _Walk:
             yield _product(free)
             return
         for value in free[name]:
-            is_known = value == _taken(self._start, name, free[name])
+            is_known = value == _taken(self.start, name, free[name])
             values = {**fixed, name: value}
             yield from self.counts(values, made if is_known else self._ask(values))
 
@@ -266,7 +264,7 @@ class _Walk:
         for names in (free.keys() - self._seen, free):
             for name in sorted(names, key=list(free).index):
                 self._seen.add(name)
-                others = (value for value in free[name] if value != _taken(self._start, name, free[name]))
+                others = (value for value in free[name] if value != _taken(self.start, name, free[name]))
                 if any(self._ask({**fixed, name: value}) not in (None, made) for value in others):
                     self._deciding[name] = None
                     return name

@@ -5,10 +5,11 @@ import inspect
 import random
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import did_you_mean, shown
+from mlotool.core.messages import did_you_mean
 from mlotool.core.private import unset_fake_temporarily
 
 ID, OWNER, CALLS, BLOCKS = "id", "owner", "calls", "blocks"
@@ -92,6 +94,24 @@ def nodes_in(arguments: Any) -> list[fx.Node]:
     return nodes
 
 
+def carried_out(kind: str, target: Any, root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of an operation of a graph.
+
+    Args:
+        kind: as `op` of a node.
+        target: as that of a node.
+        root: the model.
+        args: by position.
+        kwargs: by name.
+    """
+    if kind == "output":
+        return args[0]
+    if kind == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    called = target if kind == "call_function" else attrgetter(target)(root)
+    return called if kind == "get_attr" else called(*args, **kwargs)
+
+
 def last_of(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Node:
     """Return the one of some nodes that is computed last."""
     wanted = set(nodes)
@@ -136,16 +156,11 @@ def whole(base: nn.Module, num_inputs: int | None) -> tuple[Whole, fx.Graph]:
 
 def check_base(base: nn.Module) -> None:
     """Refuse what is no module, and modules whose parameters have no shape yet."""
-    if not isinstance(base, nn.Module):
-        raise ConfigError(
-            f"base: found {type(base).__name__}; expected a module, or a function that makes one. Correct it."
-        )
+    require(isinstance(base, nn.Module), "base", base, "a module, or a function that makes one")
     for path, module in base.named_modules():
-        if any(map(is_lazy, module.parameters(recurse=False))):
-            raise ConfigError(
-                f"base: found the lazy module '{path}', whose parameters have no shape yet; expected shapes that are "
-                f"known. Write {type(module).__name__.removeprefix('Lazy')} with its sizes."
-            )
+        is_known = not any(map(is_lazy, module.parameters(recurse=False)))
+        advice = f"Write {type(module).__name__.removeprefix('Lazy')} with its sizes."
+        require(is_known, f"base: '{path}'", module, "parameters whose shape is known", advice)
 
 
 def check_leaves(base: nn.Module, leaves: Sequence[str]) -> None:
@@ -156,12 +171,10 @@ def check_leaves(base: nn.Module, leaves: Sequence[str]) -> None:
         present: Any = base if names or any(matches(path, pattern) for path in paths) else pattern
         for name in names if pattern != WHOLE else ():
             present = getattr(present, name, pattern)
-        if present is not None and not isinstance(present, nn.Module):
-            some = ", ".join(paths[:8]) + (", .." if len(paths) > 8 else "")
-            raise ConfigError(
-                f"leaves: found {shown(pattern)}, which is no module of {type(base).__name__}; expected paths such as "
-                f"{some or WHOLE}.{did_you_mean(pattern, paths)} Correct the path, or remove it."
-            )
+        some = ", ".join(paths[:8]) + (", .." if len(paths) > 8 else "")
+        expected = f"paths of modules of {type(base).__name__}, such as {some or WHOLE}"
+        advice = f"{did_you_mean(pattern, paths)} Correct the path, or remove it.".strip()
+        require(present is None or isinstance(present, nn.Module), "leaves", pattern, expected, advice)
 
 
 def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
@@ -183,12 +196,9 @@ def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
         names = list(signature.bind(*[None] * count).arguments)
     except TypeError:
         names = []
-    if len(names) != count or not set(wanted) <= set(names):
-        raise ConfigError(
-            f"inputs: found {count}, while the forward of {type(base).__name__} takes "
-            f"({', '.join(signature.parameters)}); expected at least {', '.join(wanted) or 'none'}. Write a shape for "
-            "each argument that it is called with, in their order."
-        )
+    is_right, advice = len(names) == count and set(wanted) <= set(names), "Write a shape for each argument in order."
+    expected = f"those of the forward of {type(base).__name__}, ({', '.join(signature.parameters)})"
+    require(is_right, "inputs", count, expected, advice)
     return names
 
 
@@ -324,11 +334,9 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
                 if value not in (before[path].get(name, value if name[0] == "_" else None), f"mode of {path}"):
                     raise _lost(base, path, f"sets its own attribute '{name}' in forward", "returning what it computes")
     if _random_states() != random_states:
-        raise ConfigError(
-            f"leaves: the forward of {_named(base, '')} draws random numbers that a graph would draw once and for all; "
-            "expected torch's functions of its tensors, such as F.dropout or torch.rand_like. Declare the module that "
-            f"draws them as a leaf, or {AS_LEAF}."
-        )
+        found = f"leaves: the forward of {_named(base, '')} draws random numbers that a graph would draw once for all"
+        advice = "Draw them by functions of its tensors, such as torch.rand_like, declare the module as a leaf"
+        raise ConfigError(f"{found}. {advice}, or {AS_LEAF}.")
     own_names = vars(base)
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or {"": ("", None)}
@@ -359,10 +367,8 @@ def _check_hooks(base: nn.Module, graph: fx.Graph) -> None:
     called = tuple(f"{node.target}." for node in graph.nodes if node.op == "call_module")
     for path, module in base.named_modules():
         if path and not f"{path}.".startswith(called) and any(getattr(module, name) for name in _HOOKS):
-            raise ConfigError(
-                f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called; "
-                f"expected them on a layer or a leaf. Write leaves: ['{path}']."
-            )
+            found = f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called"
+            raise ConfigError(f"{found}. Write leaves: ['{path}'].")
 
 
 def _put_modes(graph: fx.Graph) -> None:
@@ -389,17 +395,14 @@ def _untraceable(base: nn.Module, tracer: fx.Tracer, error: Exception) -> Config
     frames = [frame for frame in frames if frame.line]
     where = f" at {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
     reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
-    return ConfigError(
-        f"leaves: the forward of {_named(base, path)} cannot be followed{where} ({reason}); expected steps that depend "
-        "on no value and no shape of a tensor, and on modes of modules only as functions take them "
-        f"(training=self.training). {_leaf(path)}"
-    )
+    expected = "steps that depend on no value and no shape of a tensor, and on modes only as training=self.training"
+    fault = f"leaves: the forward of {_named(base, path)} cannot be followed{where} ({reason})"
+    return ConfigError(f"{fault}; expected {expected}. {_leaf(path)}")
 
 
 def _lost(base: Any, path: str, what: str, expected: str) -> ConfigError:
-    return ConfigError(
-        f"leaves: {_named(base, path)} {what}, which a graph does not keep; expected {expected}. {_leaf(path)}"
-    )
+    fault = f"leaves: {_named(base, path)} {what}, which a graph does not keep"
+    return ConfigError(f"{fault}; expected {expected}. {_leaf(path)}")
 
 
 def _named(base: nn.Module, path: str) -> str:

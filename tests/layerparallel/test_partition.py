@@ -172,9 +172,9 @@ def test_costs_are_counted() -> None:
         with OperationCounter() as counter:
             run()
         counters.append(counter)
-        return counter.total
+        return counter.products
 
-    chain = Chain(module, (torch.ones(9, 5),))
+    chain = Chain(module, inputs=(torch.ones(9, 5),))
     costs = chain.costs(chain.names, counted)
     # The first layer has no gradient with respect to its input; the last one has.
     assert [counter.products for counter in counters] == [2 * (2 * 9 * 5 * 7), 3 * (2 * 9 * 7 * 2)]
@@ -192,7 +192,7 @@ def test_stages_balanced_by_time() -> None:
             return super().forward(input)
 
     module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)], Slow(4, 4), Slow(4, 4))
-    chain = Chain(module, (torch.zeros(2, 4),))
+    chain = Chain(module, inputs=(torch.zeros(2, 4),))
     assert balanced_cut(chain, 2, "measured", "parallel") == ["5"]
     assert balanced_cut(chain, 2, None, "parallel") == ["3"]
     with pytest.warns(UserWarning, match=r"takes 1.\d\d times their mean; .* Set cut: \[3\]"):
@@ -244,7 +244,7 @@ TWICE = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3,
     ],
 )
 def test_where_it_may_be_cut(module: nn.Module, names: list[str]) -> None:
-    assert Chain(module, (drawn(4, 3),)).names == names
+    assert Chain(module, inputs=(drawn(4, 3),)).names == names
 
 
 class Measured(nn.Module):
@@ -379,8 +379,16 @@ def test_a_size_follows_the_inputs_or_is_a_constant_that_is_checked() -> None:
     strided = Strided()
     stages = chain_for(strided, "parallel", (drawn(2, 1, 12),), None, num_stages=2).stages(["blocks.3"])
     assert torch.equal(run(stages, drawn(3, 1, 12)), strided(drawn(3, 1, 12)))
-    with pytest.raises(RunError, match=r"asks for a size, type or device at .*, which is 7 for this batch; .*it is 10"):
+    with pytest.raises(RunError, match=r"asks for a size, .* at .*, which is 7 for this batch and is 10 by"):
         stages[0](None, (drawn(2, 1, 9),))
+
+
+def test_an_example_is_not_needed_where_cuts_are_named() -> None:
+    module, x = ResNet(14, 4, [3, 8, 8], width=4), drawn(2, 3, 8, 8)
+    stages = partition(module, 3, cut=["stages.1", "stages.2.1"])
+    assert [stage.layers[0] for stage in stages] == ["convolution", "stages.1.0", "stages.2.1"]
+    assert torch.equal(run(stages, x), module(x))
+    assert Chain(Called(chained)).names == ["blocks.1", "blocks.2", "blocks.3"]
 
 
 def test_what_runs_without_gradients_has_none() -> None:
@@ -390,7 +398,7 @@ def test_what_runs_without_gradients_has_none() -> None:
         return chained(blocks[1:], x)
 
     module, x = Called(frozen), drawn(4, 3)
-    value = run(Chain(module, (x,)).stages(["blocks.2"]), x)
+    value = run(Chain(module, inputs=(x,)).stages(["blocks.2"]), x)
     assert torch.equal(value, module(x))
     slopes = torch.autograd.grad(value.sum(), list(module.parameters()), allow_unused=True)
     assert [slope is None for slope in slopes] == [True, True, *[False] * 6]
@@ -407,14 +415,16 @@ PERCEPTRON = MLP([8], 4, hidden=[16, 16, 16])
 @pytest.mark.parametrize(
     ("module", "example", "num_stages", "cut", "message"),
     [
-        (PERCEPTRON, drawn(2, 8), 5, None, r"found 5 stages; expected at most 4.*Set stages=4"),
+        (PERCEPTRON, drawn(2, 8), 5, None, r"stages: found 5; expected at most 4.*Set stages=4"),
         (PERCEPTRON, drawn(2, 8), 3, ["layers.3"], r"cut: found .*; expected 2 names for 3 stages"),
         (PERCEPTRON, drawn(2, 8), 2, ["layer.3"], r"cut: found 'layer\.3'.*Did you mean 'layers\.3'\?"),
         (PERCEPTRON, drawn(2, 8), 3, ["layers.5", "layers.3"], "expected each once, in the order"),
+        (PERCEPTRON, None, 2, None, "example: found None; expected a batch, by which stages are balanced"),
+        (Checked(), None, 2, ["blocks.3"], "Give an example of its inputs, by whose values it may decide"),
         (Called(masking), drawn(4, 3), 2, None, "expected at most 1, since Called .* no layer"),
         (Chained(casts), drawn(4, 4), 2, None, "it switches autocast; set the problem's precision"),
     ],
 )
 def test_what_cannot_be_cut(module: nn.Module, example: Tensor, num_stages: int, cut: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        partition(module, num_stages, example, cut)
+        partition(module, num_stages, cut, example)

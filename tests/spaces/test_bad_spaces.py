@@ -8,16 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.spaces import (
-    AbstractMutator,
-    HasSetting,
-    Input,
-    ModelGraph,
-    Operator,
-    Repeat,
-    Space,
-    choose,
-)
+from mlotool.spaces import AbstractMutator, HasSetting, Input, ModelGraph, Operator, Repeat, Space, choose
 
 
 def base() -> nn.Module:
@@ -42,7 +33,7 @@ def refusal(make: Callable[[], Any], kind: type[Exception] = ConfigError) -> str
     return str(found.value)
 
 
-def chosen(mutator: AbstractMutator, decisions: dict[str, Any], make: Callable[[], nn.Module] = base) -> Space:
+def chosen(mutator: AbstractMutator, decisions: dict[str, Any], make: Any = base) -> Space:
     return Space(make, [mutator], inputs=[1, 8, 8], decisions=decisions)
 
 
@@ -63,11 +54,6 @@ def test_shapes_that_do_not_fit(at: str, candidate: str, make: Any, words: str) 
     assert "mutator 'path': " in text and words in text
 
 
-class Vague:
-    def __call__(self, place: Any) -> Any:
-        return place.module
-
-
 @pytest.mark.parametrize(
     ("at", "found"),
     [
@@ -77,8 +63,7 @@ class Vague:
         ({"chain": ["2", "0"]}, "no place for a chain of path '2', then path '0'"),
         ({"pathh": "0"}, "expected a text or {path: .."),
         ({"where": "os.system"}, "at.where: found 'os.system'; expected a predicate"),
-        ({"where": lambda place: place.module.kernel_size > 3}, "TypeError: '>' not supported between"),
-        ({"where": Vague()}, "returned a Conv2d; expected True or False"),
+        ({"where": lambda place: place.module}, "expected True or False"),
     ],
 )
 def test_places_that_there_are_not(at: Any, found: str) -> None:
@@ -105,24 +90,21 @@ class Backwards(AbstractMutator):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: chosen(Repeat("depth", "**", [1, 2]), {}, lambda: nn.Sequential(base())), "which share nodes"),
+        (lambda: chosen(Repeat("depth", "**", [1, 2]), {}, lambda: nn.Sequential(base())), "places that share no node"),
         (lambda: Space(base, [KERNEL, KERNEL], inputs=[1, 8, 8]), "kernel_0: found two decisions of this name"),
         (lambda: choose("Kernel", ["a", "b"]), "expected a name of a-z, 0-9 and '_'"),
-        (lambda: choose("x" * 101, ["a", "b"]), "expected a name of a-z, 0-9 and '_'"),
         (lambda: choose("width", ["a", "a"]), "different names of a-z"),
-        (lambda: choose("width", []), "different names of a-z"),
         (lambda: chosen(KERNEL, {"kernal_0": "keep"}), "Did you mean 'kernel_0'?"),
         (lambda: chosen(KERNEL, {"kernel_0": "some"}), "found 'some'; expected one of keep, same"),
         (lambda: Space(base, [KERNEL], inputs=[3, 8, 8]), "inputs: node '0' does not take"),
-        (lambda: Space(base, inputs=[[1, 8, 8], [2]]), "inputs: found 2, while the forward"),
-        (lambda: Space(base, inputs=[[-1]]), "inputs: found"),
+        (lambda: Space(base, inputs=[[1, 8, 8], [2]]), "inputs: found 2; expected those of the forward"),
         (lambda: Space(base, inputs=[{"shape": [2], "dtype": "int"}]), "inputs: found"),
         (lambda: Space(base, ["kernel"], inputs=[1, 8, 8]), "mutators: found ['kernel']; expected a list"),
-        (lambda: Space(lambda: 3, inputs=[2]), "base: found int"),
-        (lambda: Space(partial(nn.LazyLinear, 3), inputs=[2]), "base: found the lazy module"),
+        (lambda: Space(lambda: 3, inputs=[2]), "base: found 3; expected a module"),
+        (lambda: Space(partial(nn.LazyLinear, 3), inputs=[2]), "expected parameters whose shape is known"),
         (
             lambda: Space(base(), [Repeat("depth", "2", [2])], inputs=[1, 8, 8]),
-            "the base was given as a module; expected a function that makes it",
+            "the base was given as a module. Give a function that makes it",
         ),
     ],
 )

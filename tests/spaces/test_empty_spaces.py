@@ -24,19 +24,11 @@ OURS: dict[str, tuple[Callable[[], nn.Module], Sequence[Any], Sequence[str]]] = 
     "decoder": (lambda: models.Decoder(64), TOKENS, ["blocks.*"]),
     "dense": (lambda: models.DenseResidualNetwork([2], 5, 8), [2], []),
     "convolutional": (lambda: models.ConvolutionalResidualNetwork(IMAGE, 10, 8), IMAGE, []),
-    "cells": (
-        lambda: models.CellNetwork(IMAGE, 10, width=4, num_cells=3, num_nodes=2, stem_multiplier=1),
-        IMAGE,
-        (),
-    ),
+    "cells": (lambda: models.CellNetwork(IMAGE, 10, width=4, num_cells=3, num_nodes=2, stem_multiplier=1), IMAGE, ()),
     "weight_net": (models.WeightNet, [1], ()),
     "sample_weights": (lambda: models.SampleWeights(5), [{"shape": [], "dtype": "int64"}], ()),
     "perturbation": (lambda: models.BoundedPerturbation(IMAGE, 5, 0.5), [{"shape": [], "dtype": "int64"}], ["."]),
-    "sequence_weigher": (
-        lambda: models.SequenceWeigher(models.Decoder(64)),
-        TOKENS,
-        ["decoder.blocks.*"],
-    ),
+    "sequence_weigher": (lambda: models.SequenceWeigher(models.Decoder(64)), TOKENS, ["decoder.blocks.*"]),
     "label_corrector": (lambda: models.LabelCorrector(8, 3), [[8], {"shape": [], "dtype": "int64"}], ()),
     "positive_vector": (lambda: models.PositiveVector(3, 0.1), [], ()),
     "mixture_weights": (lambda: models.MixtureWeights(3), [], ()),
@@ -98,19 +90,13 @@ def test_of_ours(name: str) -> None:
     assert_same(make, described, leaves)
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v3_small"])
-def test_some_of_torchvision(name: str) -> None:
-    check_torchvision(name)
+QUICK = ("squeezenet1_1", "mobilenet_v3_small")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(OF_TORCHVISION) - {"squeezenet1_1", "mobilenet_v3_small"}))
-def test_the_others_of_torchvision(name: str) -> None:
-    check_torchvision(name)
-
-
-def check_torchvision(name: str) -> None:
-    pytest.importorskip("torchvision")
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OF_TORCHVISION]
+)
+def test_of_torchvision(name: str) -> None:
     size = OF_TORCHVISION[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -132,11 +132,7 @@ NARROW = partial(Operator, candidates={"linear": nn.Linear, "id": nn.Identity})
 
 
 @pytest.mark.parametrize(
-    "grow",
-    [
-        nested(3, {"none": None, "deepen": DEEPEN}),
-        nested(2, {"operator": NARROW}, steps=60),
-    ],
+    "grow", [nested(3, {"none": None, "deepen": DEEPEN}), nested(2, {"operator": NARROW}, steps=60)]
 )
 def test_a_grow_within_another_is_refused_before_it_takes_minutes(grow: Grow) -> None:
     with pytest.raises(InfeasibleModelError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):

@@ -1,4 +1,4 @@
-"""New modules: what they start from, their type, and that they change nothing that others read."""
+"""New modules: what they start from, their type, that they change nothing that others read; bases that choose."""
 
 from functools import partial
 from typing import Any
@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import mlotool
-from mlotool.config.building import build_module
 from mlotool.core.errors import InfeasibleModelError
-from mlotool.spaces import Branch, Cell, Insert, Operator, Repeat, Space
+from mlotool.spaces import Branch, Cell, Insert, Operator, Repeat, Space, choose, deciding
 
 
 def space(**settings: Any) -> Space:
@@ -27,39 +25,6 @@ def test_spaces_of_one_seed_and_other_places() -> None:
     starts = [weight(space(seed=3, place=place)) for place in ("", "left", "right", "left.0")]
     assert len({tuple(each.flatten().tolist()) for each in starts}) == 4
     assert torch.equal(starts[1], weight(space(seed=3, place="left")))
-
-
-def described(name: str) -> dict[str, Any]:
-    return {
-        "_target_": "mlotool.spaces.Space",
-        "base": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", **SIZES}]},
-        "inputs": [4],
-        "mutators": [
-            {
-                "_target_": "mlotool.spaces.Operator",
-                "name": name,
-                "at": "0",
-                "candidates": {"other": {"_target_": "torch.nn.Linear"}},
-            }
-        ],
-    }
-
-
-SIZES = {"in_features": 4, "out_features": 4}
-
-
-def module_of(node: dict[str, Any]) -> nn.Module:
-    config = mlotool.compose("plain", ["logger=csv"])
-    config.problems.classifier.module = node
-    return build_module(config, "classifier")
-
-
-def test_two_spaces_in_a_module_of_a_recipe() -> None:
-    both = [described("left"), described("right")]
-    node = {"_target_": "torch.nn.Sequential", "_args_": both}
-    module = module_of(node)
-    assert not torch.equal(weight(module, "0.0"), weight(module, "1.0"))
-    assert torch.equal(weight(module, "1.0"), weight(module_of(node), "1.0"))
 
 
 def base() -> nn.Module:
@@ -95,7 +60,7 @@ class InPlace(nn.Module):
 
 @pytest.mark.parametrize("mutator", [Branch, Operator, Insert])
 def test_a_candidate_whose_own_code_changes_its_input_is_infeasible(mutator: Any) -> None:
-    with pytest.raises(InfeasibleModelError, match=r"changes in place what '[01]' returns.*Correct the candidate"):
+    with pytest.raises(InfeasibleModelError, match=r"changes in place what '[01]' returns.*Take a candidate"):
         Space(base, [mutator("new", "1", {"in_place": InPlace})], inputs=[4])
 
 
@@ -113,3 +78,66 @@ def test_new_modules_have_the_type_of_their_place(dtype: torch.dtype) -> None:
     space = Space(typed, mutators, inputs=[{"shape": [5], "dtype": "int64"}])
     assert {each.dtype for each in space.parameters()} == {dtype}
     assert space(torch.zeros(2, 5, dtype=torch.int64)).dtype == dtype
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        width = choose("width", [4, 8])
+        self.first = nn.Linear(2, width)
+        self.second = nn.Linear(width, width)
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.last(torch.relu(self.second(self.first(values))))
+
+
+MUTATORS = [
+    Repeat("depth", "second", [1, 3]),
+    Operator("activation", {"type": "relu"}, {"relu": None, "tanh": nn.Tanh}),
+]
+
+
+def test_both_are_asked_for() -> None:
+    space = Space(Net, MUTATORS, inputs=[2], decisions={"width": 8, "depth_0": 3})
+    assert list(space.decisions) == ["width", "depth_0", "activation_0"]
+    sizes = [tuple(each.weight.shape) for each in space.modules() if isinstance(each, nn.Linear)]
+    assert sorted(sizes) == [(3, 8), (8, 2), (8, 8), (8, 8), (8, 8)]
+    with deciding({"width": 8, "depth_0": 3}) as decisions:
+        Space(Net, MUTATORS, inputs=[2])
+    assert decisions.values == {"width": 8, "depth_0": 3, "activation_0": "relu"}
+
+
+def test_copies_start_apart_and_by_the_seed_alone() -> None:
+    def weights(**decisions: str | int) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        return dict(Space(Net, MUTATORS, inputs=[2], decisions=decisions).named_parameters())
+
+    one, other = weights(depth_0=3), weights(depth_0=3, activation_0="tanh")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    copies = [tensor for name, tensor in one.items() if name.endswith("second.weight")]
+    assert len(copies) == 3
+    assert not any(torch.equal(copies[i], copies[j]) for i in range(3) for j in range(i))
+
+
+class Candidate(nn.Module):
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(in_features, out_features)
+        self.act = choose("act", {"relu": nn.ReLU, "tanh": nn.Tanh})()
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.act(self.layer(values))  # type: ignore[no-any-return]
+
+
+def test_a_candidate_that_chooses_has_one_answer_for_its_places_and_copies() -> None:
+    def base() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+
+    mutators = [Operator("own", {"type": "Linear"}, {"own": Candidate}), Repeat("more", "1", [3])]
+    space = Space(base, mutators, inputs=[4], decisions={"act": "tanh"})
+    assert {name: each.value for name, each in space.decisions.items()}["act"] == "tanh"
+    assert sum(isinstance(each, nn.Tanh) for each in space.modules()) == 5
+    assert not any(isinstance(each, nn.ReLU) for each in space.modules())
+    assert Space(base, mutators, inputs=[4]).decisions["act"].value == "relu"

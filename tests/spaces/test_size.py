@@ -25,48 +25,42 @@ def kernels(count: int) -> None:
         choose(f"kernel_{number}", [1, 3, 5])
 
 
-def test_nothing_to_decide() -> None:
-    assert str(size(lambda: None)) == "1 model: nothing is decided"
+def infeasible_pair() -> None:
+    if (choose("a", [1, 2, 3]), choose("b", ["x", "y"])) == (2, "y"):
+        raise InfeasibleModelError("no model")
 
 
-def test_few_are_built() -> None:
-    assert size(lambda: kernels(2)) == SpaceSize(9, "", "each was built once, without values")
-    assert size(lambda: kernels(choose("depth", [1, 2, 3]))).number == 3 + 9 + 27
+def infeasible_half() -> None:
+    kernels(10)
+    if choose("last", [1, 2]) == 2:
+        raise InfeasibleModelError("no model")
 
 
-def test_few_of_which_some_are_none() -> None:
-    def ask() -> None:
-        first, second = choose("a", [1, 2, 3]), choose("b", ["x", "y"])
-        if first == 2 and second == "y":
-            raise InfeasibleModelError("no model")
+INDEPENDENT = "decisions, none of which changes the others"
 
+
+@pytest.mark.parametrize(
+    ("ask", "number", "bound", "reason"),
+    [
+        (lambda: None, 1, "", "nothing is decided"),
+        (lambda: kernels(2), 9, "", "each was built once, without values"),
+        (lambda: kernels(choose("depth", [1, 2, 3])), 3 + 9 + 27, "", "each was built once, without values"),
+        (infeasible_pair, 5, "", "1 other choices make no model"),
+        (lambda: kernels(10), 3**10, "", f"10 {INDEPENDENT}"),
+        (lambda: kernels(100), 3**100, "", f"100 {INDEPENDENT}"),
+        (lambda: kernels(choose("depth", [1, 2, 9, 10])), 3 + 9 + 3**9 + 3**10, "", "all values of depth"),
+        (infeasible_half, 2 * 3**10, "at most", "make no model"),
+    ],
+)
+def test_models_are_counted(ask: Callable[[], object], number: int, bound: str, reason: str) -> None:
     found = size(ask)
-    assert (found.number, found.bound) == (5, "")
-    assert "1 other choices make no model" in found.reason
+    assert (found.number, found.bound) == (number, bound)
+    assert reason in found.reason
 
 
-@pytest.mark.parametrize("count", [10, 100])
-def test_many_that_do_not_depend_on_each_other(count: int) -> None:
-    found = size(lambda: kernels(count))
-    assert (found.number, found.bound) == (3**count, "")
-    assert f"{count} decisions, none of which changes the others" in found.reason
-    assert str(found).startswith("59,049 models" if count == 10 else "about 5.1e47 models")
-
-
-def test_many_that_depend_on_one() -> None:
-    found = size(lambda: kernels(choose("depth", [1, 2, 9, 10])))
-    assert (found.number, found.bound) == (3 + 9 + 3**9 + 3**10, "")
-    assert "all values of depth" in found.reason
-
-
-def test_many_of_which_some_are_none_are_a_bound() -> None:
-    def ask() -> None:
-        kernels(10)
-        if choose("last", [1, 2]) == 2:
-            raise InfeasibleModelError("no model")
-
-    found = size(ask)
-    assert (found.number, found.bound) == (2 * 3**10, "at most")
+def test_a_number_is_readable() -> None:
+    begins = {1: "1 model: ", 3**10: "59,049 models: ", 3**100: "about 5.1e47 models: "}
+    assert all(str(SpaceSize(number, "", "")) == text for number, text in begins.items())
 
 
 def test_decisions_that_change_others_only_together() -> None:

@@ -13,16 +13,15 @@ from torch.optim import Optimizer
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import target
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
-from mlotool.layerparallel.auxiliary.team import TINY, Team
-from mlotool.layerparallel.auxiliary.timeline import Timeline, forecast
-from mlotool.layerparallel.auxiliary.variables import Samples, StageStep
+from mlotool.layerparallel.auxiliary.team import TINY, Team, Timeline, forecast
+from mlotool.layerparallel.auxiliary.variables import AuxiliarySettings, Samples, StageStep
 from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.chain import MEASURED, balanced_cut, bound, chain_for
-from mlotool.layerparallel.partition.stage import Inputs
+from mlotool.layerparallel.partition.trace import Inputs, has_layers
 from mlotool.problem.parallel import AbstractParallel
 
 DIVERGED = 1e3
@@ -144,8 +143,14 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         self._is_moved = self._is_optimizer_moved = self._has_warned = False
 
     def attach(self, name: str, module: nn.Module) -> None:
-        """Take the module, which is cut at the first step."""
+        """Take the module, which is cut at the first step; names of layers that it has not are told at once."""
         self.key, self._module = f"problems.{name}.parallel", module
+        paths = dict(module.named_modules())
+        for layer in () if self.cut is None or isinstance(self.cut, str) else self.cut:
+            # One of equal layers is no module.
+            is_known = layer in paths or has_layers(paths.get(layer.rpartition(".")[0], module))
+            advice = f"{did_you_mean(layer, paths)} Correct the name, or set cut to null.".strip()
+            require(is_known, f"{self.key}.cut", layer, "the name of a layer of the module", advice)
 
     def seed(self, seed: int) -> None:
         """Take the seed of the program, the same in all processes; drawing one would change what the run draws."""
@@ -181,11 +186,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
     def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Take a stage (with `processes`), or all of them, for a part of the batch."""
         if self.processes and num_ranks == 1:
-            warnings.warn(
-                f"{self.key}.processes: found true on one rank, which runs all stages one after the other; expected a "
-                f"rank a stage. Set runner.devices={self.stages}, or leave processes out.",
-                stacklevel=2,
-            )
+            found = f"{self.key}.processes: found true on one rank, which runs all stages one after the other"
+            warnings.warn(f"{found}. Set runner.devices={self.stages}, or leave processes out.", stacklevel=2)
         if self.processes and num_ranks > 1:
             self.transport = Transport.join(rank, num_ranks, self.stages, self.key)
         else:
@@ -229,10 +231,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             assert self._team is not None and self._step is not None
             return self._team.stages[-1](self._point, self._step.inputs)
         if not self._is_open:
-            raise ConfigError(
-                f"{self.key}: the loss calls its module a second time in one step; expected once. Join the inputs "
-                "into one call, or remove parallel."
-            )
+            found = f"{self.key}: the loss calls its module a second time in one step"
+            raise ConfigError(f"{found}. Join the inputs into one call, or remove parallel.")
         self._is_open = False
         inputs = bound(self._module, args, kwargs)
         team = self._team or self._build(inputs)
@@ -272,10 +272,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         """Return the gradients of the stages' own losses; then correct variables, multipliers and networks."""
         team, step = self._team, self._step
         if step is None or team is None:
-            raise ConfigError(
-                f"{self.key}: the loss has not called its module; expected model(..) once in each step. Call the "
-                "module itself, not a method of it, or remove parallel."
-            )
+            found = f"{self.key}: the loss has not called its module in this step"
+            raise ConfigError(f"{found}. Call model(..) itself, not a method of it, or remove parallel.")
         slopes = team.backward(step, loss, theta, self._loss_at)
         if not team.has_last:
             stages = self.transport.stages
@@ -372,8 +370,7 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             [everybody] = replicas.gather_rows([self._slots])
             unseen = self._samples.meet(self._slots, everybody)
         states = team.shapes(inputs), team.dtype, team.device
-        sizes = self._share, replicas.size
-        return StageStep(self, self._num_steps, inputs, *states, *sizes, self._slots, unseen)
+        return StageStep(self, self._num_steps, inputs, *states, self._share, replicas.size, self._slots, unseen)
 
     def _check_finite(self) -> None:
         """Refuse stages that have parted so far that training goes nowhere; warn once where they part."""
@@ -383,16 +380,10 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             violation, size = worker.violations.tolist()
             if not violation <= max(DIVERGED * size, DIVERGED):
                 beta = self.betas[number - 1].at(self._num_steps - 1)
-                raise RunError(
-                    f"{self.key}: the violation at interface {number} became {violation:.3g} at step "
-                    f"{self._num_steps} with beta={beta:g}, beside states of norm {size:.3g}; the stages diverge. "
-                    f"Lower {self.key}.beta, {self.key}.lambda_rate, or the learning rates."
-                )
+                step, advice = self._num_steps, f"Lower {self.key}.beta, {self.key}.lambda_rate, or the learning rates."
+                found = f"{self.key}: the violation at interface {number} became {violation:.3g} at step {step}"
+                raise RunError(f"{found} with beta={beta:g} (states: {size:.3g}); the stages diverge. {advice}")
             if violation > PARTED * size and not self._has_warned:
-                self._has_warned = True
-                warnings.warn(
-                    f"{self.key}: at interface {number} the violation is {violation / max(size, TINY):.3g} times the "
-                    f"states (step {self._num_steps}), which the serial network does not have. Raise {self.key}.beta, "
-                    f"or lower {self.key}.lambda_rate.",
-                    stacklevel=2,
-                )
+                self._has_warned, times = True, f"{violation / max(size, TINY):.3g} times the states"
+                found = f"{self.key}: at interface {number} the violation is {times} (step {self._num_steps})"
+                warnings.warn(f"{found}. Raise {self.key}.beta, or lower {self.key}.lambda_rate.", stacklevel=2)

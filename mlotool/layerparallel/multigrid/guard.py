@@ -235,11 +235,8 @@ class Guard(AbstractGuard):
         else:
             self.left = 1
             act = f"from now on there are {self.extra_cycles} more cycles than set. Set more if this is the rule."
-        warnings.warn(
-            f"The multigrid gradient was {self.bias:.2g} (relative) from the serial one, more than "
-            f"guard_threshold={self.threshold:g}: {act}",
-            stacklevel=2,
-        )
+        found = f"The multigrid gradient was {self.bias:.2g} (relative) from the serial one"
+        warnings.warn(f"{found}, more than guard_threshold={self.threshold:g}: {act}", stacklevel=2)
 
     def statistics(self) -> dict[str, float]:
         """Return the last comparison and what it led to."""
@@ -314,13 +311,7 @@ class Choice(AbstractGuard):
 
 
 def make_plans(
-    num_layers: int,
-    method: Method,
-    max_cycles: int,
-    workers: int,
-    *,
-    factors: Sequence[int | Sequence[int]] = COARSENINGS,
-    num_parts: int = 1,
+    num_layers: int, method: Method, max_cycles: int, workers: int, factors: Any = COARSENINGS, num_parts: int = 1
 ) -> list[Plan]:
     """Return all that cost less than a serial pass, the cheapest first.
 
@@ -359,8 +350,5 @@ def _key(plan: Plan) -> list[Any]:
 
 
 def _warn(reason: str) -> None:
-    warnings.warn(
-        f"cycles: auto: {reason}, so the layers run one after the other. Multigrid pays where many workers share many "
-        "layers: over_ranks=true with as many ranks as there are, or more layers.",
-        stacklevel=3,
-    )
+    advice = "Multigrid pays where many workers share many layers: set over_ranks=true on several ranks."
+    warnings.warn(f"cycles: auto: {reason}, so the layers run one after the other. {advice}", stacklevel=3)

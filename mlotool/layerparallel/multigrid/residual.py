@@ -13,7 +13,7 @@ so that derivatives of any order are multigrid solves. They are exact where the 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -25,24 +25,19 @@ from mlotool.core.arguments import require
 from mlotool.core.bound_module import Slots
 from mlotool.core.replay import RandomState
 from mlotool.core.settings import NonNegative, Positive, Whole, checked
-from mlotool.layerparallel.exchange import Exchange, exchanges, has_ranks
+from mlotool.layerparallel.exchange import Exchange, exchanges
 from mlotool.layerparallel.multigrid import guard
-from mlotool.layerparallel.multigrid.layers import BlockLayers, CallArguments, Layers, check_pure
-from mlotool.layerparallel.multigrid.propagation import Propagation
-from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method
-from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, batched
+from mlotool.layerparallel.multigrid import layers as runs
+from mlotool.layerparallel.multigrid.layers import CallArguments, Evaluate, batched
+from mlotool.layerparallel.multigrid.solver import Coarsening, Cycles, Method, Propagation
 
 # N: layers, L: layers of this rank, b: samples of this rank, B: of all ranks
 # states, adjoints, tangents, cotangents: (N + 1, b, ...)
 
 T = TypeVar("T")
-Workers = Annotated[int, Ge(1), Le(10_000)]
 
 Gradient = list[Tensor | None]
 """With respect to u0 and to each parameter."""
-
-AUTO = "auto"
-"""In the place of a number of cycles: they are chosen."""
 
 CHOICE_EVERY = 100
 """Training steps from one comparison of `cycles: auto` to the next."""
@@ -101,7 +96,7 @@ class MultigridSettings:
     guard_every: Whole | None = None
     guard_threshold: Positive = 0.1
     guard_max_cycles: Cycles = 8
-    workers: Workers | None = None
+    workers: Annotated[int, Ge(1), Le(10_000)] | None = None
     over_ranks: bool = False
 
     def methods(self, num_layers: int) -> tuple[Method, Method]:
@@ -116,7 +111,7 @@ class MultigridSettings:
     @property
     def is_chosen(self) -> bool:
         """Whether cycles and coarsening are chosen by the gradient's bias."""
-        return self.cycles == AUTO
+        return self.cycles == "auto"
 
     def check(self) -> None:
         """Refuse settings that nothing would look at."""
@@ -293,7 +288,7 @@ class MultigridResidual(nn.Module):
 
     def states(self, state: Tensor) -> Tensor:
         """Return the states (N + 1, b, ...) of all points, by multigrid; differentiable."""
-        states, _ = self._solve(state, CallArguments(), over_ranks=False)
+        states, _ = self._solve(state, CallArguments(), None)
         assert states is not None
         return states
 
@@ -304,15 +299,17 @@ class MultigridResidual(nn.Module):
             state: u^0 (b, ...).
             arguments: what all layers are given beside the state.
         """
-        return self._solve(state, arguments, over_ranks=self.settings.over_ranks and has_ranks())
+        return self._solve(state, arguments, exchanges() if self.settings.over_ranks else None)
 
-    def _solve(self, state: Tensor, arguments: CallArguments, *, over_ranks: bool) -> tuple[Tensor | None, Tensor]:
+    def _solve(
+        self, state: Tensor, arguments: CallArguments, shared: tuple[Exchange, Exchange] | None
+    ) -> tuple[Tensor | None, Tensor]:
         advice = "Call the module with a state first."
         require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
         parameters = dict(self.layers.named_parameters())
         theta = [*parameters.values(), *arguments.tensors]
-        system = BatchSystem(self, tuple(parameters), state, arguments, exchanges() if over_ranks else None)
-        if over_ranks:
+        system = BatchSystem(self, tuple(parameters), state, arguments, shared)
+        if shared is not None:
             # Of the states that another rank has there are none here; the first one is as good.
             self._check(system, theta, state.expand(self.num_layers + 1, *state.shape))
             whole = _Joined.apply(system, state)
@@ -329,7 +326,7 @@ class MultigridResidual(nn.Module):
     def _check(self, system: "BatchSystem", theta: Sequence[Tensor], states: Tensor) -> None:
         """Evaluate all layers once more, at the first step, to see that the gradient is all there is."""
         if not self._is_checked and torch.is_grad_enabled():
-            check_pure(self.layers, system.evaluate, theta, states)
+            runs.check_pure(self.layers, system.evaluate, theta, states)
             self._is_checked = True
 
     @contextmanager
@@ -364,7 +361,8 @@ class MultigridResidual(nn.Module):
                 )
                 for extra in range(settings.guard_max_cycles + 1)
             ]
-        num_ranks = exchanges()[0].num_parts if settings.over_ranks else 1
+        shared = exchanges() if settings.over_ranks else None
+        num_ranks = 1 if shared is None else shared[0].num_parts
         is_on_gpu = any(parameter.is_cuda for parameter in self.layers.parameters())
         workers = settings.workers or (num_ranks if num_ranks > 1 else self.num_layers if is_on_gpu else 1)
         factors = guard.COARSENINGS if settings.coarsening is None else [settings.coarsening]
@@ -387,7 +385,7 @@ class MultigridResidual(nn.Module):
 
 
 def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
-    if isinstance(blocks, nn.Module) and isinstance(blocks, Layers):
+    if isinstance(blocks, nn.Module) and isinstance(blocks, runs.Layers):
         for key, value in (("num_layers", num_layers), ("h", h)):
             own = getattr(blocks, key)
             require(value in (None, own), key, value, f"null, since {type(blocks).__name__} has {own!r} itself")
@@ -397,11 +395,12 @@ def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
     is_list = isinstance(blocks, Iterable) and all(isinstance(block, nn.Module) for block in blocks)
     expected = "Layers, a list of N modules, or a function that makes one, with num_layers=N"
     require(is_list, "blocks", blocks, expected, "Give [Block(), Block()].")
-    layers = BlockLayers(blocks, 1.0 if h is None else h)
+    layers = runs.BlockLayers(blocks, 1.0 if h is None else h)
     require(num_layers in (None, layers.num_layers), "num_layers", num_layers, f"null for {layers.num_layers} blocks")
     return layers
 
 
+@dataclass(eq=False)
 class BatchSystem:
     """The solves of a `MultigridResidual` for one batch: states, adjoints and tangents, with its settings.
 
@@ -420,17 +419,15 @@ class BatchSystem:
         torch.Size([17, 2, 3])
     """
 
-    def __init__(
-        self,
-        part: MultigridResidual,
-        names: tuple[str, ...],
-        state: Tensor,
-        arguments: CallArguments | None = None,
-        shared: tuple[Exchange, Exchange] | None = None,
-    ) -> None:
-        self.part, self.names, self.arguments = part, names, arguments or CallArguments()
+    part: MultigridResidual
+    names: tuple[str, ...]
+    state: InitVar[Tensor]
+    arguments: CallArguments = field(default_factory=CallArguments)
+    shared: InitVar[tuple[Exchange, Exchange] | None] = None
+
+    def __post_init__(self, state: Tensor, shared: tuple[Exchange, Exchange] | None) -> None:
+        part, self.is_shared = self.part, shared is not None
         self.forward, self.backward = shared or (Exchange(), Exchange())
-        self.is_shared = shared is not None
         # Which of the samples are this rank's.
         self.are_own: Tensor | None = None
         self.index = None if part.warm_start is None else part.warm_start.index
@@ -468,7 +465,7 @@ class BatchSystem:
         args, kwargs = self.arguments.filled(theta[count:])
         many = batched(layers)
         if self.arguments:
-            many = batched(BatchedStep(lambda states, which, h: layers.many(states, which, h, *args, **kwargs)))  # type: ignore[operator]
+            many = batched(runs.BatchedStep(lambda states, which, h: layers.many(states, which, h, *args, **kwargs)))  # type: ignore[operator]
         device, dtype, is_enabled = self._precision
 
         def evaluate(states: Tensor, which: range, step_size: float) -> Tensor:

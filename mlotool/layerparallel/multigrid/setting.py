@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor, nn
 
 from mlotool.core.arguments import require
@@ -60,7 +61,7 @@ class Multigrid(MultigridSettings, AbstractParallel):
         (torch.Size([2, 3]), ['forward_residual_0', 'forward_residual_1'])
     """
 
-    part: str | Sequence[str] | None = field(default=None, kw_only=False)
+    part: str | Annotated[Sequence[str], MinLen(1)] | None = field(default=None, kw_only=False)
 
     def __post_init__(self) -> None:
         self.solvers: dict[str, MultigridResidual] = {}
@@ -70,10 +71,7 @@ class Multigrid(MultigridSettings, AbstractParallel):
         """Find the layers of the problem's module."""
         self.module = module
         settings: Any = {setting.name: getattr(self, setting.name) for setting in fields(MultigridSettings)}
-        is_list = isinstance(self.part, Sequence) and all(isinstance(path, str) for path in self.part)
-        is_right = isinstance(self.part, str | None) or (is_list and bool(self.part))
         try:
-            require(is_right, "part", self.part, "a name, a list of names, or null")
             for path, part in find_parts(module, self.part).items():
                 self.solvers[path] = MultigridResidual(part.layers, **settings)
                 self._places.append(InPlace(path or type(module).__name__, part.blocks, self.solvers[path]))
@@ -81,11 +79,8 @@ class Multigrid(MultigridSettings, AbstractParallel):
             raise ConfigError(f"problems.{name}.parallel.{error}") from error
         if all(len(solver.method.grids(solver.num_layers)) == 1 for solver in self.solvers.values()):
             counts = ", ".join(f"{path or 'the module'} has {each.num_layers}" for path, each in self.solvers.items())
-            warnings.warn(
-                f"problems.{name}.parallel: {counts} layers, too few for a coarse grid: they run one after the other. "
-                "Name a longer part, set a smaller coarsening, or take parallel=auxnet.",
-                stacklevel=2,
-            )
+            found = f"problems.{name}.parallel: {counts} layers, too few for a coarse grid, so they run serially"
+            warnings.warn(f"{found}. Name a longer part, or set a smaller coarsening.", stacklevel=2)
 
     def default_hypergradient(self) -> Implicit:
         """Return finite differences with the identity: first-order passes through the serial network."""
@@ -288,10 +283,8 @@ def _is_inside(path: str, outer: Iterable[str]) -> bool:
 def _no_part(module: nn.Module, found: str, hint: str = "") -> ConfigError:
     runs = [f"{name} ({len(blocks)} equal blocks)" for name, blocks in equal_blocks(module).items()]
     advice = f"Name one of {', '.join(runs[:8])}." if runs else "Take parallel=auxnet, which asks nothing of blocks."
-    return ConfigError(
-        f"part: found {found}; expected an nn.Sequential or nn.ModuleList of blocks that keep the shape, some of its "
-        f"blocks, as in layer3[1:], or mlotool.models.ResidualLayers.{hint} {advice}"
-    )
+    expected = "blocks that keep the shape in an nn.Sequential or nn.ModuleList, as layer3[1:], or ResidualLayers"
+    return ConfigError(f"part: found {found}; expected {expected}.{hint} {advice}")
 
 
 # N: blocks, b: batch
@@ -367,11 +360,8 @@ class InPlace:
             self._pass = None
         if not self._is_called and not self._is_told:
             self._is_told = True
-            warnings.warn(
-                f"parallel.part: the module has called no block of {self.name}, so that nothing is solved by "
-                "multigrid; expected blocks that its forward calls. Name others by part.",
-                stacklevel=2,
-            )
+            found = f"parallel.part: the module has called no block of {self.name}, so nothing is solved by multigrid"
+            warnings.warn(f"{found}. Name others by part.", stacklevel=2)
 
     def _call(self, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if self.solver.is_evaluating:
@@ -415,11 +405,9 @@ class InPlace:
             fault = "called with gradients or autocast switched otherwise than block 0"
         else:
             return
-        raise ConfigError(
-            f"parallel.part: {self.name} has block {position} ({type(block).__name__}) {fault}; expected blocks that "
-            "follow each other directly, with the same further arguments for all. Name blocks that do, as in "
-            "part: layers[2:8], or build them as one mlotool.layerparallel.MultigridResidual."
-        )
+        found = f"parallel.part: {self.name} has block {position} ({type(block).__name__}) {fault}"
+        advice = "Name blocks that follow each other directly, as in part: layers[2:8], with one set of arguments."
+        raise ConfigError(f"{found}. {advice}")
 
     def _check_hooks(self) -> None:
         """Refuse hooks of the blocks themselves, which would see both a solve's evaluations and the module's call."""

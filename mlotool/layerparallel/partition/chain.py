@@ -7,8 +7,8 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import pairwise
+from functools import cache, partial
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Any, Literal
 
@@ -20,8 +20,8 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.private import TorchDispatchMode, tree_leaves
-from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
-from mlotool.layerparallel.partition.trace import LAYERS, has_layers, recomputed, traced
+from mlotool.layerparallel.partition import trace
+from mlotool.layerparallel.partition.trace import LAYERS, Inputs, Stage, undisturbed
 
 Cut = Sequence[str] | Literal["measured"] | None
 """Names of the layers that begin the stages 1 .. K-1; `measured`: balanced by time; None: by counted operations."""
@@ -57,11 +57,6 @@ class OperationCounter(TorchDispatchMode):
         self.products = 0
         self.elements = 0
 
-    @property
-    def total(self) -> int:
-        """Both, in floating-point operations."""
-        return self.products + ELEMENT_COST * self.elements
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run and count one operation; a view costs nothing."""
         kwargs = kwargs or {}
@@ -87,7 +82,7 @@ def operations(run: Callable[[], Any], device: torch.device) -> int:
     """
     with OperationCounter() as counter:
         run()
-    return counter.total
+    return counter.products + ELEMENT_COST * counter.elements
 
 
 def seconds(run: Callable[[], Any], device: torch.device) -> float:
@@ -125,8 +120,9 @@ class Chain:
     Args:
         module: blocks (children of a Sequential, ModuleList or ModuleDict), each layer of `Layers`, and torch's own
             layers are not looked into.
-        inputs: a batch, in the order of the forward's arguments, beside which it is traced.
         key: the setting that the module belongs to, for messages.
+        inputs: a batch, in the order of the forward's arguments: its Python code may then decide by values, such as in
+            a check of the inputs' shape, and costs are known. None: by none.
         inside: names of blocks; only modules that hold one of them are looked into, and all others are blocks.
         opened: names of blocks that are looked into like the module itself.
 
@@ -139,7 +135,7 @@ class Chain:
     Example:
         >>> import torch
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-        >>> chain = Chain(net, (torch.zeros(1, 2),))
+        >>> chain = Chain(net, inputs=(torch.zeros(1, 2),))
         >>> chain.names, chain.balance(num_stages=2)
         (['2', '4'], ['2'])
         >>> first, second = chain.stages(["2"])
@@ -151,17 +147,17 @@ class Chain:
     def __init__(
         self,
         module: nn.Module,
-        inputs: Inputs,
         key: str = "module",
+        inputs: Inputs | None = None,
         inside: Sequence[str] | None = None,
         opened: Iterable[str] = (),
     ) -> None:
         # Equal layers are held by another module, so that their calls have a name.
-        self._module = nn.Sequential(OrderedDict(layers=module)) if has_layers(module) else module
+        self._module = nn.Sequential(OrderedDict(layers=module)) if trace.has_layers(module) else module
         self._inputs, self._key, self._opened = inputs, key, frozenset(opened)
-        self._graph = traced(self._module, key, inputs, inside, self._opened)
+        self._graph = trace.traced(self._module, key, inputs, inside, self._opened)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
-        self._recomputed = recomputed(self._nodes)
+        self._recomputed = trace.recomputed(self._nodes)
         self._positions = self._find_positions()
         begins = [(self._nodes[position].target, _layers_of(self._nodes[position])) for position in self._positions]
         # Equal layers are called by what they begin with.
@@ -170,7 +166,7 @@ class Chain:
     def finer(self, opened: Iterable[str]) -> "Chain | None":
         """Return the same module's chain with further blocks looked into, if it can be traced."""
         with suppress(ConfigError):
-            return Chain(self._module, self._inputs, self._key, opened=self._opened | frozenset(opened))
+            return Chain(self._module, self._key, self._inputs, opened=self._opened | frozenset(opened))
         return None
 
     def stages(self, cut: Sequence[str]) -> list[Stage]:
@@ -193,12 +189,9 @@ class Chain:
         Raises:
             ConfigError: the module has fewer places to cut than needed, or no such layers in this order.
         """
-        if num_stages > len(self.names) + 1:
-            raise ConfigError(
-                f"{self._key}: found {num_stages} stages; expected at most {len(self.names) + 1}, since "
-                f"{type(self._module).__name__} may be cut before {', '.join(self.names) or 'no layer'} alone. "
-                f"Set stages={len(self.names) + 1}."
-            )
+        most, places = len(self.names) + 1, ", ".join(self.names) or "no layer"
+        expected = f"at most {most}, since {type(self._module).__name__} may be cut before {places} alone"
+        require(num_stages <= most, f"{self._key}: stages", num_stages, expected, f"Set stages={most}.")
         if cut is None or isinstance(cut, str):
             return None
         key = f"{self._key}.cut"
@@ -228,6 +221,9 @@ class Chain:
             cut: names of `names`, in order.
             measure: as for `balance`.
         """
+        advice = "Give the module's input, or a tuple of its inputs, or set cut to the layers that begin stages."
+        require(self._inputs is not None, f"{self._key}.example", None, "a batch, by which stages are balanced", advice)
+        assert self._inputs is not None
         device = next((parameter.device for parameter in self._module.parameters()), torch.device("cpu"))
         costs: list[float] = []
         state: Any = None
@@ -257,7 +253,7 @@ class Chain:
             before, after = self._nodes[:position], self._nodes[position:]
             # Parameters on both sides are shared. Of a layer's buffers on both sides there would be two.
             is_shared = not _moved(self._module, before).isdisjoint(_moved(self._module, after))
-            if tensors_of(self._module, before) and not is_shared:
+            if trace.tensors_of(self._module, before) and not is_shared:
                 positions.append(position)
         return positions
 
@@ -308,7 +304,7 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     arguments = inspect.signature(module.forward).bind(*args, **kwargs)
     arguments.apply_defaults()
     # Which of equal layers run is the stages' to say.
-    left_out = LAYERS if has_layers(module) else None
+    left_out = LAYERS if trace.has_layers(module) else None
     return tuple(value for name, value in arguments.arguments.items() if name != left_out)
 
 
@@ -354,27 +350,20 @@ def balanced(costs: Sequence[float], names: Sequence[str], num_stages: int) -> l
         >>> balanced([4, 1, 1, 2], ["b", "c", "d"], num_stages=2)
         ['b']
     """
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    # By the number of links in the first stages: (largest cost, sum of squares, cuts).
-    best: dict[int, tuple[float, float, list[int]]] = {
-        end: (sums[end], sums[end] ** 2, []) for end in range(1, len(costs) + 1)
-    }
-    for number in range(2, num_stages + 1):
-        best = {
-            end: min(
-                (
-                    (max(largest, last), squares + last**2, [*cuts, begin])
-                    for begin, (largest, squares, cuts) in best.items()
-                    if begin < end
-                    for last in [sums[end] - sums[begin]]
-                ),
-                key=lambda way: (way[0], way[1], [-cut for cut in way[2]]),
-            )
-            for end in range(number, len(costs) + 1)
-        }
-    return [names[begin - 1] for begin in best[len(costs)][2]]
+    sums = [0.0, *accumulate(costs)]
+
+    @cache
+    def best(num_links: int, count: int) -> tuple[float, float, tuple[int, ...]]:
+        """Return the largest cost of so many stages of the first links, the sum of squares, and minus the cuts."""
+        if count == 1:
+            return sums[num_links], sums[num_links] ** 2, ()
+        ways = []
+        for begin in range(count - 1, num_links):
+            (largest, squares, cuts), last = best(begin, count - 1), sums[num_links] - sums[begin]
+            ways.append((max(largest, last), squares + last**2, (*cuts, -begin)))
+        return min(ways)
+
+    return [names[-cut - 1] for cut in best(len(costs), num_stages)[2]]
 
 
 DEPTH = 6
@@ -387,14 +376,14 @@ _log = logging.getLogger("mlotool")
 
 
 def chain_for(
-    module: nn.Module, key: str, inputs: Inputs, cut: Sequence[str] | None, num_stages: int | None = None
+    module: nn.Module, key: str, inputs: Inputs | None, cut: Sequence[str] | None, num_stages: int | None = None
 ) -> Chain:
     """Return the chain of a module that is called with these inputs.
 
     Args:
         module: to be cut.
         key: the setting that the module belongs to, for messages.
-        inputs: a batch, in the order of the forward's arguments.
+        inputs: a batch, in the order of the forward's arguments; None: nothing is known of it.
         cut: names of the blocks that begin stages. What holds them is looked into; where not all of the module can be
             traced, only that is.
         num_stages: K. Blocks with blocks of their own are looked into while K stages cannot be balanced. None leaves
@@ -409,11 +398,11 @@ def chain_for(
         ['layers.1', 'layers.2']
     """
     try:
-        chain = Chain(module, inputs, key)
+        chain = Chain(module, key, inputs)
     except ConfigError:
         if not cut:
             raise
-        chain = Chain(module, inputs, key, inside=cut)
+        chain = Chain(module, key, inputs, inside=cut)
     if cut is not None:
         try:
             chain.resolve(len(cut) + 1, cut)
@@ -455,7 +444,7 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, key: str) -> list[str]
         ConfigError: the module has fewer places to cut than needed, or no such layers.
 
     Example:
-        >>> chain = Chain(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), (torch.zeros(4, 8),))
+        >>> chain = Chain(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), inputs=(torch.zeros(4, 8),))
         >>> balanced_cut(chain, 2, None, "parallel")
         ['2']
     """
@@ -467,19 +456,16 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, key: str) -> list[str]
     names = names or balanced
     reached = imbalance(chain.costs(names, measure))
     listed = ", ".join(names)
-    _log.info(
-        "%s: the stages begin at the input, %s; the longest has %.2f times the mean cost. To have the same stages "
-        "again, set cut: [%s].",
-        *(key, listed, reached, listed),
+    message = (
+        "%s: the stages begin at the input, %s; the longest has %.2f times the mean cost. To have them again, set "
     )
+    _log.info(f"{message} cut: [%s].", key, listed, reached, listed)
     if reached > LARGEST_IMBALANCE:
         is_better = imbalance(chain.costs(balanced, measure)) < reached
         advice = f"Set cut: [{', '.join(balanced)}]." if is_better else "Set fewer stages, or smaller blocks."
-        warnings.warn(
-            f"{key}.cut: the longest of {num_stages} stages (they begin at the input, {listed}) takes {reached:.2f} "
-            f"times their mean; expected at most {LARGEST_IMBALANCE}, since all wait for the longest. {advice}",
-            stacklevel=2,
-        )
+        found = f"{key}.cut: the longest of {num_stages} stages (they begin at the input, {listed}) takes {reached:.2f}"
+        message = f"{found} times their mean; expected at most {LARGEST_IMBALANCE}, as all wait for it. {advice}"
+        warnings.warn(message, stacklevel=2)
     return names
 
 
@@ -493,7 +479,7 @@ def imbalance(costs: Sequence[float]) -> float:
     return max(costs) * len(costs) / (sum(costs) or 1.0)
 
 
-def partition(module: nn.Module, num_stages: int, example: Any, cut: Sequence[str] | None = None) -> list[Stage]:
+def partition(module: nn.Module, num_stages: int, cut: Sequence[str] | None = None, example: Any = None) -> list[Stage]:
     """Cut a module into stages which, one after the other, are the module bit for bit.
 
         module(x) = stage_{K-1}(... stage_1(stage_0(None, (x,)), (x,)) ..., (x,))
@@ -505,20 +491,21 @@ def partition(module: nn.Module, num_stages: int, example: Any, cut: Sequence[st
     Args:
         module: whose layers the stages run.
         num_stages: K.
-        example: the module's input, or a tuple of its inputs.
         cut: names of the layers or groups of layers that begin the stages 1 .. K-1; None balances the operations of
             a training step with `example`.
+        example: the module's input, or a tuple of its inputs; needed where `cut` is None, and where the forward's
+            Python code decides by values.
 
     Raises:
         ConfigError: the module cannot be traced, has fewer blocks than stages, or no such layers.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
-        >>> [stage.layers for stage in partition(net, 2, torch.zeros(1, 2))]
+        >>> [stage.layers for stage in partition(net, 2, example=torch.zeros(1, 2))]
         [['0', '1'], ['2', '3', '4']]
     """
-    inputs = bound(module, example if isinstance(example, tuple) else (example,), {})
-    chain = chain_for(module, "partition", inputs, cut, num_stages)
+    args = example if isinstance(example, tuple) else (example,)
+    chain = chain_for(module, "partition", None if example is None else bound(module, args, {}), cut, num_stages)
     names = chain.resolve(num_stages, cut)
     if names is None:
         names = chain.balance(num_stages) if num_stages > 1 else []

@@ -1,4 +1,4 @@
-"""A module's forward as a graph of its layers and blocks.
+"""A module's forward as a graph of its layers and blocks, and a part of it between two cuts.
 
 Sizes, types and devices that a forward asks of a layer's output are told from the module's inputs instead: a mask that
 is made for `x.shape[1]` tokens, where x is what an embedding has returned, would have to go on beside x past every cut.
@@ -9,18 +9,151 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute
 
+from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.private import BatchNorm as _BatchNorm
 from mlotool.core.private import device_mode as _device
-from mlotool.core.private import tree_map_only
-from mlotool.layerparallel.partition.stage import Inputs, undisturbed
+from mlotool.core.private import tree_leaves, tree_map_only
+
+Inputs = tuple[Any, ...]
+"""What a module is called with, in the order of its forward's arguments."""
+
+
+class Stage:
+    """A part of a module between two cuts.
+
+    From stage to stage exactly one tensor passes, the state. What a later part needs of the module's inputs without any
+    parameter, such as a mask of padding, that part computes again from the inputs.
+
+    Args:
+        module: the whole module; the stage runs its layers themselves, not copies.
+        graph: the operations of the stage; its placeholders are the state (except in the first stage) and the inputs.
+        is_first: whether the stage starts from the inputs alone.
+
+    Attributes:
+        module: the whole module.
+        parameters: those that the stage uses, by their names in the module.
+        layers: names of the modules that it calls.
+
+    Example:
+        >>> from mlotool.layerparallel.partition.chain import partition
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> first, last = partition(net, 2, cut=["2"])
+        >>> state = first(None, (torch.zeros(4, 2),))
+        >>> state.shape, last(state, (torch.zeros(4, 2),)).shape, list(last.parameters)
+        (torch.Size([4, 8]), torch.Size([4, 1]), ['2.weight', '2.bias'])
+    """
+
+    def __init__(self, module: nn.Module, graph: fx.Graph, is_first: bool) -> None:
+        self.graph = graph
+        self.is_first = is_first
+        self.layers = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        used = tensors_of(module, graph.nodes)
+        self.parameters = {name: parameter for name, parameter in module.named_parameters() if id(parameter) in used}
+        self.module = module
+        self._interpreter = fx.Interpreter(module, graph=graph)
+
+    def __call__(self, state: Tensor | None, inputs: Inputs) -> Any:
+        """Return the next state (s, ...) of a batch of s samples; the last stage returns what the module returns.
+
+        Args:
+            state: (s, ...), where the stage before has stopped; the first stage does not look at it.
+            inputs: of the whole module.
+        """
+        return self._interpreter.run(*(inputs if self.is_first else (state, *inputs)))
+
+    def pass_both_ways(self, state: Tensor | None, inputs: Inputs) -> None:
+        """Run the stage forward and backward, and forget what it finds: the work of a training step.
+
+        Args:
+            state: as for a call.
+            inputs: as for a call.
+        """
+        with torch.enable_grad():
+            begin = None if state is None else state.detach()
+            if begin is not None and begin.is_floating_point():
+                begin.requires_grad_()
+            ends = [end for end in tree_leaves(self(begin, inputs)) if isinstance(end, Tensor) and end.requires_grad]
+        points = [point for point in (begin, *self.parameters.values()) if point is not None and point.requires_grad]
+        if ends and points:
+            torch.autograd.grad(ends, points, list(map(torch.ones_like, ends)), allow_unused=True)
+
+    @contextmanager
+    def averaging(self, count: int) -> Iterator[None]:
+        """While it lasts, a pass averages BatchNorm's running statistics with those of `count` earlier collections.
+
+        The first collection then leaves nothing of the initial statistics. Once `1 / (count + 1)` is below the layers'
+        own momentum, that is in force.
+
+        Args:
+            count: passes that have collected the statistics before.
+        """
+        layers = (self.module.get_submodule(layer) for layer in self.layers)
+        norms = [norm for layer in layers for norm in layer.modules() if isinstance(norm, _BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.momentum = None if norm.momentum is None else max(norm.momentum, 1.0 / (count + 1))
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return the stage's buffers themselves, by their names in the module."""
+        prefixes = tuple(f"{layer}." for layer in self.layers)
+        return {name: buffer for name, buffer in self.module.named_buffers() if name.startswith(prefixes)}
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """While it lasts, run a module as it trains, and leave no trace: its buffers and random numbers are put back.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(1)
+        >>> with undisturbed(norm):
+        ...     _ = norm(torch.ones(4, 1))
+        >>> norm.running_mean
+        tensor([0.])
+    """
+    places = Slots(module)
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers()) if tensor.is_cuda}
+    with torch.random.fork_rng(sorted(device.index or 0 for device in devices)), ExitStack() as stack:
+        stack.callback(places.fill({}, places.copy_buffers()))
+        yield
+
+
+def tensors_of(module: nn.Module, nodes: Iterable[fx.Node]) -> set[int]:
+    """Return the identities (`id`) of the parameters and buffers that operations of a traced module use.
+
+    Args:
+        module: that was traced.
+        nodes: some of its operations.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> tensors_of(net, fx.symbolic_trace(net).graph.nodes) == {id(each) for each in net.parameters()}
+        True
+    """
+    tensors: list[Any] = []
+    for node in nodes:
+        if node.op == "get_attr":
+            tensors.append(attrgetter(str(node.target))(module))
+        elif node.op == "call_module":
+            layer = module.get_submodule(str(node.target))
+            tensors += [*layer.parameters(), *layer.buffers()]
+    return set(map(id, tensors))
+
 
 Create = Callable[..., fx.Node]
 """Records an operation: kind, target, arguments by position, arguments by name."""
@@ -92,10 +225,8 @@ def _constant(value: Any) -> Any:
 def _check_same(answer: Any, expected: Any, key: str, place: str) -> None:
     """Refuse a batch for which a layer's output has another size than the stages take from the inputs."""
     if answer != expected:
-        raise RunError(
-            f"{key}: the forward asks for a size, type or device at {place}, which is {answer} for this batch; by its "
-            f"inputs, as in the first batch, it is {expected}. Ask the module's input for it."
-        )
+        found = f"{key}: the forward asks for a size, type or device at {place}, which is {answer} for this batch"
+        raise RunError(f"{found} and is {expected} by its inputs, as the stages go. Ask the module's input for it.")
 
 
 TOLD = (_constant, _check_same)
@@ -106,29 +237,6 @@ _MADE_BY_SIZES = ("ones", "zeros", "empty", "rand", "randn")
 _DRAWING = re.compile(
     "drop|rand|normal(?!ize)|uniform|bernoulli|multinomial|poisson|exponential|cauchy|geometric|rrelu|gumbel"
 )
-
-
-@contextmanager
-def sizes_in_tuples() -> Iterator[None]:
-    """While it lasts, `torch.ones(n, n)` takes stand-ins for n: they are given in a tuple, which torch looks into.
-
-    Example:
-        >>> class Causal(torch.nn.Module):
-        ...     def forward(self, x):
-        ...         return torch.tril(torch.ones(x.shape[1], x.shape[1]))
-        >>> with sizes_in_tuples():
-        ...     graph = fx.symbolic_trace(Causal()).graph
-        >>> [node.name for node in graph.nodes if node.op == "call_function"][-2:]
-        ['ones', 'tril']
-    """
-    own = {name: getattr(torch, name) for name in _MADE_BY_SIZES}
-    for name, function in own.items():
-        setattr(torch, name, _in_a_tuple(function))
-    try:
-        yield
-    finally:
-        for name, function in own.items():
-            setattr(torch, name, function)
 
 
 def draws(node: fx.Node) -> bool:
@@ -164,16 +272,6 @@ def casts() -> list[object]:
     return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
 
 
-def _in_a_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*sizes: Any, **kwargs: Any) -> Any:
-        if len(sizes) > 1 and any(issubclass(type(each), fx.Proxy) for each in sizes):
-            return function(tuple(sizes), **kwargs)
-        return function(*sizes, **kwargs)
-
-    return call
-
-
 LAYERS = "layers"
 """The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
 
@@ -181,22 +279,29 @@ _BETWEEN = (__file__, *fx.__path__, _device.__file__)
 """Files and folders of code that stands between a forward and its operations, the last one with a default device."""
 
 
+def _in_a_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of sizes that also takes stand-ins for them, of which torch asks that they be in a tuple."""
+
+    @functools.wraps(function)
+    def call(*sizes: Any, **kwargs: Any) -> Any:
+        is_several = len(sizes) > 1 and any(issubclass(type(size), fx.Proxy) for size in sizes)
+        return function(sizes, **kwargs) if is_several else function(*sizes, **kwargs)
+
+    return call
+
+
 def traced(
-    module: nn.Module,
-    key: str,
-    inputs: Inputs,
-    inside: Sequence[str] | None = None,
-    opened: Container[str] = (),
+    module: nn.Module, key: str, inputs: Inputs | None, inside: Sequence[str] | None = None, opened: Container[str] = ()
 ) -> fx.Graph:
     """Return the operations of a module's forward, with blocks and torch's own layers as black boxes.
 
     Its steps may depend on values: they are those for these inputs, and each decision becomes an operation that says so
-    where a later batch would decide otherwise.
+    where a later batch would decide otherwise. Without inputs they may depend on none.
 
     Args:
         module: children of a Sequential, ModuleList or ModuleDict are blocks; so is each layer of `Layers`.
         key: of the module, for messages.
-        inputs: what the module is called with, in the order of its forward's arguments.
+        inputs: what the module is called with, in the order of its forward's arguments; None: nothing is known.
         inside: names of blocks; only the modules that hold one of them are looked into. None looks into all.
         opened: names of blocks that are looked into like the module itself.
 
@@ -209,23 +314,26 @@ def traced(
         ['placeholder', 'call_module', 'call_module', 'output']
     """
     tracer = _Tracer(inside, opened, key, inputs)
-    named = zip(inspect.signature(module.forward).parameters, inputs, strict=False)
+    arguments = inspect.signature(module.forward).parameters
+    values = [argument.default for argument in arguments.values()] if inputs is None else inputs
     # Python code may ask for these directly.
+    named = zip(arguments, values, strict=False)
     plain = {name: value for name, value in named if value is None or isinstance(value, bool | str)}
+    makers: dict[str, Any] = {name: _in_a_tuple(getattr(torch, name)) for name in _MADE_BY_SIZES}
     try:
-        with undisturbed(module), torch.enable_grad(), sizes_in_tuples():
+        with undisturbed(module), torch.enable_grad(), mock.patch.multiple(torch, **makers):
             graph = tracer.trace(module, plain)
         if any("*" in str(node.target) for node in graph.nodes if node.op == "placeholder"):
             raise TypeError("forward takes *args or **kwargs")
     except Exception as error:  # tracing runs the user's forward on stand-ins, which may fail in any way
         # What fails without any stand-in as well is the user's to see as it is.
         with undisturbed(module), torch.no_grad():
-            module(*inputs)
+            _ = inputs is None or module(*inputs)
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(
-            f"{key}: the forward of {type(module).__name__} cannot be cut into stages ({reason}); expected one that "
-            "calls its blocks with tensors. Name the blocks before which it may be cut, as in cut: [blocks.3]."
-        ) from error
+        advice = "Name the blocks before which it may be cut, as in cut: [blocks.3]."
+        advice = "Give an example of its inputs, by whose values it may decide." if inputs is None else advice
+        fault = f"{key}: the forward of {type(module).__name__} cannot be cut into stages ({reason})"
+        raise ConfigError(f"{fault}; expected one that calls its blocks with tensors. {advice}") from error
     return graph
 
 
@@ -255,7 +363,7 @@ def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 class _Tracer(fx.Tracer):
-    """Records a forward beside its values for given inputs, by which its Python code may decide.
+    """Records a forward beside its values for given inputs, by which its Python code may decide; without any, alone.
 
     Blocks are leaves: what they do inside need not be traceable, and is not for a cut.
     """
@@ -263,12 +371,11 @@ class _Tracer(fx.Tracer):
     # A buffer that is read becomes an operation, so that it may move to another device or change.
     proxy_buffer_attributes = True
 
-    def __init__(self, inside: Sequence[str] | None, opened: Container[str], key: str, inputs: Inputs) -> None:
+    def __init__(self, inside: Sequence[str] | None, opened: Container[str], key: str, inputs: Inputs | None) -> None:
         super().__init__(param_shapes_constant=False)
         self._inside, self._opened = inside, opened
-        self._casts = casts()
-        self._key = key
-        self._inputs = iter(inputs)
+        self._casts, self._key = casts(), key
+        self._inputs = None if inputs is None else iter(inputs)
         self._interpreter: fx.Interpreter | None = None
         self._is_running = False
         self._calls: dict[fx.Node, object] = {}
@@ -285,6 +392,8 @@ class _Tracer(fx.Tracer):
     def record(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record an operation, and carry it out."""
         node: fx.Node = super().create_node(*args, **kwargs)
+        if self._inputs is None:
+            return node
         if self._interpreter is None:
             self._interpreter = fx.Interpreter(self.root, garbage_collect_values=False, graph=self.graph)
         env = self._interpreter.env
@@ -330,7 +439,7 @@ class _Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return the stand-in for a node's value."""
-        return _Value(node, self)
+        return super().proxy(node) if self._inputs is None else _Value(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Return a parameter's stand-in, or inside a block the parameter."""
@@ -347,6 +456,8 @@ class _Tracer(fx.Tracer):
 
     def decided(self, proxy: fx.Proxy, kind: Any) -> Any:
         """Return a plain number or truth, and record that the forward has gone on by it."""
+        if self._inputs is None:
+            raise TypeError("it decides by values")
         answer = kind(self.value(proxy))
         arguments = (proxy, kind.__name__, answer, self._key, _place())
         self._calls[self.create_proxy("call_function", _check_decision, arguments, {}).node] = _call()
@@ -414,8 +525,7 @@ class _Value(fx.Proxy):
     def __int__(self) -> int:
         return int(self.tracer.decided(self, int))
 
-    def __index__(self) -> int:
-        return int(self.tracer.decided(self, int))
+    __index__ = __int__
 
     def __float__(self) -> float:
         return float(self.tracer.decided(self, float))
@@ -433,27 +543,27 @@ def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) 
     kinds: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "len": len}
     answer = kinds[kind](value)
     if answer != expected:
-        raise RunError(
-            f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch and was {expected} "
-            "for the first one, whose way the stages go. Decide inside a block, or use x.shape[0] in place of len(x)."
-        )
+        found = f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch"
+        advice = "Decide inside a block, or use x.shape[0] in place of len(x)."
+        raise RunError(f"{found} and was {expected} for the first one, whose way the stages go. {advice}")
 
 
-def _asking() -> FrameType | None:
+def _asking() -> FrameType:
     """Return the frame of the code that the tracer runs, behind what torch puts between it and an operation."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
+    assert frame is not None
     return frame
 
 
 def _place() -> str:
     """Return the line of the user's code that has asked."""
     frame = _asking()
-    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _call() -> object:
     """Return which call of the user's code is being carried out."""
     frame = _asking()
-    return None if frame is None else (frame.f_code, frame.f_lasti)
+    return frame.f_code, frame.f_lasti

@@ -1,6 +1,5 @@
 """A cell: nodes that read earlier ones, each through an operation that is chosen."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from string import ascii_lowercase
@@ -9,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Le
 from torch import fx
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.settings import target
 from mlotool.spaces.building import Build
@@ -71,25 +71,17 @@ class Cell(AbstractMutator):
 
     def __post_init__(self) -> None:
         if "concat" in (self.join, self.end) and self.project is None:
-            raise ConfigError(
-                f"Cell: found join={self.join} and end={self.end} without project; expected a module behind what is "
-                "concatenated, as its size depends on decisions. Write project, or join: sum and end: sum."
-            )
+            found = f"Cell: found join={self.join} and end={self.end} without project, for a size that decisions change"
+            raise ConfigError(f"{found}. Write project, or join: sum and end: sum.")
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put the cells."""
         places = graph.find(self.at, of_some=self.tied)
         graph.check_room(len(places) * self.num_nodes * self.num_inputs)
         counts = [len(place.inputs) for place in places]
-        if self.tied and len(set(counts)) > 1:
-            raise ConfigError(
-                f"tied: found places that read {', '.join(map(str, counts))} nodes; expected the same number for all, "
-                "as they have one cell. Write tied: false, or another target."
-            )
-        if graph.is_shared and self.ends == "unread":
-            raise ConfigError(
-                "ends: found unread; expected all in a shared space, which holds all models at once. Write ends: all."
-            )
+        is_right, expected = not self.tied or len(set(counts)) == 1, "places that read the same number of nodes"
+        require(is_right, "tied", counts, expected, "Write tied: false, or another target.")
+        require(not graph.is_shared or self.ends == "all", "ends", self.ends, "all in a shared space")
         for number, place in enumerate(places):
             name = f"{self.name}_{number}"
             with graph.beside(place):
@@ -110,14 +102,7 @@ class Cell(AbstractMutator):
         return end if self.project is None else graph.create(f"{name}_project", self.project, [end], place.output_shape)
 
     def _operated(
-        self,
-        graph: ModelGraph,
-        place: Place,
-        name: str,
-        decision: str,
-        nodes: Sequence[fx.Node],
-        read: set[int],
-        source: int,
+        self, graph: ModelGraph, place: Place, name: str, choice: str, nodes: list[fx.Node], read: set[int], source: int
     ) -> fx.Node:
         """Return what an operation that is chosen makes of one of the nodes."""
         read.add(source)
@@ -126,4 +111,4 @@ class Cell(AbstractMutator):
             build = self.candidates[value]
             return nodes[source] if build is None else graph.create(name, build, [nodes[source]], place.output_shape)
 
-        return graph.select(decision, self.candidates, operated)
+        return graph.select(choice, self.candidates, operated)

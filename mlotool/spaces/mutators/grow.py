@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require
 from mlotool.core.settings import target
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
@@ -57,9 +57,6 @@ class Grow(AbstractMutator):
                 for number in graph.alternatives(f"{name}_place", range(len(places))):
                     # Each mutator's decisions have names of their own: in a study, one name has one set of candidates.
                     made = make(name=f"{name}_{which}", at=places[number])
-                    if not isinstance(made, AbstractMutator):
-                        raise ConfigError(
-                            f"mutators.{which}: found what makes {type(made).__name__}; expected what makes a mutator "
-                            "of a name and a place, such as mlotool.spaces.Insert. Correct it."
-                        )
+                    expected = "what makes a mutator of a name and a place, such as mlotool.spaces.Insert"
+                    require(isinstance(made, AbstractMutator), f"mutators.{which}", made, expected)
                     made.mutate(graph)

@@ -63,7 +63,5 @@ def _behind(name: str, pattern: str) -> str:
     for count in range(len(names), 0, -1):
         if matches(".".join(names[:count]), pattern):
             return ".".join(names[count:])
-    raise ConfigError(
-        f"tied: found the place '{name}', which does not begin with '{pattern}'; expected a path that all places begin "
-        "with, as 'cells.*' for 'cells.0.edges.3'. Correct it."
-    )
+    advice = "Write a path that all places begin with, as 'cells.*' for 'cells.0.edges.3'."
+    raise ConfigError(f"tied: found the place '{name}', which does not begin with '{pattern}'. {advice}")

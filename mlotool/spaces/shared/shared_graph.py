@@ -1,32 +1,212 @@
-"""A graph that holds all models of a space, and the function that computes one path or a mixture of several in it.
+"""A graph that holds all models of a space, the paths through it, and the function that computes one or several.
 
 Where models differ, a switch reads what each of them has there.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
-from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd import Function
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError, InfeasibleModelError
-from mlotool.core.messages import shown
-from mlotool.core.private import current_dispatch_mode, is_functorch_wrapped_tensor, pytree
+from mlotool.core.private import current_dispatch_mode, is_batchedtensor, is_functorch_wrapped_tensor, pytree
+from mlotool.core.settings import target
 from mlotool.core.tracing import is_tracing
 from mlotool.spaces import tracing
 from mlotool.spaces.building import Build, NewModules, accepted, dtype_at
-from mlotool.spaces.decisions import Value, deciding
+from mlotool.spaces.decisions import Value, check_number, deciding
 from mlotool.spaces.model_graph import ModelGraph, V
 from mlotool.spaces.places import Place, Places, Target
 from mlotool.spaces.shapes import Shapes
-from mlotool.spaces.shared.paths import Condition, PathTable
 from mlotool.spaces.tracing import BLOCKS, ID, OWNER, node_id, nodes_in
+
+Condition = tuple[tuple[str, Value], ...]
+"""Decisions that have to be made so: all of them."""
+
+Path = Mapping[str, Value]
+"""One model of a space: a candidate for each decision that it asks for, by name."""
+
+
+@dataclass(frozen=True)
+class SharedDecision:
+    """A decision of a shared space.
+
+    Args:
+        name: its own.
+        candidates: in their order.
+        conditions: it is asked for where one of them holds.
+
+    Example:
+        >>> depth = SharedDecision("kernel_1", ("k3", "k5"), ((("depth", 2),), (("depth", 3),)))
+        >>> depth.is_asked({"depth": 1}), depth.is_asked({"depth": 3})
+        (False, True)
+    """
+
+    name: str
+    candidates: tuple[Value, ...]
+    conditions: tuple[Condition, ...] = ((),)
+
+    def is_asked(self, path: Path) -> bool:
+        """Say whether a model with these earlier decisions asks for it."""
+        return any(all(path.get(name) == value for name, value in condition) for condition in self.conditions)
+
+
+class PathTable:
+    """Takes note of decisions while a shared space is made."""
+
+    def __init__(self) -> None:
+        self._candidates: dict[str, tuple[Value, ...]] = {}
+        self._conditions: dict[str, set[Condition]] = {}
+        self._owners: dict[str, str] = {}
+
+    def note(self, mutator: str, name: str, candidates: tuple[Value, ...], condition: Condition) -> None:
+        """Take note that a decision is asked for.
+
+        Raises:
+            ConfigError: another mutator has a decision of this name, it has other candidates, or there are too many.
+        """
+        if self._owners.setdefault(name, mutator) != mutator or self._candidates.get(name, candidates) != candidates:
+            raise ConfigError(f"decisions.{name}: found two decisions of this name. Give a mutator another name.")
+        if name not in self._candidates:
+            check_number(name, len(self._candidates))
+        self._candidates[name] = candidates
+        self._conditions.setdefault(name, set()).add(condition)
+
+    @property
+    def decisions(self) -> tuple[SharedDecision, ...]:
+        """All of them, in the order in which they were first asked for."""
+        return tuple(
+            SharedDecision(name, candidates, tuple(sorted(self._conditions[name], key=str)))
+            for name, candidates in self._candidates.items()
+        )
+
+
+def path_of(decisions: Sequence[SharedDecision], decide: Callable[[SharedDecision], Value]) -> dict[str, Value]:
+    """Return a path, of which each decision is made by a function, in their order.
+
+    Example:
+        >>> path_of((SharedDecision("kernel", ("k3", "k5")),), lambda each: each.candidates[-1])
+        {'kernel': 'k5'}
+    """
+    path: dict[str, Value] = {}
+    for decision in decisions:
+        if decision.is_asked(path):
+            path[decision.name] = decide(decision)
+    return path
+
+
+class AbstractPaths(nn.Module):
+    """Draws paths.
+
+    What it keeps from one draw to the next is a buffer, so that a run that goes on draws what it would have drawn.
+    Random numbers are torch's, from its default generator.
+
+    Example:
+        >>> class First(AbstractPaths):
+        ...     def forward(self, decisions):
+        ...         return path_of(decisions, lambda each: each.candidates[0])
+        >>> First()([SharedDecision("kernel", ("k3", "k5"))])
+        {'kernel': 'k3'}
+    """
+
+    def begin(self, decisions: Sequence[SharedDecision]) -> None:
+        """Make the buffers for a space with these decisions, if it has any."""
+
+    @abstractmethod
+    def forward(self, decisions: Sequence[SharedDecision]) -> Path:
+        """Return a path.
+
+        Args:
+            decisions: of the space, in the order in which they are asked for.
+        """
+
+
+def number_drawn(drawn: Tensor) -> int:
+    """Return a number that was drawn.
+
+    Args:
+        drawn: one element.
+
+    Raises:
+        ConfigError: there is one for each task.
+
+    Example:
+        >>> number_drawn(torch.tensor([2]))
+        2
+    """
+    if is_batchedtensor(drawn):
+        found = "tasks: found a path that is drawn in a loss of several tasks, which are computed as one program"
+        raise ConfigError(f"{found}. Set tasks to null, or write mlotool.spaces.PathWeights.")
+    return int(drawn)
+
+
+@target("module")
+class UniformPaths(AbstractPaths):
+    """Draws each decision from its candidates, all with the same probability.
+
+    Source: Guo et al. 2020, Single Path One-Shot Neural Architecture Search (arXiv 1904.00420), section 3.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> UniformPaths()([SharedDecision("kernel", ("k3", "k5"))])
+        {'kernel': 'k3'}
+    """
+
+    def forward(self, decisions: Sequence[SharedDecision]) -> Path:
+        """Return a path."""
+        return path_of(
+            decisions, lambda decision: decision.candidates[number_drawn(torch.randint(len(decision.candidates), ()))]
+        )
+
+
+@target("module")
+class FairPaths(AbstractPaths):
+    """Draws each decision's candidates in turn, in an order that is drawn anew when all have had theirs.
+
+    Of a decision with k candidates, each is taken once in k paths that ask for it, so that all are trained equally
+    often.
+
+    Source: Chu et al. 2021, FairNAS (arXiv 1907.01845), section 3.2.
+
+    Example:
+        >>> paths, decisions = FairPaths(), [SharedDecision("kernel", ("k3", "k5"))]
+        >>> paths.begin(decisions)
+        >>> sorted(paths(decisions)["kernel"] for _ in range(4))
+        ['k3', 'k3', 'k5', 'k5']
+
+    Attributes:
+        left: (decisions, most candidates), bool: which have not had their turn.
+    """
+
+    left: Tensor
+
+    def begin(self, decisions: Sequence[SharedDecision]) -> None:
+        """Let all candidates be left."""
+        most = max((len(decision.candidates) for decision in decisions), default=0)
+        self.register_buffer("left", torch.zeros(len(decisions), most, dtype=torch.bool))
+
+    def forward(self, decisions: Sequence[SharedDecision]) -> Path:
+        """Return a path; in evaluation, what is left stays."""
+        rows = dict(zip([decision.name for decision in decisions], self.left.unbind(), strict=True))
+        return path_of(
+            decisions, lambda decision: decision.candidates[self._drawn(rows[decision.name], len(decision.candidates))]
+        )
+
+    def _drawn(self, left: Tensor, count: int) -> int:
+        open_ones = left[:count].nonzero().flatten().tolist() or list(range(count))
+        found: int = open_ones[number_drawn(torch.randint(len(open_ones), ()))]
+        if self.training:
+            left[:count] = False
+            left[[each for each in open_ones if each != found]] = True
+        return found
+
 
 MAX_PLANS = 4096
 
@@ -53,10 +233,8 @@ class Switch:
         kinds = [str(pytree.tree_map_only(Tensor, _kind, result)) for result in results]
         for value, kind in zip(self.values, kinds, strict=True):
             if kind != kinds[0]:
-                raise ValueError(
-                    f"the candidates of '{self.decision}' return different shapes, {self.values[0]} {kinds[0]} and "
-                    f"{value} {kind}"
-                )
+                found = f"{self.values[0]} {kinds[0]} and {value} {kind}"
+                raise ValueError(f"the candidates of '{self.decision}' return different shapes, {found}")
         return results[0]
 
 
@@ -123,10 +301,12 @@ _Plan = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 class SuperGraph:
-    """All models of a space as one function.
+    """All models of a space as one function; without switches, its only one.
+
+    Pickled it has functions by their names. A lambda or a function within another has no name.
 
     Args:
-        graph: with switches.
+        graph: with a switch where models differ.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -137,6 +317,8 @@ class SuperGraph:
             sources = tuple(numbers[source] for source in nodes_in((node.args, dict(node.kwargs))))
             self._steps.append(_Step(node.op, node.target, arguments, sources))
         self._inputs = [number for number, step in enumerate(self._steps) if step.kind == "placeholder"]
+        # What nobody reads may change a tensor or a buffer.
+        self._ends = {number for node, number in numbers.items() if not node.users}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, root: nn.Module, inputs: Sequence[Any], choices: Choices) -> Any:
@@ -176,7 +358,7 @@ class SuperGraph:
         if key not in self._plans:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            steps, read = [], {len(self._steps) - 1}
+            steps, read = [], set(self._ends)
             # Nodes are numbered in the order in which they are computed.
             for number in range(len(self._steps) - 1, -1, -1):
                 if number in read:
@@ -193,30 +375,18 @@ class SuperGraph:
             return sources
         wanted = _candidates(choices.get(switch.decision))
         for value in wanted:
-            if value not in switch.values:
-                raise ConfigError(
-                    f"path: found {shown(value)} for the decision '{switch.decision}'; expected one of "
-                    f"{', '.join(map(str, switch.values))}. Correct what the space is called with."
-                )
+            expected = f"one of {', '.join(map(str, switch.values))}"
+            require(value in switch.values, f"path.{switch.decision}", value, expected)
         return tuple(sources[switch.values.index(value)] for value in wanted)
 
     def _result(self, number: int, root: nn.Module, values: Mapping[int, Any], choices: Choices) -> Any:
         kind, target, arguments, _ = self._steps[number]
-        if kind == "get_attr":
-            return attrgetter(target)(root)
         if isinstance(target, Switch):
             return _mixed(choices[target.decision], [values[source] for source in self._sources(number, choices)])
         args, kwargs = fx.node.map_aggregate(
             arguments, lambda value: values[value.number] if isinstance(value, _Slot) else value
         )
-        if kind == "call_module":
-            return attrgetter(target)(root)(*args, **kwargs)
-        if kind == "call_function":
-            return target(*args, **kwargs)
-        if kind == "call_method":
-            return getattr(args[0], target)(*args[1:], **kwargs)
-        assert kind == "output"
-        return args[0]
+        return tracing.carried_out(kind, target, root, args, kwargs)
 
 
 def _mixed(chosen: Value | Mixture, results: list[Any]) -> Any:
@@ -350,11 +520,8 @@ def always_computed(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _refusal(name: str) -> ConfigError:
-    return ConfigError(
-        f"at: found '{name}', which only some models of the space have, or which is as described in some of them "
-        "alone; expected places that all models of a shared space have. Name places by their paths, or let this "
-        "mutator come before the one that decides about it."
-    )
+    found = f"at: found '{name}', which only some models of the shared space have, or have as described"
+    return ConfigError(f"{found}. Name places by their paths, or put this mutator before the one that decides on it.")
 
 
 MARK = "@"
@@ -467,10 +634,8 @@ class SharedGraph(ModelGraph):
                 yield
         except InfeasibleModelError as error:
             made = ", ".join(f"{name}: {value}" for name, value in self.modules.condition)
-            raise ConfigError(
-                f"{error} A shared space has all candidates at once; expected that each of them fits. Take out what "
-                f"does not{f' ({made})' if made else ''}, or search without shared."
-            ) from error
+            advice = f"Take out what does not{f' ({made})' if made else ''}, or search without shared."
+            raise ConfigError(f"{error} In a shared space each candidate has to fit. {advice}") from error
 
     def _replace_module(self, place: Place, node: fx.Node, build: Build, settings: dict[str, Any]) -> fx.Node:
         path = self.modules.put(str(node.target), build, settings, dtype_at([*place.inputs, node]))
@@ -490,10 +655,8 @@ class SharedGraph(ModelGraph):
             ConfigError: another mutator has several modules there.
         """
         if any(isinstance(node.target, Switch) and node_id(node) == place.id for node in place.nodes):
-            raise ConfigError(
-                f"at: found '{place.id}', where another mutator decides what stands there; expected one decision about "
-                "it in a shared space. Write all candidates in one mutator, or search without shared."
-            )
+            found = f"at: found '{place.id}', where another mutator of the shared space decides what stands there"
+            raise ConfigError(f"{found}. Write all candidates in one mutator, or search without shared.")
         return super().replace(place, build, name)
 
     def _created(self, node: fx.Node, name: str) -> fx.Node:
@@ -521,13 +684,11 @@ class SharedGraph(ModelGraph):
             every = [edges.get(node, before[node]) for edges in changes]
             forms = [fx.node.map_arg(edges, lambda _: "node") for edges in every]
             if any(form != forms[0] for form in forms):
-                raise ConfigError(
-                    f"'{node_id(node)}' reads another number of nodes with other candidates of '{name}'; expected "
-                    "that a shared space's decisions leave it. Join what it reads before, or search without shared."
-                )
+                found = f"'{node_id(node)}' reads another number of nodes with other candidates of '{name}'"
+                raise ConfigError(f"{found}. Join what it reads before, or search without shared.")
             read = list(zip(*map(nodes_in, every), strict=True))
             switches = iter([self._switch(name, values, sources) for sources in read])
-            self._read({node: fx.node.map_arg(every[0], partial(_next, switches))})
+            self._read({node: fx.node.map_arg(every[0], lambda _, switches=switches: next(switches))})  # type: ignore[misc]
 
     def _switch(self, name: str, values: tuple[Value, ...], sources: tuple[fx.Node, ...]) -> fx.Node:
         """Return what stands for one of some nodes; the node itself, where they are one."""
@@ -546,16 +707,10 @@ class SharedGraph(ModelGraph):
         return self._switches[name, sources]
 
 
-def _next(nodes: Iterator[fx.Node], _: fx.Node) -> fx.Node:
-    return next(nodes)
-
-
 def _edges(nodes: Iterable[fx.Node]) -> Edges:
     return {node: (node.args, node.kwargs) for node in nodes}
 
 
 def _refuse(name: str, candidates: tuple[Value, ...]) -> Value:
-    raise ConfigError(
-        f"decisions.{name}: found `choose`, which takes one of {len(candidates)} candidates; expected all of them in a "
-        "shared space. Write `for value in graph.alternatives(name, candidates):` in the mutator, or search without it."
-    )
+    found = f"decisions.{name}: found `choose` of {len(candidates)} candidates, of which a shared space has all"
+    raise ConfigError(f"{found}. Write `for value in graph.alternatives(name, candidates):` in the mutator.")

@@ -1,20 +1,21 @@
-"""A space trained as one network: every candidate once, and a path through them for each mini-batch."""
+"""A space trained as one network: every candidate once, a path for each mini-batch, and what decides between them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx, nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
-from mlotool.core.messages import shown
+from mlotool.core.arguments import require
 from mlotool.core.private import NormBase as _NormBase
-from mlotool.spaces.decisions import Value, choose
+from mlotool.core.settings import target
+from mlotool.spaces.decisions import Value, choose, deciding
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.shared.paths import AbstractPaths, Path, SharedDecision, path_of
-from mlotool.spaces.shared.shared_graph import Mixture, SharedGraph, SuperGraph, path_of_bad
+from mlotool.spaces.shared import shared_graph
+from mlotool.spaces.shared.shared_graph import AbstractPaths, Mixture, Path, SharedDecision, path_of
 from mlotool.spaces.space import Space
 
 MAX_PATHS = 256
@@ -44,8 +45,8 @@ class PathStatistics:
 
     def __init__(self, root: nn.Module, decisions: Sequence[SharedDecision]) -> None:
         self._decisions = tuple(decisions)
-        paths = [_key(path) for path in paths_of(decisions)]
-        self._rows = {key: number for number, key in enumerate(paths)}
+        paths = paths_of(decisions)
+        self._rows = {tuple(path.items()): number for number, path in enumerate(paths)}
         for layer in layers_of(root):
             for name in NAMES:
                 own = layer._buffers[name]
@@ -54,7 +55,8 @@ class PathStatistics:
 
     def row(self, path: Mapping[str, object]) -> int:
         """Return the number of a path."""
-        return self._rows[_key(path_of(self._decisions, lambda decision: path[decision.name]))]  # type: ignore[arg-type,return-value]
+        asked = path_of(self._decisions, lambda decision: path[decision.name])  # type: ignore[arg-type,return-value]
+        return self._rows[tuple(asked.items())]
 
     @contextmanager
     def of(self, root: nn.Module, path: Mapping[str, object]) -> Iterator[None]:
@@ -107,16 +109,10 @@ def paths_of(decisions: Sequence[SharedDecision]) -> list[dict[str, Value]]:
                 [{**path, decision.name: value} for value in decision.candidates] if decision.is_asked(path) else [path]
             )
         ]
-        if len(paths) > MAX_PATHS:
-            raise ConfigError(
-                f"statistics: found path in a space of more than {MAX_PATHS} paths; expected fewer, as each has "
-                "its own. Write statistics: shared, and take them anew before an evaluation: evaluate.recalibrate."
-            )
+        expected = f"shared in a space of more than {MAX_PATHS} paths, as each has its own"
+        advice = "Write statistics: shared, and take them anew before an evaluation: evaluate.recalibrate."
+        require(len(paths) <= MAX_PATHS, "statistics", "path", expected, advice)
     return paths
-
-
-def _key(path: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
-    return tuple(path.items())
 
 
 COUNTS = "counts"
@@ -170,7 +166,7 @@ class SharedSpace(Space, is_shared=True):
         torch.Size([3, 2])
     """
 
-    _graph_kind = SharedGraph
+    _graph_kind = shared_graph.SharedGraph
     runs_in_part = True
 
     table: tuple[SharedDecision, ...]
@@ -182,20 +178,16 @@ class SharedSpace(Space, is_shared=True):
     _statistics: PathStatistics | None
 
     def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
-        assert isinstance(model, SharedGraph)
-        if statistics not in ("shared", "path"):
-            raise ConfigError(f"statistics: found {shown(statistics)}; expected shared or path. Correct it.")
-        if PATH in self._arguments:
-            raise ConfigError(
-                f"base: found '{PATH}' as an input of its forward, which a shared space has for itself; expected "
-                "another name. Rename it."
-            )
+        assert isinstance(model, shared_graph.SharedGraph)
+        require(statistics in ("shared", "path"), "statistics", statistics, "shared or path")
+        expected = f"none called '{PATH}', which a shared space has for itself"
+        require(PATH not in self._arguments, "base: inputs", self._arguments, expected, "Rename it.")
         model.is_rewired = True
         table = model.table.decisions
-        path = (
-            None if paths is not None else path_of(table, lambda decision: choose(decision.name, decision.candidates))
-        )
-        if paths is not None:
+        path = None
+        if paths is None:
+            path = path_of(table, lambda decision: choose(decision.name, decision.candidates))
+        else:
             paths.begin(table)
             model.root.add_module("paths", paths)
         called = [str(node.target) for node in model.graph.nodes if node.op == "call_module"]
@@ -204,9 +196,6 @@ class SharedSpace(Space, is_shared=True):
         num_candidates = sum(len(decision.candidates) for decision in table)
         model.root.register_buffer(COUNTS, torch.zeros(num_candidates, dtype=torch.int64))
         self.__dict__ |= {"table": table, "unsound": None, "_path": path, "_origins": origins, "_statistics": own}
-
-    def _function_of(self, graph: fx.Graph) -> SuperGraph:
-        return SuperGraph(graph)
 
     def forward(self, *args: Any, path: Mapping[str, Value | Mixture | Tensor] | None = None, **kwargs: Any) -> Any:
         """Return what a model of the space makes of its inputs.
@@ -217,9 +206,7 @@ class SharedSpace(Space, is_shared=True):
                 added up; or a `Mixture` of some. None: what `paths` draws.
             kwargs: inputs, by their names.
         """
-        if kwargs or len(args) != len(self._arguments):
-            args = self._in_order(args, kwargs)
-        choices = self._drawn(path)
+        args, choices = self._in_order(args, kwargs), self._drawn(path)
         own = self._statistics
         if own is None or any(isinstance(chosen, Mixture) for chosen in choices.values()):
             result = self._run(self, args, choices)
@@ -230,7 +217,7 @@ class SharedSpace(Space, is_shared=True):
             taken = self._run.taken(choices)
             is_taken = [value in taken.get(name, ()) for name, value in self._candidates()]
             self.counts.add_(torch.tensor(is_taken, dtype=torch.int64, device=self.counts.device))
-            if self.unsound is None and (bad := path_of_bad(result, choices)) is not None:
+            if self.unsound is None and (bad := shared_graph.path_of_bad(result, choices)) is not None:
                 self.unsound = f"On the path {bad} the result was the first that is not finite."
         return result
 
@@ -250,8 +237,8 @@ class SharedSpace(Space, is_shared=True):
         choices = self._drawn(arguments.get(PATH))
         names = {id(parameter): name for name, parameter in self.named_parameters()}
         read: set[str] = set()
-        for _, target in self._run.read(choices):
-            value = attrgetter(target)(self)
+        for _, name in self._run.read(choices):
+            value = attrgetter(name)(self)
             tensors = value.parameters() if isinstance(value, nn.Module) else [value]
             read.update(names[id(tensor)] for tensor in tensors if id(tensor) in names)
         return {**arguments, PATH: choices}, frozenset(read)
@@ -298,12 +285,12 @@ class SharedSpace(Space, is_shared=True):
         """
         state: dict[str, Tensor] = {}
         own = self.state_dict()
-        for kind, target in self._run.read(path):
+        for kind, read in self._run.read(path):
             if kind == "call_module":
-                below = self.get_submodule(target).state_dict()
-                state |= {f"{self._origins[target]}.{name}": value for name, value in below.items()}
-            elif target in own:
-                state[target] = own[target]
+                below = self.get_submodule(read).state_dict()
+                state |= {f"{self._origins[read]}.{name}": value for name, value in below.items()}
+            elif read in own:
+                state[read] = own[read]
         return state if self._statistics is None else self._statistics.state(state, path)
 
     def _drawn(self, path: Mapping[str, Any] | None) -> dict[str, Value | Mixture]:
@@ -313,18 +300,177 @@ class SharedSpace(Space, is_shared=True):
         candidates = {decision.name: decision.candidates for decision in self.table}
         choices: dict[str, Value | Mixture] = {}
         for name, chosen in path.items():
-            if name not in candidates:
-                raise ConfigError(
-                    f"path: found the decision {shown(name)}; expected one of {', '.join(candidates)}. Correct it."
-                )
+            require(name in candidates, "path", name, f"the decisions {', '.join(candidates)}")
             if isinstance(chosen, Tensor):
                 chosen = Mixture(candidates[name], chosen)
-            if isinstance(chosen, Mixture) and chosen.weights.shape != (len(chosen.candidates),):
-                raise ConfigError(
-                    f"path: found weights of shape {tuple(chosen.weights.shape)} for the decision '{name}'; expected "
-                    f"one for each of the {len(chosen.candidates)} candidates. Correct it."
-                )
-            if isinstance(chosen, Mixture) and chosen.taken is not None and not chosen.weights.requires_grad:
-                chosen = chosen.taken
+            if isinstance(chosen, Mixture):
+                count, weights = len(chosen.candidates), chosen.weights
+                require(weights.shape == (count,), f"path.{name}", weights, f"a weight for each of {count} candidates")
+                if chosen.taken is not None and not weights.requires_grad:
+                    chosen = chosen.taken
             choices[name] = chosen
         return choices
+
+
+Rule = Callable[[Mapping[str, Sequence[Value]], Mapping[str, Tensor]], Mapping[str, Value]]
+"""Candidates and their probabilities by decision in, the candidate of each decision out."""
+
+
+class AbstractArchitecture(nn.Module):
+    """A distribution over the candidates of each decision of a shared space, given by logits of its own.
+
+    Args:
+        space: makes the space; in a recipe `${problems.NAME.module}`.
+        scale: standard deviation of the logits at the start.
+        rule: returns what a search has found, a candidate for each decision; it is called with the candidates and their
+            probabilities, both by decision. None: the most probable candidates.
+
+    Raises:
+        ConfigError: what is made is no shared space, or has no decisions.
+    """
+
+    table: tuple[SharedDecision, ...]
+
+    factories: ClassVar[tuple[str, ...]] = ("space",)
+    """Settings that are handed over as functions: what they describe is built here."""
+
+    def __init__(self, space: Callable[[], SharedSpace], scale: float = 0.0, rule: Rule | None = None) -> None:
+        super().__init__()
+        self.rule = rule
+        with deciding():
+            made = space()
+        advice = "Write space: ${problems.NAME.module}, with shared: true and mutators in that module."
+        is_right = isinstance(made, SharedSpace) and bool(made.table)
+        require(is_right, "space", type(made).__name__, "a shared space with decisions", advice)
+        self.table = made.table
+        self.logits = nn.ParameterDict(
+            {decision.name: nn.Parameter(scale * torch.randn(len(decision.candidates))) for decision in self.table}
+        )
+
+    def found(self) -> dict[str, Value]:
+        """Return the path that the probabilities of the candidates make, by the rule."""
+        if self.rule is None:
+            return path_of(self.table, lambda decision: decision.candidates[int(self.logits[decision.name].argmax())])
+        candidates = {decision.name: decision.candidates for decision in self.table}
+        found = self.rule(candidates, {name: each.detach().softmax(0) for name, each in self.logits.items()})
+        return path_of(self.table, lambda decision: found[decision.name])
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of a decision in nats, mean over decisions, 0-D; log k where k candidates are alike."""
+        found = [F.log_softmax(logits, 0) for logits in self.logits.values()]
+        return torch.stack([-(each.exp() * each).sum() for each in found]).mean()
+
+    def is_made(self, sure: float) -> bool:
+        """Say whether each decision between several candidates has one of at least this probability."""
+        several = [logits.detach() for logits in self.logits.values() if len(logits) > 1]
+        return bool(several) and bool(torch.stack([each.softmax(0).max() for each in several]).min() >= sure)
+
+
+@target("module")
+class PathWeights(AbstractArchitecture):
+    """Weights of all candidates: a space as a mixture, which gradients of the logits pass through.
+
+        y = sum_k softmax(logits)_k candidate_k(x)
+
+    Args: as for `AbstractArchitecture`.
+
+    Source: Liu et al. 2019, DARTS (arXiv 1806.09055), equation 2.
+
+    Example:
+        >>> from mlotool.spaces import Operator
+        >>> def space():
+        ...     activation = Operator("activation", "1", {"relu": None, "tanh": nn.Tanh})
+        ...     return SharedSpace(lambda: nn.Sequential(nn.Linear(4, 2), nn.ReLU()), [activation], inputs=[4])
+        >>> weights = PathWeights(space)
+        >>> space()(torch.zeros(3, 4), path=weights()).shape, weights.found()
+        (torch.Size([3, 2]), {'activation_0': 'relu'})
+    """
+
+    def forward(self) -> dict[str, Tensor]:
+        """Return a weight for each candidate, by decision; their sum is 1."""
+        return {name: each.softmax(0) for name, each in self.logits.items()}
+
+
+@target("module")
+class BinaryPaths(AbstractArchitecture):
+    """One candidate a decision, drawn from two that are drawn, with a gradient for the logits of both.
+
+    Two candidates are drawn by their probabilities, without replacement, and one of them by theirs among the two: its
+    result is taken. The other one is computed as well, since the gradient of a gate is that of what it lets through;
+    memory is that of two paths, whatever the number of candidates.
+
+        y = sum over the two of g_k candidate_k(x),   g = one_hot(drawn),   dg / dlogits := dp / dlogits
+        p = softmax(logits of the two)
+
+    In evaluation the most probable candidates are taken.
+
+    Args: as for `AbstractArchitecture`.
+
+    Source: Cai et al. 2019, ProxylessNAS (arXiv 1812.00332), section 3.2, equations 3 and 4. There the logits are
+    scaled after a step, so that the probabilities of other candidates stay; here a step changes them as softmax does.
+
+    Example:
+        >>> from mlotool.spaces import Operator
+        >>> def space():
+        ...     activation = Operator("activation", "1", {"relu": None, "tanh": nn.Tanh, "same": nn.Identity})
+        ...     return SharedSpace(lambda: nn.Sequential(nn.Linear(4, 2), nn.ReLU()), [activation], inputs=[4])
+        >>> drawn = BinaryPaths(space)()["activation_0"]
+        >>> len(drawn.candidates), sorted(drawn.weights.tolist())
+        (2, [0.0, 1.0])
+    """
+
+    has_paths = True
+
+    def forward(self) -> dict[str, Value | Mixture]:
+        """Return two candidates, of which one has the weight 1 and the other 0; by decision."""
+        return {decision.name: self._drawn(decision) for decision in self.table} if self.training else {**self.found()}
+
+    def _drawn(self, decision: SharedDecision) -> Value | Mixture:
+        if len(decision.candidates) == 1:
+            return decision.candidates[0]
+        logits = self.logits[decision.name]
+        two = torch.multinomial(logits.detach().softmax(0), 2)
+        numbers = [shared_graph.number_drawn(number) for number in two]
+        probability = logits[two].softmax(0)
+        number = shared_graph.number_drawn(torch.multinomial(probability.detach(), 1))
+        gate = F.one_hot(torch.tensor(number, device=logits.device), 2).to(probability)
+        both = tuple(decision.candidates[number] for number in numbers)
+        return Mixture(both, gate + probability - probability.detach(), both[number])
+
+
+@target("module")
+class PathPolicy(AbstractArchitecture):
+    """Draws a path, and says how probable it was.
+
+    A loss that takes the path is differentiated by the score function (see
+    `mlotool.losses.expected_path_cross_entropy`).
+
+    Args: as for `AbstractArchitecture`.
+
+    Source: Pham et al. 2018, ENAS (arXiv 1802.03268), section 2.1; Williams 1992 (REINFORCE). ENAS draws by a recurrent
+    network; here each decision has logits of its own.
+
+    Example:
+        >>> from mlotool.spaces import Operator
+        >>> def space():
+        ...     activation = Operator("activation", "1", {"relu": None, "tanh": nn.Tanh})
+        ...     return SharedSpace(lambda: nn.Sequential(nn.Linear(4, 2), nn.ReLU()), [activation], inputs=[4])
+        >>> path, log_probability = PathPolicy(space)()
+        >>> list(path), round(log_probability.item(), 3)
+        (['activation_0'], -0.693)
+    """
+
+    has_paths = True
+
+    def forward(self) -> tuple[dict[str, Value], Tensor]:
+        """Return a path, and the logarithm of its probability, 0-D."""
+        terms = []
+
+        def drawn(decision: SharedDecision) -> Value:
+            log_probability = F.log_softmax(self.logits[decision.name], 0)
+            number = shared_graph.number_drawn(torch.multinomial(log_probability.detach().exp(), 1))
+            terms.append(log_probability[number])
+            return decision.candidates[number]
+
+        path = path_of(self.table, drawn)
+        return path, torch.stack(terms).sum()

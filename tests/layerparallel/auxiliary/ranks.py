@@ -123,24 +123,12 @@ def resumed(ranks: Ranks) -> dict[str, Any]:
     return {"whole": ends[0], "resumed": ends[1]}
 
 
-def chained(ranks: Ranks) -> dict[str, Any]:
-    """Return what a chain of two networks ends as, between three stages in processes of their own."""
-    program = over(ranks, alone(auxiliary(processes=True, noise=0.1, **KINDS["chain"]), stack(norm=True)))
-    schedule = Schedule(program)
-    for _ in range(2):
-        schedule.tick()
-    state = program.state_dict()["net"]
-    return {"net": state["module"], "parallel": state["parallel"]}
-
-
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        found: dict[str, Any] = {} if ranks.size == 3 else {"stages": compute(ranks, 2, processes=True)}
-        if ranks.size == 3:
-            found = chained(ranks)
-        elif ranks.size == 2:
+        found: dict[str, Any] = {"stages": compute(ranks, 2, processes=True)}
+        if ranks.size == 2:
             found["parts"] = compute(ranks, 2, processes=False)
             found["resumed"] = resumed(ranks)
             found["refused"] = refused(ranks)

@@ -75,22 +75,10 @@ def reweighted(parallel: Auxiliary | None, module: nn.Module | None = None, **se
     """Return a program of `net` and of what weighs its loss."""
     hypergradient = Implicit(Identity(), "finite_difference")
     settings = {"optimizer": sgd, "stream": Stream(Rows(), 4, seed=1), "hypergradient": hypergradient, **settings}
-    net = Problem(
-        "net",
-        module or stack(),
-        weighted,
-        roles={"model": "net", "weigher": "weigher"},
-        parallel=parallel,
-        **settings,
-    )
-    weigher = Problem(
-        "weigher",
-        Weigher(),
-        squared_error,
-        roles={"model": "net"},
-        stream=Stream(Rows(8, seed=5), 4, seed=2),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-    )
+    roles = {"model": "net", "weigher": "weigher"}
+    net = Problem("net", module or stack(), weighted, roles=roles, parallel=parallel, **settings)
+    how: dict[str, Any] = {"stream": Stream(Rows(8, seed=5), 4, seed=2), "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    weigher = Problem("weigher", Weigher(), squared_error, roles={"model": "net"}, **how)
     return Program([net, weigher], Graph({"weigher": ["net"]}, {"net": ["weigher"]}))
 
 

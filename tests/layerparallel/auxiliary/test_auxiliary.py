@@ -14,8 +14,7 @@ from mlotool.core.errors import ConfigError, RunError
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
 from mlotool.hypergradient import SABA, Identity, Implicit
 from mlotool.layerparallel import Auxiliary
-from mlotool.layerparallel.auxiliary.settings import StepSchedule
-from mlotool.layerparallel.auxiliary.variables import Table
+from mlotool.layerparallel.auxiliary.variables import StageStep, StepSchedule
 from mlotool.program import Program, Schedule, Stream
 from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, follow, reweighted, sgd, squared_error, stack
 from tests.program.small import assert_identical, parameters
@@ -292,12 +291,8 @@ def test_in_mixed_precision_variables_stay_in_full(kind: str) -> None:
     program = alone(parallel, stack().float(), precision="bf16", stream=Stream(samples, 4, seed=1))
     statistics = follow(program, 4)[-1]
     assert 0 < statistics["net/violation_2"] < 10
-    kept = [
-        each
-        for each in tree_leaves(parallel.state_dict()["stages"])
-        if torch.is_tensor(each) and each.is_floating_point()
-    ]
-    assert {each.dtype for each in kept} == {torch.float32}
+    kept = filter(torch.is_tensor, tree_leaves(parallel.state_dict()["stages"]))
+    assert {each.dtype for each in kept if each.is_floating_point()} == {torch.float32}
 
 
 def pictures(augmentation: Any) -> InMemoryDataset:
@@ -319,6 +314,37 @@ def test_variables_between_penalties_take_smaller_steps(stages: int, variables: 
     assert [settings.rate(each) for each in range(1, stages)] == rates
     given = Auxiliary(stages, variables=variables, lambda_rate=0.3)
     assert given.rate(stages - 1) == 0.3
+    # Half of the samples, in one of two parts: the step is that of the whole batch's weight; a part without any stays.
+    shapes, cpu = [torch.Size([5])] * 3, torch.device("cpu")
+    step = partial(StageStep, settings, 0, (torch.zeros(4, 2),), shapes, torch.float32, cpu)
+    beta, weight = 10.0, 1.0 / (4 * 5)
+    assert step(share=1.0, num_replicas=2).step_size(1) == pytest.approx(1 / (2 * beta * weight / 2), rel=1e-12)
+    assert step(share=0.0, num_replicas=2).step_size(1) == 0.0
+
+
+def test_noise_is_not_stored() -> None:
+    """It moves the point at which slopes are taken; without any step, the stored values stay the serial ones."""
+    parallel = auxiliary(noise=0.5, lambda_lr=1e-12)
+    follow(alone(parallel), 1)
+    batch, net = Stream(Rows(), 4, seed=1).next(), stack()
+    kept = parallel.state_dict()["stages"]["1"]["variables"]["values"][batch["index"]]
+    torch.testing.assert_close(kept, net[:1](batch["input"]).detach(), rtol=0, atol=1e-9)
+    assert parallel.statistics()["violation_1"] > 0.5
+
+
+def test_a_look_ahead_is_taken_back() -> None:
+    """A snapshot from before the first step, and from after it."""
+    program = alone(auxiliary())
+    problem, schedule = program.problems["net"], Schedule(program)
+    start = problem.snapshot()
+    schedule.tick()
+    then, parallel = problem.snapshot(), str(problem.parallel.state_dict())
+    schedule.tick()
+    assert str(problem.parallel.state_dict()) != parallel
+    problem.restore(then)
+    assert str(problem.parallel.state_dict()) == parallel
+    problem.restore(start)
+    assert problem.parallel.state_dict() == {"is_built": False}
 
 
 def test_each_interface_may_have_its_own_penalty_and_rate() -> None:
@@ -341,15 +367,8 @@ def test_each_interface_may_have_its_own_penalty_and_rate() -> None:
     back = 2 * 5.0 * (two - moved) @ net[1].weight
     expected_one = one - 0.2 / (2 * 2.0) * back
     for number, expected in ((1, expected_one), (2, expected_two)):
-        torch.testing.assert_close(_stored(stages[str(number)], 4), expected.detach())
+        torch.testing.assert_close(stages[str(number)]["variables"]["values"][:4], expected.detach())
     assert {"beta_1": 2.0, "beta_2": 5.0}.items() <= parallel.statistics().items()
-
-
-def _stored(stage: dict[str, Any], size: int) -> Tensor:
-    """Return the variables of all samples in order, from a stage's state."""
-    table = Table(None)
-    table.load_state_dict(stage["variables"])
-    return table.get(torch.arange(size), torch.empty(size, 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("num_steps", [2, 60])
@@ -367,7 +386,7 @@ def test_several_steps_a_visit(num_steps: int) -> None:
         leaf = point.requires_grad_()
         value = 3.0 * (leaf - state).square().sum() + (net[1](leaf) - rows.target).square().sum(1).mean()
         point = point.detach() - rate / 6.0 * torch.autograd.grad(value, leaf)[0]
-    torch.testing.assert_close(_stored(parallel.state_dict()["stages"]["1"], 4), point)
+    torch.testing.assert_close(parallel.state_dict()["stages"]["1"]["variables"]["values"][:4], point)
     if num_steps == 60:
         leaf = point.requires_grad_()
         value = 3.0 * (leaf - state).square().sum() + (net[1](leaf) - rows.target).square().sum(1).mean()
@@ -430,7 +449,6 @@ def test_diverging_stages_say_what_to_lower() -> None:
     ("make", "message"),
     [
         (lambda: auxiliary(method="lagrangian", variables="auxnet"), "expected penalty with variables=auxnet"),
-        (lambda: alone(auxiliary(cut=["1", "7"])), r"problems\.net\.parallel\.cut: found '7'"),
         (lambda: alone(auxiliary(), loss=twice), r"calls its module a second time"),
         (lambda: alone(auxiliary(copies=2)), r"the batch's 'copy': found None"),
         (lambda: alone(auxiliary(), stream=Stream(pictures(CropAndFlip(1)), 4)), r"that are augmented anew"),
@@ -444,3 +462,8 @@ def test_diverging_stages_say_what_to_lower() -> None:
 def test_what_it_cannot_do(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         follow(make(), 1)
+
+
+def test_a_layer_that_there_is_not_is_told_before_the_first_step() -> None:
+    with pytest.raises(ConfigError, match=r"problems\.net\.parallel\.cut: found '7'; expected the name of a layer"):
+        alone(auxiliary(cut=["1", "7"]))

@@ -76,6 +76,20 @@ def test_it_is_the_cheapest_plan_within_the_bound(threshold: float, nested: bool
     assert len(part.residuals["forward"]) == expected.forward.cycles + 1
 
 
+def test_it_moves_to_dearer_and_cheaper_plans() -> None:
+    part = auto(guard_every=1, guard_threshold=0.05)
+    costs = []
+    for factor, num_steps in ((1.0, 1), (3.0, 1), (1 / 3.0, 10)):
+        with torch.no_grad():
+            for parameter in part.layers.parameters():
+                parameter.mul_(factor)
+        for _ in range(num_steps):
+            step(part)
+            assert part.guard.bias is not None and part.guard.bias <= 0.05
+        costs.append(part.statistics()["layers_in_a_row"])
+    assert costs[0] == costs[2] < costs[1]
+
+
 def test_it_goes_serial_where_no_plan_is_near_enough_and_comes_back() -> None:
     part = auto(wave(128, time=60.0), guard_threshold=1e-3, guard_max_cycles=2, guard_every=3)
     with pytest.warns(UserWarning, match="of .* plans none is within guard_threshold=0.001 .* one after the other"):

@@ -3,7 +3,6 @@
 import copy
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,74 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel import Multigrid, MultigridResidual
+from mlotool.layerparallel import Multigrid
 from mlotool.layerparallel.multigrid.setting import equal_blocks, find_parts
-from tests.layerparallel.multigrid import real_models
-from tests.layerparallel.multigrid.real_models import MODELS, gradients, program, trained
 from tests.layerparallel.multigrid.test_exchange import on_ranks
-from tests.runner.processes import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*too few for a coarse grid.*:UserWarning")
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_gradients_at_convergence_are_those_of_autograd(model: str) -> None:
-    make, samples, part = MODELS[model]
-    torch.manual_seed(1)
-    module, other = make().double(), make().double()
-    other.load_state_dict(module.state_dict())
-    parallel = attached(module, part, coarsening=2, cycles=8)
-    batch = torch.utils.data.default_collate([samples[number] for number in range(4)])
-    mine, serial = gradients(batch, parallel, module), gradients(batch, other, other)
-    assert max(float(each.abs().max()) for each in serial.values()) > 1e-6
-    for name, expected in serial.items():
-        torch.testing.assert_close(mine[name], expected, rtol=1e-10, atol=1e-12)
-    # Running statistics move once.
-    for found, expected in zip(module.buffers(), other.buffers(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    assert all(solver.residuals for solver in parallel.solvers.values())
-
-
-@pytest.mark.parametrize("model", [model for model in MODELS if model != "resnet50"])
-def test_a_resumed_run_is_the_same_bit_by_bit(model: str) -> None:
-    whole = trained(program(model), 2)
-    first, second = program(model), program(model)
-    trained(first, 1)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    resumed = trained(second, 1)
-    assert all(torch.equal(resumed["net"][name], each) for name, each in whole["net"].items())
-
-
-@pytest.mark.parametrize("model", real_models.OVER_RANKS)
-def test_layers_over_ranks_are_those_of_one_process_bit_by_bit(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, _, part = MODELS[model]
-    torch.manual_seed(1)
-    [(_, found)] = find_parts(make().double(), part).items()
-    states = torch.randn(4, 5, 16, dtype=torch.float64)
-    arguments = (torch.zeros(5, 5, dtype=torch.float64),) if model == "masked" else ()
-
-    def run(layers: nn.Module, rank: int, num_ranks: int) -> list[Tensor]:
-        u0 = states.chunk(num_ranks)[rank].clone().requires_grad_()
-        solver = MultigridResidual(layers, coarsening=2, cycles=1, over_ranks=num_ranks > 1)
-        last = solver(u0, *arguments)
-        slopes = torch.autograd.grad(last.square().sum(), [u0, *solver.parameters()])
-        return [last.detach(), *slopes]
-
-    whole = run(found.layers, 0, 1)
-    parts = on_ranks(monkeypatch, lambda rank: run(copy.deepcopy(found.layers), rank, 2))
-    for number, expected in enumerate(whole):
-        one, other = (each[number] for each in parts)
-        # Samples are divided; each layer's gradient is one rank's, and zero on the other.
-        assert torch.equal(torch.cat([one, other]) if number < 2 else one + other, expected)
-
-
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    alone, ranks = run_ranks(real_models.main, 2, tmp_path, meanwhile=real_models.alone)
-    for model, expected in alone.items():
-        for found in ranks:
-            for name, value in expected["net"].items():
-                torch.testing.assert_close(found[model]["net"][name], value, rtol=1e-9, atol=1e-11)
-        assert all(torch.equal(ranks[0][model]["net"][name], each) for name, each in ranks[1][model]["net"].items())
 
 
 class Stack(nn.Module):
@@ -86,7 +22,7 @@ class Stack(nn.Module):
 
     def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], blocks: list[nn.Module] | None = None) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks or [block() for _ in range(8)])
+        self.blocks = nn.ModuleList(blocks or eight(Residual))
         self.run = run
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,10 +38,6 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
         return x + 0.2 * scale * torch.tanh(self.linear(x))
-
-
-def block() -> nn.Module:
-    return Residual()
 
 
 def attached(module: nn.Module, *part: Any, **settings: Any) -> Multigrid:
@@ -146,7 +78,7 @@ RUNS = [chained, all_states, twice, by_name]
 def test_whatever_the_module_does_around_its_blocks(run: Any, is_one: bool) -> None:
     """Also where one block stands in all places."""
     torch.manual_seed(0)
-    module = Stack(run, [block()] * 8 if is_one else None).double()
+    module = Stack(run, [Residual()] * 8 if is_one else None).double()
     parallel = attached(module, coarsening=2, cycles=4)
     x = torch.randn(4, 3, dtype=torch.float64)
     found, expected = (
@@ -178,13 +110,6 @@ def unlike_arguments(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return x
 
 
-class Noisy(Residual):
-    """Draws without a module of torch's."""
-
-    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
-        return super().forward(nn.functional.dropout(x, 0.3, self.training))
-
-
 class Dropped(Residual):
     def __init__(self) -> None:
         super().__init__()
@@ -194,10 +119,9 @@ class Dropped(Residual):
         return super().forward(self.dropout(x))
 
 
-@pytest.mark.parametrize("kind", [Noisy, Dropped])
-def test_dropout_is_the_same_in_all_evaluations_of_a_batch(kind: type[nn.Module]) -> None:
+def test_dropout_is_the_same_in_all_evaluations_of_a_batch() -> None:
     torch.manual_seed(0)
-    module = Stack(chained, [kind() for _ in range(8)]).double()
+    module = Stack(chained, eight(Dropped)).double()
     parallel = attached(module, coarsening=2, cycles=4)
     x = torch.randn(4, 3, dtype=torch.float64)
     parallel(x)
@@ -235,8 +159,8 @@ class Named(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), *[block() for _ in range(6)])
-        self.more = nn.ModuleList(block() for _ in range(4))
+        self.layers = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), *[Residual() for _ in range(6)])
+        self.more = nn.ModuleList(Residual() for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         return chained(self.more, self.layers(x))
@@ -338,7 +262,7 @@ def modulated(blocks: nn.ModuleList, x: Tensor) -> Tensor:
 
 
 def hooked() -> list[nn.Module]:
-    blocks = [block() for _ in range(8)]
+    blocks = eight(Residual)
     blocks[7].register_forward_hook(lambda each, inputs, output: output * 0.5)
     return blocks
 
@@ -354,10 +278,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "frozen": (lambda: Stack(partly_frozen), rf"block 4 \(Residual\) {OTHERWISE}"),
     "cast": (lambda: Stack(partly_cast), rf"block 1 \(Residual\) {OTHERWISE}"),
-    "hooks": (
-        lambda: Stack(chained, hooked()),
-        r"blocks with hooks: found \[7\]; expected no hooks",
-    ),
+    "hooks": (lambda: Stack(chained, hooked()), r"blocks with hooks: found \[7\]; expected no hooks"),
     "an attribute": (lambda: Stack(modulated, eight(Scaled)), READS),
     "a side": (lambda: Stack(chained, eight(Sided)), "layer 0 leaves a tensor with a gradient in its attribute 'side'"),
     "gambling": (lambda: Stack(chained, eight(Gambling)), "layer 0 draws random numbers of Python's or numpy's"),

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import BlockLayers, MultigridResidual, StackedLayers
 from mlotool.layerparallel.multigrid import WholeLayers
@@ -106,29 +105,36 @@ def test_second_and_third_derivatives_equal_those_of_autograd_at_convergence(nam
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
-def test_gradcheck() -> None:
+@pytest.mark.parametrize("num_layers", [1, 5, 7])
+def test_second_derivatives_of_ragged_layers_are_the_serial_ones(num_layers: int) -> None:
+    settings = {"h": 0.3, "coarsening": 2, "cycles": 8}
+    part = MultigridResidual(lambda: dense().double(), num_layers, **settings)
+    x = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    points = [x, *part.parameters()]
+
+    def derivatives(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        first = torch.autograd.grad(run(x).square().sum(), points, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(each.square().sum() for each in first), points)]
+
+    torch.testing.assert_close(derivatives(part), derivatives(part.layers), rtol=1e-11, atol=1e-11)
+
+
+def test_a_loss_may_read_all_states() -> None:
+    """Gradients and second derivatives through all states at once."""
     torch.manual_seed(0)
-    part = MultigridResidual(Wave(8, 2), coarsening=2, cycles=4, levels=2)
-    u0 = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
-
-    def run(u0: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return BoundModule(part, {"layers.weight": weight, "layers.bias": bias})(u0)
-
-    weight, bias = (each.detach().clone().requires_grad_() for each in part.parameters())
-    assert torch.autograd.gradcheck(run, (u0, weight, bias), fast_mode=True)
-    assert torch.autograd.gradgradcheck(run, (u0, weight, bias), fast_mode=True)
-
-
-def test_running_statistics_move_once() -> None:
-    torch.manual_seed(0)
-    parts = [MultigridResidual([WithNorm().double() for _ in range(N)], h=0.1, cycles=2) for _ in range(2)]
-    parts[1].load_state_dict(parts[0].state_dict())
-    u0 = torch.randn(5, 3, dtype=torch.float64)
-    for _ in range(2):
-        loss_of(parts[0](u0)).backward()
-        parts[1].serial()(u0)
-    for found, expected in zip(parts[0].buffers(), parts[1].buffers(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    part = MultigridResidual(Wave(), cycles=2)
+    u0 = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    inputs, weight = [u0, *part.parameters()], torch.rand(N + 1, 1, 1, dtype=torch.float64)
+    states = [u0]
+    for n in range(N):
+        states.append(part.layers.many(states[-1][None], range(n, n + 1), part.layers.h)[0])
+    first = [
+        torch.autograd.grad((each.square() * weight).sum(), inputs, create_graph=True)
+        for each in (part.states(u0), torch.stack(states))
+    ]
+    torch.testing.assert_close(*first, rtol=1e-8, atol=1e-8)
+    second = [torch.autograd.grad(sum(each.square().sum() for each in slopes), inputs) for slopes in first]
+    torch.testing.assert_close(*second, rtol=1e-7, atol=1e-7)
 
 
 def test_autocast_reaches_the_backward() -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlotool.data.splits import InMemoryTensors
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import ConjugateGradient, Implicit
 from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual
@@ -25,16 +26,9 @@ class Network(nn.Module):
         return result
 
 
-class Samples(torch.utils.data.Dataset[dict[str, Tensor]]):
-    def __init__(self, size: int = 12) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.inputs = torch.randn(size, 2, dtype=torch.float64, generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input": self.inputs[index], "index": torch.tensor(index)}
+def samples(size: int = 12) -> InMemoryTensors:
+    generator = torch.Generator().manual_seed(3)
+    return InMemoryTensors({"input": torch.randn(size, 2, dtype=torch.float64, generator=generator)})
 
 
 def squares(batch: dict[str, Tensor], *, model: Any) -> Tensor:
@@ -62,7 +56,7 @@ def network(layers: nn.Module | None = None) -> nn.Module:
 
 def problem(parallel: Multigrid | None, module: nn.Module | None = None, **settings: Any) -> Problem:
     settings = {"optimizer": partial(torch.optim.Adam, lr=0.01), **settings}
-    stream = Stream(Samples(), settings.pop("batch_size", 4), seed=0)
+    stream = Stream(samples(), settings.pop("batch_size", 4), seed=0)
     loss, roles = settings.pop("loss", squares), {"model": "net", **settings.pop("roles", {})}
     return Problem("net", module or network(), loss, roles=roles, stream=stream, parallel=parallel, **settings)
 
@@ -101,7 +95,7 @@ def test_hypergradients_do_not_see_it() -> None:
     for parallel in (Multigrid(cycles=0), None):
         hypergradient = Implicit(ConjugateGradient(5, damping=5.0))
         low = problem(parallel, loss=decayed, roles={"decay": "decay"}, hypergradient=hypergradient)
-        high = Problem("decay", Vector(), squares, roles={"model": "net"}, stream=Stream(Samples(), 4, seed=1))
+        high = Problem("decay", Vector(), squares, roles={"model": "net"}, stream=Stream(samples(), 4, seed=1))
         program = Program([low, high], Graph({"decay": ["net"]}, {"net": ["decay"]}))
         for each in (low, high):
             assert each.stream is not None

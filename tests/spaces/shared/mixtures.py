@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlotool.data.splits import InMemoryTensors
 from mlotool.losses import path_cross_entropy
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import Operator, PathWeights, SharedSpace
-from mlotool.spaces.shared.architecture import AbstractArchitecture
+from mlotool.spaces.shared.shared_space import AbstractArchitecture
 from tests.programs import newton
 
 DECAY, RATE, NUM_STEPS = 0.2, 0.3, 3
@@ -29,22 +30,14 @@ def make() -> SharedSpace:
     )
 
 
-class Samples:
-    """Two classes that overlap."""
-
-    def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.inputs = torch.randn(12, 3, generator=generator, dtype=torch.float64)
-        self.targets = torch.randint(2, (12,), generator=generator)
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, number: int) -> dict[str, Tensor]:
-        return {"input": self.inputs[number], "target": self.targets[number]}
+def drawn(seed: int) -> InMemoryTensors:
+    """Return two classes that overlap."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    return InMemoryTensors({"input": inputs, "target": torch.randint(2, (12,), generator=generator)})
 
 
-TRAIN, META = Samples(1), Samples(2)
+TRAIN, META = drawn(1), drawn(2)
 
 
 def decayed(batch: Any, *, model: Any, paths: Any) -> Tensor:
@@ -68,13 +61,13 @@ def softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 Mix = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def plain(samples: Samples, logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
+def plain(samples: InMemoryTensors, logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
     """Return the cross-entropy of the mixture."""
-    (p, h), x = mix(logits), samples.inputs
+    (p, h), x = mix(logits), samples.values["input"]
     z = p[0] * x.clamp_min(0) + p[1] * x.tanh() + p[2] * x
     weight, bias, other = theta[:6].reshape(2, 3), theta[6:8], theta[8:].reshape(2, 3)
     scores = h[0] * (z @ weight.T + bias) + h[1] * (z @ other.T)
-    return (scores.logsumexp(1) - scores[torch.arange(12), samples.targets]).mean()
+    return (scores.logsumexp(1) - scores[torch.arange(12), samples.values["target"]]).mean()
 
 
 def lower(logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
@@ -126,24 +119,12 @@ def program(
     names = [name for name, _ in space.named_parameters()]
     assert names == ["1.weight", "1.bias", "1@plain.weight"]
     roles = {"model": "model", "paths": "paths"}
-    model = Problem(
-        "model",
-        space,
-        lower_loss,
-        roles=roles,
-        stream=Stream(TRAIN, 12, shuffle=False),
-        optimizer=partial(torch.optim.SGD, lr=RATE),
-        unroll_steps=lower_steps,
-        hypergradient=hypergradient,
-    )
-    paths = Problem(
-        "paths",
-        weights,
-        upper_loss,
-        roles=roles,
-        stream=Stream(META, 12, shuffle=False),
-        optimizer=partial(torch.optim.SGD, lr=1.0),
-    )
+    how = [
+        {"roles": roles, "stream": Stream(data, 12, shuffle=False), "optimizer": partial(torch.optim.SGD, lr=rate)}
+        for data, rate in ((TRAIN, RATE), (META, 1.0))
+    ]
+    model = Problem("model", space, lower_loss, unroll_steps=lower_steps, hypergradient=hypergradient, **how[0])
+    paths = Problem("paths", weights, upper_loss, **how[1])
     return Program([model, paths], Graph({"paths": ["model"]}, {"model": ["paths"]}))
 
 

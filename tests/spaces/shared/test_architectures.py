@@ -91,10 +91,7 @@ def eight_paths():
     """A space of 8 paths: three decisions between two candidates."""
 
     def base():
-        layers = [nn.Linear(3, 3), nn.ReLU()] * 3
-        return nn.Sequential(
-            *[type(each)(3, 3) if number % 2 == 0 else nn.ReLU() for number, each in enumerate(layers)]
-        )
+        return nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(3, 3), nn.ReLU())])
 
     torch.manual_seed(0)
     activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})
@@ -139,6 +136,6 @@ def test_the_policys_gradient_is_that_of_the_enumerated_expectation():
 
 
 def test_shared_is_a_setting_of_a_space():
-    made = Space(base, [], inputs=[{"shape": [4], "dtype": "float64"}], shared=True)
-    assert type(made) is SharedSpace
-    assert not isinstance(Space(base, [], inputs=[{"shape": [4], "dtype": "float64"}]), SharedSpace)
+    given = [{"shape": [4], "dtype": "float64"}]
+    kinds = [type(Space(base, inputs=given, shared=shared)) for shared in (False, True)]
+    assert not issubclass(kinds[0], SharedSpace) and kinds[1] is SharedSpace

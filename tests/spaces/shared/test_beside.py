@@ -13,14 +13,7 @@ from mlotool.fusion import comparison
 from mlotool.hypergradient import FirstOrder, Identity, Implicit
 from mlotool.losses import path_cross_entropy
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.spaces import (
-    BinaryPaths,
-    Operator,
-    PathPolicy,
-    PathWeights,
-    SharedSpace,
-    UniformPaths,
-)
+from mlotool.spaces import BinaryPaths, Operator, PathPolicy, PathWeights, SharedSpace, UniformPaths
 from tests.fusion.members import NUM_FEATURES, Blobs, compared, network, plain_loss
 
 
@@ -37,11 +30,8 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 def drawn(number: int = 0, *, trace: str | None = None, **settings: Any) -> Program:
     """A space that draws its paths."""
     torch.manual_seed(number)
-    stream = Stream(Blobs(40, number), 8, seed=number)
-    roles = {"model": "net"}
-    problem = Problem(
-        "net", space(paths=UniformPaths()), plain_loss, roles=roles, stream=stream, optimizer=SGD, **settings
-    )
+    how: dict[str, Any] = {"stream": Stream(Blobs(40, number), 8, seed=number), "optimizer": SGD, **settings}
+    problem = Problem("net", space(paths=UniformPaths()), plain_loss, roles={"model": "net"}, **how)
     return Program([problem], Graph(), **({} if trace is None else {"trace": trace}))
 
 
@@ -50,20 +40,11 @@ def searched(
 ) -> Program:
     """A space whose paths another problem gives."""
     torch.manual_seed(number)
-    roles = {"model": "net", "paths": "paths"}
     streams = [Stream(Blobs(40, number + each), 8, seed=number) for each in range(2)]
+    how = [{"roles": {"model": "net", "paths": "paths"}, "stream": stream, "optimizer": SGD} for stream in streams]
     algorithm = hypergradient or Implicit(Identity(0.1))
-    net = Problem(
-        "net",
-        space(),
-        path_cross_entropy,
-        roles=roles,
-        stream=streams[0],
-        optimizer=SGD,
-        hypergradient=algorithm,
-        **settings,
-    )
-    paths = Problem("paths", kind(space).double(), path_cross_entropy, roles=roles, stream=streams[1], optimizer=SGD)
+    net = Problem("net", space(), path_cross_entropy, hypergradient=algorithm, **how[0], **settings)
+    paths = Problem("paths", kind(space).double(), path_cross_entropy, **how[1])
     given = {} if trace is None else {"trace": trace}
     return Program([net, paths], Graph({"paths": ["net"]}, {"net": ["paths"]}), **given)
 
@@ -93,6 +74,26 @@ def test_traces_and_remat_leave_what_is_computed_and_counted(name: str, settings
     found, counted = trained(MAKERS[name](**settings))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
     assert counted == counts
+
+
+class Single(Blobs):
+    def __getitem__(self, number: int) -> Any:
+        batch = super().__getitem__(number)
+        return {**batch, "input": batch["input"].float()}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_bf16_is_near(name: str) -> None:
+    def single(**settings: Any) -> list[float]:
+        made = MAKERS[name](**settings)
+        for number, each in enumerate(made.problems.values()):
+            each.module.float()
+            each.stream = Stream(Single(40, number), 8, seed=0)
+        return trained(made, 3)[0]
+
+    found, expected = single(precision="bf16"), single()
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    assert found != expected
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -5,49 +5,26 @@ differences of the solved or simulated problem; the others with the formula that
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from mlotool.hypergradient import (
-    SABA,
-    AbstractSolver,
-    ConjugateGradient,
-    EvolutionStrategies,
-    Exact,
-    FirstOrder,
-    FixedPoint,
-    Identity,
-    Implicit,
-    Neumann,
-    NormalEquationConjugateGradient,
-    Nystrom,
-    OptimizerPreconditioner,
-    Penalty,
-    Unrolled,
-)
-from tests.spaces.shared.mixtures import (
-    NUM_STEPS,
-    RATE,
-    Dense,
-    differences,
-    gradient,
-    lower,
-    simulated,
-    slope,
-    solved,
-    start,
-    stepped,
-    upper,
-)
+from mlotool import hypergradient as h
+from mlotool.losses import expected_path_cross_entropy
+from mlotool.program import Schedule
+from mlotool.spaces import BinaryPaths, Mixture, PathPolicy
+from mlotool.spaces.shared.shared_graph import gated
+from tests.hypergradient.every_algorithm import EVERY
+from tests.spaces.shared import mixtures as m
 
 # torch.func opens levels of forward mode itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 
-PRODUCTS = {"reverse": 1e-8, "forward": 1e-8, "finite_difference": 1e-5}
+PRODUCTS = {"reverse": 1e-9, "forward": 1e-9, "finite_difference": 1e-5}
 
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -60,30 +37,30 @@ def neumann(hessian: Tensor, num_terms: int, step: float) -> Tensor:
 
 
 EYE = torch.eye(14, dtype=torch.float64)
-CONVERGED: dict[str, AbstractSolver] = {
-    "exact": Exact(),
-    "cg": ConjugateGradient(40, 1e-12),
-    "normal_cg": NormalEquationConjugateGradient(40, 1e-12),
-    "neumann": Neumann(110, 1.0),
-    "fixed_point": FixedPoint(110, 1.0, 0.0),
+CONVERGED: dict[str, h.AbstractSolver] = {
+    "exact": h.Exact(),
+    "cg": h.ConjugateGradient(40, 1e-12),
+    "normal_cg": h.NormalEquationConjugateGradient(40, 1e-12),
+    "neumann": h.Neumann(110, 1.0),
+    "fixed_point": h.FixedPoint(110, 1.0, 0.0),
 }
-INVERSES: dict[str, tuple[AbstractSolver, Callable[[Tensor], Tensor]]] = {
-    "identity": (Identity(0.1), lambda hessian: 0.1 * EYE),
-    "neumann": (Neumann(3, 0.5), lambda hessian: neumann(hessian, 3, 0.5)),
-    "fixed_point": (FixedPoint(3, 0.5), lambda hessian: neumann(hessian, 3, 0.5)),
-    "cg": (ConjugateGradient(40, 1e-12, damping=1.0), lambda hessian: torch.linalg.inv(hessian + EYE)),
-    "exact": (Exact(damping=0.5), lambda hessian: torch.linalg.inv(hessian + 0.5 * EYE)),
-    "nystrom": (Nystrom(rank=14, rho=0.5), lambda hessian: torch.linalg.inv(hessian + 0.5 * EYE)),
-    "sama": (OptimizerPreconditioner(), lambda hessian: RATE * EYE),
+INVERSES: dict[str, tuple[h.AbstractSolver, Callable[[Tensor], Tensor]]] = {
+    "identity": (h.Identity(0.1), lambda hessian: 0.1 * EYE),
+    "neumann": (h.Neumann(3, 0.5), lambda hessian: neumann(hessian, 3, 0.5)),
+    "fixed_point": (h.FixedPoint(3, 0.5), lambda hessian: neumann(hessian, 3, 0.5)),
+    "cg": (h.ConjugateGradient(40, 1e-12, damping=1.0), lambda hessian: torch.linalg.inv(hessian + EYE)),
+    "exact": (h.Exact(damping=0.5), lambda hessian: torch.linalg.inv(hessian + 0.5 * EYE)),
+    "nystrom": (h.Nystrom(rank=14, rho=0.5), lambda hessian: torch.linalg.inv(hessian + 0.5 * EYE)),
+    "sama": (h.OptimizerPreconditioner(), lambda hessian: m.RATE * EYE),
 }
 
 
 @cache
 def converged() -> tuple[Tensor, Tensor, Tensor]:
     """Return the solution, its total gradient by finite differences, and the gradient beside the solution."""
-    logits, _ = start()
-    theta = solved(logits)
-    return theta, differences(lambda each: upper(each, solved(each)), logits), Dense(logits, theta).direct
+    logits, _ = m.start()
+    theta = m.solved(logits)
+    return theta, m.differences(lambda each: m.upper(each, m.solved(each)), logits), m.Dense(logits, theta).direct
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -92,102 +69,217 @@ def test_converged_implicit_gradients_are_finite_differences_of_the_solved_probl
     theta, expected, direct = converged()
     # What passes through the solution is much of it.
     assert (expected - direct).norm() > 0.1 * expected.norm()
-    assert_close(gradient(Implicit(CONVERGED[solver], product), theta), expected, max(PRODUCTS[product], 1e-8))
+    assert_close(m.gradient(h.Implicit(CONVERGED[solver], product), theta), expected, max(PRODUCTS[product], 1e-8))
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("name", INVERSES)
 def test_approximate_solvers_are_their_matrices(name: str, product: Any) -> None:
     solver, inverse = INVERSES[name]
-    logits, theta = start()
-    dense = Dense(logits, theta)
-    found = gradient(Implicit(solver, product), theta)
+    logits, theta = m.start()
+    dense = m.Dense(logits, theta)
+    found = m.gradient(h.Implicit(solver, product), theta)
     assert_close(found - dense.direct, dense.through(inverse(dense.hessian)) - dense.direct, PRODUCTS[product])
 
 
 def test_darts_is_its_quotient_of_differences() -> None:
     """Equation 7 and 8, with the paper's radius."""
-    logits, theta = start()
-    v, direct = Dense(logits, theta).v, Dense(logits, theta).direct
+    logits, theta = m.start()
+    v, direct = m.Dense(logits, theta).v, m.Dense(logits, theta).direct
     radius = 0.01 / v.norm()
-    of_logits = torch.func.grad(lower, 0)
+    of_logits = torch.func.grad(m.lower, 0)
     quotient = (of_logits(logits, theta + radius * v) - of_logits(logits, theta - radius * v)) / (2 * radius)
-    found = gradient(Implicit(Identity(0.025), "finite_difference", radius=0.01), theta)
+    found = m.gradient(h.Implicit(h.Identity(0.025), "finite_difference", radius=0.01), theta)
     assert_close(found - direct, -0.025 * quotient, 1e-9)
 
 
 def test_first_order_is_the_gradient_beside_the_solution() -> None:
-    logits, theta = start()
-    expected = differences(lambda each: upper(each, theta), logits)
-    assert_close(gradient(FirstOrder(), theta), expected, 1e-9)
+    logits, theta = m.start()
+    expected = m.differences(lambda each: m.upper(each, theta), logits)
+    assert_close(m.gradient(h.FirstOrder(), theta), expected, 1e-9)
 
 
 @pytest.mark.parametrize("num_pullbacks", [1, 4, 60])
 def test_soba_is_a_step_a_pullback_of_the_linear_system(num_pullbacks: int) -> None:
-    logits, theta = start()
-    dense = Dense(logits, theta)
-    found = gradient(Implicit(FixedPoint(1, 0.5), warm_start=True), theta, num_pullbacks)
+    logits, theta = m.start()
+    dense = m.Dense(logits, theta)
+    found = m.gradient(h.Implicit(h.FixedPoint(1, 0.5), warm_start=True), theta, num_pullbacks)
     # The first one begins at zero.
     expected = dense.through(neumann(dense.hessian, num_pullbacks, 0.5))
     assert_close(found - dense.direct, expected - dense.direct, 1e-10)
 
 
 def test_saba_comes_to_the_solution_of_the_linear_system() -> None:
-    logits, theta = start()
-    dense = Dense(logits, theta)
-    found = gradient(SABA(step_size=0.5), theta, 300)
+    logits, theta = m.start()
+    dense = m.Dense(logits, theta)
+    found = m.gradient(h.SABA(step_size=0.5), theta, 300)
     assert_close(found, dense.through(torch.linalg.inv(dense.hessian)), 1e-9)
 
 
 def test_a_fixed_penalty_is_the_difference_of_two_gradients() -> None:
-    logits, theta = start()
-    multiplier, steps, rate, v = 20.0, 4, 0.3, Dense(logits, theta).v
+    logits, theta = m.start()
+    multiplier, steps, rate, v = 20.0, 4, 0.3, m.Dense(logits, theta).v
     y = theta
     for _ in range(steps):
-        y = y - rate * (v / multiplier + slope(logits, y))
-    of_logits = torch.func.grad(lower, 0)
-    found = gradient(Penalty(multiplier, num_steps=steps, step_size=rate), theta)
+        y = y - rate * (v / multiplier + m.slope(logits, y))
+    of_logits = torch.func.grad(m.lower, 0)
+    found = m.gradient(h.Penalty(multiplier, num_steps=steps, step_size=rate), theta)
     expected = multiplier * (of_logits(logits, y) - of_logits(logits, theta))
-    assert_close(found - Dense(logits, theta).direct, expected, 1e-9)
+    assert_close(found - m.Dense(logits, theta).direct, expected, 1e-9)
 
 
 def test_the_barrier_is_a_multiple_of_a_difference_of_two_gradients() -> None:
-    logits, theta = start()
-    dense, barrier, steps, rate = Dense(logits, theta), 0.5, 4, 0.3
+    logits, theta = m.start()
+    dense, barrier, steps, rate = m.Dense(logits, theta), 0.5, 4, 0.3
     z = theta
     for _ in range(steps):
-        z = z - rate * slope(logits, z)
-    of_logits = torch.func.grad(lower, 0)
-    shift, pull = of_logits(logits, theta) - of_logits(logits, z), slope(logits, theta)
+        z = z - rate * m.slope(logits, z)
+    of_logits = torch.func.grad(m.lower, 0)
+    shift, pull = of_logits(logits, theta) - of_logits(logits, z), m.slope(logits, theta)
     multiplier = barrier - (dense.direct @ shift + dense.v @ pull) / (shift @ shift + pull @ pull)
-    found = gradient(Penalty(rule="barrier", barrier=barrier, num_steps=steps, step_size=rate), theta)
+    found = m.gradient(h.Penalty(rule="barrier", barrier=barrier, num_steps=steps, step_size=rate), theta)
     assert multiplier > 0
     assert_close(found - dense.direct, multiplier * shift, 1e-9)
 
 
-@pytest.mark.parametrize("algorithm", [Unrolled(), Unrolled(product="forward"), Unrolled(remat=False)])
-def test_unrolled_gradients_are_finite_differences_of_the_simulated_steps(algorithm: Unrolled) -> None:
-    logits, theta = start()
-    expected = differences(lambda each: upper(each, simulated(each, theta)), logits)
-    assert_close(stepped(algorithm), expected, 1e-9)
+@pytest.mark.parametrize("algorithm", [h.Unrolled(), h.Unrolled(product="forward"), h.Unrolled(remat=False)])
+def test_unrolled_gradients_are_finite_differences_of_the_simulated_steps(algorithm: h.Unrolled) -> None:
+    logits, theta = m.start()
+    expected = m.differences(lambda each: m.upper(each, m.simulated(each, theta)), logits)
+    assert_close(m.stepped(algorithm), expected, 1e-9)
 
 
 def test_a_horizon_of_one_step_is_the_gradient_through_that_step() -> None:
-    logits, theta = start()
-    before = simulated(logits, theta, NUM_STEPS - 1)
-    expected = differences(lambda each: upper(each, simulated(each, before, 1)), logits)
-    assert_close(stepped(Unrolled(horizon=1)), expected, 1e-9)
+    logits, theta = m.start()
+    before = m.simulated(logits, theta, m.NUM_STEPS - 1)
+    expected = m.differences(lambda each: m.upper(each, m.simulated(each, before, 1)), logits)
+    assert_close(m.stepped(h.Unrolled(horizon=1)), expected, 1e-9)
 
 
 def test_unrolled_without_second_order_leaves_the_solution_out() -> None:
     """The start does not depend on the logits, so that nothing is left but the gradient beside the solution."""
-    logits, theta = start()
-    expected = differences(lambda each: upper(each, simulated(logits, theta)), logits)
-    assert_close(stepped(Unrolled(second_order=False)), expected, 1e-9)
+    logits, theta = m.start()
+    expected = m.differences(lambda each: m.upper(each, m.simulated(logits, theta)), logits)
+    assert_close(m.stepped(h.Unrolled(second_order=False)), expected, 1e-9)
 
 
 def test_evolution_strategies_are_differences_of_rollouts() -> None:
-    logits, theta = start()
-    expected = differences(lambda each: upper(each, simulated(each, theta)), logits)
-    found = stepped(EvolutionStrategies(num_pairs=5, sigma=1e-3, directions="orthogonal"))
+    logits, theta = m.start()
+    expected = m.differences(lambda each: m.upper(each, m.simulated(each, theta)), logits)
+    found = m.stepped(h.EvolutionStrategies(num_pairs=5, sigma=1e-3, directions="orthogonal"))
     assert_close(found, expected, 1e-5)
+
+
+# Candidates that are drawn, of which the second one is taken.
+DRAWN = {"activation_0": ("same", "tanh"), "head_0": ("bias", "plain")}
+
+
+class GivenPaths(BinaryPaths):
+    """Binary gates whose draws are given."""
+
+    def _drawn(self, decision: Any) -> Mixture:
+        both = DRAWN[decision.name]
+        p = self.logits[decision.name][[decision.candidates.index(each) for each in both]].softmax(0)
+        return Mixture(both, torch.eye(2, dtype=p.dtype)[1] + p - p.detach(), both[1])
+
+
+def mix(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return gates with the gradient of probabilities: "same" against "tanh", "bias" against "plain"."""
+    p, head = logits[[2, 1]].softmax(0), logits[3:].softmax(0)
+    taken = torch.eye(2, dtype=torch.float64)[1]
+    p, head = taken + p - p.detach(), taken + head - head.detach()
+    return torch.stack([torch.zeros((), dtype=torch.float64), p[1], p[0]]), head
+
+
+SOLVERS = {
+    "exact": (h.Exact(), torch.linalg.inv),
+    "identity": (h.Identity(0.1), lambda hessian: 0.1 * EYE),
+    "neumann": (h.Neumann(2, 0.5), lambda hessian: 0.5 * (2 * EYE - 0.5 * hessian)),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_binary_gates_pass_through_a_solution(solver: str, product: Any) -> None:
+    logits, theta = m.start()
+    dense, (algorithm, inverse) = m.Dense(logits, theta, mix), SOLVERS[solver]
+    expected = dense.through(inverse(dense.hessian)) - dense.direct
+    assert expected.norm() > 0.01 * dense.direct.norm()
+    found = m.gradient(h.Implicit(algorithm, product), theta, architecture=GivenPaths)
+    assert_close(found - dense.direct, expected, PRODUCTS[product])
+
+
+def test_binary_gates_pass_through_a_solution_by_single_loops_and_penalties() -> None:
+    logits, theta = m.start()
+    dense = m.Dense(logits, theta, mix)
+    whole = dense.through(torch.linalg.inv(dense.hessian))
+    assert_close(m.gradient(h.SABA(step_size=0.5), theta, 300, architecture=GivenPaths), whole, 1e-9)
+    assert_close(m.gradient(h.FirstOrder(), theta, architecture=GivenPaths), dense.direct, 1e-12)
+    y = theta
+    for _ in range(4):
+        y = y - 0.3 * (dense.v / 20 + m.slope(logits, y, mix))
+    of_logits = torch.func.grad(m.lower, 0)
+    expected = dense.direct + 20 * (of_logits(logits, y, mix) - of_logits(logits, theta, mix))
+    found = m.gradient(h.Penalty(20.0, num_steps=4, step_size=0.3), theta, architecture=GivenPaths)
+    assert_close(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize("algorithm", [h.Unrolled(), h.Unrolled(product="forward"), h.Unrolled(remat=False)])
+def test_binary_gates_pass_through_steps(algorithm: h.Unrolled) -> None:
+    logits, theta = m.start()
+    expected = torch.func.grad(lambda each: m.upper(each, m.simulated(each, theta, m.NUM_STEPS, mix), mix))(logits)
+    assert_close(m.stepped(algorithm, architecture=GivenPaths), expected, 1e-9)
+
+
+def policy_decayed(batch: Any, *, model: Any, paths: Any) -> Tensor:
+    decay = sum(each.square().sum() for each in model.parameters())
+    return expected_path_cross_entropy(batch, model=model, paths=paths).loss + 0.5 * m.DECAY * decay
+
+
+PROGRAMS = {
+    "binary": {"architecture": BinaryPaths, "lower_loss": m.decayed},
+    "policy": {
+        "architecture": PathPolicy,
+        "lower_loss": policy_decayed,
+        "upper_loss": partial(expected_path_cross_entropy, entropy=0.1),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("name", [each for each in EVERY if not each.startswith("ggn")])
+def test_programs_of_drawn_paths_run_with_every_hypergradient(name: str, kind: str) -> None:
+    made = m.program(EVERY[name](), m.start()[1], lower_steps=2, **PROGRAMS[kind])
+    schedule = Schedule(made)
+    for _ in range(4):
+        schedule.tick()
+    logits = nn.utils.parameters_to_vector(made.problems["paths"].module.parameters())
+    theta = nn.utils.parameters_to_vector(made.problems["model"].module.parameters())
+    assert logits.isfinite().all()
+    assert theta.isfinite().all()
+    # Two rollouts on the same random numbers mostly draw the same paths.
+    assert name == "evolution" or not torch.equal(logits, m.start()[0])
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_products_agree_on_the_same_draws(kind: str) -> None:
+    found = {}
+    for product in PRODUCTS:
+        made = m.program(h.Implicit(h.Identity(0.5), product), m.start()[1], **PROGRAMS[kind])
+        made.random.manual_seed(7)
+        found[product] = torch.cat([*made.gradient("paths").values()])
+    for product, tolerance in PRODUCTS.items():
+        assert_close(found[product], found["reverse"], tolerance)
+
+
+def test_a_gate_has_a_gradient_for_its_weight_alone_and_derivatives_of_it() -> None:
+    weight, z = torch.zeros((), dtype=torch.float64, requires_grad=True), torch.randn(3, dtype=torch.float64)
+    z.requires_grad_()
+    assert torch.autograd.grad(gated(weight, F.tanh(z)).sum(), [weight, z], allow_unused=True)[1] is None
+    of_weight, of_result = torch.autograd.grad(gated(weight, F.tanh(z)).sum(), [weight, z], create_graph=True)
+    assert torch.equal(of_result, torch.zeros_like(z))
+    slope = 1 - z.tanh().square()
+    assert torch.allclose(torch.autograd.grad(of_weight, z, retain_graph=True)[0], slope)
+    assert torch.allclose(torch.autograd.grad(of_result.sum(), weight)[0], slope.sum())
+    tangent = torch.func.jvp(lambda w, r: gated(w, r), (weight, z), (torch.ones_like(weight), torch.ones_like(z)))[1]
+    assert torch.allclose(tangent, z)

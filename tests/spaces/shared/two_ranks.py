@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Stream
 from mlotool.core.errors import ConfigError
+from mlotool.data.splits import InMemoryTensors
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, Neumann, Penalty, Unrolled
 from mlotool.problem.shards import gathered
@@ -20,8 +21,8 @@ from mlotool.program import Schedule
 from mlotool.runner.launcher import World, joined
 from mlotool.runner.records import trained_paths
 from mlotool.spaces import FairPaths, Operator, SharedSpace
-from mlotool.spaces.shared.paths import AbstractPaths
-from mlotool.spaces.shared.paths import Path as Choice
+from mlotool.spaces.shared.shared_graph import AbstractPaths
+from mlotool.spaces.shared.shared_graph import Path as Choice
 from tests.over_ranks import over
 
 WIDTH, BATCH, NUM_TICKS = 3, 5, 6
@@ -55,7 +56,7 @@ APART = [[("a", "a"), ("b", "b")], [("b", "b"), ("a", "a")]] * (NUM_TICKS // 2)
 class Given(AbstractPaths):
     """Paths that are told, one after the other."""
 
-    def __init__(self, paths: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, paths: Iterable[tuple[str, ...]]) -> None:
         super().__init__()
         self._paths = iter(paths)
 
@@ -63,18 +64,8 @@ class Given(AbstractPaths):
         return dict(zip([each.name for each in decisions], next(self._paths), strict=True))
 
 
-class Rows:
-    """Rows of inputs and targets."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.input, self.target = torch.randn(2, BATCH * NUM_TICKS, WIDTH, generator=generator, dtype=torch.float64)
-
-    def __len__(self) -> int:
-        return len(self.input)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input": self.input[index], "target": self.target[index]}
+ROWS = torch.randn(2, BATCH * NUM_TICKS, WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+DATA = InMemoryTensors({"input": ROWS[0], "target": ROWS[1]})
 
 
 def space(paths: AbstractPaths | None) -> SharedSpace:
@@ -95,7 +86,7 @@ def loss(batch: Mapping[str, Tensor], *, w: Any) -> Tensor:
 
 
 def build(optimizer: str, paths: AbstractPaths, **settings: Any) -> Program:
-    made = {"stream": Stream(Rows(), BATCH, shuffle=False), "optimizer": OPTIMIZERS[optimizer], **settings}
+    made = {"stream": Stream(DATA, BATCH, shuffle=False), "optimizer": OPTIMIZERS[optimizer], **settings}
     return Program([Problem("w", space(paths), loss, roles={"w": "w"}, **made)], Graph())
 
 
@@ -113,7 +104,7 @@ def trained(
     state = [each for kept in problem.optimizer.state.values() for each in kept.values() if each.dim()]
     held = {"parameters": _held(problem.theta.values()), "state": _held(state)}
     # All ranks take part, in whichever order they read paths.
-    read = problem.reading(training=False)(Rows()[[0]]["input"], path={"place_0": "b", "place_1": "a"}).detach()
+    read = problem.reading(training=False)(ROWS[0, :1], path={"place_0": "b", "place_1": "a"}).detach()
     return {
         "theta": found,
         "held": held,
@@ -156,8 +147,8 @@ def joined_lower_loss(batch: Any, *, w: Any, u: Any) -> Tensor:
 def levels(algorithm: Any, paths: AbstractPaths | None, upper: Any, lower: Any) -> Program:
     """Return a program whose upper problem passes through a shared space."""
     torch.manual_seed(5)
-    weigher, rows, step = nn.Linear(WIDTH, 1).double(), Rows(), OPTIMIZERS["momentum"]
-    streams = [Stream(rows, BATCH, shuffle=False) for _ in range(2)]
+    weigher, step = nn.Linear(WIDTH, 1).double(), OPTIMIZERS["momentum"]
+    streams = [Stream(DATA, BATCH, shuffle=False) for _ in range(2)]
     roles = {"w": "w", "u": "u"}
     problems = [
         Problem("u", weigher, upper, roles={"w": "w"}, stream=streams[0], optimizer=step),

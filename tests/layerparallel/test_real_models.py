@@ -1,0 +1,104 @@
+"""Models that people have: the same in one process, in several, and after an interruption."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.layerparallel import MultigridResidual
+from mlotool.layerparallel.multigrid.setting import Multigrid, find_parts
+from mlotool.program import Program
+from tests.layerparallel import real_models
+from tests.layerparallel.auxiliary.test_processes import computed_alone, unequal
+from tests.layerparallel.multigrid.test_exchange import on_ranks
+from tests.layerparallel.real_models import CASES, LAYERED, OVER_RANKS, layered, spread, staged, trained
+from tests.runner.processes import run_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What one process has found, and what two have."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    alone = computed_alone(real_models.compute)
+    return alone, run_ranks(real_models.main, 2, folder, meanwhile=lambda: None)[1]
+
+
+def test_stages_in_two_processes_are_those_of_one_bit_by_bit(found: Any) -> None:
+    alone, ranks = found
+    for rank in ranks:
+        assert unequal(rank["stages"], alone["stages"], 0.0) == []
+
+
+def test_layers_in_two_processes_train_as_in_one(found: Any) -> None:
+    alone, ranks = found
+    for rank in ranks:
+        torch.testing.assert_close(rank["layers"], alone["layers"], rtol=1e-9, atol=1e-11)
+    assert unequal(ranks[0]["layers"], ranks[1]["layers"], 0.0) == []
+
+
+MAKERS: dict[str, Any] = {
+    **{f"{model} {method}": lambda m=model, k=method: staged(m, k, processes=False) for model, method in CASES},
+    **{f"{model} multigrid": lambda m=model: layered(m) for model in LAYERED if model != "resnet50"},
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_parameters_learn_and_a_resumed_run_is_the_same_bit_by_bit(name: str) -> None:
+    made: Program = MAKERS[name]()
+    before = {key: each.clone() for key, each in made.problems["net"].module.named_parameters()}
+    whole = trained(made, 3)
+    assert [key for key, each in before.items() if torch.equal(whole["net"][key], each)] == []
+    first, second = MAKERS[name](), MAKERS[name]()
+    trained(first, 2)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    resumed = trained(second, 1)
+    assert unequal(resumed["net"], whole["net"], 0.0) == []
+    assert unequal(resumed["parallel"], whole["parallel"], 0.0) == []
+
+
+@pytest.mark.parametrize("model", LAYERED)
+def test_gradients_of_multigrid_at_convergence_are_those_of_autograd(model: str) -> None:
+    make, samples, part = LAYERED[model]
+    torch.manual_seed(1)
+    module, other = make().double(), make().double()
+    other.load_state_dict(module.state_dict())
+    parallel = Multigrid(part, coarsening=2, cycles=8)
+    parallel.attach("net", module)
+    batch = samples.__getitems__(range(4))
+    mine, serial = (
+        torch.autograd.grad(spread(batch, model=run), list(owner.parameters()))
+        for run, owner in ((parallel, module), (other, other))
+    )
+    assert max(float(each.abs().max()) for each in serial) > 1e-6
+    torch.testing.assert_close(mine, serial, rtol=1e-10, atol=1e-12)
+    # Running statistics move once.
+    torch.testing.assert_close(dict(module.named_buffers()), dict(other.named_buffers()), rtol=1e-12, atol=1e-12)
+    assert all(solver.residuals for solver in parallel.solvers.values())
+
+
+@pytest.mark.parametrize("model", OVER_RANKS)
+def test_layers_over_ranks_are_those_of_one_process_bit_by_bit(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, _, part = LAYERED[model]
+    torch.manual_seed(1)
+    [(_, found)] = find_parts(make().double(), part).items()
+    states = torch.randn(4, 5, 16, dtype=torch.float64)
+    arguments = (torch.zeros(5, 5, dtype=torch.float64),) if model == "masked" else ()
+
+    def run(layers: nn.Module, rank: int, num_ranks: int) -> list[Tensor]:
+        u0 = states.chunk(num_ranks)[rank].clone().requires_grad_()
+        solver = MultigridResidual(layers, coarsening=2, cycles=1, over_ranks=num_ranks > 1)
+        last = solver(u0, *arguments)
+        slopes = torch.autograd.grad(last.square().sum(), [u0, *solver.parameters()])
+        return [last.detach(), *slopes]
+
+    whole = run(found.layers, 0, 1)
+    parts = on_ranks(monkeypatch, lambda rank: run(copy.deepcopy(found.layers), rank, 2))
+    for number, expected in enumerate(whole):
+        one, other = (each[number] for each in parts)
+        # Samples are divided; each layer's gradient is one rank's, and zero on the other.
+        assert torch.equal(torch.cat([one, other]) if number < 2 else one + other, expected)
