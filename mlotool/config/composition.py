@@ -272,7 +272,7 @@ def _option(address: str, name: str) -> dict[Any, Any]:
     if file is None:
         return {}
     content = safety.read_option(group, file).data
-    safety.check_placed(file, _tree(package.split("."), content))
+    safety.refuse(file, safety.content_faults(_tree(package.split("."), content)))
     return content
 
 

@@ -239,16 +239,13 @@ def _is_foreign(package: str) -> bool:
 
 def _hint(name: str, options: tuple[str, ...]) -> str:
     """Suggest by the last component: `torch.` in common makes no name close."""
+    short = name.rpartition(".")[2]
     maker = "mlotool.models.torchvision_model"
     if name.startswith("torchvision.models.") and maker in options:
-        return (
-            f" For it write {{_target_: {maker}, name: {name.rpartition('.')[2]}, num_classes: .., image_shape: ..}}."
-        )
-    shorts = {option.rpartition(".")[2] for option in options}
-    for short in get_close_matches(name.rpartition(".")[2], sorted(shorts), n=1):
-        homes = [option for option in options if option.rpartition(".")[2] == short]
-        return f" Did you mean '{get_close_matches(name, homes, n=1, cutoff=0.0)[0]}'?"
-    return ""
+        return f" For it write {{_target_: {maker}, name: {short}, num_classes: .., image_shape: ..}}."
+    near = get_close_matches(short, sorted({option.rpartition(".")[2] for option in options}), n=1)
+    homes = [option for option in options if option.rpartition(".")[2] in near]
+    return f" Did you mean '{get_close_matches(name, homes, n=1, cutoff=0.0)[0]}'?" if homes else ""
 
 
 def _examples(options: tuple[str, ...]) -> str:

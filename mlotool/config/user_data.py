@@ -104,25 +104,19 @@ class LimitedDataset:
     """
 
     def __init__(self, dataset: Any, limit: int) -> None:
-        self._dataset = dataset
-        self._limit = limit
-
-    @property
-    def dataset(self) -> Any:
-        """The whole, which messages name."""
-        return self._dataset
+        self.dataset, self._limit = dataset, limit
 
     def __len__(self) -> int:
         return self._limit
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample."""
-        return self._dataset[self._place(index)]
+        return self.dataset[self._place(index)]
 
     def _place(self, index: int) -> int:
         if not 0 <= index < self._limit:
             raise IndexError(index)
-        size, index = len(self._dataset), int(index)
+        size, index = len(self.dataset), int(index)
         begin, end = index * size // self._limit, (index + 1) * size // self._limit
         return begin + ((index * _GOLDEN % 2**64) * (end - begin) >> 64)
 
@@ -133,15 +127,15 @@ class LimitedBatchDataset(LimitedDataset):
     @property
     def seeded(self) -> bool:
         """Whether `__getitems__` makes use of a seed."""
-        return bool(getattr(self._dataset, "seeded", False))
+        return bool(getattr(self.dataset, "seeded", False))
 
     def __getitems__(self, indices: Any, **options: Any) -> Any:
         """Return a collated batch."""
-        return self._dataset.__getitems__([self._place(int(index)) for index in indices], **options)
+        return self.dataset.__getitems__([self._place(int(index)) for index in indices], **options)
 
     def without_augmentation(self) -> "LimitedBatchDataset":
         """Return the same samples as they are."""
-        plain = getattr(self._dataset, "without_augmentation", None)
+        plain = getattr(self.dataset, "without_augmentation", None)
         return self if plain is None else LimitedBatchDataset(plain(), self._limit)
 
 
