@@ -29,8 +29,6 @@ class WithoutValues:
 
     def __init__(self) -> None:
         self._is_with_values = False
-        # Torch logs each operation that refuses its shapes, with a traceback; here that is an answer.
-        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
     def __call__(self, build: Callable[[], T]) -> T:
         """Return what a function builds.
@@ -46,6 +44,8 @@ class WithoutValues:
 
         if self._is_with_values:
             return build()
+        # Torch logs each operation that refuses its shapes, with a traceback; here that is an answer.
+        logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 return build()
