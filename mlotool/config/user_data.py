@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlotool.config.reading import leaves
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import described, did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import Call, named, noted, user_code
 
 
@@ -199,7 +199,7 @@ def split_of(key: str, data: Any, name: str) -> Any:
         ConfigError: there is no such split, it is no map-style data set, or empty.
     """
     # Imported here: it needs torch.
-    from mlotool.problem.batches import is_columns
+    from mlotool.problem.batches import check_dataset
 
     if name not in data.splits:
         raise ConfigError(
@@ -208,21 +208,9 @@ def split_of(key: str, data: Any, name: str) -> Any:
         )
     with user_code(ConfigError):
         dataset = data.split(name)
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ConfigError(
-            f"{key}: the split '{name}' is {_what(dataset)}, without __len__ or __getitem__; expected a map-style data "
-            "set. Give it __len__(self) and __getitem__(self, index)."
-        )
     theirs = dataset.dataset if isinstance(dataset, NamedSamples) else dataset
-    if is_columns(theirs):
-        raise ConfigError(
-            f"{key}: the split '{name}' is {described(theirs)}, which are columns; expected a data set of samples. "
-            "Return torch.utils.data.TensorDataset(inputs, targets)."
-        )
-    with user_code(ConfigError), noted(lambda: Call(key, f"the length of {_what(dataset)}", advice="Correct __len__.")):
-        size = len(dataset)
-    if size < 1:
-        raise ConfigError(f"{key}: the split '{name}' has 0 samples; expected at least 1. Correct the data's sizes.")
+    with user_code(ConfigError), noted(lambda: Call(key, f"the length of {named(theirs)}", advice="Correct __len__.")):
+        check_dataset(theirs, f"{key}={name}")
     return dataset
 
 
@@ -305,8 +293,3 @@ def _is_pair_of_tensors(dataset: Any) -> bool:
         and len(dataset.tensors) == 2
         and all(str(tensor.layout) == "torch.strided" and not tensor.requires_grad for tensor in dataset.tensors)
     )
-
-
-def _what(dataset: Any) -> str:
-    theirs = dataset.dataset if isinstance(dataset, NamedSamples) else dataset
-    return "None" if theirs is None else f"a data set of class {type(theirs).__name__}"
