@@ -19,17 +19,9 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from mlotool.config import recipes
+from mlotool.config import recipes, safety
 from mlotool.config.reading import Document, read_document, value_at
 from mlotool.config.recipes import FOLDER, GROUP, SUFFIX, own_option, package_dir, recipe_file
-from mlotool.config.safety import (
-    TARGET_GROUPS,
-    check_recipe,
-    choices_in,
-    inherited_file,
-    read_option,
-    recipe_entries,
-)
 from mlotool.config.schema import OPTION_GROUPS, Config
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
@@ -94,7 +86,7 @@ class Source(ConfigSource):
         file = _file(group, name)
         if file is None:
             raise ConfigLoadError(f"Config not found : {config_path}")
-        document = _read_recipe(file, name) if group == GROUP else read_option(group, file)
+        document = _read_recipe(file, name) if group == GROUP else safety.read_option(group, file)
         header = self._get_header_dict(document.text)
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(document.data), header=header)
 
@@ -142,9 +134,9 @@ def _read_recipe(file: Path, name: str) -> Document:
     if hidden not in (None, file) and file not in _announced:
         _announced.add(file)
         _log.warning("Using %s, which hides the built-in recipe '%s'.", escape(str(file)), file.stem)
-    _loaded.setdefault(file, check_recipe(file))
+    _loaded.setdefault(file, safety.check_recipe(file))
     # Of Hydra's own: what was loaded stays as it is written.
-    document = check_recipe(file)
+    document = safety.check_recipe(file)
     if isinstance(document.data.get("decisions"), str):
         # A folder that stands where decisions do has a key of its own.
         document.data["decisions_from"] = document.data.pop("decisions")
@@ -169,7 +161,7 @@ def _choose_none(document: Document) -> None:
     Those are the options that every config has, and those that the recipes choose from which this one inherits.
     """
     entries = document.data.get("defaults") or ["_self_"]
-    chosen = {address for address, _ in choices_in(entries)}
+    chosen = {address for address, _ in safety.choices_in(entries)}
     nones = []
     for address, name in {**_default_choices(), **_inherited(document, set())}.items():
         group, _, package = address.partition("@")
@@ -184,12 +176,12 @@ def _choose_none(document: Document) -> None:
 def _inherited(document: Document, seen: set[Path]) -> dict[str, str]:
     """Return the options that the recipes below one choose, by address."""
     choices: dict[str, str] = {}
-    for name in recipe_entries(document.data.get("defaults")):
-        below = inherited_file(name, document.path)
+    for name in safety.recipe_entries(document.data.get("defaults")):
+        below = safety.inherited_file(name, document.path)
         if below is not None and below not in seen:
-            other = check_recipe(below)
+            other = safety.check_recipe(below)
             choices |= _inherited(other, {*seen, below})
-            for address, options in choices_in(other.data.get("defaults")):
+            for address, options in safety.choices_in(other.data.get("defaults")):
                 choices.pop(address, None)
                 choices.update((address, option) for option in options)
     return choices
@@ -199,4 +191,8 @@ def _inherited(document: Document, seen: set[Path]) -> dict[str, str]:
 def _default_choices() -> dict[str, str]:
     """Return the options that every config has, by address."""
     entries = read_document(package_dir("conf") / "config.yaml").data["defaults"]
-    return {address: option for address, [option] in choices_in(entries) if address.split("@")[0] in TARGET_GROUPS}
+    return {
+        address: option
+        for address, [option] in safety.choices_in(entries)
+        if address.split("@")[0] in safety.TARGET_GROUPS
+    }

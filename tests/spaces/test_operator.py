@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.config.instantiate import NodeFactory
+from mlotool.config.instantiate import node_factory
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces import Operator, Space
 
@@ -106,5 +106,5 @@ def test_a_pooling_has_no_dilation_of_the_convolution_before() -> None:
 
 @pytest.mark.parametrize("settings", [{"kernel_size": 5}, {"dilation": 2}, {"kernel_size": [5, 5]}], ids=str)
 def test_a_candidate_of_a_recipe_is_fitted_too(settings: dict[str, Any]) -> None:
-    other = NodeFactory("candidates.other", {"_target_": "torch.nn.Conv2d", **settings})
+    other = node_factory("candidates.other", {"_target_": "torch.nn.Conv2d", **settings})
     assert replaced(nn.Conv2d(8, 8, 3, padding=1), other).padding == (2, 2)
