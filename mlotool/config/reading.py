@@ -5,7 +5,7 @@ expanded. Hydra and OmegaConf get what was read here, and read no text themselve
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -126,6 +126,15 @@ def leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [(prefix, node)]
 
 
+def ends(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what stands below a tree's mappings, by dotted key; lists, and mappings without keys, as they are."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from ends(value, f"{path}.{key}".lstrip("."))
+    elif path:
+        yield path, node
+
+
 def value_at(values: Any, path: str) -> Any:
     """Return the value at a dotted path of plain values; None where nothing is."""
     for part in path.split("."):
@@ -159,7 +168,8 @@ def _num_nodes(path: Path, text: str, max_nodes: int) -> int:
         num_nodes += 1
         if isinstance(node, yaml.ScalarNode):
             _check_text(path, node, "text", MAX_TEXT)
-            if node.style is None and _ODD_NUMBER.fullmatch(node.value):
+            # A plain text's style is None, or '' where libyaml has read it.
+            if not node.style and _ODD_NUMBER.fullmatch(node.value):
                 raise ConfigError(
                     f"{path}: found {node.value}{_line(node)}, which YAML reads as an octal number or one to the base "
                     "60. Write the number that you mean, or put quotes around a text."

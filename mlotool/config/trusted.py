@@ -4,6 +4,7 @@
 reach is everything.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -93,9 +94,11 @@ def trust(package: str) -> None:
         ConfigError: there is no such package, or it is not the user's to trust (`os`, `torch`, ...).
     """
     if not is_identifier(package) or not _is_foreign(package):
+        top = re.split(r"[./\\]", package)[0]
         raise ConfigError(
             f"{_trusting(package)}: expected the top-level name of a package of yours: letters, digits and '_', and "
-            f"none of Python's or of mlotool's surroundings. Write {_trusting('mymodels')} for mymodels.py."
+            "none of Python's or of mlotool's surroundings. Write "
+            f"{_trusting(top if is_identifier(top) and _is_foreign(top) else 'mymodels')}."
         )
     here = str(Path.cwd())
     if here not in sys.path:
