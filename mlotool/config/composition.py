@@ -128,6 +128,10 @@ def _override_faults(override: Override) -> Iterator[str]:
     key, value = override.key_or_group, override.value()
     if override.package is not None and key in OPTION_GROUPS:
         yield from safety.key_faults(override.input_line or "", key, override.package)
+    names = value if isinstance(value, list) else [value]
+    is_choice = key in GROUPS and not override.is_sweep_override() and not override.is_delete()
+    if is_choice and not isinstance(value, dict) and not all(isinstance(name, str) for name in names):
+        yield f"{override.input_line}: expected the name of an option, as in data=digits. Write one, or leave it out."
     # Hydra makes the folder of a run before its name is checked.
     if key == "name" and isinstance(value, str) and len(value) > MAX_NAME and "$" not in value:
         yield str(name_fault(value))
