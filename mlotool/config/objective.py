@@ -56,7 +56,7 @@ def direction_faults(values: Values) -> Iterator[str]:
             f"objective_mode: found nothing for objective={key}, of which it is not known whether larger or smaller is "
             "better; expected max or min. Set objective_mode=max if larger values are better."
         )
-    elif known is not None and written is not None and written != known:
+    elif known is not None and _written(values) not in (None, known):
         better = f"{'larger' if known == 'max' else 'smaller'} values of {key.partition('/')[2]} are better"
         yield f"objective_mode: found '{written}' with objective={key}; expected {known}, as {better}. Remove it."
 
