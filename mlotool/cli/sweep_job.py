@@ -22,7 +22,7 @@ from mlotool.cli.job import Job, logs_to_wandb, recipe_path
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, open_streams, plain_warnings
 from mlotool.cli.terminal import say, warn
 from mlotool.config.composition import finish, is_apart, key_of, with_values
-from mlotool.config.provenance import repositories_asked_once
+from mlotool.config.provenance import repositories
 from mlotool.core.errors import WriteError
 from mlotool.core.process import import_large, import_torch, leave
 from mlotool.core.run_files import read_json
@@ -134,9 +134,8 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
             fail(requests[place][0], result)
 
     try:
-        with repositories_asked_once():
-            record = job_folder.record_of(folders)
-            run_together([request for _, request in requests], record=record, when_ended=when_ended)
+        record = job_folder.record_of(folders)
+        run_together([request for _, request in requests], record=record, when_ended=when_ended)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -238,9 +237,9 @@ def _composed(spec: job_folder.JobSpec, words: Sequence[str]) -> Composed:
         finish(config, choices, words)
         if any(_OF_HYDRA in word for word in words):
             OmegaConf.resolve(config)
-        results.append(
-            (config, configuration.Origin(spec.command, _without_hydra(words), recipe_path(choices, request.file)))
-        )
+        recipe = recipe_path(choices, request.file)
+        # Jobs that differ in values alone have one answer of git's.
+        results.append((config, configuration.Origin(spec.command, _without_hydra(words), recipe, git=repositories())))
 
     call_hydra(words, take)
     [result] = results

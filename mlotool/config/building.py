@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from mlotool.config import instantiate as nodes
 from mlotool.config.instantiate import bind, instantiate, require_kind
+from mlotool.config.reading import read_document
 from mlotool.config.recipes import package_dir
 from mlotool.config.user_data import LimitedData, split_of
 from mlotool.core.settings import parameters
@@ -124,8 +124,7 @@ def hypergradient_options(config: Any) -> dict[str, Callable[[], Any]]:
     """Return what builds each option of conf/hypergradient/, by name, for a config that they may refer to."""
     options: dict[str, Callable[[], Any]] = {}
     for file in sorted((package_dir("conf") / "hypergradient").glob("*.yaml")):
-        node = yaml.safe_load(file.read_text(encoding="utf-8"))
-        other = OmegaConf.merge(config, {"hypergradient": None}, {"hypergradient": node})
+        other = OmegaConf.merge(config, {"hypergradient": None}, {"hypergradient": read_document(file).data})
         resolved = OmegaConf.to_container(other.hypergradient, resolve=True)
         options[file.stem] = partial(instantiate, f"hypergradient={file.stem}", resolved)
     return options

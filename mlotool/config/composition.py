@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mlotool.config import recipes, safety
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.provenance import Origin
-from mlotool.config.reading import leaves, read_document
+from mlotool.config.reading import ends, read_document
 from mlotool.config.recipes import GROUP
 from mlotool.config.run_config import DECISIONS_KEY, FOLDER_KEY, fill_decisions
 from mlotool.config.schema import GROUPS, MAX_NAME, OPTION_GROUPS, boolean_faults, is_boolean, name_fault
@@ -272,7 +272,7 @@ def _option(address: str, name: str) -> dict[Any, Any]:
     if file is None:
         return {}
     content = safety.read_option(group, file).data
-    safety.check_placed(file, _tree(package.split("."), content))
+    safety.refuse(file, safety.content_faults(_tree(package.split("."), content)))
     return content
 
 
@@ -355,7 +355,7 @@ def set_parts(words: Sequence[str], folders: Sequence[Path] = ()) -> SetParts:
     chosen = {_address(override) for override in overrides}
     for recipe in loaded:
         chosen |= {address for address, _ in safety.choices_in(recipe.data.get("defaults"))}
-        keys |= {key.partition("[")[0] for key, _ in leaves(recipe.data)}
+        keys |= {key for key, _ in ends(recipe.data)}
     options = []
     for address, name in reversed(choices.items()):
         group, _, package = place = safety.full_address(str(address)).partition("@")

@@ -13,7 +13,7 @@ from mlotool.config.checks import checked
 from mlotool.config.composition import compose
 from mlotool.config.reading import leaves
 from mlotool.config.sweep_plan import SweepPlan
-from mlotool.config.trusted import is_of_user, resolve
+from mlotool.config.trusted import is_of_user
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedModelError
 from mlotool.core.messages import did_you_mean, shown
 
@@ -46,6 +46,8 @@ class WithoutValues:
         logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
         if self._is_with_values:
             return build()
+        # Torch logs each operation that refuses its shapes, with a traceback; here that is an answer.
+        logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 return build()
@@ -114,8 +116,7 @@ class Drawer:
         self.is_needed = any(SPACE in _targets(module) for module in modules)
         if self.is_needed:
             try:
-                values, _ = checked(compose(None, [*self._fixed, *words]), targets=True)
-                _resolve_modules(values)
+                checked(compose(None, [*self._fixed, *words]), targets=True)
             except ConfigError as error:
                 self._refuse_modules(error)
         if self.is_needed or any(map(is_of_user, set().union(*map(_targets, modules)))):
@@ -175,14 +176,6 @@ class Drawer:
         if self._composed is None or self._composed[0] != key:
             self._composed = key, checked(compose(None, [*self._fixed, *words]), targets=False)[0]
         return self._composed[1]
-
-
-def _resolve_modules(values: Mapping[str, Any]) -> None:
-    """Look for every class that modules name; the signatures of those that a package re-exports are not read before."""
-    for name, problem in values["problems"].items():
-        for key, value in leaves(problem["module"]):
-            if key.rpartition(".")[2] == "_target_":
-                resolve(f"problems.{name}.module.{key}".removesuffix("._target_"), value)
 
 
 def _targets(node: Any) -> set[Any]:

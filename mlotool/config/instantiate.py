@@ -23,8 +23,8 @@ _FUSED = ("torch.optim.SGD", "torch.optim.Adam", "torch.optim.AdamW")
 _OTHER_KERNELS = ("foreach", "differentiable", "capturable")
 
 
-class NodeFactory:
-    """Builds what a node describes, at each call anew.
+def node_factory(key: str, node: Node) -> Callable[..., Any]:
+    """Return what builds a node, at each call anew.
 
     A call's keywords go to every target in the node that has an argument of such a name and no value for it.
 
@@ -32,16 +32,10 @@ class NodeFactory:
         key: where the node stands.
         node: has `_target_`.
     """
-
-    takes_settings = True
-    """`mlotool.spaces` hands over all that it knows of a place."""
-
-    def __init__(self, key: str, node: Node) -> None:
-        self._key, self._node = key, node
-
-    def __call__(self, **settings: Any) -> Any:
-        """Return what the node describes."""
-        return instantiate(self._key, self._node, **settings)
+    factory = partial(instantiate, key, node)
+    # `mlotool.spaces` hands over all that it knows of a place.
+    factory.takes_settings = True  # type: ignore[attr-defined]
+    return factory
 
 
 def instantiate(key: str, node: Any, **context: Any) -> Any:
@@ -221,7 +215,7 @@ def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, li
     for name, value in node.items():
         place = f"{key}.{name}"
         if name in lazy:
-            settings[name] = _with_nodes(place, value, NodeFactory)
+            settings[name] = _with_nodes(place, value, node_factory)
         elif name not in SPECIAL:
             # A list of parameters passes through: it is no part of the config.
             settings[name] = value if name == "params" else instantiate(place, value, **context)

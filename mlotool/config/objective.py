@@ -45,12 +45,6 @@ def known_direction(values: Values) -> Direction | None:
     return METRIC_DIRECTIONS.get(name) if is_named else None
 
 
-def is_wrong_way_round(values: Values) -> bool:
-    """Say whether `objective_mode` contradicts what is known of the objective, as older versions let it."""
-    known = None if values.get("objective") is None else known_direction(values)
-    return known is not None and _written(values) not in (None, known)
-
-
 def direction_faults(values: Values) -> Iterator[str]:
     """Yield what is wrong with `objective_mode`: a contradiction, or nothing where it cannot be derived."""
     key, written = values.get("objective"), values.get("objective_mode")
@@ -62,7 +56,7 @@ def direction_faults(values: Values) -> Iterator[str]:
             f"objective_mode: found nothing for objective={key}, of which it is not known whether larger or smaller is "
             "better; expected max or min. Set objective_mode=max if larger values are better."
         )
-    elif is_wrong_way_round(values):
+    elif known is not None and _written(values) not in (None, known):
         better = f"{'larger' if known == 'max' else 'smaller'} values of {key.partition('/')[2]} are better"
         yield f"objective_mode: found '{written}' with objective={key}; expected {known}, as {better}. Remove it."
 

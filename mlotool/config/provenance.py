@@ -5,8 +5,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -31,9 +31,6 @@ _HARMLESS_GIT = re.compile(
 )
 
 
-_asked: dict[Path, dict[str, Any]] | None = None
-
-
 @dataclass(frozen=True)
 class Origin:
     """Where a config came from.
@@ -43,12 +40,14 @@ class Origin:
         overrides: of the command line.
         recipe_path: the recipe's file.
         sweep: name of the sweep's folder, where the run is a job of one.
+        git: what `repositories` says; None: it is asked where the run begins.
     """
 
     command: str
     overrides: tuple[str, ...]
     recipe_path: Path | None
     sweep: str | None = None
+    git: Mapping[str, Any] | None = None
 
 
 def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
@@ -65,7 +64,7 @@ def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
         "overrides": list(origin.overrides),
         **{key: config[key] for key in ("inherit", "decisions_from") if config.get(key) is not None},
         "recipe_path": None if origin.recipe_path is None else str(origin.recipe_path),
-        "git": {**_repository(Path.cwd()), "mlotool": _repository(Path(mlotool.__file__).parent)},
+        "git": origin.git or repositories(),
         **_surroundings(device),
         "seed": config.seed,
         "started": _now().isoformat(timespec="seconds"),
@@ -75,19 +74,9 @@ def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
     _write(Path(run_dir), record)
 
 
-@contextmanager
-def repositories_asked_once() -> Iterator[None]:
-    """Let all runs that begin inside have one answer of git's: their code is what the process has imported.
-
-    Git takes as long as all else that is written of a run at its start.
-    """
-    # Not a context variable: runs may be coroutines, each with a context of its own.
-    global _asked
-    before, _asked = _asked, {}
-    try:
-        yield
-    finally:
-        _asked = before
+def repositories() -> dict[str, Any]:
+    """Return what git says of the working folder and of mlotool; that takes as long as all else of a run's start."""
+    return {**_git(Path.cwd()), "mlotool": _git(Path(mlotool.__file__).parent)}
 
 
 def finish_provenance(run_dir: Path | str) -> None:
@@ -147,14 +136,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _repository(folder: Path) -> dict[str, Any]:
-    if _asked is None:
-        return _git(folder)
-    if folder not in _asked:
-        _asked[folder] = _git(folder)
-    return _asked[folder]
 
 
 def _git(folder: Path) -> dict[str, Any]:

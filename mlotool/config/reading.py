@@ -5,6 +5,7 @@ expanded. Hydra and OmegaConf get what was read here, and read no text themselve
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +30,9 @@ _KEY_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "merge"
 # As OmegaConf reads numbers: to YAML 1.1 `1e-3` is a text.
 _FLOAT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
+# What YAML 1.1 takes for an octal number or one to the base 60.
+_ODD_NUMBER = re.compile(r"[-+]?(0[0-7_]*[0-7]|[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+
 
 @dataclass(frozen=True)
 class Document:
@@ -48,15 +52,6 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Build a value; `0b_` is a number to YAML's pattern, and none to Python."""
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, KeyError) as error:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"found {node.value!r}, which is no number; put quotes around it", node.start_mark
-            ) from error
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
@@ -131,6 +126,22 @@ def leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [(prefix, node)]
 
 
+def ends(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what stands below a tree's mappings, by dotted key; lists, and mappings without keys, as they are."""
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from ends(value, f"{path}.{key}".lstrip("."))
+    elif path:
+        yield path, node
+
+
+def value_at(values: Any, path: str) -> Any:
+    """Return the value at a dotted path of plain values; None where nothing is."""
+    for part in path.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
 def is_printable(text: str) -> bool:
     """Say whether a text shows as what it is: no control characters, none that turn or hide what is beside them."""
     return text.replace("\n", "").replace("\t", "").isprintable()
@@ -157,7 +168,12 @@ def _num_nodes(path: Path, text: str, max_nodes: int) -> int:
         num_nodes += 1
         if isinstance(node, yaml.ScalarNode):
             _check_text(path, node, "text", MAX_TEXT)
-            _check_number(path, node)
+            # A plain text's style is None, or '' where libyaml has read it.
+            if not node.style and _ODD_NUMBER.fullmatch(node.value):
+                raise ConfigError(
+                    f"{path}: found {node.value}{_line(node)}, which YAML reads as an octal number or one to the base "
+                    "60. Write the number that you mean, or put quotes around a text."
+                )
             num_nodes += len(node.value) // _CHARACTERS_A_NODE
         elif isinstance(node, yaml.MappingNode):
             num_nodes += _checked_keys(path, [key for key, _ in node.value])
@@ -199,20 +215,6 @@ def _check_text(path: Path, node: yaml.ScalarNode, what: str, limit: int) -> Non
         )
     if not is_printable(node.value):
         raise ConfigError(f"{found} with characters that do not print{_line(node)}. Remove them.")
-
-
-def _check_number(path: Path, node: yaml.ScalarNode) -> None:
-    """Refuse what YAML 1.1 takes for an octal number or one to the base 60."""
-    reading = ""
-    if re.fullmatch(r"[-+]?0[0-7_]*[0-7]", node.value):
-        reading = f"the octal number {int(node.value.replace('_', ''), 8)}"
-    elif re.fullmatch(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?", node.value):
-        reading = "a number to the base 60"
-    if reading and not node.style:
-        raise ConfigError(
-            f"{path}: found {node.value}{_line(node)}, which YAML reads as {reading}. Write the number that you mean, "
-            "or put quotes around a text."
-        )
 
 
 def _place(error: yaml.YAMLError) -> str:

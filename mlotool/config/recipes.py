@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from difflib import get_close_matches
 from filecmp import cmp
 from itertools import islice, takewhile
 from pathlib import Path
@@ -60,7 +59,7 @@ def is_inside(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
 
 
-_MAX_NAME, _MAX_NAMES = 100, 500
+_MAX_NAMES = 500
 _HEADER = 4_000
 """Characters of a file that are read for its summary and task."""
 _TASK = "Task:"
@@ -127,9 +126,7 @@ def unknown_recipe(name: str) -> ConfigError:
         return ConfigError(
             f"recipe: found '{name}', the folder of a run; expected a recipe. {what_to_do_with_a_run(name)}"
         )
-    names = [recipe.name for recipe in list_recipes() if len(recipe.name) <= _MAX_NAME][:_MAX_NAMES]
-    near = get_close_matches(name[:_MAX_NAME].lower(), names, n=3)
-    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    hint = did_you_mean(name, [recipe.name for recipe in list_recipes()])
     folders = ", ".join(str(folder) for _, folder in recipe_folders())
     return ConfigError(
         f"recipe: found '{name}', which is not in {folders}.{hint} Run `mlotool list`, or give the path of a file: "

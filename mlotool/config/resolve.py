@@ -1,7 +1,6 @@
 """A config as plain values, with every reference resolved; what cannot be is a fault, not an exception."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -31,13 +30,6 @@ def is_known(value: Any) -> bool:
     return not isinstance(value, Unknown)
 
 
-def value_at(values: Any, path: str) -> Any:
-    """Return the value at a dotted path of resolved values; None where nothing is."""
-    for part in path.split("."):
-        values = values.get(part) if isinstance(values, Mapping) else None
-    return values
-
-
 def resolve_config(config: Any) -> tuple[dict[str, Any], list[str]]:
     """Return the config as dicts, lists and scalars, and what is wrong with its gaps and references.
 
@@ -52,16 +44,9 @@ def resolve_config(config: Any) -> tuple[dict[str, Any], list[str]]:
     removed = [key for key in ROOT_KEYS if key not in config]
     if removed:
         raise ConfigError("\n".join(map(_removed, removed)))
-    has_data = OmegaConf.is_missing(config, "data") or OmegaConf.is_interpolation(config, "data")
-    if not has_data and config.data is None:
-        # Else each reference to a value of the data were a fault of its own.
-        raise ConfigError(
-            "data: found null; expected a node. Write data: {_target_: .., ..}, or `- override /data: digits` in the "
-            "recipe's defaults list."
-        )
     resolver = _Resolver()
     values = resolver.resolved(config, "")
-    if resolver.has_large_number or any(is_container(fault.partition(":")[0]) for fault in resolver.faults):
+    if any(is_container(fault.partition(":")[0]) for fault in resolver.faults):
         raise ConfigError(fault_list(resolver.faults))
     return values, resolver.faults
 
@@ -86,12 +71,10 @@ class _Resolver:
 
     Attributes:
         faults: found so far.
-        has_large_number: whether no other check can go on, as Python itself does not take such a number.
     """
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self.has_large_number = False
         self._num_references = 0
         self._num_values = 0
 
@@ -128,10 +111,10 @@ class _Resolver:
         value = self.resolved(value, place)
         self._num_references -= is_reference
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            self.has_large_number = True
-            found = f"found a whole number of {value.bit_length()} bits"
-            self.faults.append(
-                f"{place}: {found}; expected at most {MAX_BITS}, as torch's numbers have. Correct {place}."
+            # No other check can go on: Python itself does not write such a number.
+            raise ConfigError(
+                f"{place}: found a whole number of {value.bit_length()} bits; expected at most {MAX_BITS}, as torch's "
+                f"numbers have. Correct {place}."
             )
         return value
 

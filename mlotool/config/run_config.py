@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlotool.config.objective import objective_direction
-from mlotool.config.reading import Document, leaves, parse_document
+from mlotool.config.reading import Document, ends, leaves, parse_document
 from mlotool.config.safety import is_dangerous, place_faults
 from mlotool.config.schema import defaults_at, is_plain_name
 from mlotool.core.errors import ConfigError
@@ -215,7 +215,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         ['seed: 0 there, 1 here']
     """
     # The direction of an objective is derived where it is not written out.
-    sides = [{**dict(_ends(config)), "objective_mode": objective_direction(config)} for config in (old, new)]
+    sides = [{**dict(ends(config)), "objective_mode": objective_direction(config)} for config in (old, new)]
     different = []
     for key in sorted({key for side in sides for key in side if not may_differ(key)}):
         parent, _, name = key.rpartition(".")
@@ -228,15 +228,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def may_differ(key: str) -> bool:
     """Say whether a resumed run may have another value at a dotted key."""
     return any(fnmatchcase(key, pattern) for pattern in MAY_DIFFER)
-
-
-def _ends(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what stands below a config's mappings, by dotted key; lists, and mappings without keys, as they are."""
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _ends(value, f"{path}.{key}".lstrip("."))
-    elif path:
-        yield path, node
 
 
 DECISIONS_KEY, FOLDER_KEY = "decisions", "decisions_from"

@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.reading import MAX_RECIPE_NODES, Document, leaves, read_document
+from mlotool.config.reading import MAX_RECIPE_NODES, Document, leaves, read_document, value_at
 from mlotool.config.recipes import package_dir, recipe_file, recipe_folders, what_to_do_with_a_run
 from mlotool.config.schema import GROUPS, MISSING, ROOT_KEYS, boolean_faults, is_container, name_fault
 from mlotool.core.errors import ConfigError
@@ -82,11 +82,12 @@ def check_recipe(path: Path) -> Document:
             f"{what_to_do_with_a_run(folder)}"
         )
     faults = [*_header_faults(document), *content_faults(document.data)]
-    _refuse(path, [*faults, *_defaults_faults(document.data.get("defaults"))])
+    refuse(path, [*faults, *_defaults_faults(document.data.get("defaults"))])
     return document
 
 
-def _refuse(path: Path, faults: list[str]) -> None:
+def refuse(path: Path, faults: list[str]) -> None:
+    """Raise a ConfigError with all faults of a file, if there are any."""
     if faults:
         raise ConfigError(fault_list([f"{path}: {fault}" for fault in faults]))
 
@@ -104,21 +105,8 @@ def read_option(group: str, file: Path) -> Document:
         faults.append("found the key 'defaults'; expected the option's own keys, all of them. Write them out.")
     elif not document.data or (group in TARGET_GROUPS and "_target_" not in document.data):
         faults.append(f"found no {wanted}; expected an option as those in {package_dir('conf') / group}. Correct it.")
-    _refuse(file, faults)
+    refuse(file, faults)
     return document
-
-
-def check_placed(file: Path, content: dict[Any, Any]) -> None:
-    """Refuse of an option what a recipe may not say either.
-
-    Args:
-        file: of the option.
-        content: what it sets, from the root of the config on.
-
-    Raises:
-        ConfigError: with every fault.
-    """
-    _refuse(file, content_faults(content))
 
 
 def recipe_entries(defaults: Any) -> Iterator[str]:
@@ -253,14 +241,11 @@ def _root_faults(data: dict[Any, Any]) -> Iterator[str]:
     if "resume" in data:
         yield "found the key 'resume'; expected it on the command line alone. Remove it, and run with resume=auto."
     if "hydra" in data:
-        node = data["hydra"] if isinstance(data["hydra"], dict) else {"": data["hydra"]}
-        sweeper = node.get("sweeper", {})
-        surplus = [f"hydra.{key}".rstrip(".") for key in node if key != "sweeper" or not isinstance(sweeper, dict)]
-        surplus += [f"hydra.sweeper.{key}" for key in sweeper if key != "params"] if isinstance(sweeper, dict) else []
-        for key in surplus:
-            yield f"found the key '{key}'; expected nothing under hydra but hydra.sweeper.params. Remove it."
-        if isinstance(sweeper, dict):
-            yield from _sweep_faults(sweeper.get("params"), "hydra.sweeper.params")
+        params = value_at(data, "hydra.sweeper.params")
+        if data["hydra"] != {"sweeper": {"params": params}}:
+            keys = ", ".join(dict.fromkeys(f"hydra.{key}".partition("[")[0] for key, _ in leaves(data["hydra"])))
+            yield f"found {keys or 'hydra'}; expected nothing under hydra but hydra.sweeper.params. Remove it."
+        yield from _sweep_faults(params, "hydra.sweeper.params")
 
 
 def _sweep_faults(params: Any, place: str) -> Iterator[str]:
@@ -273,10 +258,8 @@ def _sweep_faults(params: Any, place: str) -> Iterator[str]:
         parts = match["path"].split(".") if match else [""]
         if match is None or parts[0] not in {*ROOT_KEYS, *GROUPS} - {"name", "sweep", "resume"}:
             yield f"{where}: expected a key such as problems.<name>.tasks, not name, sweep or resume. Correct it."
-        elif parts[-1] in DANGEROUS:
-            yield f"{where}: expected no key that downloads, unpickles or chooses where files go. Remove it."
-        elif parts[0] == "logger" and len(parts) > 1:
-            yield f"{where}: expected no setting of the logger, which may send a run away. Remove it."
+        elif parts[-1] in DANGEROUS or (parts[0] == "logger" and len(parts) > 1):
+            yield f"{where}: expected no key that downloads, unpickles, or chooses where files or logs go. Remove it."
         elif match["package"]:
             yield from key_faults(where, match["path"], match["package"])
         if not isinstance(value, str | int | float):

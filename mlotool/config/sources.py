@@ -5,6 +5,7 @@ this process only, and act for mlotool's own configs alone.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -18,18 +19,9 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from mlotool.config import recipes
-from mlotool.config.reading import Document, read_document
+from mlotool.config import recipes, safety
+from mlotool.config.reading import Document, read_document, value_at
 from mlotool.config.recipes import FOLDER, GROUP, SUFFIX, own_option, package_dir, recipe_file
-from mlotool.config.resolve import value_at
-from mlotool.config.safety import (
-    TARGET_GROUPS,
-    check_recipe,
-    choices_in,
-    inherited_file,
-    read_option,
-    recipe_entries,
-)
 from mlotool.config.schema import OPTION_GROUPS, Config
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
@@ -53,7 +45,7 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
     recipes.named_folders[:] = [Path(folder).absolute() for folder in extra]
     _loaded.clear()
     plugins = Plugins.instance()
-    for plugin in (RecipesSource, OptionsSource, RecipesSearchPath):
+    for plugin in (Source, SearchPath):
         plugins.register(plugin)
     store = ConfigStore.instance()
     # Hydra 1.4 warns where a name is stored again.
@@ -77,130 +69,90 @@ def loaded_recipes() -> list[Document]:
     return list(_loaded.values())
 
 
-class _FolderSource(ConfigSource):
-    """YAML files of a folder, refused or read by our rules. Hydra calls these methods by keyword: keep their names."""
+class Source(ConfigSource):
+    """Recipes as the group `recipe`, and the options of ./conf, refused or read by our rules.
 
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Read a file, after the refusals: none reaches Hydra around them."""
-        file = self._file(config_path)
-        if file is None:
-            raise ConfigLoadError(f"Config not found : {self.full_path()}/{config_path}")
-        document = self._read(config_path, file)
-        header = self._get_header_dict(document.text)
-        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(document.data), header=header)
-
-    def available(self) -> bool:
-        """Say whether the folder is there."""
-        return Path(self.path).is_dir()
-
-    def is_group(self, config_path: str) -> bool:
-        """Say whether the path is a folder's."""
-        folder = self._folder(config_path)
-        return folder is not None and folder.is_dir()
-
-    def is_config(self, config_path: str) -> bool:
-        """Say whether the path is a file's."""
-        return self._file(config_path) is not None
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the files and folders of a folder."""
-        folder, names = self._folder(config_path), list[str]()
-        for entry in [] if folder is None else sorted(folder.iterdir()):
-            if not entry.name.startswith((".", "_")):
-                self._list_add_result(names, f"{config_path}/{entry.name}", entry.name, results_filter)
-        return sorted(set(names))
-
-    def _folder(self, config_path: str) -> Path | None:
-        raise NotImplementedError
-
-    def _file(self, config_path: str) -> Path | None:
-        raise NotImplementedError
-
-    def _read(self, config_path: str, file: Path) -> Document:
-        raise NotImplementedError
-
-
-class RecipesSource(_FolderSource):
-    """`recipes://<folder>`: its files as group `recipe`."""
+    Hydra calls these methods by keyword: keep their names.
+    """
 
     @staticmethod
     def scheme() -> str:
         """Return `recipes`."""
         return "recipes"
 
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return recipes and folders of recipes."""
-        if config_path == "":
-            return [] if results_filter == ObjectType.CONFIG else [GROUP]
-        return super().list(config_path, results_filter)
-
-    def _folder(self, config_path: str) -> Path | None:
-        below = self._below(config_path) if config_path else ""
-        return None if below is None else Path(self.path) / below
-
-    def _file(self, config_path: str) -> Path | None:
-        name = self._below(config_path)
-        return recipe_file(Path(self.path), name) if name else None
-
-    def _below(self, config_path: str) -> str | None:
-        """Return what follows `recipe/`; None for other groups."""
-        first, _, rest = config_path.partition("/")
-        return rest if first == GROUP and ".." not in rest.split("/") else None
-
-    def _read(self, config_path: str, file: Path) -> Document:
-        document, built_in = check_recipe(file), package_dir("recipes")
-        hidden = built_in / file.relative_to(self.path)
-        if Path(self.path) != built_in and hidden.is_file() and file not in _announced:
-            _announced.add(file)
-            _log.warning("Using %s, which hides the built-in recipe '%s'.", escape(str(file)), file.stem)
-        _loaded.setdefault(file, document)
-        # Of Hydra's own: what was loaded stays as it is written.
-        document = check_recipe(file)
-        if isinstance(document.data.get("decisions"), str):
-            # A folder that stands where decisions do has a key of its own.
-            document.data["decisions_from"] = document.data.pop("decisions")
-        _choose_none(document)
-        return document
-
-
-class OptionsSource(_FolderSource):
-    """`options://conf`: ./conf of the working folder."""
-
-    @staticmethod
-    def scheme() -> str:
-        """Return `options`."""
-        return "options"
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the groups, or the options of one."""
-        if config_path:
-            return recipes.own_options(config_path) if results_filter in (None, ObjectType.CONFIG) else []
-        return [group for group in OPTION_GROUPS if self.is_group(group)] if results_filter != ObjectType.CONFIG else []
-
-    def _folder(self, config_path: str) -> Path | None:
-        return FOLDER / config_path if not config_path or config_path in OPTION_GROUPS else None
-
-    def _file(self, config_path: str) -> Path | None:
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Read a file, after the refusals: none reaches Hydra around them."""
         group, _, name = config_path.partition("/")
-        return own_option(group, name)
+        file = _file(group, name)
+        if file is None:
+            raise ConfigLoadError(f"Config not found : {config_path}")
+        document = _read_recipe(file, name) if group == GROUP else safety.read_option(group, file)
+        header = self._get_header_dict(document.text)
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(document.data), header=header)
 
-    def _read(self, config_path: str, file: Path) -> Document:
-        document = read_option(config_path.partition("/")[0], file)
-        return Document(file, "", document.data)
+    def available(self) -> bool:
+        """Say that there are recipes."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Say whether the path is a folder's."""
+        return not config_path or any(folder.is_dir() for folder in _folders(*config_path.split("/")))
+
+    def is_config(self, config_path: str) -> bool:
+        """Say whether the path is a file's."""
+        group, _, name = config_path.partition("/")
+        return _file(group, name) is not None
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the files and folders of a folder."""
+        if not config_path:
+            groups = [group for group in (GROUP, *OPTION_GROUPS) if self.is_group(group)]
+            return [] if results_filter == ObjectType.CONFIG else groups
+        entries = {entry.name for folder in _folders(*config_path.split("/")) for entry in folder.glob("[!._]*")}
+        names = list[str]()
+        for entry in sorted(entries):
+            self._list_add_result(names, f"{config_path}/{entry}", entry, results_filter)
+        return names
 
 
-class RecipesSearchPath(SearchPathPlugin):
-    """Appends the folders of recipes, and ./conf, to the search path of mlotool's own configs."""
+def _folders(group: str, *below: str) -> list[Path]:
+    """Return the folders that may hold what Hydra calls `group/below`, those first that hide the others."""
+    if group == GROUP:
+        return [] if ".." in below else [folder.joinpath(*below) for _, folder in recipes.recipe_folders()]
+    return [FOLDER / group] if group in OPTION_GROUPS and not below and recipes.options_folder() is not None else []
+
+
+def _file(group: str, name: str) -> Path | None:
+    if group != GROUP:
+        return own_option(group, name.removesuffix(SUFFIX))
+    files = (recipe_file(folder, name) for _, folder in recipes.recipe_folders() if name)
+    return next(filter(None, files), None)
+
+
+def _read_recipe(file: Path, name: str) -> Document:
+    hidden = recipe_file(package_dir("recipes"), name)
+    if hidden not in (None, file) and file not in _announced:
+        _announced.add(file)
+        _log.warning("Using %s, which hides the built-in recipe '%s'.", escape(str(file)), file.stem)
+    _loaded.setdefault(file, safety.check_recipe(file))
+    # Of Hydra's own: what was loaded stays as it is written.
+    document = safety.check_recipe(file)
+    if isinstance(document.data.get("decisions"), str):
+        # A folder that stands where decisions do has a key of its own.
+        document.data["decisions_from"] = document.data.pop("decisions")
+    _choose_none(document)
+    return document
+
+
+class SearchPath(SearchPathPlugin):
+    """Appends recipes and ./conf to the search path of mlotool's own configs."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append them in the order in which they are looked through."""
+        """Append them; the path only says where they lie."""
         conf = str(package_dir("conf"))
-        if not any(entry.provider == "main" and entry.path.endswith(conf) for entry in search_path.get_path()):
-            return
-        for _, folder in recipes.recipe_folders():
-            search_path.append(provider="mlotool", path=f"recipes://{folder}")
-        if recipes.options_folder() is not None:
-            search_path.append(provider="mlotool", path=f"options://{FOLDER}")
+        if any(entry.provider == "main" and entry.path.endswith(conf) for entry in search_path.get_path()):
+            folders = [*(folder for _, folder in recipes.recipe_folders()), *filter(None, [recipes.options_folder()])]
+            search_path.append(provider="mlotool", path=f"{Source.scheme()}://{os.pathsep.join(map(str, folders))}")
 
 
 def _choose_none(document: Document) -> None:
@@ -209,7 +161,7 @@ def _choose_none(document: Document) -> None:
     Those are the options that every config has, and those that the recipes choose from which this one inherits.
     """
     entries = document.data.get("defaults") or ["_self_"]
-    chosen = {address for address, _ in choices_in(entries)}
+    chosen = {address for address, _ in safety.choices_in(entries)}
     nones = []
     for address, name in {**_default_choices(), **_inherited(document, set())}.items():
         group, _, package = address.partition("@")
@@ -224,12 +176,12 @@ def _choose_none(document: Document) -> None:
 def _inherited(document: Document, seen: set[Path]) -> dict[str, str]:
     """Return the options that the recipes below one choose, by address."""
     choices: dict[str, str] = {}
-    for name in recipe_entries(document.data.get("defaults")):
-        below = inherited_file(name, document.path)
+    for name in safety.recipe_entries(document.data.get("defaults")):
+        below = safety.inherited_file(name, document.path)
         if below is not None and below not in seen:
-            other = check_recipe(below)
+            other = safety.check_recipe(below)
             choices |= _inherited(other, {*seen, below})
-            for address, options in choices_in(other.data.get("defaults")):
+            for address, options in safety.choices_in(other.data.get("defaults")):
                 choices.pop(address, None)
                 choices.update((address, option) for option in options)
     return choices
@@ -239,4 +191,8 @@ def _inherited(document: Document, seen: set[Path]) -> dict[str, str]:
 def _default_choices() -> dict[str, str]:
     """Return the options that every config has, by address."""
     entries = read_document(package_dir("conf") / "config.yaml").data["defaults"]
-    return {address: option for address, [option] in choices_in(entries) if address.split("@")[0] in TARGET_GROUPS}
+    return {
+        address: option
+        for address, [option] in safety.choices_in(entries)
+        if address.split("@")[0] in safety.TARGET_GROUPS
+    }

@@ -1,6 +1,5 @@
 """What a command line with -m asks for: fixed overrides, and the choices and ranges to go through."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +23,8 @@ from mlotool.config.run_config import max_ticks, may_differ
 from mlotool.config.schema import describe_type, name_fault, value_faults
 from mlotool.core.errors import ConfigError
 
-MAX_CHOICES = 100_000
-"""Values of a key."""
-
 MAX_JOBS = 1_000_000
-"""Of a grid."""
+"""Of a grid, and values of a key."""
 
 MAX_FUSED = 32
 """Jobs of one process with `sweep.fuse=auto`."""
@@ -199,11 +195,12 @@ def read_sweep(words: Sequence[str]) -> SweepPlan:
             last_tick=None if any(dimension.key in _LENGTH for dimension in dimensions) else max_ticks(config),
             listed=tuple(line for line in lines if line.partition("=")[0] in (settings["params"] or {})),
         )
-    if plan.num_jobs > MAX_JOBS and settings["method"] == "grid":
+    largest = max((len(dimension.choices) for dimension in dimensions), default=0)
+    if (size := plan.num_jobs if settings["method"] == "grid" else largest) > MAX_JOBS:
         keys = ", ".join(dimension.key for dimension in dimensions)
         raise ConfigError(
-            f"sweep: found a grid of {plan.num_jobs:,} jobs ({keys}); expected at most {MAX_JOBS:,}. Leave values out, "
-            "or draw some of them: sweep=optuna."
+            f"sweep: found a grid of {size:,} jobs ({keys}); expected at most {MAX_JOBS:,}. Leave values out, or draw "
+            "some of them: sweep=optuna."
         )
     return plan
 
@@ -236,7 +233,7 @@ def _dimension(override: Override, method: str) -> Dimension:
         return _interval(key, override, value)
     if key == "name":
         raise ConfigError(f"name: found {line}; expected one name, that of the sweep's folder. Start two sweeps.")
-    choices = _choices(key, override, value)
+    choices = _choices(key, override)
     if isinstance(value, RangeSweep) and not value.shuffle and "log" not in value.tags and len(choices) > 1:
         first, second, *_ = numbers = sorted(map(float, choices))
         whole = all(isinstance(number, int) for number in (value.start, value.stop, value.step))
@@ -244,16 +241,9 @@ def _dimension(override: Override, method: str) -> Dimension:
     return Dimension(key, choices)
 
 
-def _choices(key: str, override: Override, value: Any) -> tuple[str, ...]:
-    """Return the values of a key, which are at least one and not without end, each once."""
-    if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None:
-        size = (float(value.stop) - float(value.start)) / float(value.step) if value.step else math.inf
-        if size > MAX_CHOICES:
-            raise ConfigError(
-                f"{key}: found {override.input_line}, which has {size:.0f} values; expected at most {MAX_CHOICES}, as "
-                "each is a job. Write a smaller range."
-            )
-    choices = tuple(override.sweep_string_iterator())
+def _choices(key: str, override: Override) -> tuple[str, ...]:
+    """Return the values of a key, which are at least one, each once; of a range not all where it has too many."""
+    choices = tuple(islice(override.sweep_string_iterator(), MAX_JOBS + 1))
     twice = [choice for choice, count in Counter(choices).items() if count > 1]
     if not choices or twice:
         what = f"{twice[0]} twice" if twice else "no value"
@@ -326,62 +316,3 @@ def _faults_of(plan: SweepPlan, words: Sequence[str]) -> list[str]:
     except ConfigError as error:
         return str(error).splitlines()
     return []
-
-
-_OF_A_RUN = (
-    *("seed", "name", "runner", "evaluate", "objective", "objective_mode", "analyses", "logger", "sweep"),
-    *("resume", "inherit", "decisions_from"),
-)
-"""Parts of a config that say nothing of the program's structure."""
-
-_OF_A_STEP = ("optimizer", "scheduler", "scheduler_interval", "gradient_clip_norm")
-"""Settings of a problem that concern its own steps alone."""
-
-
-def structure_of(config: Any) -> str:
-    """Return a text that is the same for configs whose programs differ in no more than numbers.
-
-    Those are seeds, numbers of the data and of losses, and what concerns steps: optimizers, schedulers, clipping.
-
-    Args:
-        config: a composed config.
-
-    Example:
-        >>> from mlotool.config import compose
-        >>> words = ("seed=0", "seed=1", "problems.classifier.stream.batch_size=10")
-        >>> first, second, third = (structure_of(compose("plain", [word])) for word in words)
-        >>> first == second, first == third
-        (True, False)
-    """
-    values = composition.plain(config)
-    parts = {key: value for key, value in values.items() if key not in _OF_A_RUN}
-    parts["data"] = _without_numbers(parts.get("data"))
-    parts["problems"] = {
-        name: {
-            key: _without_numbers(value) if key == "loss" else value
-            for key, value in problem.items()
-            if key not in _OF_A_STEP or _is_search(value)
-        }
-        for name, problem in parts["problems"].items()
-    }
-    parts["trace"] = values["runner"].get("trace")
-    return json.dumps(_without_seeds(parts), sort_keys=True, default=str)
-
-
-def _is_search(value: Any) -> bool:
-    """Return whether a node is an optimizer that evaluates the loss itself, and so runs by itself."""
-    return isinstance(value, Mapping) and str(value.get("_target_")).endswith(".LBFGS")
-
-
-def _without_numbers(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_numbers(item) for item in value]
-    return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-def _without_seeds(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_seeds(item) for key, item in value.items() if key != "seed"}
-    return [_without_seeds(item) for item in value] if isinstance(value, list) else value

@@ -4,6 +4,7 @@
 reach is everything.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -93,9 +94,11 @@ def trust(package: str) -> None:
         ConfigError: there is no such package, or it is not the user's to trust (`os`, `torch`, ...).
     """
     if not is_identifier(package) or not _is_foreign(package):
+        top = re.split(r"[./\\]", package)[0]
         raise ConfigError(
             f"{_trusting(package)}: expected the top-level name of a package of yours: letters, digits and '_', and "
-            f"none of Python's or of mlotool's surroundings. Write {_trusting('mymodels')} for mymodels.py."
+            "none of Python's or of mlotool's surroundings. Write "
+            f"{_trusting(top if is_identifier(top) and _is_foreign(top) else 'mymodels')}."
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -239,16 +242,13 @@ def _is_foreign(package: str) -> bool:
 
 def _hint(name: str, options: tuple[str, ...]) -> str:
     """Suggest by the last component: `torch.` in common makes no name close."""
+    short = name.rpartition(".")[2]
     maker = "mlotool.models.torchvision_model"
     if name.startswith("torchvision.models.") and maker in options:
-        return (
-            f" For it write {{_target_: {maker}, name: {name.rpartition('.')[2]}, num_classes: .., image_shape: ..}}."
-        )
-    shorts = {option.rpartition(".")[2] for option in options}
-    for short in get_close_matches(name.rpartition(".")[2], sorted(shorts), n=1):
-        homes = [option for option in options if option.rpartition(".")[2] == short]
-        return f" Did you mean '{get_close_matches(name, homes, n=1, cutoff=0.0)[0]}'?"
-    return ""
+        return f" For it write {{_target_: {maker}, name: {short}, num_classes: .., image_shape: ..}}."
+    near = get_close_matches(short, sorted({option.rpartition(".")[2] for option in options}), n=1)
+    homes = [option for option in options if option.rpartition(".")[2] in near]
+    return f" Did you mean '{get_close_matches(name, homes, n=1, cutoff=0.0)[0]}'?" if homes else ""
 
 
 def _examples(options: tuple[str, ...]) -> str:

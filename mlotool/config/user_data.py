@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlotool.config.reading import leaves
 from mlotool.core.errors import ConfigError
-from mlotool.core.messages import described, did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import Call, named, noted, user_code
 
 
@@ -104,25 +104,19 @@ class LimitedDataset:
     """
 
     def __init__(self, dataset: Any, limit: int) -> None:
-        self._dataset = dataset
-        self._limit = limit
-
-    @property
-    def dataset(self) -> Any:
-        """The whole, which messages name."""
-        return self._dataset
+        self.dataset, self._limit = dataset, limit
 
     def __len__(self) -> int:
         return self._limit
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample."""
-        return self._dataset[self._place(index)]
+        return self.dataset[self._place(index)]
 
     def _place(self, index: int) -> int:
         if not 0 <= index < self._limit:
             raise IndexError(index)
-        size, index = len(self._dataset), int(index)
+        size, index = len(self.dataset), int(index)
         begin, end = index * size // self._limit, (index + 1) * size // self._limit
         return begin + ((index * _GOLDEN % 2**64) * (end - begin) >> 64)
 
@@ -133,15 +127,15 @@ class LimitedBatchDataset(LimitedDataset):
     @property
     def seeded(self) -> bool:
         """Whether `__getitems__` makes use of a seed."""
-        return bool(getattr(self._dataset, "seeded", False))
+        return bool(getattr(self.dataset, "seeded", False))
 
     def __getitems__(self, indices: Any, **options: Any) -> Any:
         """Return a collated batch."""
-        return self._dataset.__getitems__([self._place(int(index)) for index in indices], **options)
+        return self.dataset.__getitems__([self._place(int(index)) for index in indices], **options)
 
     def without_augmentation(self) -> "LimitedBatchDataset":
         """Return the same samples as they are."""
-        plain = getattr(self._dataset, "without_augmentation", None)
+        plain = getattr(self.dataset, "without_augmentation", None)
         return self if plain is None else LimitedBatchDataset(plain(), self._limit)
 
 
@@ -205,7 +199,7 @@ def split_of(key: str, data: Any, name: str) -> Any:
         ConfigError: there is no such split, it is no map-style data set, or empty.
     """
     # Imported here: it needs torch.
-    from mlotool.problem.batches import is_columns
+    from mlotool.problem.batches import check_dataset
 
     if name not in data.splits:
         raise ConfigError(
@@ -214,21 +208,9 @@ def split_of(key: str, data: Any, name: str) -> Any:
         )
     with user_code(ConfigError):
         dataset = data.split(name)
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ConfigError(
-            f"{key}: the split '{name}' is {_what(dataset)}, without __len__ or __getitem__; expected a map-style data "
-            "set. Give it __len__(self) and __getitem__(self, index)."
-        )
     theirs = dataset.dataset if isinstance(dataset, NamedSamples) else dataset
-    if is_columns(theirs):
-        raise ConfigError(
-            f"{key}: the split '{name}' is {described(theirs)}, which are columns; expected a data set of samples. "
-            "Return torch.utils.data.TensorDataset(inputs, targets)."
-        )
-    with user_code(ConfigError), noted(lambda: Call(key, f"the length of {_what(dataset)}", advice="Correct __len__.")):
-        size = len(dataset)
-    if size < 1:
-        raise ConfigError(f"{key}: the split '{name}' has 0 samples; expected at least 1. Correct the data's sizes.")
+    with user_code(ConfigError), noted(lambda: Call(key, f"the length of {named(theirs)}", advice="Correct __len__.")):
+        check_dataset(theirs, f"{key}={name}")
     return dataset
 
 
@@ -311,8 +293,3 @@ def _is_pair_of_tensors(dataset: Any) -> bool:
         and len(dataset.tensors) == 2
         and all(str(tensor.layout) == "torch.strided" and not tensor.requires_grad for tensor in dataset.tensors)
     )
-
-
-def _what(dataset: Any) -> str:
-    theirs = dataset.dataset if isinstance(dataset, NamedSamples) else dataset
-    return "None" if theirs is None else f"a data set of class {type(theirs).__name__}"

@@ -180,8 +180,12 @@ def sliced(batch: Any, begin: int, end: int) -> Any:
     )
 
 
-def check_dataset(dataset: Any) -> None:
+def check_dataset(dataset: Any, key: str = "stream.dataset") -> None:
     """Refuse what is no map-style data set with samples.
+
+    Args:
+        dataset: what was given.
+        key: where it stands.
 
     Raises:
         ConfigError: it is none.
@@ -189,8 +193,8 @@ def check_dataset(dataset: Any) -> None:
     advice = "Give one with __len__ and __getitem__, such as torch.utils.data.TensorDataset(inputs, targets)."
     if isinstance(dataset, DataLoader):
         advice = "Give its data set: Stream(loader.dataset, batch_size=32)."
-    require(_is_map_style(dataset), "stream.dataset", dataset, "a map-style data set", advice)
-    require(len(dataset) > 0, "stream.dataset", dataset, "at least one sample in it", "Correct its sizes.")
+    require(_is_map_style(dataset), key, dataset, "a map-style data set", advice)
+    require(len(dataset) > 0, key, dataset, "at least one sample in it", "Correct its sizes.")
 
 
 def _is_map_style(value: Any) -> bool:

@@ -12,7 +12,6 @@ from mlotool.config.instantiate import optimizer_factory, scheduler_factory
 from mlotool.config.user_data import limited
 from mlotool.losses import cross_entropy, reweighted_cross_entropy
 from mlotool.models import MLP, WeightNet
-from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]
 TORCH = "torch.optim.lr_scheduler"
@@ -212,13 +211,6 @@ def test_schedulers_inside_a_scheduler_share_its_optimizer() -> None:
     assert rates == pytest.approx([0.5, 0.75, 1.0, 0.1])
     chained = scheduler_factory("key", {"_target_": f"{TORCH}.ChainedScheduler", "schedulers": inner})
     assert chained(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)).get_last_lr() == [0.5]
-
-
-def test_what_a_target_refuses_names_the_key(changed: Change) -> None:
-    config = changed({"problems.classifier.optimizer.foreach": True, "problems.classifier.optimizer.fused": True})
-    message = message_of(build, config)
-    assert message.startswith("problems.classifier.optimizer: ")
-    assert "`fused` and `foreach` cannot be `True` together" in message
 
 
 @pytest.mark.parametrize("length", [None, -3])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlotool.config import check, compose, differences
-from mlotool.config.objective import direction_faults, is_wrong_way_round, objective_direction
+from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.schema import METRIC_DIRECTIONS
 from mlotool.core.errors import ConfigError
 
@@ -32,7 +32,7 @@ def test_the_direction_of_every_metric_is_known() -> None:
 
 def test_losses_are_to_be_small() -> None:
     assert objective_direction(values_of("weights/loss")) == "min"
-    assert is_wrong_way_round(values_of("weights/loss", "max"))
+    assert list(direction_faults(values_of("weights/loss", "max")))
 
 
 @pytest.mark.parametrize("key", ["val/mine", "weights/accuracy", "other/f1"])

@@ -1,17 +1,15 @@
 """How a recipe says that a problem shapes another one's start or its optimizer, and that a problem has tasks."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
-from mlotool.config import build, compose, hypergradient_options
+from mlotool.config import build, compose
 from mlotool.hypergradient import Unrolled
 from mlotool.problem.stream import SameBatch
-from mlotool.program import AbstractHypergradient
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]
@@ -51,13 +49,3 @@ def test_tasks_and_their_start_are_built() -> None:
 )
 def test_faults(recipe: str, changes: list[str], expected: str) -> None:
     assert expected in message_of(build, compose(recipe, changes))
-
-
-def test_every_option_of_hypergradients_can_be_built() -> None:
-    options = hypergradient_options(compose("mwn"))
-    assert {"cg", "exact", "finite_difference", "unrolled"} <= set(options)
-    files = Path(__file__).parents[2].glob("conf/hypergradient/*.yaml")
-    assert set(options) == {file.stem for file in files}
-    for name, make in options.items():
-        if name != "kfac":  # needs an extra
-            assert isinstance(make(), AbstractHypergradient)

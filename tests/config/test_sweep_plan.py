@@ -66,12 +66,8 @@ def test_plain_grids_run_in_this_process(words: tuple[str, ...], needs: bool) ->
         (("sweep=optuna", "seed=interval(2,1)"), "expected an interval from a smaller to a larger number"),
         (("sweep=optuna", "seed=tag(log, interval(0,1))"), "both positive, as it is tagged log"),
         (("sweep.sampler=tpee",), r"sweep\.sampler: found 'tpee'; expected one of .*Did you mean 'tpe'"),
-        (
-            ("seed=range(0,2000)", "data.seed=range(0,2000)"),
-            r"sweep: found a grid of 4,000,000 jobs \(seed, data.seed\)",
-        ),
+        (("seed=range(0,2000)", "data.seed=range(0,2000)"), r"sweep: found a grid of 4,000,000 jobs \(seed, data.seed"),
         (("sweep.fuse=0",), r"sweep\.fuse: found 0; expected a whole number of at least 1 and .* or auto"),
-        (("sweep.sampler_options=[3]",), r"sweep\.sampler_options: found \[3\]; expected a mapping"),
         (("sweep.worker=2",), r"sweep\.worker: unknown key.*Did you mean 'workers'"),
     ],
 )

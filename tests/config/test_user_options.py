@@ -100,7 +100,7 @@ def test_no_name_of_a_built_in_option(write: Callable[..., Path]) -> None:
     [
         ("data/mine", "- a\n", "conf/data/mine.yaml: found a list at the top; expected keys"),
         ("data/mine", "root: here\n", "conf/data/mine.yaml: found no '_target_'; expected an option as those in"),
-        ("data/mine", "defaults: [digits, _self_]\n", "conf/data/mine.yaml: found the key 'defaults'; expected the"),
+        ("data/mine", "defaults: [digits, _self_]\n", "conf/data/mine.yaml: found the key 'defaults'"),
         ("data/mine", f"# @package data\n{DATA}", "conf/data/mine.yaml: found the header '# @package data'; expected"),
     ],
 )

@@ -8,8 +8,8 @@ import torch
 
 from mlotool import Program, Schedule
 from mlotool.config import build
-from mlotool.config.sweep_plan import structure_of
 from mlotool.fusion.comparison import ROUNDING
+from mlotool.runner.together import structure_of
 from tests.fusion.members import compared, difference, state_difference
 from tests.small_recipes import RECIPES, small
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlotool.config.instantiate import NodeFactory
+from mlotool.config.instantiate import node_factory
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces import Operator, Space
 
@@ -108,3 +108,9 @@ def test_a_pooling_has_no_dilation_of_the_convolution_before() -> None:
     dilated = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
     assert replaced(dilated, partial(nn.AvgPool2d, 5)).padding == (2, 2)
     assert replaced(dilated, nn.AvgPool2d).padding == (1, 1)
+
+
+@pytest.mark.parametrize("settings", [{"kernel_size": 5}, {"dilation": 2}, {"kernel_size": [5, 5]}], ids=str)
+def test_a_candidate_of_a_recipe_is_fitted_too(settings: dict[str, Any]) -> None:
+    other = node_factory("candidates.other", {"_target_": "torch.nn.Conv2d", **settings})
+    assert replaced(nn.Conv2d(8, 8, 3, padding=1), other).padding == (2, 2)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlotool.config.json_schema import recipe_schema
+from mlotool.cli.schema import recipe_schema
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
