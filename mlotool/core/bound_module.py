@@ -7,7 +7,7 @@ that look-up costs as much as a layer.
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from typing import Any
@@ -22,8 +22,6 @@ from mlotool.core.unchanged import is_same
 # Below this a copy costs nothing, and the addresses of small buffers stay as they are.
 LARGE_BYTES = 1 << 14
 
-_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
-
 
 def lazy_copy(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor.
@@ -37,45 +35,16 @@ def lazy_copy(tensor: Tensor) -> Tensor:
 
     Example:
         >>> large = torch.zeros(1 << 14)
-        >>> copy = lazy_copy(large)
-        >>> share_memory(copy, large), bool(copy.add_(1.0).any()), bool(large.any()), share_memory(copy, large)
-        (True, True, False, False)
+        >>> bool(lazy_copy(large).add_(1.0).any()), bool(large.any())
+        (True, False)
     """
-    if tensor.layout != torch.strided or tensor.nbytes < LARGE_BYTES:
-        return tensor.clone()
-    is_on_cpu = type(tensor) in _PLAIN_TENSORS and tensor.device.type == "cpu"
-    if not is_on_cpu or is_functorch_wrapped_tensor(tensor) or is_tracing():
-        return tensor.clone()
-    try:
-        return torch._lazy_clone(tensor)
-    except RuntimeError:
-        # Memory that is not torch's: of numpy, of a file, shared with other processes.
-        return tensor.clone()
-
-
-def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are the same part of the same memory, so that neither has been written to.
-
-    Args:
-        a: a tensor that may be a lazy copy of the other.
-        b: the other.
-
-    Example:
-        >>> rows = torch.zeros(2, 1)
-        >>> share_memory(torch.zeros(1), torch.zeros(1)), share_memory(rows[0], rows[1])
-        (False, False)
-    """
-    if is_functorch_wrapped_tensor(a) or is_functorch_wrapped_tensor(b) or a.is_meta or b.is_meta:
-        return a is b
-    if a.layout != torch.strided or b.layout != torch.strided:
-        # A sparse tensor has several pieces of memory.
-        return a is b
-    # `data_ptr()` would copy: its caller might write there.
-    one, other = (
-        (torch._C._data_address(x), x.storage_offset(), x.shape, x.stride(), x.dtype)  # type: ignore[attr-defined]
-        for x in (a, b)
-    )
-    return one == other
+    is_large = tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.nbytes >= LARGE_BYTES
+    is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and not is_functorch_wrapped_tensor(tensor)
+    # Memory that is not torch's (of numpy, of a file, shared with other processes) raises.
+    with suppress(RuntimeError):
+        if is_large and is_plain and not is_tracing():
+            return torch._lazy_clone(tensor)
+    return tensor.clone()
 
 
 # A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it.

@@ -37,9 +37,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from mlotool.core import private
-from mlotool.core.bound_module import AbstractEvaluation, Slot, in_slots, lazy_copy, share_memory
+from mlotool.core.bound_module import AbstractEvaluation, Slot, in_slots, lazy_copy
 from mlotool.core.errors import ConfigError
-from mlotool.core.gradient import Recording
 from mlotool.core.messages import kind_of
 from mlotool.core.private import is_functorch_wrapped_tensor, tree_flatten, tree_leaves, tree_unflatten
 from mlotool.core.replay import ConstantsOfPart, RandomState
@@ -422,7 +421,7 @@ def _has_moved(buffer: Tensor, original: Tensor) -> bool:
     # Kernels of BatchNorm change its statistics without counting a version; those of sparse tensors count.
     if buffer.layout != torch.strided or private.is_batchedtensor(buffer):
         return False
-    return not (share_memory(buffer, original) or torch.equal(buffer, original))
+    return not torch.equal(buffer, original)
 
 
 @contextmanager
@@ -523,7 +522,7 @@ def _evaluate(function: _Evaluation, tensors: Sequence[Tensor]) -> Sequence[Tens
         return found[: len(found) // 2]
     values, tangents = apart(tensors)
     if not (torch.is_grad_enabled() and any(value.requires_grad for value in values)):
-        with Recording(False):
+        with torch.no_grad():
             return function(*tensors)
     found = _Remat.apply(function, count, *values, *tangents)
     return joined(found[: len(found) // 2], found[len(found) // 2 :])

@@ -150,10 +150,6 @@ class SameObjects:
         now, kept = self._look(), self._kept
         return len(now) == len(kept) and all(map(is_, now, kept))
 
-    def renew(self) -> None:
-        """Remember those that are there now."""
-        self._kept = self._look()
-
 
 class SameForms:
     """Remembers sizes, strides, types and `requires_grad` of tensors, which `tensor.data = ...` may change.

@@ -67,15 +67,16 @@ class RoundMembers:
         """
         program = self.schedule(number).program
         buffers = [buffer.clone() for buffer in self.stack.buffers(number)]
-        state, holders = program.random.state_dict(), list[Any](program.engine.memories)
-        holders += [problem.trajectory.largest_norm for problem in program.engine.problems]
-        values = [holder.value for holder in holders]
+        state, places = program.random.state_dict(), list[tuple[Any, str]]()
+        places += [(memory, "value") for memory in program.engine.memories]
+        places += [(problem.trajectory, "largest_norm") for problem in program.engine.problems]
+        values = [getattr(holder, name) for holder, name in places]
 
         def restore() -> None:
             self.stack.put_buffers(number, buffers)
             program.random.load_state_dict(state)
-            for holder, value in zip(holders, values, strict=True):
-                holder.value = value
+            for (holder, name), value in zip(places, values, strict=True):
+                setattr(holder, name, value)
 
         try:
             yield restore

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import is_of_user, named
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.parallel import AbstractParallel
@@ -99,16 +99,6 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def needs_batch(name: str, error: Exception) -> ConfigError | None:
-    """Return what to raise where a loss that has no stream has failed; None where that is not the reason."""
-    if not isinstance(error, TypeError | AttributeError) or "NoneType" not in str(error):
-        return None
-    return ConfigError(
-        f"problems.{name}.stream: found None, so that the loss was called with batch=None, and failed: {error}; "
-        "expected a stream. Write stream: {split: train, batch_size: 32}, or stream=mlotool.Stream(...) in Python."
-    )
-
-
 def without_gradient(problem: str) -> ConfigError:
     """Return what to raise where a loss has no graph."""
     found = f"the loss does not depend on any parameter of '{problem}'; expected that it does"
@@ -179,19 +169,6 @@ def check_shared(argument: str, objects: Mapping[str, Any]) -> None:
         owner = problem if value is None else owners.setdefault(id(value), problem)
         found, expected = f"that of problems.{owner}", "one of its own, since it keeps what it has seen"
         require(owner == problem, f"problems.{problem}.{argument}", found, expected, "Make one for each problem.")
-
-
-def check_used(problem: str, module: nn.Module) -> None:
-    """Refuse a lazy module that has no shape yet though a loss was evaluated.
-
-    Raises:
-        RunError: a parameter has none.
-    """
-    for path, parameter in module.named_parameters():
-        if is_lazy(parameter):
-            found = f"the parameter '{path}' of {named(module)} has no shape yet, though a loss was evaluated"
-            expected = "expected that the forward calls each lazy layer. Call it there, or remove it."
-            raise RunError(f"problems.{problem}.module: {found}; {expected}")
 
 
 def check_saving(problem: str, module: nn.Module) -> None:

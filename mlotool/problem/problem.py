@@ -21,7 +21,7 @@ from mlotool.core.unchanged import SameObjects, deep_copy
 from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
-from mlotool.problem.optimizers.optimizer_step import Evaluate, LossScale, OptimizerFactory, optimizer_step
+from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, optimizer_step
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.parallel import AbstractParallel
@@ -152,16 +152,6 @@ class Problem:
         return self.optimizer_step.scheduler
 
     @property
-    def loss_scale(self) -> LossScale | None:
-        """The factor of its loss in fp16."""
-        return self.optimizer_step.loss_scale
-
-    @property
-    def evaluates_again(self) -> bool:
-        """Whether its optimizer evaluates the loss itself, such as LBFGS with its line search."""
-        return self.optimizer_step.evaluates_again
-
-    @property
     def node(self) -> ProblemNode:
         """What the graph's validation needs to know."""
         other_uses = {f"optimizer.{key}": name for key, name in self.settings.optimizer_roles.items()}
@@ -184,11 +174,6 @@ class Problem:
     def current(self) -> tuple[Tensor, ...]:
         """Return the trained parameters, detached, in the order of `theta`; they share the parameters' memory."""
         return tuple([tensor.detach() for tensor in self.own])
-
-    def sync_parallel(self) -> None:
-        """Give all ranks the same parameters and buffers, where stages of the module are theirs."""
-        assert self.parallel is not None
-        self.parallel.sync(None)
 
     def constants(self) -> dict[str, Tensor]:
         """Return theta, detached; the tensors share the parameters' memory."""
@@ -215,8 +200,8 @@ class Problem:
         Args:
             gradient: one tensor a parameter of theta, of a shard this rank's part; None where it is unused.
             hyperparameters: those of each parameter, where another problem gives some of them.
-            evaluate: for an optimizer that evaluates the loss itself (`evaluates_again`), such as LBFGS with its
-                line search; its first call is at the parameters of `gradient`.
+            evaluate: for an optimizer that evaluates the loss itself, such as LBFGS with its line search; its first
+                call is at the parameters of `gradient`.
 
         Returns:
             The gradient's norm before clipping, 0-D, if it is clipped (the mean over tasks); else None.
@@ -250,10 +235,6 @@ class Problem:
         """Count a step that was taken elsewhere, as a trace of it, and advance the scheduler."""
         self.optimizer_step.advance()
         self.num_steps += 1
-
-    def as_parameter(self, value: Tensor, parameter: Tensor) -> Tensor:
-        """Return a part of a gradient as a tensor that is divided like its parameter, where that is."""
-        return value if self.shards is None else self.shards.put_together(value, parameter)
 
     def sync(self) -> None:
         """Give all ranks the same parameters, buffers and optimizer state, where stages of the module are theirs."""
@@ -316,7 +297,7 @@ class Problem:
         self._holders = [holder for part in self.submodules for holder in (part._parameters, part._modules)]
         self._parameters = [*self.module.parameters()]
         self._same = SameObjects(self._parts)
-        self.optimizer_step.bind(self.module, self.own, self.shards)
+        self.optimizer_step.bind(self.own, self.shards)
         # What runs in the module's place, and in its own training steps.
         self._call: Callable[..., Any] = self.compiled or self.rematerialized or self.module
         self._step_call: Callable[..., Any] = self.parallel or self._call

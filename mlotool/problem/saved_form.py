@@ -50,8 +50,8 @@ def check_learned(key: str, state: Any, problem: "Problem") -> None:
         # Functions of the user's may keep what grows.
         own = {name: value for name, value in problem.scheduler.state_dict().items() if name != "lr_lambdas"}
         check_form(f"{key}.scheduler", state["scheduler"], own)
-    if problem.loss_scale is not None:
-        check_form(f"{key}.loss_scale", state["loss_scale"], problem.loss_scale.state_dict())
+    if problem.optimizer_step.loss_scale is not None:
+        check_form(f"{key}.loss_scale", state["loss_scale"], problem.optimizer_step.loss_scale.state_dict())
     plain_state.check_count(f"{key}.num_steps", state["num_steps"])
 
 

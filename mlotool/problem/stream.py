@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -369,18 +370,22 @@ class Stream:
         if self._num_workers == 0:
             return self.moved(self._fetcher[self._key(*place)])
         epoch, number = place
-        # They are at another place where batches in between were read elsewhere.
-        if self._loader is None or place != self._loader_place:
-            keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
-            self._loader = LoadAhead(self._fetcher, keys, self._num_workers)
-        try:
-            batch = next(self._loader)
-        except Exception:
-            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
-            # five seconds each for a word from a queue that is gone.
-            self._loader.close()
-            self._loader = None
-            raise
+        for is_last in (False, True):
+            # They are at another place where batches in between were read elsewhere.
+            if self._loader is None or place != self._loader_place:
+                keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
+                self._loader = LoadAhead(self._fetcher, keys, self._num_workers)
+            try:
+                batch = next(self._loader)
+                break
+            except Exception as error:
+                # Now: the garbage collector frees the objects of the error together, and then its processes would wait
+                # five seconds each for a word from a queue that is gone.
+                self._loader.close()
+                self._loader = None
+                if is_last or type(error) is not RunError:
+                    raise
+                warnings.warn(f"{error} Another process loads the same samples.", stacklevel=2)
         self._loader_place = epoch, number + 1
         return self.moved(batch)
 

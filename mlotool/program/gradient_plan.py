@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import Recording, dense, full_precision, gradient_of
+from mlotool.core.gradient import dense, full_precision, gradient_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.tracing import is_tracing
 from mlotool.problem.arguments import without_gradient
@@ -119,7 +119,7 @@ class GradientPlan:
         return values, evaluated
 
     def _swept(self, loss: Tensor, values: Values, solutions: Sequence[_Evaluated]) -> Gradient:
-        problem, theta, scale = self.problem, values[self.number], self.problem.loss_scale
+        problem, theta, scale = self.problem, values[self.number], self.problem.optimizer_step.loss_scale
         assert theta is not None
         if not loss.requires_grad:
             raise without_gradient(problem.name)
@@ -145,7 +145,7 @@ class GradientPlan:
             cotangents[solution.step.solution.number] = slopes[begin:end]
             begin = end
         del slopes
-        with Recording(False):
+        with torch.no_grad():
             for solution in reversed(solutions):
                 self._pull_back(solution, cotangents)
         return cotangents[self.number]

@@ -9,7 +9,6 @@ from torch import Tensor
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.user_code import Call, note
-from mlotool.problem.arguments import needs_batch
 from mlotool.problem.batches import Share
 from mlotool.problem.problem import Problem
 from mlotool.problem.tasks import TaskLosses, check_unmoved
@@ -67,7 +66,7 @@ class LossPlan:
         self._tasks = None if num_tasks is None else TaskLosses(problem.name, num_tasks, problem.devices)
         # Until its first evaluation has shown it.
         self._keeps_buffers = False
-        self._synced = [other for other in problems if other.parallel is not None]
+        self._synced = [(other, other.parallel) for other in problems if other.parallel is not None]
 
     def __call__(self, values: Values, batch: Any, *, live: bool = False) -> LossOutput:
         """Return the loss.
@@ -93,18 +92,15 @@ class LossPlan:
     def _evaluate(
         self, call: Callable[[Values, Any, bool], LossOutput], values: Values, shared: Any, live: bool
     ) -> LossOutput:
-        for other in self._synced:
+        for other, parallel in self._synced:
             # Its own training step runs the stages where they are.
             if not live or other is not self.problem:
-                other.sync_parallel()
+                parallel.sync(None)
         batch, weight = Share.opened(shared)
         try:
             with self.problem.loss_context:
                 output = call(values, batch, live)
         except Exception as error:
-            has_none = batch is None and self.problem.stream is None
-            if has_none and (wrong := needs_batch(self.problem.name, error)) is not None:
-                raise wrong from error
             note(error, lambda: self.call_of(batch))
             raise
         return Share.weigh(output, weight)

@@ -36,7 +36,7 @@ def norm_of(problem: Problem, gradient: Sequence[Tensor | None]) -> Tensor | Non
     norms = torch._foreach_norm(tensors)
     norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
     norm = norm.detach()
-    return norm if problem.loss_scale is None or math.isfinite(norm) else None
+    return norm if problem.optimizer_step.loss_scale is None or math.isfinite(norm) else None
 
 
 def result_of(

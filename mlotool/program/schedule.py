@@ -11,7 +11,6 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.plain_state import ADVICE, check_count, check_form, check_list, check_mapping
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note
-from mlotool.problem.arguments import check_used
 from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.saved_form import check_learned
@@ -156,7 +155,7 @@ class Schedule:
             again = {name: [(entry[name], None, Moment(entry)) for entry in drawn[name]] for name in names}
             steps = [self._prepared(problem, again[problem.name], is_recorded=False) for problem in problems]
         # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
-        return sorted(steps, key=lambda step: not step.problem.evaluates_again)
+        return sorted(steps, key=lambda step: not step.problem.optimizer_step.evaluates_again)
 
     def end_round(self, names: Sequence[str]) -> dict[str, StepResult]:
         """Take note that a round of steps has been taken; return the results of steps that are taken back for it."""
@@ -210,14 +209,12 @@ class Schedule:
 
     def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> PreparedStep:
         """Return a step that is yet to be taken, and record it where its hypergradient wants to see it."""
-        random = RandomState(problem.devices) if problem.evaluates_again else None
+        random = RandomState(problem.devices) if problem.optimizer_step.evaluates_again else None
         try:
             output, gradient = self._gradient(problem, batches, is_recorded=is_recorded)
         except Exception as error:
             code = [part for each in self.program.problems.values() for part in (each.loss, *each.module.modules())]
             note(error, lambda: Call(f"problems.{problem.name}", "its gradient", is_foreign=is_of_user(*code)))
-            if "uninitialized parameter" in str(error):
-                check_used(problem.name, problem.module)
             raise
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
         # Ranks that hold parts of a problem would each see the norm of their own.

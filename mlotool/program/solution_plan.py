@@ -19,19 +19,9 @@ from mlotool.core.messages import kind_of
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import LossTraits, RandomState
 from mlotool.core.tangents import any_has_tangent, apart, joined
+from mlotool.problem import interface
 from mlotool.problem.batches import Share
-from mlotool.problem.interface import (
-    AbstractHypergradient,
-    AbstractZerothOrder,
-    Eliminated,
-    LowerProblem,
-    LowerView,
-    Memory,
-    Particle,
-    Pullback,
-    Unroll,
-    Vector,
-)
+from mlotool.problem.interface import LowerView, Pullback, Vector
 from mlotool.problem.optimizers.registry import RULES, find_rule
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.problem import Problem
@@ -102,7 +92,7 @@ class Engine:
         self.problems = list(problems)
         self.rank_mean = RankMean() if reduce is None else RankMean(reduce)
         algorithms = [problem.hypergradient for problem in self.problems]
-        self.memories = [Memory(None if each is None else each.initial_state()) for each in algorithms]
+        self.memories = [interface.Memory(None if each is None else each.initial_state()) for each in algorithms]
         self.random = random
         self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
         self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
@@ -176,7 +166,7 @@ class SolutionPlan:
         self.number = engine.numbers[step.problem]
         self.problem = lower = engine.problems[self.number]
         assert lower.hypergradient is not None
-        self.algorithm: AbstractHypergradient = lower.hypergradient
+        self.algorithm: interface.AbstractHypergradient = lower.hypergradient
         self.inner = [SolutionPlan(each, lower.name, engine) for each in step.inner]
         self._engine = engine
         self._loss = engine.losses[self.number]
@@ -184,7 +174,7 @@ class SolutionPlan:
         is_mean = lower.settings.tasks is not None and engine.problems[engine.numbers[reader]].settings.tasks is None
         rule = RULES.get(type(lower.optimizer))
         has_linear_step = rule is not None and rule.is_linear and lower.settings.gradient_clip_norm is None
-        self._lower = LowerProblem(
+        self._lower = interface.LowerProblem(
             lower.name,
             reader,
             lower.settings.tasks,
@@ -248,9 +238,9 @@ class SolutionPlan:
         push = partial(self.algorithm.push, view) if own is None else partial(own, pullback.outputs)
         values[self.number] = solution(node, inputs, push)
 
-    def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
+    def roll_out(self, values: Values, moment: Moment, particle: interface.Particle | None) -> None:
         """Put into `values` what theta*_l would have been for the values of its inputs."""
-        assert isinstance(self.algorithm, AbstractZerothOrder)
+        assert isinstance(self.algorithm, interface.AbstractZerothOrder)
         inputs = self.flat_inputs(values)
         view = replace(self.view(values, inputs, moment, None), particle=particle)
         values[self.number] = self.algorithm.rollout(view, inputs)
@@ -319,7 +309,7 @@ class SolutionPlan:
         with full_precision() if self._is_full else nullcontext():
             return self._engine.loss_with(self._loss, self.inner, values, batch, moment)
 
-    def _eliminated(self, batch: Any, moment: Moment) -> Eliminated:
+    def _eliminated(self, batch: Any, moment: Moment) -> interface.Eliminated:
         """Return how the solutions inside the loss move, and the loss at moved ones."""
         now = Moment(parameters=moment.parameters)
 
@@ -355,7 +345,7 @@ class SolutionPlan:
                 after[problem.name] = replace(before, theta=moved)
             return self._at(theta, self._placed(flat, moment), batch, replace(moment, lower_snapshots=after))
 
-        return Eliminated(push_from, own_loss)
+        return interface.Eliminated(push_from, own_loss)
 
     def _step_pullback(self, theta: Vector, gradient: Vector, cotangent: Vector) -> list[Tensor]:
         lower, engine = self.problem, self._engine
@@ -368,7 +358,7 @@ class SolutionPlan:
         pulled = lower.optimizer_step.pull_back(theta, gradient, state, given, [*cotangent])
         return [pulled.factor * slope for slope in pulled.gradient if slope is not None]
 
-    def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> Unroll:
+    def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> interface.Unroll:
         lower, engine = self.problem, self._engine
         given = moment.batches.get(lower.name)
         if snapshot is not None:
@@ -415,7 +405,7 @@ class SolutionPlan:
             # The problem may have been moved since it was made.
             return tuple(x.to(now.device) for x, now in zip(lower.initial, lower.own, strict=True)), state
 
-        return Unroll(
+        return interface.Unroll(
             records,
             not records or has_all,
             simulated,

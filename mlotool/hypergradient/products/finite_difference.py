@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import Recording, gradient_of_difference, slopes_of
+from mlotool.core.gradient import gradient_of_difference, slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.base import AbstractProduct
@@ -146,7 +146,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         behind = ahead
         if self._loss.eliminated is not None:
             replay, ahead, behind = self._with_solutions(side, scaled(vector, scale))
-        with Recording(True):
+        with torch.enable_grad():
             if not self._is_joint:
                 above = replay(lambda: _slopes(*side(ahead, scale)))
                 return scaled(add(above, replay(lambda: _slopes(*side(behind, -scale))), -1.0), factor)

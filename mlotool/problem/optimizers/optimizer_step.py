@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 from mlotool.core.arguments import is_number, require
-from mlotool.core.gradient import Recording, values_of
+from mlotool.core.gradient import values_of
 from mlotool.core.unchanged import SameForms, SameObjects
 from mlotool.core.user_code import Call, noted
-from mlotool.problem.arguments import check_scheduler, check_used, is_lazy, made, needs_closure
+from mlotool.problem.arguments import check_scheduler, made, needs_closure
 from mlotool.problem.optimizers import rule as rules
 from mlotool.problem.optimizers.registry import RULES, find_rule, has_step_hooks, parts_of_step
 from mlotool.problem.optimizers.rule import COUNTER, Gradient, Hyperparameters, Rates, State, States, Stepped, Vector
@@ -92,7 +92,7 @@ KernelStep = tuple[KernelGroup, list[Tensor]]
 
 def take_steps(steps: Sequence[KernelStep]) -> None:
     """Take steps, of one problem or of several."""
-    with Recording(False):
+    with torch.no_grad():
         for group, gradient in steps:
             group.step(gradient)
 
@@ -303,20 +303,18 @@ class OptimizerStep:
         self._name = name
         self._optimizer = optimizer
         self._settings = settings
-        self._module: nn.Module
         self._parameters: tuple[Tensor, ...]
         self._shards: Shards | None = None
         self._fused: FusedStep
 
-    def bind(self, module: nn.Module, parameters: tuple[Tensor, ...], shards: Shards | None) -> None:
+    def bind(self, parameters: tuple[Tensor, ...], shards: Shards | None) -> None:
         """Step these parameters from now on.
 
         Args:
-            module: the problem's.
             parameters: those that are trained, in order.
             shards: their division among ranks; None where they are whole.
         """
-        self._module, self._parameters, self._shards = module, parameters, shards
+        self._parameters, self._shards = parameters, shards
         self._bind_kernel()
 
     @property
@@ -570,8 +568,6 @@ class OptimizerStep:
 
     def _set_gradient(self, gradient: Gradient) -> None:
         for parameter, value in zip(self._parameters, gradient, strict=True):
-            if value is None and is_lazy(parameter):
-                check_used(self._name, self._module)
             if value is not None and self._shards is not None:
                 value = self._shards.put_together(value, parameter)
             parameter.grad = None if value is None else aligned(value, parameter)
