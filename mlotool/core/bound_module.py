@@ -278,15 +278,12 @@ class BoundModule:
         """Return the name of a buffer of which calls have moved the copy; None where none has."""
         if self._slots is None or not self._buffers:
             return None
-        names = [name for name, _ in self._module.named_buffers()]
-        pairs = zip(names, self._buffers, self._slots.buffers(), strict=True)
-        moved = (name for name, now, own in pairs if not is_same(now, own))
+        pairs = zip(self._module.named_buffers(), self._buffers, strict=True)
+        moved = [name for (name, own), now in pairs if not is_same(now, own)]
+        owners = {name: type(self._module.get_submodule(name.rpartition(".")[0])) for name in moved}
         # What a module of mlotool's counts is for reports: how often a shared space has taken its paths.
-        return next((name for name in moved if not self._is_counted(name)), None)
-
-    def _is_counted(self, buffer: str) -> bool:
-        owner = self._module.get_submodule(buffer.rpartition(".")[0])
-        return any(kind.__module__.startswith("mlotool.") for kind in type(owner).__mro__)
+        counted = [x for x, kind in owners.items() if any(k.__module__.startswith("mlotool.") for k in kind.__mro__)]
+        return next((name for name in moved if name not in counted), None)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""

@@ -126,12 +126,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
+    input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
     """Return `(x - mean) / sqrt(var + eps)` by group of channels, then times a weight and plus a bias by channel."""
     # Layer normalization of one row a group.
@@ -192,16 +187,10 @@ def _reduced(values: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
 
 
 @_cast_once(_in_float32)
-def mse_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: Tensor | None = None,
-) -> Tensor:
+def mse_loss(input: Tensor, target: Tensor, *how: Any, weight: Tensor | None = None, **named: Any) -> Tensor:
     """Return the mean of `w (x - y)^2`, over the sum of the weights where there are some."""
-    return _reduced((input - target).square(), _how(size_average, reduce, reduction), weight)
+    weight = how[3] if len(how) > 3 else weight
+    return _reduced((input - target).square(), _how(*how[:3], **named), weight)
 
 
 @_cast_once(_in_float32)
@@ -441,10 +430,8 @@ def explained(problem: str, product: str) -> Iterator[None]:
         remedy = f"{'product: reverse or ' if is_forward else ''}hypergradient: finite_difference"
         if "checkpoint" in text or "saved tensor hooks" in text:
             remedy = "mlotool.remat(block, x) in place of torch.utils.checkpoint"
-        raise ConfigError(
-            f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product: {product}; "
-            f"expected operators that are differentiable twice. Write {remedy}."
-        ) from error
+        found = f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product:"
+        raise ConfigError(f"{found} {product}; expected operators with two derivatives. Write {remedy}.") from error
 
 
 def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:

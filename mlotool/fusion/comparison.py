@@ -18,8 +18,7 @@ from mlotool.program import Schedule
 from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
 from mlotool.program.guard import PythonState, why_unseen
 from mlotool.program.prepared_step import PreparedStep, StepResult
-from mlotool.program.trace import TakenSteps, UntraceableError, copied, kinds_of
-from mlotool.program.traced_rounds import Drawn
+from mlotool.program.trace import Drawn, TakenSteps, UntraceableError, copied, kinds_of
 
 Outcome = dict[str, StepResult] | Exception | None
 """What the steps of one member have given, or the error of one; None of a member that takes no part."""

@@ -21,7 +21,7 @@ from mlotool.problem.problem import Problem
 from mlotool.program import Program, Schedule
 from mlotool.program.guard import Guard, may_change_between_ticks
 from mlotool.program.prepared_step import StepResult, stepped
-from mlotool.program.traced_rounds import Looks, why_untraceable
+from mlotool.program.trace import Looks, why_untraceable
 
 
 class StackedSteps:

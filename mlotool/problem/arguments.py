@@ -71,9 +71,8 @@ def made(key: str, maker: Callable[..., Any], argument: Any, expected: str, kind
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{key}: {named(maker)} failed: {error}; expected that it builds {expected}. Correct it, or its settings."
-        ) from error
+        found = f"{key}: {named(maker)} failed: {error}; expected that it builds {expected}"
+        raise ConfigError(f"{found}. Correct it, or its settings.") from error
     require(isinstance(value, kind), key, value, f"{expected}, which {named(maker)} should return")
     return value
 
@@ -146,12 +145,10 @@ def check_owners(modules: Mapping[str, nn.Module]) -> None:
                 # Tasks replace the tensor that stands in a place; another tensor may have the same memory.
                 for place in ((id(child), name), memory):
                     owner, other = owners.setdefault(place, (problem, path))
-                    if owner != problem:
-                        raise ConfigError(
-                            f"problems.{problem}.module: its parameter '{path}' is the parameter '{other}' of "
-                            f"problems.{owner}.module; expected that one problem trains it. Give one of them a copy, "
-                            "or a role for the other problem."
-                        )
+                    found = f"the parameter '{path}', which is the parameter '{other}' of problems.{owner}.module"
+                    advice = "Give one of them a copy, or a role for the other problem."
+                    key, expected = f"problems.{problem}.module", "parameters that one problem trains"
+                    require(owner == problem, key, found, expected, advice)
 
 
 def check_shared(argument: str, objects: Mapping[str, Any]) -> None:

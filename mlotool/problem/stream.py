@@ -58,10 +58,9 @@ class LoadAhead:
         try:
             batch = next(self._batches)
         except (RuntimeError, OSError, EOFError) as error:
-            raise RunError(
-                f"A process that loads data has ended ({error}); expected it to last as long as the run. Lower the "
-                "stream's num_workers, if it had no memory left, and go on with resume=auto."
-            ) from error
+            advice = "Lower the stream's num_workers, if it had no memory left, and go on with resume=auto."
+            found = f"A process that loads data has ended ({error}); expected it to last as long as the run."
+            raise RunError(f"{found} {advice}") from error
         if isinstance(batch, _Failure):
             raise UserCodeError(batch.text)
         return batch

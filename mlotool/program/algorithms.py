@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import refuse_scripted
 from mlotool.problem.compatibility import Case, check
@@ -26,12 +27,9 @@ def algorithm_of(problem: Problem) -> AbstractHypergradient:
         ConfigError: it has none.
     """
     if problem.hypergradient is None:
-        name = problem.name
-        raise ConfigError(
-            f"problems.{name}.hypergradient: nothing is set, but a gradient has to pass through the solution of "
-            f"'{name}'; expected an algorithm. Write hypergradient: finite_difference in the recipe's defaults, "
-            f"or pass hypergradient=Implicit(Identity()) to Problem('{name}', ...)."
-        )
+        found = f"problems.{problem.name}.hypergradient: nothing is set; expected one, since a gradient passes"
+        advice = "Write hypergradient: finite_difference, or hypergradient=Implicit(Identity()) in Python."
+        raise ConfigError(f"{found} through the solution of '{problem.name}'. {advice}")
     return problem.hypergradient
 
 
@@ -92,15 +90,12 @@ def _is_nested(problem: Problem, steps: Steps) -> bool:
 
 def _check_moved(problem: Problem, problems: Mapping[str, Problem], steps: Steps) -> None:
     """Refuse derivatives of a total gradient along directions where it is not known how the solutions inside move."""
-    product = getattr(algorithm_of(problem), "product", None)
+    product, key = getattr(algorithm_of(problem), "product", None), f"problems.{problem.name}.hypergradient"
     for node in steps[problem.name]:
         algorithm, lower = algorithm_of(problems[node.problem]), node.problem
-        if not algorithm.can_push:
-            raise ConfigError(
-                f"problems.{problem.name}.hypergradient.product: found {product}, but '{problem.name}' both shapes and "
-                f"reads '{lower}', and {type(algorithm).__name__} does not tell how the solution of '{lower}' moves. "
-                f"Write +hypergradient@problems.{problem.name}.hypergradient=cg."
-            )
+        reason = f"since {type(algorithm).__name__} does not tell how the solution of '{lower}' moves, which it shapes"
+        advice = f"Write +hypergradient@{key}=cg."
+        require(algorithm.can_push, f"{key}.product", product, f"another one, {reason} and reads", advice)
 
 
 def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) -> AbstractZerothOrder | None:
@@ -110,19 +105,15 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
         ConfigError: only a part of the solutions below would be estimated.
     """
     below = {step.problem: problems[step.problem].hypergradient for step in _all_nodes(steps[name])}
-    estimate = next((each for each in below.values() if isinstance(each, AbstractZerothOrder)), None)
+    estimate = next((x for x in below.values() if isinstance(x, AbstractZerothOrder)), None)
     for lower, algorithm in below.items():
-        if estimate is not None and algorithm != estimate:
-            raise ConfigError(
-                f"problems.{lower}.hypergradient: found {algorithm}, but the gradient of '{name}' is estimated as a "
-                f"whole by {estimate}. Write the same hypergradient for all problems below."
-            )
+        is_right, key = estimate is None or algorithm == estimate, f"problems.{lower}.hypergradient"
+        expected = f"{estimate} for all problems below '{name}', whose gradient is estimated as a whole by it"
+        require(is_right, key, f"{algorithm}", expected)
     for step in steps[name] if estimate is not None and estimate.is_persistent else ():
-        if any(other in below for other in step.inputs):
-            raise ConfigError(
-                f"problems.{step.problem}.hypergradient.persistent: found true in a chain of solutions, whose rollouts "
-                "would need the one that they read as it was at each step. Set persistent=false."
-            )
+        is_right, key = not any(other in below for other in step.inputs), f"problems.{step.problem}.hypergradient"
+        expected = "false in a chain of solutions, whose rollouts would need those that they read as they were"
+        require(is_right, f"{key}.persistent", True, expected)
     return estimate
 
 
@@ -144,11 +135,8 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
             matched_names(f"problems.{name}.shard", problems[name].module, patterns)
     for name, problem in problems.items():
         for use, other in problem.node.other_uses.items():
-            if other in sharded:
-                raise ConfigError(
-                    f"problems.{other}.shard: found a setting, but '{other}' gives problems.{name}.{use}, which needs "
-                    f"whole parameters. Write problems.{other}.shard: false."
-                )
+            expected = f"false, since '{other}' gives problems.{name}.{use}, which needs whole parameters"
+            require(other not in sharded, f"problems.{other}.shard", problems[other].settings.shard, expected)
         for node in _all_nodes(steps[name]):
             algorithm = algorithm_of(problems[node.problem])
             played = {role.problem for role in problems[node.problem].roles.values()}
@@ -162,21 +150,18 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     if algorithm.sees_steps:
         find_rule(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
-        if is_from_another and horizon is not None and horizon < problem.settings.unroll_steps:
-            raise ConfigError(
-                f"problems.{problem.name}.hypergradient.horizon: found {horizon} with unroll_steps="
-                f"{problem.settings.unroll_steps} and a start by '{problem.settings.reset_to}'. Set horizon=null."
-            )
+        is_right = not is_from_another or horizon is None or horizon >= problem.settings.unroll_steps
+        expected = f"null with a start by '{problem.settings.reset_to}', or at least unroll_steps"
+        require(is_right, f"problems.{problem.name}.hypergradient.horizon", horizon, expected)
         return
     in_loss = {role.problem for role in problem.roles.values()}
     for use, other in problem.node.other_uses.items():
         # A start that also enters the loss (implicit MAML) shapes the solution through it.
-        if use != "reset_to" or other not in in_loss:
-            raise ConfigError(
-                f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, which "
-                f"{type(algorithm).__name__} does not see; expected Unrolled. Write hypergradient: unrolled, or give "
-                f"'{other}' a role in the loss of '{problem.name}'."
-            )
+        found = f"'{other}', which shapes '{problem.name}' through its steps"
+        expected = f"a hypergradient that sees them, unlike {type(algorithm).__name__}"
+        advice = f"Write hypergradient: unrolled, or give '{other}' a role in the loss of '{problem.name}'."
+        is_right = use == "reset_to" and other in in_loss
+        require(is_right, f"problems.{problem.name}.{use}", found, expected, advice)
 
 
 def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:

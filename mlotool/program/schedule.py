@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.plain_state import ADVICE, check_count, check_form, check_list, check_mapping
 from mlotool.core.replay import RandomState
@@ -20,8 +19,7 @@ from mlotool.program.loss_plan import NOW, Moment
 from mlotool.program.prepared_step import PreparedStep, StepResult
 from mlotool.program.program import Program
 from mlotool.program.tick_order import Order, TickOrder, ticks_per_step
-from mlotool.program.trace import Traced
-from mlotool.program.traced_rounds import Drawn, Rounds, TickParts
+from mlotool.program.trace import Drawn, Rounds, TickParts, Traced
 
 _Draw = tuple[Any, int | None, Moment]
 """A batch, its position in the stream where every epoch has the same batches, and what is read beside it."""
@@ -50,11 +48,8 @@ class Schedule:
         advice = "Write Schedule(Program(problems, graph))."
         require(isinstance(program, Program), "Schedule.program", program, "a Program", advice)
         for name, problem in program.problems.items():
-            if problem.optimizer is None:
-                raise ConfigError(
-                    f"problems.{name}.optimizer: nothing is set; expected an optimizer. "
-                    f"Write problems.{name}.optimizer: {{_target_: torch.optim.SGD, lr: 0.1}}."
-                )
+            advice = f"Write problems.{name}.optimizer: {{_target_: torch.optim.SGD, lr: 0.1}}."
+            require(problem.optimizer is not None, f"problems.{name}.optimizer", None, "an optimizer", advice)
         self.program = program
         self.num_ticks = 0
         self._with_norms = with_norms

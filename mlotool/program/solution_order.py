@@ -155,8 +155,5 @@ class SolutionOrder:
         return tuple(steps.values())
 
     def _refuse_circle(self, circle: list[str]) -> None:
-        raise ConfigError(
-            f"graph: the solutions {' -> '.join(circle)} depend on each other (they shape a common lower problem, "
-            "and a problem above reads both); expected that one of them is above the other. Join them into one "
-            "problem, or add a lower_to_upper edge between them."
-        )
+        found = f"graph: the solutions {' -> '.join(circle)} depend on each other; expected one above the other"
+        raise ConfigError(f"{found}. Join them into one problem, or add a lower_to_upper edge between them.")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import full_precision
 from mlotool.core.messages import kind_of
@@ -40,11 +41,9 @@ def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor
     tensors = dict(zip(source.theta, source.current() if given is None else given, strict=True))
     for key, tensor in problem.theta.items():
         shape = tensor.shape if problem.settings.tasks is None else tensor.shape[1:]
-        if key not in tensors or tensors[key].shape != shape:
-            raise ConfigError(
-                f"problems.{problem.name}.reset_to: found '{source.name}', whose module has no parameter '{key}' of "
-                f"shape {tuple(shape)}. Give both problems the same module."
-            )
+        is_right = key in tensors and tensors[key].shape == shape
+        expected = f"a problem whose module has a parameter '{key}' of shape {tuple(shape)}"
+        require(is_right, f"problems.{problem.name}.reset_to", source.name, expected, "Give both the same module.")
     if problem.settings.tasks is None:
         return tuple(tensors[key] for key in problem.theta)
     return tuple(tensors[key].expand(problem.settings.tasks, *tensors[key].shape) for key in problem.theta)
@@ -147,10 +146,8 @@ def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
         return [value.reshape(())] * len(theta)
     if isinstance(value, Tensor) and value.shape == (len(theta),):
         return list(value)
-    raise ConfigError(
-        f"{key}: its problem's module gives {kind_of(value)}; expected one value, {len(theta)} values (one a "
-        f"parameter), or a mapping with the keys {', '.join(theta)}. Correct what its forward returns."
-    )
+    expected = f"one value, {len(theta)} values (one a parameter), or a mapping with the keys {', '.join(theta)}"
+    raise ConfigError(f"{key}: its problem's module gives {kind_of(value)}; expected {expected}. Correct its forward.")
 
 
 class SolutionPlan:
@@ -467,10 +464,9 @@ def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mappin
     """
     for lower in below:
         if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
-            raise ConfigError(
-                f"batches: found several steps of '{problem.name}' to simulate, which read the solution of "
-                f"'{lower.name}'; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled."
-            )
+            found = f"batches: found several steps of '{problem.name}' to simulate, which read '{lower.name}'"
+            expected = f"one step, or a list of batches for '{lower.name}' as well, with Unrolled"
+            raise ConfigError(f"{found}; expected {expected}. Give these.")
 
 
 class Node(NamedTuple):
@@ -507,8 +503,7 @@ def solution(
         push: `(inputs, their tangents) -> tangents of theta*_l`.
     """
     if not any_has_tangent(inputs):
-        outputs: tuple[Tensor, ...] = Solution.apply(node, *inputs)
-        return outputs
+        return Solution.apply(node, *inputs)  # type: ignore[no-any-return]
     values, tangents = apart(inputs)
     whole = [torch.zeros_like(x) if each is None else each for x, each in zip(values, tangents, strict=True)]
     still = [each.detach() for each in values]

@@ -34,18 +34,14 @@ Evaluate = Callable[[], tuple[Tensor, Gradient]]
 _SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...)."
 
 _HOOKS = attrgetter("_post_accumulate_grad_hooks")
-
-
-_DEVICES = ("cpu", "cuda")
 _SWITCHES = ("fused", "capturable", "differentiable")
 
 
 def prefer_fused_kernels(optimizer: Optimizer) -> None:
     """Let an optimizer take its steps by torch's fused kernel where its user has left the choice to torch."""
     for group in optimizer.param_groups if _rule_with_kernels(optimizer) else ():
-        is_open = group.get("fused") is None and group.get("foreach") is None
-        is_plain = not group.get("capturable")
-        if is_open and is_plain and all(_has_kernel(parameter) for parameter in group["params"]):
+        is_open = group.get("fused") is None and group.get("foreach") is None and not group.get("capturable")
+        if is_open and all(map(_has_kernel, group["params"])):
             group["fused"] = True
 
 
@@ -211,8 +207,9 @@ def _rule_with_kernels(optimizer: Optimizer) -> rules.OptimizerRule | None:
 
 
 def _has_kernel(parameter: Tensor) -> bool:
-    is_plain = type(parameter) is nn.Parameter and parameter.is_floating_point()
-    return is_plain and parameter.device.type in _DEVICES
+    return (
+        type(parameter) is nn.Parameter and parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")
+    )
 
 
 def aligned(value: Tensor, like: Tensor) -> Tensor:
