@@ -16,8 +16,8 @@ from mlotool.fusion.stacked_gradients import Drawings, FlatResult, RoundFunction
 from mlotool.problem.problem import Problem
 from mlotool.program import Schedule
 from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
+from mlotool.program.gradient_plan import PreparedStep, StepResult
 from mlotool.program.guard import PythonState, why_unseen
-from mlotool.program.prepared_step import PreparedStep, StepResult
 from mlotool.program.trace import Drawn, TakenSteps, UntraceableError, copied, kinds_of
 
 Outcome = dict[str, StepResult] | Exception | None

@@ -174,10 +174,10 @@ def sliced(batch: Any, begin: int, end: int) -> Any:
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     if isinstance(batch, Sequence):
         return batch[begin:end]
-    raise TypeError(
-        f"A batch of {type(batch).__name__} cannot be divided among ranks; expected tensors, mappings, tuples or "
-        "lists. Use runner.devices=1, or a data set that is not `seeded`."
+    found = (
+        f"A batch of {type(batch).__name__} cannot be divided among ranks; expected tensors in dicts, tuples, lists."
     )
+    raise TypeError(f"{found} Use runner.devices=1, or a data set that is not `seeded`.")
 
 
 def check_dataset(dataset: Any) -> None:

@@ -108,8 +108,7 @@ class Problem:
         self.settings = ProblemSettings.of(name, settings)
         check_module(name, module)
         check(Case(name, self.settings, parallel, module=module))
-        self.module = module
-        self.parallel = parallel
+        self.module, self.parallel, self.loss, self.stream = module, parallel, loss, stream
         if self.settings.tasks is not None:
             stack_parameters(name, module, self.settings.tasks)
         self.shards: Shards | None = None
@@ -117,9 +116,7 @@ class Problem:
         remat = self.settings.remat
         self.rematerialized = None if remat is None else rematerialize(name, module, remat)
         self.has_blocks = remat is not None
-        self.loss = loss
         self.roles = {role: _role(value) for role, value in (roles or {}).items()}
-        self.stream = stream
         self.theta = {key: tensor for key, tensor in module.named_parameters() if tensor.requires_grad}
         expected, advice = "a parameter that requires a gradient", "Unfreeze one, or use the module inside the loss."
         require(bool(self.theta), f"problems.{name}.module", module, expected, advice)
@@ -129,11 +126,9 @@ class Problem:
         self.optimizer_step = optimizer_step(name, self.theta, optimizer, scheduler, self.settings)
         check(Case(name, self.settings, parallel, self.optimizer, self.scheduler))
         self._bind()
-        self.hypergradient = hypergradient
-        if hypergradient is None and parallel is not None:
-            self.hypergradient = parallel.default_hypergradient()
-        self.num_steps = 0
-        self.trajectory = Trajectory()
+        is_by_default = hypergradient is None and parallel is not None
+        self.hypergradient = parallel.default_hypergradient() if is_by_default and parallel else hypergradient
+        self.num_steps, self.trajectory = 0, Trajectory()
         is_reset = self.settings.reset_to == "initial"
         self.initial = tuple(tensor.clone() for tensor in self.constants().values()) if is_reset else ()
 

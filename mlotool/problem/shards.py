@@ -120,8 +120,12 @@ class Shards:
             # Leaves of their own: FSDP2 writes into the parameters' gradients at a moment that it chooses.
             self._read = {key: tensor.detach().requires_grad_(tensor.requires_grad) for key, tensor in self._named()}
         whole = {key: tensor.full_tensor(grad_placements=[Partial()]) for key, tensor in self._read.items()}
-        # The ranks' cotangents are added up on their way back. One by one: what is unused has none.
-        return {key: ScaledCotangent.apply(1.0 / self._mesh.size(), tensor)[0] for key, tensor in whole.items()}
+        factor = 1.0 / self._mesh.size()
+        for tensor in whole.values():
+            if tensor.requires_grad:
+                # The ranks' cotangents are added up on their way back.
+                tensor.register_hook(lambda slope: slope * factor)
+        return whole
 
     def gradient(self, loss: Tensor, theta: Mapping[str, Tensor], weight: float = 1.0) -> list[Tensor | None]:
         """Return this rank's part of the gradient of a loss, the mean over ranks; None where a parameter is unused.
@@ -237,21 +241,6 @@ class Shards:
             return value
         # A copy: the slice would keep all of the whole one alive.
         return distribute_tensor(value, self._mesh, like.placements, src_data_rank=None).clone()
-
-
-class ScaledCotangent(torch.autograd.Function):
-    """The identity, whose backward multiplies by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, factor: float, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Hand the tensors on."""
-        ctx.factor = factor
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        """Multiply."""
-        return (None, *(tensor * ctx.factor for tensor in cotangent))
 
 
 class Live(BoundModule):

@@ -152,15 +152,11 @@ class Stream:
         self.num_batches = len(dataset) // self.batch_size
         if not drop_last and len(dataset) % self.batch_size:
             self.num_batches += 1
-        self._fetcher = BatchFetcher(dataset, seed)
-        self._shuffle = shuffle
-        self._num_workers = num_workers
-        self._repeat = repeat
-        self._times_given = repeat
+        self._fetcher, self._shuffle, self._num_workers = BatchFetcher(dataset, seed), shuffle, num_workers
+        self._repeat = self._times_given = repeat
         self._device = torch.device("cpu")
         self._dtype: torch.dtype | None = None
-        self._epoch = 0
-        self._batches_consumed = 0
+        self._epoch = self._batches_consumed = 0
         self._order: tuple[int, Tensor] | None = None
         # What worker processes load ahead, and the place of the batch that they hand out next.
         self._loader: LoadAhead | None = None

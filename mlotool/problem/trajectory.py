@@ -25,34 +25,23 @@ Buffers = Mapping[str, Tensor | None]
 """Copies by name; None where there was none. On a CPU, those of what stays have the same memory."""
 
 
-class MovingBuffers:
-    """Copies the buffers of a module before each evaluation.
-
-    Args:
-        module: its structure must stay as it is.
+def buffers_of(module: nn.Module) -> Buffers:
+    """Return copies of the buffers of a module, which nobody may change.
 
     Example:
         >>> layer = nn.BatchNorm1d(1)
-        >>> buffers = MovingBuffers(layer)
-        >>> before = buffers.now()
+        >>> before = buffers_of(layer)
         >>> _ = layer(torch.tensor([[1.0], [3.0]]))
-        >>> before["running_mean"], buffers.now()["running_mean"]
+        >>> before["running_mean"], buffers_of(layer)["running_mean"]
         (tensor([0.]), tensor([0.2000]))
     """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self._places = [
-            (f"{path}.{key}" if path else key, part._buffers, key)
-            for path, part in module.named_modules()
-            # Of a module of torch.jit they are a dictionary that iterates otherwise.
-            for key in part._buffers.keys()  # noqa: SIM118
-        ]
-
-    def now(self) -> Buffers:
-        """Return the copies, which nobody may change."""
-        found = {name: holder[key] for name, holder, key in self._places}
-        return {name: None if buffer is None else lazy_copy(buffer.detach()) for name, buffer in found.items()}
+    found: dict[str, Tensor | None] = {}
+    for path, part in module.named_modules():
+        # Of a module of torch.jit they are a dictionary that iterates otherwise.
+        for key in part._buffers.keys():  # noqa: SIM118
+            buffer = part._buffers[key]
+            found[f"{path}.{key}" if path else key] = None if buffer is None else lazy_copy(buffer.detach())
+    return found
 
 
 @contextmanager

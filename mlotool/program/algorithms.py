@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
@@ -14,7 +15,6 @@ from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import matched_names
 from mlotool.program.graph import Graph
 from mlotool.program.solution_order import SolutionNode, SolutionOrder
-from mlotool.program.tick_order import takes_several_steps
 
 Steps = Mapping[str, Sequence[SolutionNode]]
 """By problem, the solution nodes that its total gradient needs."""
@@ -181,3 +181,23 @@ def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:
         if takes_several_steps(name, settings, graph)
     ]
     return SolutionOrder(graph, partial, stepwise)
+
+
+def ticks_per_step(settings: Mapping[str, ProblemSettings], graph: Graph) -> dict[str, int]:
+    """Return, by problem, the ticks from one step to the next, warm-up aside; `settings` are by problem."""
+
+    @cache
+    def ticks(name: str) -> int:
+        return max([ticks(lower) * settings[lower].unroll_steps for lower in graph.lowers(name)], default=1)
+
+    return {name: ticks(name) for name in settings}
+
+
+def takes_several_steps(name: str, settings: Mapping[str, ProblemSettings], graph: Graph) -> bool:
+    """Return whether a problem may take more than one step before one that reads it does."""
+    ticks = ticks_per_step(settings, graph)
+    siblings = {name, *(lower for reader in graph.readers(name) for lower in graph.lowers(reader))}
+    return any(
+        ticks[each] * settings[each].unroll_steps > ticks[name] or (each != name and settings[each].warmup_steps > 0)
+        for each in siblings
+    )

@@ -477,16 +477,13 @@ class StepRecorder:
 
     def __init__(self, problems: Mapping[str, Problem], order: SolutionOrder, engine: Engine) -> None:
         self._problems, self._order, self._engine = problems, order, engine
-        self._buffers: dict[str, recorded.MovingBuffers] = {}
         # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
         self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
 
     def state(self, name: str) -> tuple[RandomState, recorded.Buffers]:
         """Return what the next evaluation in a recorded step depends on besides parameters and batch."""
         problem = self._problems[name]
-        if name not in self._buffers or self._buffers[name].module is not problem.module:
-            self._buffers[name] = recorded.MovingBuffers(problem.module)
-        return RandomState(problem.devices), self._buffers[name].now()
+        return RandomState(problem.devices), recorded.buffers_of(problem.module)
 
     def record(
         self,

@@ -35,10 +35,9 @@ from mlotool.problem.trajectory import LowerSnapshot, StepRecord
 from mlotool.program.agreement import ROUNDING, SAME, Kind, Values, distances, sensitivity
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS
-from mlotool.program.gradient_plan import Gradient, GradientPlan, averaged
+from mlotool.program.gradient_plan import Gradient, GradientPlan, StepResult, averaged, norm_of, result_of
 from mlotool.program.guard import Guard, PythonState, is_known, why_foreign, why_unseen
 from mlotool.program.loss_plan import NOW, Moment
-from mlotool.program.prepared_step import StepResult, norm_of, result_of
 from mlotool.program.program import Program
 from mlotool.program.solution_plan import Engine, SolutionPlan, all_plans
 
@@ -923,17 +922,8 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
         yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rounds of a tick that follow each other.
-
-    Args:
-        rounds: several along a trace, one by its plan.
-        traced: takes their steps; None leaves them to the plans.
-    """
-
-    rounds: Rounds
-    traced: TracedRounds | None = None
+Part = tuple[Rounds, TracedRounds | None]
+"""Rounds of a tick that follow each other: several along a trace, which takes their steps, or one by its plan."""
 
 
 class TickParts:
@@ -1000,7 +990,7 @@ class TickParts:
         for rounds in [tuple(together) for together, is_traced in groups if is_traced]:
             if rounds not in self._traced:
                 self._traced[rounds] = TracedRounds(rounds, self)
-        return [Part(tuple(names), self._traced[tuple(names)] if is_traced else None) for names, is_traced in groups]
+        return [(tuple(names), self._traced[tuple(names)] if is_traced else None) for names, is_traced in groups]
 
     def _may_trace(self) -> bool:
         """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""

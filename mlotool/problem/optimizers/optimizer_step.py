@@ -105,8 +105,7 @@ class FusedStep:
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         self.optimizer: Any = optimizer
-        self._parameters = parameters
-        self._rule = rule = _rule_with_kernels(optimizer)
+        self._parameters, self._rule = parameters, (rule := _rule_with_kernels(optimizer))
         self._deciding = () if rule is None else (*_SWITCHES, *rule.deciding)
         self._groups: list[KernelGroup] | None = None
         self._same: SameObjects | None = None
@@ -206,10 +205,8 @@ def _rule_with_kernels(optimizer: Optimizer) -> rules.OptimizerRule | None:
     return rule if rule is not None and rule.kernel is not None else None
 
 
-def _has_kernel(parameter: Tensor) -> bool:
-    return (
-        type(parameter) is nn.Parameter and parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")
-    )
+def _has_kernel(x: Tensor) -> bool:
+    return type(x) is nn.Parameter and x.is_floating_point() and x.device.type in ("cpu", "cuda")
 
 
 def aligned(value: Tensor, like: Tensor) -> Tensor:
@@ -294,12 +291,9 @@ class OptimizerStep:
     """
 
     def __init__(self, name: str, optimizer: Optimizer | None, scheduler: Any, settings: ProblemSettings) -> None:
-        self.scheduler = scheduler
+        self._name, self._optimizer, self.scheduler, self._settings = name, optimizer, scheduler, settings
         self.loss_scale = LossScale() if settings.precision == "fp16" else None
         self.evaluates_again = optimizer is not None and needs_closure(optimizer)
-        self._name = name
-        self._optimizer = optimizer
-        self._settings = settings
         self._parameters: tuple[Tensor, ...]
         self._shards: Shards | None = None
         self._fused: FusedStep
