@@ -16,8 +16,8 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, wraps
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial, wraps
 from types import FrameType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -494,11 +494,11 @@ def forward_mode(problem: str) -> Iterator[None]:
         tensor([0.5000])
     """
     before = torch._C._is_fwd_grad_enabled()
-    with explained(problem, "forward"), _slow_attention(), _uncompiled(), _Decomposition(FORWARD, with_switches=True):
-        try:
+    try:
+        with _evaluated(problem, "forward", _Decomposition(FORWARD, with_switches=True)):
             yield
-        finally:
-            torch._C._set_fwd_grad_enabled(before)
+    finally:
+        torch._C._set_fwd_grad_enabled(before)
 
 
 @contextmanager
@@ -521,29 +521,25 @@ def twice_differentiable_mode(problem: str) -> Iterator[None]:
         ...     bool(torch.autograd.grad(slope.square().sum(), x)[0].isfinite().all())
         True
     """
-    with explained(problem, "reverse"), _slow_attention(), _uncompiled(), _Decomposition(TWICE):
+    with _evaluated(problem, "reverse", _Decomposition(TWICE)):
         yield
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Run what is compiled by torch.compile as it is written.
-
-    A compiled function has no second derivatives, and takes the constants of its trace for the tangents of its inputs.
-    """
-    # It takes long to import.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
-def _slow_attention() -> Iterator[None]:
-    """Keep modules of attention from kernels for inference, which have no derivative.
+def _evaluated(problem: str, product: str, mode: "_Decomposition") -> Iterator[None]:
+    """Evaluate a loss with other operators, without what torch has for speed alone.
 
-    They take them wherever no tensor seems to require a gradient, as within `torch.vmap`.
+    Modules of attention take kernels for inference, which have no derivative, wherever no tensor seems to require a
+    gradient, as within `torch.vmap`. A compiled function has no second derivatives, and takes the constants of its
+    trace for the tangents of its inputs.
     """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    # Dynamo takes long to import.
+    stance = partial(torch.compiler.set_stance, "force_eager") if "torch._dynamo" in sys.modules else nullcontext
     try:
-        yield
+        with explained(problem, product), stance(), mode:
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 

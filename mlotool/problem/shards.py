@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from mlotool.core.arguments import require
 from mlotool.core.bound_module import BoundModule, Slots, in_slots, slots_of
+from mlotool.core.private import tree_map
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.rank_mean import RankMean
 
@@ -276,14 +277,14 @@ def gathered(tree: Any, *, is_kept: bool) -> Any:
         tree: dicts, lists, tuples and leaves, the same on all ranks.
         is_kept: whether this rank wants them; others have their part in it, and get empty ones.
     """
-    if isinstance(tree, Mapping):
-        return {key: gathered(value, is_kept=is_kept) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(gathered(value, is_kept=is_kept) for value in tree)
-    if not hasattr(tree, "full_tensor"):
-        return tree
-    whole = tree.detach().full_tensor()
-    return whole.cpu() if is_kept else whole.new_empty(0, device="cpu")
+
+    def whole(leaf: Any) -> Any:
+        if not hasattr(leaf, "full_tensor"):
+            return leaf
+        tensor = leaf.detach().full_tensor()
+        return tensor.cpu() if is_kept else tensor.new_empty(0, device="cpu")
+
+    return tree_map(whole, tree)
 
 
 def _added(*gradients: Any) -> Tensor | None:

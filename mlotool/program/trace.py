@@ -26,6 +26,7 @@ from mlotool.core.tracing import Course, TraceableFunctions, ValuesLeaveError, t
 from mlotool.core.unchanged import SameForms, SameObjects
 from mlotool.problem.compatibility import Case, broken, reason
 from mlotool.problem.interface import AbstractDirector
+from mlotool.problem.optimizers.optimizer_step import aligned
 from mlotool.problem.optimizers.registry import RULES, find_rule, has_step_hooks, parts_of_step
 from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters, OptimizerRule
 from mlotool.problem.problem import Problem
@@ -149,28 +150,21 @@ class TracedStep:
     ) -> None:
         """Step the parameters at the positions `used`; `after` and `states` are changed."""
         theta = [after[position] for position in used]
-        slopes = [_aligned(gradient[position], self._problem.own[position]) for position in used]
+        # The kernels read a gradient in the parameter's order, whatever its own strides are.
+        pairs = [(gradient[position], self._problem.own[position]) for position in used]
+        slopes = [aligned(slope, parameter) for slope, parameter in pairs if slope is not None]
         names = rule.names(hyperparameters)
         if any(name not in states[position] for name in names for position in used):
             raise LookupError(_NO_STATE)
         vectors = {name: [states[position][name] for position in used] for name in names}
         if COUNTER in vectors:
             vectors[COUNTER] = [*torch._foreach_add(vectors[COUNTER], 1)]
-        assert rule.kernel is not None
         kernel, settings = rule.kernel(hyperparameters)
         moved, _, *kept = kernel.pure(theta, slopes, *[vectors.get(name, []) for name in rule.state], **settings)
         vectors |= {name: tensors for name, tensors in zip(rule.vectors, kept, strict=True) if name in vectors}
         for place, position in enumerate(used):
             after[position] = moved[place]
             states[position].update({name: tensors[place] for name, tensors in vectors.items()})
-
-
-def _aligned(slope: Tensor | None, parameter: Tensor) -> Tensor:
-    # The kernels read a gradient in the parameter's order, whatever its own strides are.
-    assert slope is not None
-    if slope.stride() == parameter.stride():
-        return slope
-    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=slope.dtype, device=slope.device).copy_(slope)
 
 
 NumberPlace = tuple[str, int | None]

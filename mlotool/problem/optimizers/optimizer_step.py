@@ -70,7 +70,6 @@ class KernelGroup:
         """Take a step along the gradients of the parameters."""
         if self.counts:
             torch._foreach_add_(self.counts, 1.0)
-        assert self.rule.kernel is not None
         kernel, settings = self.rule.kernel(self.param_group)
         kept = [self.vectors.get(name, []) for name in self.rule.state]
         kernel.in_place(self.parameters, gradient, *kept, **settings)
@@ -291,7 +290,8 @@ class OptimizerStep:
     """
 
     def __init__(self, name: str, optimizer: Optimizer | None, scheduler: Any, settings: ProblemSettings) -> None:
-        self._name, self._optimizer, self.scheduler, self._settings = name, optimizer, scheduler, settings
+        self._name, self.scheduler, self._settings = name, scheduler, settings
+        self._optimizer: Any = optimizer
         self.loss_scale = LossScale() if settings.precision == "fp16" else None
         self.evaluates_again = optimizer is not None and needs_closure(optimizer)
         self._parameters: tuple[Tensor, ...]
@@ -320,7 +320,6 @@ class OptimizerStep:
 
     def __call__(self, gradient: Gradient, rates: Rates | None = None, evaluate: Evaluate | None = None) -> Any:
         """Take one step; in fp16 none, if the gradient has overflown. Arguments and value as for `Problem.step`."""
-        assert self._optimizer is not None
         if self.loss_scale is not None and not self.loss_scale.accepts(gradient):
             # An overflow: the factor is smaller from now on.
             return None
@@ -449,12 +448,10 @@ class OptimizerStep:
 
         Arguments as for `pure`; the inputs, which shape the problem, shape no update.
         """
-        assert self._optimizer is not None
         return replayed_step(self._optimizer, self._parameters, theta, self.clip(gradient)[0], state, rates)
 
     def hyperparameters(self) -> tuple[Hyperparameters, ...]:
         """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""
-        assert self._optimizer is not None
         rates: dict[int, Hyperparameters] = {}
         for group in self._optimizer.param_groups:
             # A scheduler fills a rate that is a tensor in place.
@@ -468,7 +465,6 @@ class OptimizerStep:
             return [self.hyperparameters()] * count
         # Both in one copy, so that the copied scheduler sets the copied optimizer.
         twin = copy.copy(self)
-        assert self._optimizer is not None
         kept = [value for state in self._optimizer.state.values() for value in state.values()]
         memo = {id(value): value for value in (*self._parameters, *kept) if isinstance(value, Tensor)}
         twin._optimizer, twin.scheduler = copy.deepcopy((self._optimizer, self.scheduler), memo)
@@ -483,7 +479,6 @@ class OptimizerStep:
 
     def state(self) -> tuple[State, ...]:
         """Return a copy of the optimizer's state, one mapping a parameter of theta."""
-        assert self._optimizer is not None
         return tuple(copied(self._optimizer.state.get(parameter, {})) for parameter in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
@@ -533,7 +528,6 @@ class OptimizerStep:
         return new_theta, new_state
 
     def _step_with(self, gradient: Gradient, hyperparameters: Rates) -> None:
-        assert self._optimizer is not None
         with torch.no_grad():
             theta, states = self._updated(self._parameters, gradient, self.state(), hyperparameters)
             for parameter, slope, moved, state in zip(self._parameters, gradient, theta, states, strict=True):
@@ -542,7 +536,6 @@ class OptimizerStep:
                     self._optimizer.state[parameter] = dict(state)
 
     def _by_optimizer(self, gradient: Gradient) -> None:
-        assert self._optimizer is not None
         if any(value is not None and value.is_sparse for value in gradient):
             # The kernels refuse it.
             for group in self._optimizer.param_groups:
