@@ -12,13 +12,14 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 
 from mlotool.fusion.stack import NotFusedError, OwnValue, Stack
+from mlotool.fusion.stacked_batches import TakenSteps
 from mlotool.fusion.stacked_gradients import Drawings, FlatResult, RoundFunction, StackedGradients
 from mlotool.problem.problem import Problem
 from mlotool.program import Schedule
 from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
 from mlotool.program.gradient_plan import PreparedStep, StepResult
 from mlotool.program.guard import PythonState, why_unseen
-from mlotool.program.trace import Drawn, TakenSteps, UntraceableError, copied, kinds_of
+from mlotool.program.trace import Drawn, UntraceableError, copied, kinds_of
 
 Outcome = dict[str, StepResult] | Exception | None
 """What the steps of one member have given, or the error of one; None of a member that takes no part."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ from mlotool.problem.optimizers.registry import RULES, find_rule, has_step_hooks
 from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters, OptimizerRule
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
-from mlotool.problem.stream import SameBatch, Stream
-from mlotool.problem.trajectory import LowerSnapshot, StepRecord
 from mlotool.program.agreement import ROUNDING, SAME, Kind, Values, distances, sensitivity
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS
@@ -167,82 +165,9 @@ class TracedStep:
             states[position].update({name: tensors[place] for name, tensors in vectors.items()})
 
 
-NumberPlace = tuple[str, int | None]
-"""A hyperparameter by name, and its position in one that is a tuple."""
-
-
-class TakenStep(NamedTuple):
-    """One step, without random numbers and lower problems, of which it has none.
-
-    Args:
-        theta: the parameters before it.
-        state: the optimizer's state before it, one mapping a parameter.
-        batches: of its gradient.
-        buffers: before each evaluation; empty where there are none.
-        settings: hyperparameters, one mapping a parameter.
-        numbers: those of them that are arguments, (n,) float64.
-        places: by parameter, where among the numbers a hyperparameter stands.
-    """
-
-    theta: list[Tensor]
-    state: list[dict[str, Tensor]]
-    batches: list[Any]
-    buffers: list[dict[str, Tensor | None]]
-    settings: list[dict[str, Any]]
-    numbers: Tensor
-    places: list[dict[NumberPlace, int]]
-
-    def record(self, devices: Sequence[Any]) -> StepRecord:
-        """Return it as a record.
-
-        Args:
-            devices: CUDA devices of the problem.
-        """
-        # What draws random numbers is not traced: any state will do.
-        random = RandomState(tuple(devices))
-        pairs = zip(self.settings, self.places, strict=True)
-        given = tuple(_with_numbers(settings, places, self.numbers) for settings, places in pairs)
-        draws = tuple((batch, random) for batch in self.batches)
-        return StepRecord(tuple(self.theta), tuple(self.state), given, draws, {}, buffers=tuple(self.buffers))
-
-
-class TakenSteps(NamedTuple):
-    """The steps of an unroll, oldest first.
-
-    Args:
-        kind: what runs whose steps are one function share beside containers.
-        has_all: whether the first of them is the first of its unroll.
-        steps: the steps.
-    """
-
-    kind: str
-    has_all: bool
-    steps: list[TakenStep]
-
-    def snapshot(
-        self, theta: Sequence[Tensor], stream: Stream | SameBatch | None, devices: Sequence[Any]
-    ) -> LowerSnapshot:
-        """Return the problem as its reader finds it.
-
-        Args:
-            theta: its parameters now.
-            stream: its own.
-            devices: its CUDA devices.
-        """
-        return LowerSnapshot(theta, stream, tuple(step.record(devices) for step in self.steps), self.has_all)
-
-
-def _with_numbers(settings: Mapping[str, Any], places: Mapping[NumberPlace, int], numbers: Tensor) -> Hyperparameters:
-    given = dict(settings)
-    for (name, position), number in places.items():
-        value = numbers[number]
-        given[name] = value if position is None else (*given[name][:position], value, *given[name][position + 1 :])
-    return given
-
-
 Batches = Mapping[str, Any]
 """By problem: of the one whose gradient it is, and of those whose solutions it passes through: the batch of a pullback,
-or the TakenSteps that it differentiates."""
+or (in a program of several runs) the steps that it differentiates."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -316,11 +241,12 @@ class MemberGradients:
         return mean
 
     def _moment(self, entry: Batches, parameters: Sequence[Sequence[Tensor]]) -> Moment:
-        steps = {name: value for name, value in entry.items() if isinstance(value, TakenSteps)}
+        # The steps of an unroll, in a program of several runs.
+        steps = {name: value for name, value in entry.items() if hasattr(value, "as_lower_snapshot")}
         snapshots = {}
         for name, number in [(name, self._engine.numbers[name]) for name in steps]:
             problem = self._engine.problems[number]
-            snapshots[name] = steps[name].snapshot(parameters[number], problem.stream, problem.devices)
+            snapshots[name] = steps[name].as_lower_snapshot(parameters[number], problem.stream, problem.devices)
         batches = {name: value for name, value in entry.items() if name not in steps}
         return Moment(batches, snapshots, [*parameters])
 
