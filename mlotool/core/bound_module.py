@@ -182,15 +182,13 @@ def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dic
 
 
 class AbstractEvaluation(ABC):
-    """A module that is evaluated in another way than by its own code alone."""
+    """A module that is evaluated in another way than by its own code alone; `method` returns another of its methods."""
 
     @abstractmethod
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Evaluate the module."""
+    def __call__(self, *inputs: Any, **options: Any) -> Any: ...
 
     @abstractmethod
-    def method(self, name: str) -> Callable[..., Any]:
-        """Return another method of the module, evaluated in the same way."""
+    def method(self, name: str) -> Callable[..., Any]: ...
 
 
 class BoundModule:

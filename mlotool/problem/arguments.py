@@ -145,10 +145,10 @@ def check_owners(modules: Mapping[str, nn.Module]) -> None:
                 # Tasks replace the tensor that stands in a place; another tensor may have the same memory.
                 for place in ((id(child), name), memory):
                     owner, other = owners.setdefault(place, (problem, path))
-                    found = f"the parameter '{path}', which is the parameter '{other}' of problems.{owner}.module"
-                    advice = "Give one of them a copy, or a role for the other problem."
-                    key, expected = f"problems.{problem}.module", "parameters that one problem trains"
-                    require(owner == problem, key, found, expected, advice)
+                    if owner != problem:
+                        found = f"its parameter '{path}' is the parameter '{other}' of problems.{owner}.module"
+                        advice = "Give one of them a copy, or a role for the other problem."
+                        raise ConfigError(f"problems.{problem}.module: {found}; expected another. {advice}")
 
 
 def check_shared(argument: str, objects: Mapping[str, Any]) -> None:

@@ -157,11 +157,10 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     in_loss = {role.problem for role in problem.roles.values()}
     for use, other in problem.node.other_uses.items():
         # A start that also enters the loss (implicit MAML) shapes the solution through it.
-        found = f"'{other}', which shapes '{problem.name}' through its steps"
-        expected = f"a hypergradient that sees them, unlike {type(algorithm).__name__}"
-        advice = f"Write hypergradient: unrolled, or give '{other}' a role in the loss of '{problem.name}'."
-        is_right = use == "reset_to" and other in in_loss
-        require(is_right, f"problems.{problem.name}.{use}", found, expected, advice)
+        if use != "reset_to" or other not in in_loss:
+            found = f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, which"
+            advice = f"Write hypergradient: unrolled, or give '{other}' a role in the loss of '{problem.name}'."
+            raise ConfigError(f"{found} {type(algorithm).__name__} does not see; expected Unrolled. {advice}")
 
 
 def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:

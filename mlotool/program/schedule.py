@@ -21,7 +21,7 @@ from mlotool.program.gradient_plan import PreparedStep, StepResult, averaged
 from mlotool.program.graph import Graph
 from mlotool.program.loss_plan import NOW, Moment
 from mlotool.program.program import Program
-from mlotool.program.trace import Drawn, Rounds, TickParts, Traced
+from mlotool.program.trace import Drawn, TickParts, Traced
 
 _Draw = tuple[Any, int | None, Moment]
 """A batch, its position in the stream where every epoch has the same batches, and what is read beside it."""
@@ -142,7 +142,7 @@ class Schedule:
         self._snapshots: dict[str, dict[str, Any]] = {}
         # Problems whose next step begins an unroll.
         self._at_start = set(program.problems)
-        self._parts = TickParts(program, self.traced, self._planned, lambda: self.num_ticks)
+        self._parts = TickParts(program, self.traced, self.step_round, lambda: self.num_ticks)
         # Modules may have been moved since the program was made.
         program.random.cover(program.devices)
 
@@ -272,10 +272,6 @@ class Schedule:
         self._waited = tuple(waited[edge] for edge in self._order.edges)
         self._snapshots = dict(state["snapshots"])
         self._at_start = set(state["at_start"])
-
-    def _planned(self, rounds: Rounds, drawn: Drawn) -> dict[str, StepResult]:
-        """Take rounds by their plans, on batches that were drawn; the steps are recorded already."""
-        return {name: result for names in rounds for name, result in self.step_round(names, drawn).items()}
 
     def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> PreparedStep:
         """Return a step that is yet to be taken, and record it where its hypergradient wants to see it."""

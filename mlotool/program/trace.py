@@ -264,16 +264,11 @@ class TracedFunction:
     """
 
     def __init__(self, traced: "TracedRounds", batches: Sequence[Sequence[Batches]], *, is_fused: bool) -> None:
-        self._rounds, self._engine, self._gradients = traced.rounds, traced.engine, MemberGradients(traced.engine)
+        self._rounds, self._engine, self.gradients = traced.rounds, traced.engine, MemberGradients(traced.engine)
         self._stepping, self._buffered, self._batches = traced.stepping, traced.buffered, batches
         self._is_fused, self.num_moved = is_fused, 0
         self.names: list[tuple[str, ...]] = []
         self.course = Course()
-
-    @property
-    def problem(self) -> str | None:
-        """Whose step is being traced."""
-        return self._gradients.problem
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Take the steps; return what is described above."""
@@ -300,7 +295,7 @@ class TracedFunction:
         outputs += [value for _, value in self.course.reports]
         if self.course.conditions:
             outputs.append(torch.stack(self.course.conditions).all())
-        self._gradients.problem = None
+        self.gradients.problem = None
         return [each.detach() for each in outputs]
 
     def _stepped(
@@ -327,7 +322,7 @@ class TracedFunction:
     ) -> tuple[Gradient, StepResult]:
         """Return a problem's gradient, clipped, and its results."""
         problem = each.problem
-        output, gradient = self._gradients(each, parameters, batches)
+        output, gradient = self.gradients(each, parameters, batches)
         with torch.no_grad():
             hypergradient_norm = norm_of(problem, gradient) if each.with_norm else None
             clipped, norm = problem.optimizer_step.clip(gradient)
@@ -485,10 +480,14 @@ class TracedRounds:
             results = self._taken([*drawn.values()])
         except UntraceableError as error:
             self._parts.give_up(self._names, error)
-            return self._parts.planned(self._names, drawn)
+            return self._planned(drawn)
         for problem in self._problems:
             problem.advance()
         return dict(zip(drawn, results, strict=True))
+
+    def _planned(self, drawn: Drawn) -> dict[str, StepResult]:
+        """Take the rounds by their plans; the steps are recorded already."""
+        return {name: x for names in self._names for name, x in self._parts.planned(names, drawn).items()}
 
     def _compared(self, drawn: Drawn) -> dict[str, StepResult]:
         """Take the steps in both ways.
@@ -505,7 +504,7 @@ class TracedRounds:
         traced = _copies(places)
         _put(places, before)
         # The plans' steps count, and whoever watches sees them; then all is as the trace has it.
-        planned = self._parts.planned(self._names, drawn)
+        planned = self._planned(drawn)
         ends = _by_kind(self._places(), planned)
         problem, difference = self._difference(ends, _by_kind(places, results, traced), places, before, batches)
         was_compared, self._last_look = self._last_look == self._num_steps - 1, self._num_steps
@@ -693,14 +692,14 @@ class TracedRounds:
             with guards.tracing(guards.TracingContext(FakeTensorMode())):
                 first = make_fx(traced, HONEST_BATCH_NORMS)(*arguments)
                 if change := state.change():
-                    raise UntraceableError(change, traced.problem)
+                    raise UntraceableError(change, traced.gradients.problem)
                 refuse_shapes_by_values(first)
                 flat = make_fx(functionalize(first), {**self._backend.decompositions})(*arguments)
             run, writes = self._backend.made(flat, arguments, traced.num_moved, in_place=not traced.course.conditions)
         except Exception as error:
             before.restore()
             state.restore()
-            raise UntraceableError(reason_of(error), traced.problem) from error
+            raise UntraceableError(reason_of(error), traced.gradients.problem) from error
         finally:
             for memory, value in zip(self.engine.memories, kept, strict=True):
                 memory.value = value
@@ -855,7 +854,7 @@ class TickParts:
     Args:
         program: with a way of tracing, or none.
         traced: returns what a trace of a problem's gradient takes.
-        planned: takes rounds by their plans, on batches that were drawn, without a record of them.
+        planned: takes a round by its plan, on batches that were drawn, without a record of them.
         num_ticks: returns how many ticks have been taken.
     """
 
@@ -863,7 +862,7 @@ class TickParts:
         self,
         program: Program,
         traced: Callable[[str], Traced],
-        planned: Callable[[Rounds, Drawn], dict[str, StepResult]],
+        planned: Callable[[Sequence[str], Drawn], dict[str, StepResult]],
         num_ticks: Callable[[], int],
     ) -> None:
         self.program, self.traced, self.planned, self.num_ticks = program, traced, planned, num_ticks
