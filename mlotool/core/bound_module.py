@@ -185,10 +185,12 @@ class AbstractEvaluation(ABC):
     """A module that is evaluated in another way than by its own code alone; `method` returns another of its methods."""
 
     @abstractmethod
-    def __call__(self, *inputs: Any, **options: Any) -> Any: ...
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Evaluate the module."""
 
     @abstractmethod
-    def method(self, name: str) -> Callable[..., Any]: ...
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return another method of the module, evaluated in the same way."""
 
 
 class BoundModule:

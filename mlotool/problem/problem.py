@@ -4,8 +4,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,9 +40,6 @@ _CHANGED = (
     "problems.{problem}.module: its parameter '{key}' was replaced, added, removed or frozen after the problem was "
     "made; expected the same ones, which its optimizer steps. Change it before, or set the lr of its group to 0."
 )
-
-_REQUIRES_GRAD = attrgetter("requires_grad")
-_VALUES = methodcaller("values")  # Of a dict, or what torch.jit puts in its place.
 
 
 @dataclass(frozen=True)
@@ -224,7 +219,8 @@ class Problem:
     def _parts(self) -> Sequence[Any]:
         """Return submodules, parameters, which of them are trained, and which buffers there are."""
         buffers = [value is None for part in self.submodules for value in part._buffers.values()]
-        return [*chain.from_iterable(map(_VALUES, self._holders)), *map(_REQUIRES_GRAD, self._parameters), *buffers]
+        held = [value for holder in self._holders for value in holder.values()]
+        return [*held, *[x.requires_grad for x in self._parameters], *buffers]
 
     def advance(self) -> None:
         """Count a step that was taken elsewhere, as a trace of it, and advance the scheduler."""

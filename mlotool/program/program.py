@@ -445,10 +445,11 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
         ConfigError: they are, or do not.
     """
     listed = list(problems) if isinstance(problems, Iterable) and not isinstance(problems, Mapping) else []
-    are_problems = bool(listed) and all(isinstance(problem, Problem) for problem in listed)
-    advice = "Write Program([lower, upper], graph)."
+    are_problems, advice = (
+        bool(listed) and all(isinstance(x, Problem) for x in listed),
+        "Write Program([a, b], Graph()).",
+    )
     require(are_problems, "Program.problems", problems, "a list of at least one problem", advice)
-    advice = "Write Graph(), or Graph({'upper': ['lower']}, {'lower': ['upper']})."
     require(isinstance(graph, Graph), "Program.graph", graph, "a Graph", advice)
     require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")
     require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
@@ -456,8 +457,7 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
         text = "trace: found 'cuda_graph', and torch finds no CUDA device; expected one. Write runner.trace=inductor."
         raise ConfigError(text)
     by_name, names = {problem.name: problem for problem in listed}, [problem.name for problem in listed]
-    if len(by_name) < len(listed):
-        raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
+    require(len(by_name) == len(names), "problems", names, "names that differ", "Rename one of the problems.")
     graph.validate({name: problem.node for name, problem in by_name.items()})
     check_owners({name: problem.module for name, problem in by_name.items()})
     for problem in listed:

@@ -190,7 +190,10 @@ class Schedule:
             names: of the problems that step together.
         """
         for problem in [self._beginners[name] for name in names if name in self._beginners]:
-            if self._looks_ahead(problem) and problem.name not in self._snapshots:
+            # Warm-up steps are real: no upper step follows that could take them back.
+            is_warm = problem.num_steps >= problem.settings.warmup_steps
+            looks_ahead = problem.settings.roll_back and is_warm and self.program.graph.readers(problem.name)
+            if looks_ahead and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
             # The first step that counts begins an unroll; those of the warm-up belong to none.
             is_counted = problem.num_steps > problem.settings.warmup_steps
@@ -305,11 +308,6 @@ class Schedule:
             return self.program.rank_mean.mean([output.loss.detach()])[0], gradient
 
         return evaluate
-
-    def _looks_ahead(self, problem: Problem) -> bool:
-        # Warm-up steps are real: no upper step follows that could take them back.
-        is_warm = problem.num_steps >= problem.settings.warmup_steps
-        return problem.settings.roll_back and is_warm and bool(self.program.graph.readers(problem.name))
 
     def _next_batches(self, problem: Problem) -> Iterator[_Draw]:
         stream = problem.stream
