@@ -48,8 +48,7 @@ _LACKING_TWICE = "the derivative for '{}' is not implemented"
 
 _RANDOM = (
     "scaled_dot_product_attention: found dropout_p: {dropout} on a GPU; expected 0, since its kernel draws other "
-    "random numbers there. Set dropout to 0 in attention, or call it under "
-    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+    "random numbers there. Set dropout to 0, or call it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
 )
 
 
@@ -388,8 +387,8 @@ FORWARD: Table = {
 }
 
 _SCRIPTED = (
-    "problems.{problem}.loss: found '{name}', a module of torch.jit, under product: forward; expected modules of "
-    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or write product: reverse."
+    "problems.{problem}.loss: found '{name}', a module of torch.jit, which has no tangents, under product: forward; "
+    "expected modules of Python. Leave out torch.jit.script or trace, or write product: reverse."
 )
 
 _ONCE = (

@@ -426,8 +426,8 @@ def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
 _Evaluation = Callable[..., Sequence[Tensor | None]]
 
 _REVERSE_OVER_FORWARD = (
-    "remat: found a gradient of a tangent (reverse over forward); expected tangents of a gradient, which are the same "
-    "product. Take the gradient inside, and the tangent of it outside."
+    "remat: found a gradient of a tangent (reverse over forward); expected the tangent of a gradient, which is equal. "
+    "Take the gradient inside, and the tangent of it outside."
 )
 
 _IS_PLAIN: ContextVar[bool] = ContextVar("mlotool_plain_remat", default=False)

@@ -21,7 +21,7 @@ Evaluation = Callable[[], Sequence[Tensor]]
 
 _CHANGED_CONSTANTS = (
     "A loss calls stop_gradient a different number of times at perturbed parameters; expected the same calls in every "
-    "evaluation of a finite difference. Do not let the number depend on the parameters, or use product: reverse."
+    "evaluation of a finite difference. Do not let it depend on the parameters, or use product: reverse."
 )
 
 
@@ -202,10 +202,8 @@ class Replay:
     def __init__(
         self, base: Evaluation, devices: tuple[torch.device, ...] = (), traits: LossTraits | None = None
     ) -> None:
-        self._base = base
-        self._devices = devices
+        self._base, self._devices, self._traits = base, devices, traits or LossTraits()
         self._random: RandomState | None = None
-        self._traits = traits or LossTraits()
         self._constants: list[Tensor] | None = None
         self._has_result = False
 

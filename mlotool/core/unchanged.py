@@ -268,12 +268,11 @@ def _held_by(value: Any) -> list[Any] | None:
         raise IteratorFoundError
     if isinstance(value, _NAMED):
         return None
-    try:
+    # What cannot be pickled, by code of anybody's, is no tuple.
+    reduced = None
+    with suppress(Exception):
         reduced = value.__reduce_ex__(4)
-    except Exception:
-        # What cannot be pickled, by code of anybody's.
-        return None
-    if isinstance(reduced, str):
+    if not isinstance(reduced, tuple):
         return None
     _, arguments, *state = reduced
     return [arguments, *state[:1], *[part for items in state[1:3] for part in items or ()]]

@@ -19,7 +19,7 @@ from mlotool.core.unchanged import SameObjects, deep_copy
 from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
-from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, optimizer_step
+from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, OptimizerStep
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.parallel import AbstractParallel
@@ -118,7 +118,7 @@ class Problem:
         if parallel is not None:
             parallel.attach(name, module)
             parallel.check_data(getattr(stream, "dataset", None))
-        self.optimizer_step = optimizer_step(name, self.theta, optimizer, scheduler, self.settings)
+        self.optimizer_step = OptimizerStep(name, self.theta, optimizer, scheduler, self.settings)
         check(Case(name, self.settings, parallel, self.optimizer, self.scheduler))
         self._bind()
         is_by_default = hypergradient is None and parallel is not None

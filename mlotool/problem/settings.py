@@ -81,12 +81,9 @@ class ProblemSettings:
             fault = setting_fault(f"problems.{problem}.{name}", value, known[name])
             if fault is not None:
                 raise ConfigError(fault)
-        remat = given.get("remat")
-        shard = given.get("shard", False)
-        own = {
-            "remat": remat if isinstance(remat, str) else tuple(remat or ()) or None,
-            "shard": shard if isinstance(shard, bool) else tuple(shard),
-        }
+        remat, shard = given.get("remat"), given.get("shard", False)
+        own: dict[str, Any] = {"remat": remat if isinstance(remat, str) else tuple(remat or ()) or None}
+        own["shard"] = shard if isinstance(shard, bool) else tuple(shard)
         return cls(**{**given, **own, "optimizer_roles": dict(given.get("optimizer_roles", {}))})
 
     @property

@@ -89,11 +89,8 @@ class TaskLosses:
         # What is wrong without vmap too is told by the loss itself.
         found = self._one_by_one(one, stacked, batch)
         self._is_mapped = False
-        warnings.warn(
-            f"problems.{self._problem}.tasks: torch.vmap cannot evaluate all tasks at once "
-            f"({' '.join(str(refusal).split())[:200]}); they are evaluated one after the other, which takes longer.",
-            stacklevel=2,
-        )
+        text = f"torch.vmap cannot evaluate all tasks at once ({' '.join(str(refusal).split())[:200]}); they are taken"
+        warnings.warn(f"problems.{self._problem}.tasks: {text} one after the other, which takes longer.", stacklevel=2)
         return found
 
     def _one_by_one(self, one: _OfTask, stacked: Stacked, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:

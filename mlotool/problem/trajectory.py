@@ -55,9 +55,8 @@ def _as_then(random: RandomState, module: nn.Module | None, buffers: Buffers) ->
 
 _CHANGED = (
     "problems.{problem}.loss: found another gradient, by {error:.2g} of its size, when a step was computed again; "
-    "expected the same function each time, since Unrolled takes steps again in its backward pass. Draw from torch's "
-    "default generators alone, keep what changes in buffers of the module, and read no moving buffers of other "
-    "problems; or set hypergradient.remat=false."
+    "expected the same function each time. Draw from torch's default generators alone, keep what changes in buffers "
+    "of the module, and read no moving buffers of other problems; or set hypergradient.remat=false."
 )
 
 

@@ -99,17 +99,14 @@ class GradientPlan:
         values[self.number] = (
             self.problem.own if constants is None else [tensor.detach().requires_grad_() for tensor in constants]
         )
-
-        def direct(given: Values) -> Tensor:
-            return self._loss(given, batch).loss
-
         evaluated: list[_Evaluated] = []
         for step in self._steps:
             solution = step.solution
             if not step.targets and not solution.is_simulated(moment):
                 continue
             inputs = solution.flat_inputs(values)
-            pullback = solution.algorithm.pullback(solution.view(values, inputs, moment, direct), inputs)
+            view = solution.view(values, inputs, moment, lambda given: self._loss(given, batch).loss)
+            pullback = solution.algorithm.pullback(view, inputs)
             if pullback is not None:
                 leaves = [tensor.detach().requires_grad_() for tensor in pullback.outputs]
                 values[solution.number] = leaves

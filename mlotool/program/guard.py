@@ -142,8 +142,8 @@ def _hooks_of(module: nn.Module) -> list[Any]:
     return [hook for name in _HOOKS for hook in vars(module)[name].values()]
 
 
-def _has_hook(parameter: Tensor) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+def _has_hook(x: Tensor) -> bool:
+    return bool(x._backward_hooks or x._post_accumulate_grad_hooks)
 
 
 class Guard:

@@ -445,10 +445,8 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
         ConfigError: they are, or do not.
     """
     listed = list(problems) if isinstance(problems, Iterable) and not isinstance(problems, Mapping) else []
-    are_problems, advice = (
-        bool(listed) and all(isinstance(x, Problem) for x in listed),
-        "Write Program([a, b], Graph()).",
-    )
+    are_problems = bool(listed) and all(isinstance(problem, Problem) for problem in listed)
+    advice = "Write Program([lower, upper], Graph({'upper': ['lower']}, {'lower': ['upper']}))."
     require(are_problems, "Program.problems", problems, "a list of at least one problem", advice)
     require(isinstance(graph, Graph), "Program.graph", graph, "a Graph", advice)
     require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")

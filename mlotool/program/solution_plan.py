@@ -120,12 +120,8 @@ class Engine:
         self, loss: LossPlan, solutions: Sequence["SolutionPlan"], values: Values, batch: Any, moment: Moment
     ) -> Tensor:
         """Return a loss with solutions inside it, which are put into `values`, each after its inputs."""
-
-        def direct(given: Values) -> Tensor:
-            return loss(given, batch).loss
-
         for plan in solutions:
-            plan.add(values, moment, direct)
+            plan.add(values, moment, lambda given: loss(given, batch).loss)
         return loss(values, batch).loss
 
 
@@ -252,14 +248,10 @@ class SolutionPlan:
         is_unrolled = self.algorithm.sees_steps
         batch = None if is_unrolled else self.pullback_batch(moment)
         samples, weight = Share.opened(batch)
-
-        def own_loss(theta: Vector, flat: Vector) -> Tensor:
-            return self._at(theta, self._placed(flat, moment), batch, moment)
-
         return LowerView(
             self._lower,
             self._theta(moment),
-            own_loss,
+            lambda theta, flat: self._at(theta, self._placed(flat, moment), batch, moment),
             samples,
             self._batch_number(stream, batches),
             weight,
@@ -390,9 +382,6 @@ class SolutionPlan:
             learned = learned_hyperparameters(lower, engine, hyperparameters, self._placed(flat, NOW))
             return lower.optimizer_step.pure(theta, gradient, state, learned)
 
-        def start(flat: Vector) -> Vector:
-            return start_of(lower, engine, self._placed(flat, NOW))
-
         def begin() -> tuple[Vector, Sequence[State]]:
             if lower.settings.reset_to is None:
                 return lower.current(), lower.optimizer_state()
@@ -409,7 +398,7 @@ class SolutionPlan:
             loss,
             step,
             None if lower.settings.optimizer_roles else lower.optimizer_step.pull_back,
-            start if has_start else None,
+            (lambda flat: start_of(lower, engine, self._placed(flat, NOW))) if has_start else None,
             begin,
             lower.optimizer_step.next_hyperparameters,
             self._num_recorded,

@@ -424,8 +424,8 @@ _EARLY_LOOKS = (1, 2, 3, 5, 10, 20, 50, 100)
 
 _DIFFERENT = (
     "after {count} steps its traced steps differ from those of its plan by {difference:.1e} ({kind}, relative); "
-    "expected rounding, of {rounding:.1e} at most. What a loss or a module keeps in Python (a counter, a rate that "
-    "changes) is fixed by a trace. Keep it in a buffer, or write runner.trace=false."
+    "expected rounding, of {rounding:.1e} at most. A trace fixes what a loss or a module keeps in Python (a counter, a "
+    "rate that changes). Keep it in a buffer, or write runner.trace=false."
 )
 
 
@@ -449,14 +449,13 @@ class TracedRounds:
         self._names, self._parts, self._program = names, parts, parts.program
         self.engine, backend = self._program.engine, self._program.trace
         assert backend is not None
-        self._backend = BACKENDS[backend]
+        self._backend, self._same_forms = BACKENDS[backend], SameForms([])
         # Problems of one round take their gradients before any of them steps.
         self.rounds = [[parts.traced(name) for name in together] for together in names]
         self._steps = [step for together in self.rounds for step in together]
         self._problems = [step.problem for step in self._steps]
         self._solutions = [[*all_plans(self.engine.solutions[step.number])] for step in self._steps]
         self._recorded = [name for name in names[0] if self._program.problems[name].trajectory.is_kept]
-        self._same_forms = SameForms([])
         self._traces: dict[Any, list[Trace]] = {}
         self._num_traces = self._num_steps = self._last_look = 0
         self._looks = Looks(self._program.run_length)
@@ -684,8 +683,7 @@ class TracedRounds:
         devices = tuple({device for each in self.engine.problems for device in each.devices})
         before, state = RandomState(devices), PythonState(self.engine.problems)
         kept = [memory.value for memory in self.engine.memories]
-        is_fused = self._backend.has_fused_steps
-        traced = TracedFunction(self, batches, is_fused=is_fused)
+        traced = TracedFunction(self, batches, is_fused=self._backend.has_fused_steps)
         try:
             # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat. Without
             # the context torch makes a new mode for each operation whose shape it notes: half the time of tracing.
@@ -934,8 +932,5 @@ class TickParts:
 
 
 def _warn(name: str, reason: str) -> None:
-    warnings.warn(
-        f"problems.{name}: its steps are not traced: {reason}. They are taken as without a trace. "
-        "Write runner.trace=false to leave it so.",
-        stacklevel=2,
-    )
+    text = f"problems.{name}: its steps are not traced: {reason}. Write runner.trace=false to leave it so."
+    warnings.warn(text, stacklevel=2)

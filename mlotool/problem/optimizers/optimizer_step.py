@@ -37,14 +37,6 @@ _HOOKS = attrgetter("_post_accumulate_grad_hooks")
 _SWITCHES = ("fused", "capturable", "differentiable")
 
 
-def prefer_fused_kernels(optimizer: Optimizer) -> None:
-    """Let an optimizer take its steps by torch's fused kernel where its user has left the choice to torch."""
-    for group in optimizer.param_groups if _rule_with_kernels(optimizer) else ():
-        is_open = group.get("fused") is None and group.get("foreach") is None and not group.get("capturable")
-        if is_open and all(map(_has_kernel, group["params"])):
-            group["fused"] = True
-
-
 @dataclass(slots=True)
 class KernelGroup:
     """A group of an optimizer, with its tensors in the order of the kernel's arguments.
@@ -284,13 +276,37 @@ class OptimizerStep:
 
     Args:
         name: the problem's, for messages.
-        optimizer: of its parameters; None where it is never stepped.
-        scheduler: of the optimizer's learning rate; None keeps it.
+        theta: its parameters by name.
+        optimizer: of them, or what makes one; None where it is never stepped.
+        scheduler: makes one of the optimizer; None keeps its learning rate.
         settings: the problem's.
+
+    Raises:
+        ConfigError: the optimizer or the scheduler is of a wrong kind, or does not fit the settings.
     """
 
-    def __init__(self, name: str, optimizer: Optimizer | None, scheduler: Any, settings: ProblemSettings) -> None:
-        self._name, self.scheduler, self._settings = name, scheduler, settings
+    def __init__(
+        self, name: str, theta: Mapping[str, Tensor], optimizer: Any, scheduler: Any, settings: ProblemSettings
+    ) -> None:
+        key, is_stepped = f"problems.{name}", optimizer is not None
+        for user, value in (("a scheduler", scheduler), ("reset_to", settings.reset_to)):
+            require(is_stepped or value is None, f"{key}.optimizer", None, f"an optimizer, since {user} is set")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            optimizer = made(f"{key}.optimizer", optimizer, theta.values(), "a torch optimizer", Optimizer)
+        groups = [] if optimizer is None else optimizer.param_groups
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        missing = next((name for name, tensor in theta.items() if groups and id(tensor) not in held), None)
+        # It would step other parameters, or nothing.
+        expected, advice = f"one of all parameters, '{missing}' too", "Pass a callable: optimizer=partial(SGD, lr=0.1)."
+        require(missing is None, f"{key}.optimizer", optimizer, expected, advice)
+        is_plain = not any(group.get("differentiable") for group in groups)
+        require(is_plain, f"{key}.optimizer.differentiable", True, "false", "Unrolled differentiates steps by itself.")
+        built = None if scheduler is None else made(f"{key}.scheduler", scheduler, optimizer, "a scheduler")
+        check_scheduler(name, built, optimizer, settings.scheduler_interval)
+        known = [setting for setting, value in groups[0].items() if is_number(value)] if groups else []
+        for setting in settings.optimizer_roles:
+            require(setting in known, f"{key}.optimizer.{setting}", "a problem", f"one of {', '.join(known)}")
+        self._name, self.scheduler, self._settings = name, built, settings
         self._optimizer: Any = optimizer
         self.loss_scale = LossScale() if settings.precision == "fp16" else None
         self.evaluates_again = optimizer is not None and needs_closure(optimizer)
@@ -514,8 +530,12 @@ class OptimizerStep:
     def _bind_kernel(self) -> None:
         if self._optimizer is None:
             return
-        if self._shards is None:
-            prefer_fused_kernels(self._optimizer)
+        is_open = self._shards is None and _rule_with_kernels(self._optimizer) is not None
+        # By torch's fused kernel, where its user has left the choice to torch.
+        for group in self._optimizer.param_groups if is_open else ():
+            is_free = group.get("fused") is None and group.get("foreach") is None and not group.get("capturable")
+            if is_free and all(map(_has_kernel, group["params"])):
+                group["fused"] = True
         self._fused = FusedStep(self._optimizer, self._parameters)
 
     def _updated(self, theta: Vector, gradient: Gradient, state: Sequence[State], hyperparameters: Rates) -> Stepped:
@@ -559,47 +579,6 @@ class OptimizerStep:
     def _clear_gradient(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-
-
-def optimizer_step(
-    name: str,
-    theta: Mapping[str, Tensor],
-    optimizer: Optimizer | OptimizerFactory | None,
-    scheduler: Callable[[Optimizer], Any] | None,
-    settings: ProblemSettings,
-) -> OptimizerStep:
-    """Return how a problem steps.
-
-    Args:
-        name: the problem.
-        theta: its parameters by name.
-        optimizer: of them, or what makes one; None where it is never stepped.
-        scheduler: makes one of the optimizer; None keeps its learning rate.
-        settings: the problem's.
-
-    Raises:
-        ConfigError: the optimizer or the scheduler is of a wrong kind, or does not fit the settings.
-    """
-    key, is_stepped = f"problems.{name}", optimizer is not None
-    for user, value in (("a scheduler", scheduler), ("reset_to", settings.reset_to)):
-        require(is_stepped or value is None, f"{key}.optimizer", None, f"an optimizer, since {user} is set")
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        optimizer = made(f"{key}.optimizer", optimizer, theta.values(), "a torch optimizer", Optimizer)
-    assert optimizer is None or isinstance(optimizer, Optimizer)
-    groups = [] if optimizer is None else optimizer.param_groups
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    missing = next((name for name, tensor in theta.items() if groups and id(tensor) not in held), None)
-    # It would step other parameters, or nothing.
-    expected, advice = f"one of all parameters, '{missing}' too", "Pass a callable: optimizer=partial(SGD, lr=0.1)."
-    require(missing is None, f"{key}.optimizer", optimizer, expected, advice)
-    is_plain = not any(group.get("differentiable") for group in groups)
-    require(is_plain, f"{key}.optimizer.differentiable", True, "false", "Unrolled differentiates steps by itself.")
-    built = None if scheduler is None else made(f"{key}.scheduler", scheduler, optimizer, "a scheduler")
-    check_scheduler(name, built, optimizer, settings.scheduler_interval)
-    known = [setting for setting, value in groups[0].items() if is_number(value)] if groups else []
-    for setting in settings.optimizer_roles:
-        require(setting in known, f"{key}.optimizer.{setting}", "a problem", f"one of {', '.join(known)}")
-    return OptimizerStep(name, optimizer, built, settings)
 
 
 def clipped(
