@@ -41,17 +41,14 @@ def check_problem(given: Mapping[str, Any]) -> None:
         ("loss", callable(loss) and not isinstance(loss, type), f"a function that is called as {call}"),
         ("stream", is_stream, "a mlotool.Stream or null"),
         ("optimizer", optimizer is None or callable(optimizer) or isinstance(optimizer, Optimizer), _OPTIMIZER),
-        ("scheduler", scheduler is None or callable(scheduler), _SCHEDULER),
-        ("hypergradient", isinstance(algorithm, AbstractHypergradient | None), _HYPERGRADIENT),
-        ("parallel", isinstance(given["parallel"], AbstractParallel | None), _PARALLEL),
+        ("scheduler", scheduler is None or callable(scheduler), "a callable that builds a scheduler, or null"),
+        ("hypergradient", isinstance(algorithm, AbstractHypergradient | None), "a built hypergradient, or null"),
+        ("parallel", isinstance(given["parallel"], AbstractParallel | None), "layer-parallel training, or null"),
     ):
         require(is_right, f"problems.{name}.{key}", given[key], expected)
 
 
 _OPTIMIZER = "a torch optimizer, or a callable that builds one from the parameters"
-_SCHEDULER = "a callable that builds a scheduler from the optimizer, or null"
-_HYPERGRADIENT = "a hypergradient that is built, or null"
-_PARALLEL = "layer-parallel training that is built, or null"
 
 
 def _is_role(value: Any) -> bool:

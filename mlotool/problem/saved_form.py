@@ -4,7 +4,6 @@ What kernels read is compared with what the problem has now, before anything of 
 steps with the parameters that they were made of. Whatever else is wrong is an error of what takes it.
 """
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +69,7 @@ def check_whole(key: str, state: Any, problem: "Problem", others: Mapping[str, "
     if problem.stream is not None and state["stream"]:
         # A copy that goes there refuses what is no place; one that follows another stream has none.
         problem.stream.at(state["stream"])
-    check_form(f"{key}.trajectory", state["trajectory"], {"num_taken": 0, "largest_norm": math.inf, "steps": None})
+    check_form(f"{key}.trajectory", state["trajectory"], {"num_taken": 0, "largest_norm": float("inf"), "steps": None})
     _check_steps(f"{key}.trajectory.steps", state["trajectory"]["steps"], problem, others)
 
 

@@ -290,10 +290,8 @@ class Trajectory:
     """
 
     def __init__(self, is_kept: bool = False, horizon: int | None = None) -> None:
-        self.is_kept = is_kept
+        self.is_kept, self.largest_norm, self._horizon = is_kept, 0.0, horizon
         self.num_taken = self.num_unrolls = 0
-        self.largest_norm = 0.0
-        self._horizon = horizon
         self._steps: deque[StepRecord] = deque()
 
     @property

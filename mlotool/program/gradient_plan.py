@@ -7,7 +7,6 @@ each once: what one of them finds for another solution is added to that one's co
 the mean of this over ranks, or what takes its place (`training_gradient_of`).
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +25,7 @@ from mlotool.problem.interface import AbstractZerothOrder, Particle, Pullback, V
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.shards import runs_in_part
-from mlotool.program.loss_plan import Moment, Values
-from mlotool.program.solution_plan import Engine, SolutionPlan
+from mlotool.program.solution_plan import Engine, Moment, SolutionPlan, Values
 
 Gradient = list[Tensor | None]
 """One tensor a parameter; None where nothing depends on it."""
@@ -296,7 +294,7 @@ def norm_of(problem: Problem, gradient: Sequence[Tensor | None]) -> Tensor | Non
     norms = torch._foreach_norm(tensors)
     norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
     norm = norm.detach()
-    return norm if problem.optimizer_step.loss_scale is None or math.isfinite(norm) else None
+    return norm if problem.optimizer_step.loss_scale is None or bool(norm.isfinite()) else None
 
 
 def result_of(

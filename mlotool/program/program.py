@@ -27,14 +27,12 @@ from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.saved_form import check_whole
-from mlotool.program.algorithms import algorithm_of, check_algorithms, find_order, find_zeroth_order
+from mlotool.program.algorithms import SolutionOrder, algorithm_of, check_algorithms, find_order, find_zeroth_order
 from mlotool.program.backends import BACKENDS
 from mlotool.program.gradient_plan import GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
-from mlotool.program.loss_plan import NOW, Moment, Values
 from mlotool.program.rehearsal import Rehearsals
-from mlotool.program.solution_order import SolutionOrder
-from mlotool.program.solution_plan import Engine, SolutionPlan, learned_hyperparameters, start_of
+from mlotool.program.solution_plan import NOW, Engine, Moment, SolutionPlan, Values, learned_hyperparameters, start_of
 
 NUM_LOOKS = 3
 """Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too."""

@@ -19,8 +19,8 @@ from mlotool.problem.trajectory import StepGraph
 from mlotool.program.algorithms import ticks_per_step
 from mlotool.program.gradient_plan import PreparedStep, StepResult, averaged
 from mlotool.program.graph import Graph
-from mlotool.program.loss_plan import NOW, Moment
 from mlotool.program.program import Program
+from mlotool.program.solution_plan import NOW, Moment
 from mlotool.program.trace import Drawn, TickParts, Traced
 
 _Draw = tuple[Any, int | None, Moment]

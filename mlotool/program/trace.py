@@ -36,9 +36,8 @@ from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS
 from mlotool.program.gradient_plan import Gradient, GradientPlan, StepResult, averaged, norm_of, result_of
 from mlotool.program.guard import Guard, PythonState, is_known, why_foreign, why_unseen
-from mlotool.program.loss_plan import NOW, Moment
 from mlotool.program.program import Program
-from mlotool.program.solution_plan import Engine, SolutionPlan, all_plans
+from mlotool.program.solution_plan import NOW, Engine, Moment, SolutionPlan, all_plans
 
 _NO_STATE = "a parameter has its first gradient, for which its optimizer keeps nothing yet"
 

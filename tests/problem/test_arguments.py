@@ -48,7 +48,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": lambda parameters: None}, "problems.p.optimizer: found None; expected a torch optimizer, which"),
     ({"optimizer": partial(sgd, lrr=1)}, "problems.p.optimizer: torch.optim.sgd.SGD failed: "),
     ({"scheduler": lambda optimizer: 3}, "problems.p.scheduler: found 3; expected a scheduler"),
-    ({"hypergradient": "cg"}, "problems.p.hypergradient: found 'cg'; expected a hypergradient that is built, or null"),
+    ({"hypergradient": "cg"}, "problems.p.hypergradient: found 'cg'; expected a built hypergradient, or null"),
     ({"unroll_steps": "3"}, "problems.p.unroll_steps: found '3'; expected a whole number of at least 1"),
 ]
 
