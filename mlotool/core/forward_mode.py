@@ -244,7 +244,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     return products.movedim(0, dim)
 
 
-def scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **kwargs: bool) -> Tensor:
+def scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **kwargs: Any) -> Tensor:
     """Return what torch does, but for products, of which its tangent of the gradient is wrong."""
     if reduce == "prod":
         raise NotImplementedError(_LACKING.format("scatter_reduce of products"))

@@ -123,9 +123,12 @@ class RandomState:
     """
 
     def __init__(self, devices: tuple[torch.device, ...] = (), before: "RandomState | None" = None) -> None:
-        self._cpu = torch.default_generator.get_state() if before is None else before._cpu
-        self._cuda = [] if before is None else before._cuda
-        self._cuda = [*self._cuda, *[(device, torch.cuda.get_rng_state(device)) for device in devices]]
+        self._cpu: Tensor = torch.default_generator.get_state() if before is None else before._cpu
+        kept = [] if before is None else before._cuda
+        self._cuda: list[tuple[torch.device, Tensor]] = [
+            *kept,
+            *[(device, torch.cuda.get_rng_state(device)) for device in devices],
+        ]
 
     def restore(self, devices: Container[torch.device] | None = None) -> None:
         """Set the generators back.

@@ -490,7 +490,7 @@ class OptimizerStep:
             warnings.simplefilter("ignore")
             for _ in range(count):
                 settings.append(tuple(map(dict, twin.hyperparameters())))
-                twin.scheduler.step()
+                twin.scheduler.step()  # type: ignore[union-attr]
         return settings
 
     def state(self) -> tuple[State, ...]:
