@@ -12,7 +12,7 @@ from mlotool.config import build, compose
 from mlotool.hypergradient import ConjugateGradient
 from mlotool.problem.settings import ProblemSettings
 from mlotool.program import Schedule
-from mlotool.program.tick_order import TickOrder
+from mlotool.program.schedule import TickOrder
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
@@ -83,7 +83,7 @@ def test_the_way_from_cg_to_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_way_from_unroll_steps_to_where_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     made, counted = files_to(monkeypatch, ProblemSettings, "of"), files_to(monkeypatch, TickOrder, "_rounds")
     ticks("problems.classifier.unroll_steps=5")
-    way = {*made, "problem/settings.py", *after(counted, "program/tick_order.py"), "program/tick_order.py"}
+    way = {*made, "problem/settings.py", *after(counted, "program/schedule.py"), "program/schedule.py"}
     assert len(way) <= 5, way
 
 

@@ -10,20 +10,19 @@ if TYPE_CHECKING:
     from mlotool.core.rematerialization import remat
     from mlotool.core.replay import stop_gradient
 
-_HOME_OF = {
-    "BoundModule": "bound_module",
-    "ConfigError": "errors",
-    "MlotoolError": "errors",
-    "RunError": "errors",
-    "LossOutput": "loss_output",
-    "remat": "rematerialization",
-    "stop_gradient": "replay",
+_HOMES = {
+    "bound_module": ("BoundModule",),
+    "errors": ("ConfigError", "MlotoolError", "RunError"),
+    "loss_output": ("LossOutput",),
+    "rematerialization": ("remat",),
+    "replay": ("stop_gradient",),
 }
 __all__ = ["BoundModule", "ConfigError", "LossOutput", "MlotoolError", "RunError", "remat", "stop_gradient"]
 
 
 def __getattr__(name: str) -> Any:
     # Lazy (PEP 562): errors and suggestions are needed where torch must not be imported.
-    if name in _HOME_OF:
-        return getattr(import_module(f"mlotool.core.{_HOME_OF[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"mlotool.core.{home}"), name)
     raise AttributeError(f"module 'mlotool.core' has no attribute '{name}'")

@@ -7,7 +7,7 @@ that look-up costs as much as a layer.
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from typing import Any
@@ -22,8 +22,6 @@ from mlotool.core.unchanged import is_same
 # Below this a copy costs nothing, and the addresses of small buffers stay as they are.
 LARGE_BYTES = 1 << 14
 
-_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
-
 
 def lazy_copy(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor.
@@ -37,45 +35,16 @@ def lazy_copy(tensor: Tensor) -> Tensor:
 
     Example:
         >>> large = torch.zeros(1 << 14)
-        >>> copy = lazy_copy(large)
-        >>> share_memory(copy, large), bool(copy.add_(1.0).any()), bool(large.any()), share_memory(copy, large)
-        (True, True, False, False)
+        >>> bool(lazy_copy(large).add_(1.0).any()), bool(large.any())
+        (True, False)
     """
-    if tensor.layout != torch.strided or tensor.nbytes < LARGE_BYTES:
-        return tensor.clone()
-    is_on_cpu = type(tensor) in _PLAIN_TENSORS and tensor.device.type == "cpu"
-    if not is_on_cpu or is_functorch_wrapped_tensor(tensor) or is_tracing():
-        return tensor.clone()
-    try:
-        return torch._lazy_clone(tensor)
-    except RuntimeError:
-        # Memory that is not torch's: of numpy, of a file, shared with other processes.
-        return tensor.clone()
-
-
-def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are the same part of the same memory, so that neither has been written to.
-
-    Args:
-        a: a tensor that may be a lazy copy of the other.
-        b: the other.
-
-    Example:
-        >>> rows = torch.zeros(2, 1)
-        >>> share_memory(torch.zeros(1), torch.zeros(1)), share_memory(rows[0], rows[1])
-        (False, False)
-    """
-    if is_functorch_wrapped_tensor(a) or is_functorch_wrapped_tensor(b) or a.is_meta or b.is_meta:
-        return a is b
-    if a.layout != torch.strided or b.layout != torch.strided:
-        # A sparse tensor has several pieces of memory.
-        return a is b
-    # `data_ptr()` would copy: its caller might write there.
-    one, other = (
-        (torch._C._data_address(x), x.storage_offset(), x.shape, x.stride(), x.dtype)  # type: ignore[attr-defined]
-        for x in (a, b)
-    )
-    return one == other
+    is_large = tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.nbytes >= LARGE_BYTES
+    is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and not is_functorch_wrapped_tensor(tensor)
+    # Memory that is not torch's (of numpy, of a file, shared with other processes) raises.
+    with suppress(RuntimeError):
+        if is_large and is_plain and not is_tracing():
+            return torch._lazy_clone(tensor)
+    return tensor.clone()
 
 
 # A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it.
@@ -213,7 +182,7 @@ def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dic
 
 
 class AbstractEvaluation(ABC):
-    """A module that is evaluated in another way than by its own code alone."""
+    """A module that is evaluated in another way than by its own code alone; `method` returns another of its methods."""
 
     @abstractmethod
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -309,15 +278,12 @@ class BoundModule:
         """Return the name of a buffer of which calls have moved the copy; None where none has."""
         if self._slots is None or not self._buffers:
             return None
-        names = [name for name, _ in self._module.named_buffers()]
-        pairs = zip(names, self._buffers, self._slots.buffers(), strict=True)
-        moved = (name for name, now, own in pairs if not is_same(now, own))
+        pairs = zip(self._module.named_buffers(), self._buffers, strict=True)
+        moved = [name for (name, own), now in pairs if not is_same(now, own)]
+        owners = {name: type(self._module.get_submodule(name.rpartition(".")[0])) for name in moved}
         # What a module of mlotool's counts is for reports: how often a shared space has taken its paths.
-        return next((name for name in moved if not self._is_counted(name)), None)
-
-    def _is_counted(self, buffer: str) -> bool:
-        owner = self._module.get_submodule(buffer.rpartition(".")[0])
-        return any(kind.__module__.startswith("mlotool.") for kind in type(owner).__mro__)
+        counted = [x for x, kind in owners.items() if any(k.__module__.startswith("mlotool.") for k in kind.__mro__)]
+        return next((name for name in moved if name not in counted), None)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""

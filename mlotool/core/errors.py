@@ -116,8 +116,7 @@ class NonFiniteParametersError(RunError):
         names = [f"'{name}'" for name in (problem, *others)]
         whose = f"problem {names[0]}" if not others else f"the problems {', '.join(names)}"
         super().__init__(
-            f"The parameters of {whose} were found to be NaN or infinite after tick {tick}; expected finite numbers. "
-            f"The losses are finite, so a gradient was not, or a step was too large. Look for sqrt, log, norm or a "
-            f"division at zero in the loss of '{problem}' and of what reads it. "
+            f"The parameters of {whose} were found to be NaN or infinite after tick {tick}, no loss; expected finite "
+            f"numbers. Look for sqrt, log, norm or a division at zero in the loss of '{problem}' and of what reads it. "
             f"{advice or f'Or lower problems.{problem}.optimizer.lr.'}"
         )

@@ -5,7 +5,11 @@ mode, or with one derivative alone; `torch.no_grad()` and `.data`, which stop gr
 cannot be had at all, of which torch says so in words of its own, or takes what a backward returns for a constant.
 
 Operators that losses often have are replaced by equal ones; others are refused, and `product: auto` takes reverse then.
+Torch's derivatives of linear systems and determinants use factors that were saved, which are constants in forward mode:
+here they go by inverses and by the factors of `torch.linalg.lu`.
 """
+
+# ruff: noqa: N803, N806 (arguments have the names that torch gives them)
 
 import inspect
 import math
@@ -13,13 +17,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import decompositions
 from torch.autograd import grad_mode
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -30,7 +35,6 @@ from mlotool.core import private
 from mlotool.core.errors import ConfigError
 from mlotool.core.rematerialization import graph_inside
 from mlotool.core.replay import LossTraits, RandomState
-from mlotool.core.tangents import any_has_tangent
 
 Operator = Callable[..., Any]
 Table = dict[Operator, Operator]
@@ -43,8 +47,7 @@ _LACKING = "Trying to use forward AD with {} that does not support it"
 
 _RANDOM = (
     "scaled_dot_product_attention: found dropout_p: {dropout} on a GPU; expected 0, since its kernel draws other "
-    "random numbers there. Set dropout to 0 in attention, or call it under "
-    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+    "random numbers there. Set dropout to 0, or call it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
 )
 
 
@@ -121,12 +124,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
+    input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
     """Return `(x - mean) / sqrt(var + eps)` by group of channels, then times a weight and plus a bias by channel."""
     # Layer normalization of one row a group.
@@ -171,6 +169,13 @@ def detach_in_place(x: Tensor) -> Tensor:
     return x
 
 
+def _how(size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> str:
+    # The first two are arguments that torch still takes.
+    if size_average is None and reduce is None:
+        return reduction
+    return "none" if reduce is False else "sum" if size_average is False else "mean"
+
+
 def _reduced(values: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
     """Return values reduced; of weighted ones the mean is over the sum of the weights."""
     values = values if weight is None else weight * values
@@ -180,19 +185,10 @@ def _reduced(values: Tensor, reduction: str, weight: Tensor | None) -> Tensor:
 
 
 @_cast_once(_in_float32)
-def mse_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: Tensor | None = None,
-) -> Tensor:
+def mse_loss(input: Tensor, target: Tensor, *how: Any, weight: Tensor | None = None, **named: Any) -> Tensor:
     """Return the mean of `w (x - y)^2`, over the sum of the weights where there are some."""
-    if size_average is not None or reduce is not None:
-        # Arguments that torch still takes.
-        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
-    return _reduced((input - target).square(), reduction, weight)
+    weight = how[3] if len(how) > 3 else weight
+    return _reduced((input - target).square(), _how(*how[:3], **named), weight)
 
 
 @_cast_once(_in_float32)
@@ -250,39 +246,128 @@ def embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
     return sums / sizes.clamp_min(1)[:, None]
 
 
-def _lacking(name: str, function: Operator) -> Operator:
-    """Return what refuses an operator whose tangents of a gradient torch gets wrong in silence; not of constants."""
-
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        is_moving = any(x.requires_grad or private.is_functorch_wrapped_tensor(x) for x in tensors)
-        if is_moving or any_has_tangent(tensors):
-            raise NotImplementedError(_LACKING.format(name))
-        return function(*args, **kwargs)
-
-    return refused
-
-
-def _lacking_products(name: str, scatter_reduce: Operator) -> Operator:
-    """Return what refuses to reduce by products, of which torch's tangent of the gradient is wrong."""
-    refused = _lacking(f"{name} of products", scatter_reduce)
-
-    def reduced(*args: Any, **kwargs: Any) -> Any:
-        return (refused if "prod" in (*args[4:5], kwargs.get("reduce")) else scatter_reduce)(*args, **kwargs)
-
-    return reduced
-
-
 def prod(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return the product; of all entries by one axis, since torch has no tangent of that gradient at two zeros."""
     return torch.prod(x, *args, **kwargs) if args or "dim" in kwargs else torch.prod(x.reshape(-1), 0, **kwargs)
 
 
-def _table(make: Callable[[str, Operator], Operator], names: str) -> Table:
-    """Return a table of the operators, of torch and of its tensors, that have these names."""
-    homes = (torch, torch.linalg, Tensor)
-    found = [(name, getattr(home, name)) for name in names.split() for home in homes if hasattr(home, name)]
-    return {operator: make(name, operator) for name, operator in found}
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the products of the first 1, 2, ... entries, of the last 2, 4, 8, ... at a time."""
+    if not (x.is_floating_point() or x.is_complex()) or x.dim() == 0:
+        return torch.cumprod(x, dim, dtype=dtype)
+    products, reach = x.to(dtype or x.dtype).movedim(dim, 0), 1
+    while reach < len(products):
+        products = torch.cat([products[:reach], products[reach:] * products[:-reach]])
+        reach *= 2
+    return products.movedim(0, dim)
+
+
+def scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **kwargs: Any) -> Tensor:
+    """Return what torch does, but for products, of which its tangent of the gradient is wrong."""
+    if reduce == "prod":
+        raise NotImplementedError(_LACKING.format("scatter_reduce of products"))
+    return torch.scatter_reduce(x, dim, index, src, reduce, **kwargs)
+
+
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """Return `log(z / (1 - z))`, with z = x kept `eps` away from 0 and 1."""
+    z = x if eps is None else x.clamp(eps, 1.0 - eps)
+    return torch.log(z / (1.0 - z))
+
+
+@_cast_once(_in_float32)
+def soft_margin_loss(input: Tensor, target: Tensor, *how: Any, **named: Any) -> Tensor:
+    """Return the mean of `log(1 + exp(-y x))`."""
+    return _reduced(-F.logsigmoid(target * input), _how(*how, **named), None)
+
+
+@_cast_once(_in_float32)
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
+    """Return `|x_i - y_j|_p`."""
+    return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], p, dim=-1)
+
+
+@_cast_once(_in_float32)
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """Return `|x_i - x_j|_p` for i < j."""
+    first, second = torch.triu_indices(len(input), len(input), 1, device=input.device)
+    return torch.linalg.vector_norm(input[first] - input[second], p, dim=-1)
+
+
+@_cast_once(_in_float32)
+def grid_sample(
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
+    """Return pictures at the points of a grid, by the weights of the pixels around each; volumes are refused."""
+    if input.dim() != 4:
+        raise NotImplementedError(_LACKING.format("grid_sampler_3d"))
+    how = ("bilinear", "nearest", "bicubic").index(mode), ("zeros", "border", "reflection").index(padding_mode)
+    return decompositions.grid_sampler_2d(input, grid, *how, bool(align_corners))
+
+
+@_cast_once(_in_float32)
+def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+    """Return `A^-1 B`, or `B A^-1`; B is vectors where its shape is that of A without the last axis."""
+    inverse, is_vector = torch.linalg.inv(A), B.dim() == 1 or B.shape == A.shape[:-1]
+    if is_vector:
+        return (inverse @ B.unsqueeze(-1)).squeeze(-1)
+    return inverse @ B if left else B @ inverse
+
+
+def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
+    """Return the same, and zeros: nothing has gone wrong."""
+    zeros = torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
+    return torch.return_types.linalg_solve_ex((solve(A, B, left=left), zeros))  # type: ignore[attr-defined]
+
+
+def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+    """Return X with `tensordot(A, X) = B`."""
+    moved = A if dims is None else A.movedim(tuple(dims), tuple(range(A.dim() - len(dims), A.dim())))
+    shape = moved.shape[B.dim() :]
+    return solve(moved.reshape(B.numel(), math.prod(shape)), B.reshape(-1)).reshape(shape)
+
+
+@_cast_once(_in_float32)
+def slogdet(A: Tensor) -> Any:
+    """Return the sign of the determinant, and `sum log |U_ii|`."""
+    P, _, U = torch.linalg.lu(A)
+    diagonal = U.diagonal(dim1=-2, dim2=-1)
+    parts = torch.linalg.det(P) * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1)
+    return torch.return_types.linalg_slogdet(parts)  # type: ignore[attr-defined]
+
+
+@_cast_once(_in_float32)
+def det(A: Tensor) -> Tensor:
+    """Return `det(P) prod U_ii`."""
+    P, _, U = torch.linalg.lu(A)
+    return torch.linalg.det(P) * U.diagonal(dim1=-2, dim2=-1).prod(-1)
+
+
+def logdet(A: Tensor) -> Tensor:
+    """Return `log det A`; NaN where that is negative."""
+    sign, size = slogdet(A)
+    return size + sign.detach().log()
+
+
+@_cast_once(_in_float32)
+def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
+    """Return `(L L^H)^-1`, or `(L^H L)^-1`."""
+    triangle = L.triu() if upper else L.tril()
+    return torch.linalg.inv(triangle.mH @ triangle if upper else triangle @ triangle.mH)
+
+
+@_cast_once(_in_float32)
+def triangular_solve(b: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, **kwargs: bool) -> Any:
+    """Return `A^-1 b`, or `A^-T b`, and a copy of A."""
+    matrix, is_upper = (A.mT, not upper) if transpose else (A, upper)
+    solution = torch.linalg.solve_triangular(matrix, b, upper=is_upper, **kwargs)
+    return torch.return_types.triangular_solve((solution, A.clone()))
+
+
+def _table(*functions: Operator) -> Table:
+    """Return a table from the operators, of torch and of its tensors, that have the names of functions."""
+    homes = (torch, torch.linalg, torch.special, Tensor, F)
+    return {getattr(home, x.__name__): x for x in functions for home in homes if hasattr(home, x.__name__)}
 
 
 # What fails in double backward, or is silently wrong (weight normalization, linear_cross_entropy).
@@ -296,10 +381,6 @@ TWICE: Table = {
 # Since torch 2.15; the parts that its options cut it into have gradients alone.
 if hasattr(F, "linear_cross_entropy"):
     TWICE[F.linear_cross_entropy] = lambda *args, options=None, **kwargs: F.linear_cross_entropy(*args, **kwargs)
-
-# Torch's derivatives of linear systems use factors that were saved, and those of products the products without an
-# entry that is zero: in forward mode both are constants.
-_WRONG = "solve solve_ex tensorsolve det slogdet logdet cholesky_inverse triangular_solve cumprod"
 
 # Those of `TWICE`, what lacks forward mode, and what is silently wrong in it.
 FORWARD: Table = {
@@ -316,15 +397,16 @@ FORWARD: Table = {
     Tensor.data.__get__: lambda x, *_: x.detach(),  # type: ignore[attr-defined]
     Tensor.detach_: detach_in_place,
     torch.dropout: dropout,
-    torch.prod: prod,
-    Tensor.prod: prod,
-    **_table(_lacking_products, "scatter_reduce scatter_reduce_"),
-    **_table(_lacking, _WRONG),
+    Tensor.logit_: lambda x, eps=None: x.copy_(logit(x.clone(), eps)),
+    Tensor.scatter_reduce_: lambda x, *args, **kwargs: x.copy_(scatter_reduce(x.clone(), *args, **kwargs)),
+    **_table(prod, cumprod, scatter_reduce, logit, soft_margin_loss, cdist, pdist, grid_sample),
+    torch.linalg.solve: solve,
+    **_table(solve_ex, tensorsolve, det, slogdet, logdet, cholesky_inverse, triangular_solve),
 }
 
 _SCRIPTED = (
-    "problems.{problem}.loss: found '{name}', a module of torch.jit, under product: forward; expected modules of "
-    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or write product: reverse."
+    "problems.{problem}.loss: found '{name}', a module of torch.jit, which has no tangents, under product: forward; "
+    "expected modules of Python. Leave out torch.jit.script or trace, or write product: reverse."
 )
 
 _ONCE = (
@@ -365,10 +447,8 @@ def explained(problem: str, product: str) -> Iterator[None]:
         remedy = f"{'product: reverse or ' if is_forward else ''}hypergradient: finite_difference"
         if "checkpoint" in text or "saved tensor hooks" in text:
             remedy = "mlotool.remat(block, x) in place of torch.utils.checkpoint"
-        raise ConfigError(
-            f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product: {product}; "
-            f"expected operators that are differentiable twice. Write {remedy}."
-        ) from error
+        found = f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product:"
+        raise ConfigError(f"{found} {product}; expected operators with two derivatives. Write {remedy}.") from error
 
 
 def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:
@@ -404,43 +484,6 @@ _OWN = (
 )
 
 
-class GradientSwitches:
-    """Follows each switch of gradients in a loss.
-
-    Gradients are often off where tangents live: within a backward pass, and in custom functions. So what the end of
-    `torch.no_grad` restores says nothing, and the context itself must be known: it is `self` in torch's frames. Its end
-    restores what was there for tangents at its beginning.
-    """
-
-    def __init__(self) -> None:
-        self._before: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-    def follow(self, frame: FrameType | None, is_on: bool) -> None:
-        """Switch tangents as gradients are switched.
-
-        Args:
-            frame: that calls `set_grad_enabled`, or the `__torch_function__` of a mode that does.
-            is_on: what it is called with.
-        """
-        while frame is not None and frame.f_code.co_name == "__torch_function__":
-            # Below other modes; of two that follow switches the inner one has done it.
-            if frame.f_globals.get("__name__") == "mlotool.core.forward_mode":
-                return
-            frame = frame.f_back
-        context, is_end = None, False
-        while frame is not None and frame.f_code.co_filename == grad_mode.__file__:
-            context, is_end = frame.f_locals.get("self"), frame.f_code.co_name == "__exit__"
-            frame = frame.f_back
-        if frame is None or frame.f_globals.get("__name__", "").startswith(_OWN):
-            return
-        if not is_end:
-            if context is not None:
-                self._before.setdefault(context, torch._C._is_fwd_grad_enabled())
-            torch._C._set_fwd_grad_enabled(is_on)
-        elif context in self._before:
-            torch._C._set_fwd_grad_enabled(self._before.pop(context))
-
-
 # Functions of torch in Python that call operators of the tables, at once or in a backward pass.
 _OPENED = frozenset({F.multi_head_attention_forward, torch.autograd.grad, torch.autograd.backward, Tensor.backward})
 
@@ -468,11 +511,11 @@ def forward_mode(problem: str) -> Iterator[None]:
         tensor([0.5000])
     """
     before = torch._C._is_fwd_grad_enabled()
-    with explained(problem, "forward"), _slow_attention(), _uncompiled(), _Decomposition(FORWARD, GradientSwitches()):
-        try:
+    try:
+        with _evaluated(problem, "forward", _Decomposition(FORWARD, with_switches=True)):
             yield
-        finally:
-            torch._C._set_fwd_grad_enabled(before)
+    finally:
+        torch._C._set_fwd_grad_enabled(before)
 
 
 @contextmanager
@@ -495,31 +538,25 @@ def twice_differentiable_mode(problem: str) -> Iterator[None]:
         ...     bool(torch.autograd.grad(slope.square().sum(), x)[0].isfinite().all())
         True
     """
-    with explained(problem, "reverse"), _slow_attention(), _uncompiled(), _Decomposition(TWICE):
+    with _evaluated(problem, "reverse", _Decomposition(TWICE)):
         yield
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Run what is compiled by torch.compile as it is written.
+def _evaluated(problem: str, product: str, mode: "_Decomposition") -> Iterator[None]:
+    """Evaluate a loss with other operators, without what torch has for speed alone.
 
-    A compiled function has no second derivatives, and takes the constants of its trace for the tangents of its inputs.
-    """
-    # It takes long to import.
-    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
-        yield
-
-
-@contextmanager
-def _slow_attention() -> Iterator[None]:
-    """Keep modules of attention from kernels for inference, which have no derivative.
-
-    They take them wherever no tensor seems to require a gradient, as within `torch.vmap`.
+    Modules of attention take kernels for inference, which have no derivative, wherever no tensor seems to require a
+    gradient, as within `torch.vmap`. A compiled function has no second derivatives, and takes the constants of its
+    trace for the tangents of its inputs.
     """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    # Dynamo takes long to import.
+    stance = partial(torch.compiler.set_stance, "force_eager") if "torch._dynamo" in sys.modules else nullcontext
     try:
-        yield
+        with explained(problem, product), stance(), mode:
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 
@@ -527,24 +564,48 @@ def _slow_attention() -> Iterator[None]:
 class _Decomposition(TorchFunctionMode):
     """Puts other operators in the place of some.
 
+    Gradients are often off where tangents live: within a backward pass, and in custom functions. So what the end of
+    `torch.no_grad` restores says nothing, and the context itself must be known: it is `self` in torch's frames. Its end
+    restores what was there for tangents at its beginning.
+
     Args:
         table: from operators to these.
-        switches: what follows `torch.no_grad` and its like.
+        with_switches: whether tangents are off too where gradients are switched off in a loss.
     """
 
-    def __init__(self, table: Table, switches: GradientSwitches | None = None) -> None:
+    def __init__(self, table: Table, *, with_switches: bool = False) -> None:
         super().__init__()
-        self._table = table
-        self._switches = switches
+        self._table, self._with_switches = table, with_switches
+        self._before: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, or what stands in its place."""
         if func in _OPENED:
             with self:
                 return _opened(func)(*args, **(kwargs or {}))
-        if self._switches is not None and func is private.set_grad_enabled:
-            self._switches.follow(sys._getframe(1), *args)
+        if self._with_switches and func is private.set_grad_enabled:
+            self._follow(sys._getframe(1), *args)
         return self._table.get(func, func)(*args, **(kwargs or {}))
+
+    def _follow(self, frame: FrameType | None, is_on: bool) -> None:
+        """Switch tangents as gradients are switched, in a frame that may be the `__torch_function__` of a mode."""
+        while frame is not None and frame.f_code.co_name == "__torch_function__":
+            # Below other modes; of two that follow switches the inner one has done it.
+            if frame.f_globals.get("__name__") == "mlotool.core.forward_mode":
+                return
+            frame = frame.f_back
+        context, is_end = None, False
+        while frame is not None and frame.f_code.co_filename == grad_mode.__file__:
+            context, is_end = frame.f_locals.get("self"), frame.f_code.co_name == "__exit__"
+            frame = frame.f_back
+        if frame is None or frame.f_globals.get("__name__", "").startswith(_OWN):
+            return
+        if not is_end:
+            if context is not None:
+                self._before.setdefault(context, torch._C._is_fwd_grad_enabled())
+            torch._C._set_fwd_grad_enabled(is_on)
+        elif context in self._before:
+            torch._C._set_fwd_grad_enabled(self._before.pop(context))
 
 
 @cache

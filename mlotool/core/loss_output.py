@@ -10,11 +10,6 @@ from mlotool.core.user_code import WrongResultError
 
 Metrics = Mapping[str, Tensor]
 
-_ONE_NUMBER = (
-    "a 0-D tensor, or LossOutput(loss, metrics) with one",
-    "Return the mean over the batch, such as `losses.mean()`, and metrics beside it in a LossOutput.",
-)
-
 
 class LossOutput:
     """A scalar loss with metrics beside it.
@@ -64,8 +59,7 @@ class LossOutput:
         names = list(outputs[0].metrics)
         for output in outputs:
             if set(output.metrics) != set(names):
-                found = f"metrics with the names {', '.join(output.metrics) or 'none'} for one batch of a step and"
-                found = f"{found} {', '.join(names) or 'none'} for another"
+                found = f"metrics with the names {[*output.metrics]} for one batch of a step and {names} for another"
                 raise WrongResultError(found, "the same names for every batch", "Return each name every time.")
         return cls(
             torch.stack([output.loss.detach() for output in outputs]).mean(),
@@ -82,7 +76,8 @@ class LossOutput:
         output = value if isinstance(value, LossOutput) else cls(value)
         loss = output.loss
         if not isinstance(loss, Tensor) or (loss.dim() and loss.numel() != 1):
-            raise WrongResultError(kind_of(loss), *_ONE_NUMBER)
+            advice = "Return the mean over the batch, such as `losses.mean()`, and metrics beside it in a LossOutput."
+            raise WrongResultError(kind_of(loss), "a 0-D tensor, or LossOutput(loss, metrics) with one", advice)
         if loss.is_complex():
             raise WrongResultError("a complex number", "a real one", "Return its .abs() or .real.")
         return output

@@ -5,11 +5,10 @@ from torch import _guards
 from torch._C import _functorch
 from torch._functorch import pyfunctorch
 from torch._subclasses import fake_tensor
-from torch.nn.modules import batchnorm, dropout
+from torch.nn.modules import batchnorm
 from torch.utils import _device, _python_dispatch, _pytree
 
 guards = _guards
-functorch = _functorch
 device_mode = _device
 pytree = _pytree
 
@@ -27,11 +26,9 @@ unset_fake_temporarily = fake_tensor.unset_fake_temporarily
 
 BatchNorm = batchnorm._BatchNorm
 NormBase = batchnorm._NormBase
-DropoutNd = dropout._DropoutNd
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 current_dispatch_mode = _python_dispatch._get_current_dispatch_mode
-register_pytree_node = _pytree.register_pytree_node
 tree_flatten = _pytree.tree_flatten
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map

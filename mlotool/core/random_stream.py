@@ -83,7 +83,7 @@ class RandomStream:
         if new:
             assert self._depth == 0
             self._devices = (*self._devices, *new)
-            self._inside = self._inside.with_devices(new)
+            self._inside = RandomState(tuple(new), self._inside)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is, in plain containers."""

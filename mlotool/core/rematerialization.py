@@ -37,9 +37,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from mlotool.core import private
-from mlotool.core.bound_module import AbstractEvaluation, Slot, in_slots, lazy_copy, share_memory
+from mlotool.core.bound_module import AbstractEvaluation, Slot, in_slots, lazy_copy
 from mlotool.core.errors import ConfigError
-from mlotool.core.gradient import Recording
 from mlotool.core.messages import kind_of
 from mlotool.core.private import is_functorch_wrapped_tensor, tree_flatten, tree_leaves, tree_unflatten
 from mlotool.core.replay import ConstantsOfPart, RandomState
@@ -69,28 +68,10 @@ class BlockCall:
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
-        >>> call, tensors = BlockCall.of(layer, (torch.ones(1),), {})
-        >>> len(tensors), call(torch.ones(1), torch.full((1, 1), 3.0))[0]
+        >>> call = BlockCall(layer, (torch.ones(1),), {})
+        >>> len(call.tensors), call(torch.ones(1), torch.full((1, 1), 3.0))[0]
         (2, tensor([3.]))
     """
-
-    @classmethod
-    def of(
-        cls, block: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple["BlockCall", list[Tensor]]:
-        """Return the call, and what it takes: the tensors among the arguments, parameters, and copies of the buffers.
-
-        The call does not keep them: it lives as long as a graph does, and they are a graph's to drop. Arguments as for
-        the class.
-        """
-        call = cls(block, inputs, options)
-        given = [leaf for leaf in tree_leaves((inputs, options)) if isinstance(leaf, Tensor)]
-        parameters = call._slots[: len(call._slots) - len(call._buffers)]
-        tensors = [*given, *[holder[name] for holder, name in parameters]]
-        tensors += [lazy_copy(holder[name].detach()) for holder, name in call._buffers]
-        call._devices = tuple({tensor.device for tensor in tensors if tensor.is_cuda})
-        call._autocasts = [_autocast_on(kind) for kind in sorted({tensor.device.type for tensor in tensors})]
-        return call, tensors
 
     def __init__(self, block: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
         leaves, self._structure = tree_flatten((inputs, options))
@@ -104,8 +85,12 @@ class BlockCall:
         self._slots = [*parameters, *self._buffers]
         self._modes = [(module, module.training) for module in modules]
         self._function_modes = _get_current_function_mode_stack()
-        self._devices: tuple[torch.device, ...] = ()
-        self._autocasts: list[dict[str, Any]] = []
+        # What it takes: tensors among the arguments, parameters, copies of the buffers. They are a graph's to drop, and
+        # the call, which lives as long, does not keep them.
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)] + [x[name] for x, name in parameters]
+        self.tensors += [lazy_copy(holder[name].detach()) for holder, name in self._buffers]
+        self._devices = tuple({tensor.device for tensor in self.tensors if tensor.is_cuda})
+        self._autocasts = [_autocast_on(kind) for kind in sorted({tensor.device.type for tensor in self.tensors})]
         self._attention = _attention_kernels()
         self._is_whole = _is_looked_at(block)
         self._hidden = ConstantsOfPart()
@@ -422,7 +407,7 @@ def _has_moved(buffer: Tensor, original: Tensor) -> bool:
     # Kernels of BatchNorm change its statistics without counting a version; those of sparse tensors count.
     if buffer.layout != torch.strided or private.is_batchedtensor(buffer):
         return False
-    return not (share_memory(buffer, original) or torch.equal(buffer, original))
+    return not torch.equal(buffer, original)
 
 
 @contextmanager
@@ -441,8 +426,8 @@ def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
 _Evaluation = Callable[..., Sequence[Tensor | None]]
 
 _REVERSE_OVER_FORWARD = (
-    "remat: found a gradient of a tangent (reverse over forward); expected tangents of a gradient, which are the same "
-    "product. Take the gradient inside, and the tangent of it outside."
+    "remat: found a gradient of a tangent (reverse over forward); expected the tangent of a gradient, which is equal. "
+    "Take the gradient inside, and the tangent of it outside."
 )
 
 _IS_PLAIN: ContextVar[bool] = ContextVar("mlotool_plain_remat", default=False)
@@ -488,7 +473,8 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     if _IS_PLAIN.get():
         return block(*inputs, **options)
     with _watching(None):
-        call, tensors = BlockCall.of(block, inputs, options)
+        call = BlockCall(block, inputs, options)
+        tensors, call.tensors = call.tensors, []
         is_recorded = torch.is_grad_enabled() and (_in_transform() or any(tensor.requires_grad for tensor in tensors))
         if is_recorded or any_has_tangent(tensors):
             return call.finish(_evaluate(call, tensors))
@@ -523,7 +509,7 @@ def _evaluate(function: _Evaluation, tensors: Sequence[Tensor]) -> Sequence[Tens
         return found[: len(found) // 2]
     values, tangents = apart(tensors)
     if not (torch.is_grad_enabled() and any(value.requires_grad for value in values)):
-        with Recording(False):
+        with torch.no_grad():
             return function(*tensors)
     found = _Remat.apply(function, count, *values, *tangents)
     return joined(found[: len(found) // 2], found[len(found) // 2 :])
@@ -543,8 +529,7 @@ class _Remat(Function):
         if not _in_transform() and any_has_tangent(points):
             found = _evaluate(function, points)
             return (*found, *[None] * len(found))
-        result: tuple[Tensor | None, ...] = super().apply(function, count, *both)
-        return result
+        return super().apply(function, count, *both)
 
     @staticmethod
     def forward(function: _Evaluation, count: int, *both: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -672,8 +657,7 @@ class _Pullback:
             return tuple(self._with_cotangent(self.function(*arguments)))
 
         sources = [point for point, flag in zip(points, self.wanted, strict=True) if flag]
-        slopes: Sequence[Tensor] = torch.func.vjp(function, *sources)[1](tuple(cotangents))
-        return slopes
+        return torch.func.vjp(function, *sources)[1](tuple(cotangents))
 
     def _with_cotangent(self, results: Sequence[Tensor | None]) -> list[Tensor]:
         return [y for y, flag in zip(results, self.has_cotangent, strict=True) if flag and y is not None]

@@ -4,7 +4,7 @@ A finite difference evaluates a loss at perturbed parameters. Whatever is drawn 
 loss treats as a constant, must then be the same in every evaluation, or the difference measures that instead.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ Evaluation = Callable[[], Sequence[Tensor]]
 
 _CHANGED_CONSTANTS = (
     "A loss calls stop_gradient a different number of times at perturbed parameters; expected the same calls in every "
-    "evaluation of a finite difference. Do not let the number depend on the parameters, or use product: reverse."
+    "evaluation of a finite difference. Do not let it depend on the parameters, or use product: reverse."
 )
 
 
@@ -119,11 +119,16 @@ class RandomState:
 
     Args:
         devices: CUDA devices whose generators belong to it.
+        before: another state, to which those of the devices are added.
     """
 
-    def __init__(self, devices: tuple[torch.device, ...] = ()) -> None:
-        self._cpu = torch.default_generator.get_state()
-        self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
+    def __init__(self, devices: tuple[torch.device, ...] = (), before: "RandomState | None" = None) -> None:
+        self._cpu: Tensor = torch.default_generator.get_state() if before is None else before._cpu
+        kept = [] if before is None else before._cuda
+        self._cuda: list[tuple[torch.device, Tensor]] = [
+            *kept,
+            *[(device, torch.cuda.get_rng_state(device)) for device in devices],
+        ]
 
     def restore(self, devices: Container[torch.device] | None = None) -> None:
         """Set the generators back.
@@ -135,12 +140,6 @@ class RandomState:
         for device, state in self._cuda:
             if devices is None or device in devices:
                 torch.cuda.set_rng_state(state, device)
-
-    def with_devices(self, devices: Iterable[torch.device]) -> "RandomState":
-        """Return it with the states that the generators of more CUDA devices have now."""
-        more = RandomState(tuple(devices))
-        more._cpu, more._cuda = self._cpu, [*self._cuda, *more._cuda]
-        return more
 
     def equals(self, other: "RandomState") -> bool:
         """Return whether nothing was drawn between the two."""
@@ -206,10 +205,8 @@ class Replay:
     def __init__(
         self, base: Evaluation, devices: tuple[torch.device, ...] = (), traits: LossTraits | None = None
     ) -> None:
-        self._base = base
-        self._devices = devices
+        self._base, self._devices, self._traits = base, devices, traits or LossTraits()
         self._random: RandomState | None = None
-        self._traits = traits or LossTraits()
         self._constants: list[Tensor] | None = None
         self._has_result = False
 

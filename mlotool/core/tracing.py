@@ -149,26 +149,16 @@ class TraceableFunctions(TorchFunctionMode):
 
 def _one_hot(target: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
-        found: Tensor = NotImplemented
-        return found
+        return NotImplemented
     return (target.unsqueeze(-1) == torch.arange(num_classes, device=target.device)).long()
 
 
-def _smoothed(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float | Tensor = 0.0,
-) -> Tensor:
+def _smoothed(logits: Tensor, target: Tensor, *more: Any, label_smoothing: Any = 0.0, **settings: Any) -> Tensor:
     """Return `(1 - s) cross-entropy + s / K sum over classes of -log p`, for a smoothing s that is a tensor."""
-    is_usual = weight is None and size_average is None and reduce is None and not target.is_floating_point()
+    ignore_index, reduction = settings.pop("ignore_index", -100), settings.pop("reduction", "mean")
+    is_usual = all(value is None for value in (*more, *settings.values())) and not target.is_floating_point()
     if not isinstance(label_smoothing, Tensor) or not is_usual or logits.dim() < 2:
-        found: Tensor = NotImplemented
-        return found
+        return NotImplemented
     is_there = target != ignore_index
     spread = torch.where(is_there, -logits.log_softmax(1).mean(1), 0.0)
     if reduction == "mean":

@@ -150,10 +150,6 @@ class SameObjects:
         now, kept = self._look(), self._kept
         return len(now) == len(kept) and all(map(is_, now, kept))
 
-    def renew(self) -> None:
-        """Remember those that are there now."""
-        self._kept = self._look()
-
 
 class SameForms:
     """Remembers sizes, strides, types and `requires_grad` of tensors, which `tensor.data = ...` may change.
@@ -272,12 +268,11 @@ def _held_by(value: Any) -> list[Any] | None:
         raise IteratorFoundError
     if isinstance(value, _NAMED):
         return None
-    try:
+    # What cannot be pickled, by code of anybody's, is no tuple.
+    reduced = None
+    with suppress(Exception):
         reduced = value.__reduce_ex__(4)
-    except Exception:
-        # What cannot be pickled, by code of anybody's.
-        return None
-    if isinstance(reduced, str):
+    if not isinstance(reduced, tuple):
         return None
     _, arguments, *state = reduced
     return [arguments, *state[:1], *[part for items in state[1:3] for part in items or ()]]

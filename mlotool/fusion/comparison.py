@@ -12,14 +12,14 @@ from annotated_types import Ge, Lt
 from torch import Tensor
 
 from mlotool.fusion.stack import NotFusedError, OwnValue, Stack
+from mlotool.fusion.stacked_batches import TakenSteps
 from mlotool.fusion.stacked_gradients import Drawings, FlatResult, RoundFunction, StackedGradients
 from mlotool.problem.problem import Problem
 from mlotool.program import Schedule
 from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
+from mlotool.program.gradient_plan import PreparedStep, StepResult
 from mlotool.program.guard import PythonState, why_unseen
-from mlotool.program.prepared_step import PreparedStep, StepResult
-from mlotool.program.trace import TakenSteps, UntraceableError, copied, kinds_of
-from mlotool.program.traced_rounds import Drawn
+from mlotool.program.trace import Drawn, UntraceableError, copied, kinds_of
 
 Outcome = dict[str, StepResult] | Exception | None
 """What the steps of one member have given, or the error of one; None of a member that takes no part."""
@@ -67,15 +67,16 @@ class RoundMembers:
         """
         program = self.schedule(number).program
         buffers = [buffer.clone() for buffer in self.stack.buffers(number)]
-        state, holders = program.random.state_dict(), list[Any](program.engine.memories)
-        holders += [problem.trajectory.largest_norm for problem in program.engine.problems]
-        values = [holder.value for holder in holders]
+        state, places = program.random.state_dict(), list[tuple[Any, str]]()
+        places += [(memory, "value") for memory in program.engine.memories]
+        places += [(problem.trajectory, "largest_norm") for problem in program.engine.problems]
+        values = [getattr(holder, name) for holder, name in places]
 
         def restore() -> None:
             self.stack.put_buffers(number, buffers)
             program.random.load_state_dict(state)
-            for holder, value in zip(holders, values, strict=True):
-                holder.value = value
+            for (holder, name), value in zip(places, values, strict=True):
+                setattr(holder, name, value)
 
         try:
             yield restore

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from mlotool.core.bound_module import lazy_copy, share_memory
+from mlotool.core.bound_module import lazy_copy
 from mlotool.core.private import is_functorch_wrapped_tensor
 from mlotool.core.tangents import any_has_tangent
 from mlotool.core.tracing import is_tracing
@@ -123,7 +123,7 @@ class SharedPrefix:
         """Return a part's result for an input that is a constant."""
         key = _key_of(arguments)
         kept, result, _ = self._kept.get(key, ((), None, 0))
-        if not kept or not all(map(_is_same_input, kept, arguments)):
+        if not kept or not all(map(have_same_bits, kept, arguments)):
             return self._evaluated(member, key, arguments)
         self._num_misses = 0
         own = member.differing(arguments, result)
@@ -247,10 +247,6 @@ def _key_of(arguments: tuple[Tensor, ...]) -> Any:
     kinds = [(each.shape, each.stride(), each.dtype, each.device) for each in arguments]
     numbers = [str(each.flatten()[:: max(each.numel() // 8, 1)].tolist()) for each in arguments]
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), *kinds, *numbers
-
-
-def _is_same_input(held: Tensor, given: Tensor) -> bool:
-    return share_memory(held, given) or have_same_bits(held, given)
 
 
 def _agree(tensor: Tensor, other: Tensor) -> bool:

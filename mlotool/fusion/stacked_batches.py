@@ -9,22 +9,24 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mlotool.core.private import tree_flatten, tree_map_only, tree_unflatten
+from mlotool.core.replay import RandomState
 from mlotool.data.image_data import InMemoryDataset
 from mlotool.data.language_data import TextWindows
 from mlotool.data.splits import InMemoryTensors
 from mlotool.fusion.stack import NotFusedError
+from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.stream import Place, SameBatch, Stream
-from mlotool.problem.trajectory import StepRecord
+from mlotool.problem.trajectory import LowerSnapshot, StepRecord
 from mlotool.program import Program
 from mlotool.program.solution_plan import all_plans
-from mlotool.program.trace import TakenStep, TakenSteps, Traced
+from mlotool.program.trace import Traced
 
 _Places = tuple[Place | None, ...]
 
@@ -319,6 +321,79 @@ def _recorded_steps(problems: Sequence[Problem]) -> StackedBatch:
         )
     steps = [_recorded_step(name, records) for records in zip(*unrolls, strict=True)]
     return StackedBatch(TakenSteps(kinds.pop(), problems[0].trajectory.has_all, steps), is_shared=False)
+
+
+NumberPlace = tuple[str, int | None]
+"""A hyperparameter by name, and its position in one that is a tuple."""
+
+
+class TakenStep(NamedTuple):
+    """One step, without random numbers and lower problems, of which it has none.
+
+    Args:
+        theta: the parameters before it.
+        state: the optimizer's state before it, one mapping a parameter.
+        batches: of its gradient.
+        buffers: before each evaluation; empty where there are none.
+        settings: hyperparameters, one mapping a parameter.
+        numbers: those of them that are arguments, (n,) float64.
+        places: by parameter, where among the numbers a hyperparameter stands.
+    """
+
+    theta: list[Tensor]
+    state: list[dict[str, Tensor]]
+    batches: list[Any]
+    buffers: list[dict[str, Tensor | None]]
+    settings: list[dict[str, Any]]
+    numbers: Tensor
+    places: list[dict[NumberPlace, int]]
+
+    def record(self, devices: Sequence[Any]) -> StepRecord:
+        """Return it as a record.
+
+        Args:
+            devices: CUDA devices of the problem.
+        """
+        # What draws random numbers is not traced: any state will do.
+        random = RandomState(tuple(devices))
+        pairs = zip(self.settings, self.places, strict=True)
+        given = tuple(_with_numbers(settings, places, self.numbers) for settings, places in pairs)
+        draws = tuple((batch, random) for batch in self.batches)
+        return StepRecord(tuple(self.theta), tuple(self.state), given, draws, {}, buffers=tuple(self.buffers))
+
+
+class TakenSteps(NamedTuple):
+    """The steps of an unroll, oldest first.
+
+    Args:
+        kind: what runs whose steps are one function share beside containers.
+        has_all: whether the first of them is the first of its unroll.
+        steps: the steps.
+    """
+
+    kind: str
+    has_all: bool
+    steps: list[TakenStep]
+
+    def as_lower_snapshot(
+        self, theta: Sequence[Tensor], stream: Stream | SameBatch | None, devices: Sequence[Any]
+    ) -> LowerSnapshot:
+        """Return the problem as its reader finds it.
+
+        Args:
+            theta: its parameters now.
+            stream: its own.
+            devices: its CUDA devices.
+        """
+        return LowerSnapshot(theta, stream, tuple(step.record(devices) for step in self.steps), self.has_all)
+
+
+def _with_numbers(settings: Mapping[str, Any], places: Mapping[NumberPlace, int], numbers: Tensor) -> Hyperparameters:
+    given = dict(settings)
+    for (name, position), number in places.items():
+        value = numbers[number]
+        given[name] = value if position is None else (*given[name][:position], value, *given[name][position + 1 :])
+    return given
 
 
 def _recorded_step(name: str, records: Sequence[StepRecord]) -> TakenStep:

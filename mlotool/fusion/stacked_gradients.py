@@ -29,8 +29,7 @@ from mlotool.problem.interface import Memory
 from mlotool.program import Schedule
 from mlotool.program.backends import BACKENDS, Run, simplified
 from mlotool.program.decompositions import FOREACH, HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
-from mlotool.program.gradient_plan import Gradient
-from mlotool.program.prepared_step import StepResult, norm_of, result_of
+from mlotool.program.gradient_plan import Gradient, StepResult, norm_of, result_of
 from mlotool.program.solution_plan import Engine
 from mlotool.program.trace import (
     MOST_TRACES,

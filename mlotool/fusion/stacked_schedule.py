@@ -19,9 +19,9 @@ from mlotool.problem.optimizers.optimizer_step import KernelGroup, take_steps
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.program import Program, Schedule
+from mlotool.program.gradient_plan import StepResult, stepped
 from mlotool.program.guard import Guard, may_change_between_ticks
-from mlotool.program.prepared_step import StepResult, stepped
-from mlotool.program.traced_rounds import Looks, why_untraceable
+from mlotool.program.trace import Looks, why_untraceable
 
 
 class StackedSteps:

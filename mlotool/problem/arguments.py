@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import is_of_user, named
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.parallel import AbstractParallel
@@ -41,17 +41,14 @@ def check_problem(given: Mapping[str, Any]) -> None:
         ("loss", callable(loss) and not isinstance(loss, type), f"a function that is called as {call}"),
         ("stream", is_stream, "a mlotool.Stream or null"),
         ("optimizer", optimizer is None or callable(optimizer) or isinstance(optimizer, Optimizer), _OPTIMIZER),
-        ("scheduler", scheduler is None or callable(scheduler), _SCHEDULER),
-        ("hypergradient", isinstance(algorithm, AbstractHypergradient | None), _HYPERGRADIENT),
-        ("parallel", isinstance(given["parallel"], AbstractParallel | None), _PARALLEL),
+        ("scheduler", scheduler is None or callable(scheduler), "a callable that builds a scheduler, or null"),
+        ("hypergradient", isinstance(algorithm, AbstractHypergradient | None), "a built hypergradient, or null"),
+        ("parallel", isinstance(given["parallel"], AbstractParallel | None), "layer-parallel training, or null"),
     ):
         require(is_right, f"problems.{name}.{key}", given[key], expected)
 
 
 _OPTIMIZER = "a torch optimizer, or a callable that builds one from the parameters"
-_SCHEDULER = "a callable that builds a scheduler from the optimizer, or null"
-_HYPERGRADIENT = "a hypergradient that is built, or null"
-_PARALLEL = "layer-parallel training that is built, or null"
 
 
 def _is_role(value: Any) -> bool:
@@ -71,9 +68,8 @@ def made(key: str, maker: Callable[..., Any], argument: Any, expected: str, kind
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{key}: {named(maker)} failed: {error}; expected that it builds {expected}. Correct it, or its settings."
-        ) from error
+        found = f"{key}: {named(maker)} failed: {error}; expected that it builds {expected}"
+        raise ConfigError(f"{found}. Correct it, or its settings.") from error
     if not isinstance(value, kind):
         require(False, key, value, f"{expected}, which {named(maker)} should return")
     return value
@@ -98,16 +94,6 @@ def needs_closure(optimizer: Optimizer) -> bool:
     """Return whether an optimizer evaluates the loss itself, such as LBFGS with its line search."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def needs_batch(name: str, error: Exception) -> ConfigError | None:
-    """Return what to raise where a loss that has no stream has failed; None where that is not the reason."""
-    if not isinstance(error, TypeError | AttributeError) or "NoneType" not in str(error):
-        return None
-    return ConfigError(
-        f"problems.{name}.stream: found None, so that the loss was called with batch=None, and failed: {error}; "
-        "expected a stream. Write stream: {split: train, batch_size: 32}, or stream=mlotool.Stream(...) in Python."
-    )
 
 
 def without_gradient(problem: str) -> ConfigError:
@@ -158,11 +144,9 @@ def check_owners(modules: Mapping[str, nn.Module]) -> None:
                 for place in ((id(child), name), memory):
                     owner, other = owners.setdefault(place, (problem, path))
                     if owner != problem:
-                        raise ConfigError(
-                            f"problems.{problem}.module: its parameter '{path}' is the parameter '{other}' of "
-                            f"problems.{owner}.module; expected that one problem trains it. Give one of them a copy, "
-                            "or a role for the other problem."
-                        )
+                        found = f"its parameter '{path}' is the parameter '{other}' of problems.{owner}.module"
+                        advice = "Give one of them a copy, or a role for the other problem."
+                        raise ConfigError(f"problems.{problem}.module: {found}; expected another. {advice}")
 
 
 def check_shared(argument: str, objects: Mapping[str, Any]) -> None:
@@ -180,19 +164,6 @@ def check_shared(argument: str, objects: Mapping[str, Any]) -> None:
         owner = problem if value is None else owners.setdefault(id(value), problem)
         found, expected = f"that of problems.{owner}", "one of its own, since it keeps what it has seen"
         require(owner == problem, f"problems.{problem}.{argument}", found, expected, "Make one for each problem.")
-
-
-def check_used(problem: str, module: nn.Module) -> None:
-    """Refuse a lazy module that has no shape yet though a loss was evaluated.
-
-    Raises:
-        RunError: a parameter has none.
-    """
-    for path, parameter in module.named_parameters():
-        if is_lazy(parameter):
-            found = f"the parameter '{path}' of {named(module)} has no shape yet, though a loss was evaluated"
-            expected = "expected that the forward calls each lazy layer. Call it there, or remove it."
-            raise RunError(f"problems.{problem}.module: {found}; {expected}")
 
 
 def check_saving(problem: str, module: nn.Module) -> None:

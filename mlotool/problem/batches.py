@@ -142,11 +142,9 @@ class Share:
     @staticmethod
     def weigh(output: LossOutput, weight: float) -> LossOutput:
         """Return a loss and its metrics times a weight."""
-
-        def metrics() -> dict[str, Tensor]:
-            return {name: value * weight for name, value in output.metrics.items()}
-
-        return output if weight == 1.0 else LossOutput(output.loss * weight, metrics)
+        if weight == 1.0:
+            return output
+        return LossOutput(output.loss * weight, lambda: {name: x * weight for name, x in output.metrics.items()})
 
 
 def bounds(size: int, rank: int, num_ranks: int) -> tuple[int, int, float]:
@@ -174,10 +172,8 @@ def sliced(batch: Any, begin: int, end: int) -> Any:
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     if isinstance(batch, Sequence):
         return batch[begin:end]
-    raise TypeError(
-        f"A batch of {type(batch).__name__} cannot be divided among ranks; expected tensors, mappings, tuples or "
-        "lists. Use runner.devices=1, or a data set that is not `seeded`."
-    )
+    found = f"A batch of {type(batch).__name__} cannot be divided among ranks; expected tensors in dicts or lists."
+    raise TypeError(f"{found} Use runner.devices=1, or a data set that is not `seeded`.")
 
 
 def check_dataset(dataset: Any, key: str = "stream.dataset") -> None:

@@ -1,7 +1,7 @@
 """What cannot go together: one table, from which both the messages and those of docs/compatibility.md are made.
 
 A row names two features of a `Case`, which is one problem with what it is combined with; it holds where both are there.
-`python -m mlotool.problem.compatibility` writes the tables of the page.
+`python -m docs.generated.compatibility` writes the tables of the page.
 """
 
 import re
@@ -230,7 +230,7 @@ REFUSED: tuple[Row, ...] = (
 TRACE, FUSE = "runner.trace", "sweep.fuse"
 
 # Without which uses a problem runs that has a feature, and why.
-_LEFT_OUT: tuple[tuple[str, tuple[str, ...], str], ...] = (
+LEFT_OUT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("several ranks", (TRACE, FUSE), "its gradient is a mean over ranks"),
     ("parallel", (TRACE, FUSE), "its training is layer-parallel"),
     ("precision: fp16", (TRACE, FUSE), "in fp16 a step decides by its gradient whether it is taken"),
@@ -251,7 +251,7 @@ _LEFT_OUT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("state between pullbacks", (TRACE, FUSE), "its hypergradient keeps something from one use to the next"),
 )
 
-ROWS = (*REFUSED, *(Row(first, use, reason) for first, uses, reason in _LEFT_OUT for use in uses))
+ROWS = (*REFUSED, *(Row(first, use, reason) for first, uses, reason in LEFT_OUT for use in uses))
 
 
 def check(case: Case) -> None:
@@ -296,26 +296,3 @@ def _filled(text: str, case: Case) -> str:
         "optimizer": type(case.optimizer).__name__,
     }
     return re.sub(r"\{(\w+)\}", lambda match: names[match[1]], text)
-
-
-_WORDS = {
-    **dict.fromkeys(("name", "solution"), "the problem"),
-    **dict.fromkeys(("reader", "read"), "another problem"),
-    "algorithm": "the hypergradient",
-    "optimizer": "the optimizer",
-}
-
-
-def page() -> str:
-    """Return the tables of docs/compatibility.md."""
-    refused = [(row.first, row.second, f"`{row.key}`", row.expected, row.reason) for row in REFUSED]
-    left = [(first, *("x" if use in uses else "" for use in (TRACE, FUSE)), why) for first, uses, why in _LEFT_OUT]
-    headers = ("this", "with", "change", "to", "because"), ("this", TRACE, FUSE, "because")
-    tables = []
-    for header, rows in ((headers[0], refused), (headers[1], left)):
-        tables.append("".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows)))
-    return re.sub(r"'?\{(\w+)\}'?", lambda match: _WORDS[match[1]], "\n".join(tables))
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -4,8 +4,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +19,7 @@ from mlotool.core.unchanged import SameObjects, deep_copy
 from mlotool.problem.arguments import check_module, check_problem
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
-from mlotool.problem.optimizers.optimizer_step import Evaluate, LossScale, OptimizerFactory, optimizer_step
+from mlotool.problem.optimizers.optimizer_step import Evaluate, OptimizerFactory, OptimizerStep
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.parallel import AbstractParallel
@@ -42,9 +40,6 @@ _CHANGED = (
     "problems.{problem}.module: its parameter '{key}' was replaced, added, removed or frozen after the problem was "
     "made; expected the same ones, which its optimizer steps. Change it before, or set the lr of its group to 0."
 )
-
-_REQUIRES_GRAD = attrgetter("requires_grad")
-_VALUES = methodcaller("values")  # Of a dict, or what torch.jit puts in its place.
 
 
 @dataclass(frozen=True)
@@ -108,8 +103,7 @@ class Problem:
         self.settings = ProblemSettings.of(name, settings)
         check_module(name, module)
         check(Case(name, self.settings, parallel, module=module))
-        self.module = module
-        self.parallel = parallel
+        self.module, self.parallel, self.loss, self.stream = module, parallel, loss, stream
         if self.settings.tasks is not None:
             stack_parameters(name, module, self.settings.tasks)
         self.shards: Shards | None = None
@@ -117,23 +111,19 @@ class Problem:
         remat = self.settings.remat
         self.rematerialized = None if remat is None else rematerialize(name, module, remat)
         self.has_blocks = remat is not None
-        self.loss = loss
         self.roles = {role: _role(value) for role, value in (roles or {}).items()}
-        self.stream = stream
         self.theta = {key: tensor for key, tensor in module.named_parameters() if tensor.requires_grad}
         expected, advice = "a parameter that requires a gradient", "Unfreeze one, or use the module inside the loss."
         require(bool(self.theta), f"problems.{name}.module", module, expected, advice)
         if parallel is not None:
             parallel.attach(name, module)
             parallel.check_data(getattr(stream, "dataset", None))
-        self.optimizer_step = optimizer_step(name, self.theta, optimizer, scheduler, self.settings)
+        self.optimizer_step = OptimizerStep(name, self.theta, optimizer, scheduler, self.settings)
         check(Case(name, self.settings, parallel, self.optimizer, self.scheduler))
         self._bind()
-        self.hypergradient = hypergradient
-        if hypergradient is None and parallel is not None:
-            self.hypergradient = parallel.default_hypergradient()
-        self.num_steps = 0
-        self.trajectory = Trajectory()
+        is_by_default = hypergradient is None and parallel is not None
+        self.hypergradient = parallel.default_hypergradient() if is_by_default and parallel else hypergradient
+        self.num_steps, self.trajectory = 0, Trajectory()
         is_reset = self.settings.reset_to == "initial"
         self.initial = tuple(tensor.clone() for tensor in self.constants().values()) if is_reset else ()
 
@@ -150,16 +140,6 @@ class Problem:
     def scheduler(self) -> Any:
         """Its learning-rate scheduler."""
         return self.optimizer_step.scheduler
-
-    @property
-    def loss_scale(self) -> LossScale | None:
-        """The factor of its loss in fp16."""
-        return self.optimizer_step.loss_scale
-
-    @property
-    def evaluates_again(self) -> bool:
-        """Whether its optimizer evaluates the loss itself, such as LBFGS with its line search."""
-        return self.optimizer_step.evaluates_again
 
     @property
     def node(self) -> ProblemNode:
@@ -184,11 +164,6 @@ class Problem:
     def current(self) -> tuple[Tensor, ...]:
         """Return the trained parameters, detached, in the order of `theta`; they share the parameters' memory."""
         return tuple([tensor.detach() for tensor in self.own])
-
-    def sync_parallel(self) -> None:
-        """Give all ranks the same parameters and buffers, where stages of the module are theirs."""
-        assert self.parallel is not None
-        self.parallel.sync(None)
 
     def constants(self) -> dict[str, Tensor]:
         """Return theta, detached; the tensors share the parameters' memory."""
@@ -215,8 +190,8 @@ class Problem:
         Args:
             gradient: one tensor a parameter of theta, of a shard this rank's part; None where it is unused.
             hyperparameters: those of each parameter, where another problem gives some of them.
-            evaluate: for an optimizer that evaluates the loss itself (`evaluates_again`), such as LBFGS with its
-                line search; its first call is at the parameters of `gradient`.
+            evaluate: for an optimizer that evaluates the loss itself, such as LBFGS with its line search; its first
+                call is at the parameters of `gradient`.
 
         Returns:
             The gradient's norm before clipping, 0-D, if it is clipped (the mean over tasks); else None.
@@ -244,16 +219,13 @@ class Problem:
     def _parts(self) -> Sequence[Any]:
         """Return submodules, parameters, which of them are trained, and which buffers there are."""
         buffers = [value is None for part in self.submodules for value in part._buffers.values()]
-        return [*chain.from_iterable(map(_VALUES, self._holders)), *map(_REQUIRES_GRAD, self._parameters), *buffers]
+        held = [value for holder in self._holders for value in holder.values()]
+        return [*held, *[x.requires_grad for x in self._parameters], *buffers]
 
     def advance(self) -> None:
         """Count a step that was taken elsewhere, as a trace of it, and advance the scheduler."""
         self.optimizer_step.advance()
         self.num_steps += 1
-
-    def as_parameter(self, value: Tensor, parameter: Tensor) -> Tensor:
-        """Return a part of a gradient as a tensor that is divided like its parameter, where that is."""
-        return value if self.shards is None else self.shards.put_together(value, parameter)
 
     def sync(self) -> None:
         """Give all ranks the same parameters, buffers and optimizer state, where stages of the module are theirs."""
@@ -316,7 +288,7 @@ class Problem:
         self._holders = [holder for part in self.submodules for holder in (part._parameters, part._modules)]
         self._parameters = [*self.module.parameters()]
         self._same = SameObjects(self._parts)
-        self.optimizer_step.bind(self.module, self.own, self.shards)
+        self.optimizer_step.bind(self.own, self.shards)
         # What runs in the module's place, and in its own training steps.
         others = (self.compiled, self.rematerialized)
         # Not by truth, which a module may define.

@@ -1,7 +1,6 @@
 """Which blocks of a problem's module are evaluated again in backward passes: its setting `remat`."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -88,7 +87,7 @@ def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]
     """
     children = {name: value for name, value in module._modules.items() if value is not None}
     counts = Counter(type(value) for value in children.values() if _is_block(value))
-    least = 1 if isinstance(module, nn.ModuleList) else 2 if isinstance(module, nn.Sequential) else math.inf
+    least = 1 if isinstance(module, nn.ModuleList) else 2 if isinstance(module, nn.Sequential) else len(children) + 1
     for name, value in children.items():
         is_block = counts[type(value)] >= least and _is_block(value)
         if is_block and type(value) is not nn.Sequential:

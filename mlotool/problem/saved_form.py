@@ -4,8 +4,7 @@ What kernels read is compared with what the problem has now, before anything of 
 steps with the parameters that they were made of. Whatever else is wrong is an error of what takes it.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -44,14 +43,12 @@ def check_learned(key: str, state: Any, problem: "Problem") -> None:
         check_form(f"{key}.module", state["module"], tensors)
     if problem.optimizer is not None:
         _check_optimizer(f"{key}.optimizer", state["optimizer"], problem.optimizer)
-    else:
-        require(state["optimizer"] is None, f"{key}.optimizer", state["optimizer"], "null", ADVICE)
     if type(problem.scheduler).__module__.startswith("torch."):
         # Functions of the user's may keep what grows.
         own = {name: value for name, value in problem.scheduler.state_dict().items() if name != "lr_lambdas"}
         check_form(f"{key}.scheduler", state["scheduler"], own)
-    if problem.loss_scale is not None:
-        check_form(f"{key}.loss_scale", state["loss_scale"], problem.loss_scale.state_dict())
+    if problem.optimizer_step.loss_scale is not None:
+        check_form(f"{key}.loss_scale", state["loss_scale"], problem.optimizer_step.loss_scale.state_dict())
     plain_state.check_count(f"{key}.num_steps", state["num_steps"])
 
 
@@ -72,7 +69,7 @@ def check_whole(key: str, state: Any, problem: "Problem", others: Mapping[str, "
     if problem.stream is not None and state["stream"]:
         # A copy that goes there refuses what is no place; one that follows another stream has none.
         problem.stream.at(state["stream"])
-    check_form(f"{key}.trajectory", state["trajectory"], {"num_taken": 0, "largest_norm": math.inf, "steps": None})
+    check_form(f"{key}.trajectory", state["trajectory"], {"num_taken": 0, "largest_norm": float("inf"), "steps": None})
     _check_steps(f"{key}.trajectory.steps", state["trajectory"]["steps"], problem, others)
 
 
@@ -129,11 +126,11 @@ def _check_steps(key: str, steps: Any, problem: "Problem", others: Mapping[str, 
         place = f"{key}.{number}"
         check_mapping(place, step, ("theta", "state", "settings", "random", "readings", "gradient", "buffers"))
         if problem.shards is None:
-            _check_vector(f"{place}.theta", step["theta"], own)
+            check_form(f"{place}.theta", step["theta"], own if step["theta"] else None)
             # An unused parameter has no gradient.
-            pairs = zip(step["gradient"] or (), own, strict=False)
-            present = [None if value is None else like for value, like in pairs]
-            _check_vector(f"{place}.gradient", step["gradient"], [*present, *own[len(present) :]])
+            given = [*(step["gradient"] or ()), *own][: len(own)]
+            present = [None if value is None else like for value, like in zip(given, own, strict=True)]
+            check_form(f"{place}.gradient", step["gradient"], present if step["gradient"] else None)
             # Those of a step that is taken again have none.
             check_list(f"{place}.state", step["state"], len(own) if step["state"] else 0)
             for index, (kept, parameter) in enumerate(zip(step["state"], own, strict=False)):
@@ -149,14 +146,8 @@ def _check_steps(key: str, steps: Any, problem: "Problem", others: Mapping[str, 
             require(name in others, place_of, name, f"one of {', '.join(others)}", ADVICE)
             check_mapping(place_of, reading, ("theta", "position", "steps", "has_all"))
             if others[name].shards is None:
-                _check_vector(f"{place_of}.theta", reading["theta"], others[name].own)
+                check_form(f"{place_of}.theta", reading["theta"], others[name].own if reading["theta"] else None)
             _check_steps(f"{place_of}.steps", reading["steps"], others[name], others)
-
-
-def _check_vector(key: str, found: Any, own: Sequence[Tensor | None]) -> None:
-    """Refuse what is neither nothing nor a tensor a parameter."""
-    if found:
-        check_form(key, found, own)
 
 
 def _is_torchs(optimizer: Optimizer) -> bool:

@@ -76,19 +76,14 @@ class ProblemSettings:
         given = {name: value for name, value in given.items() if name != "optimizer_roles" or value is not None}
         for name, value in given.items():
             if name not in known:
-                raise ConfigError(
-                    f"problems.{problem}: found the setting '{name}'; expected one of {', '.join(known)}."
-                    f"{did_you_mean(name, known)} Correct the name."
-                )
+                found = f"problems.{problem}: found the setting '{name}'; expected one of {', '.join(known)}."
+                raise ConfigError(f"{found}{did_you_mean(name, known)} Correct the name.")
             fault = setting_fault(f"problems.{problem}.{name}", value, known[name])
             if fault is not None:
                 raise ConfigError(fault)
-        remat = given.get("remat")
-        shard = given.get("shard", False)
-        own = {
-            "remat": remat if isinstance(remat, str) else tuple(remat or ()) or None,
-            "shard": shard if isinstance(shard, bool) else tuple(shard),
-        }
+        remat, shard = given.get("remat"), given.get("shard", False)
+        own: dict[str, Any] = {"remat": remat if isinstance(remat, str) else tuple(remat or ()) or None}
+        own["shard"] = shard if isinstance(shard, bool) else tuple(shard)
         return cls(**{**given, **own, "optimizer_roles": dict(given.get("optimizer_roles", {}))})
 
     @property

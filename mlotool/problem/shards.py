@@ -12,6 +12,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 
 from mlotool.core.arguments import require
 from mlotool.core.bound_module import BoundModule, Slots, in_slots, slots_of
+from mlotool.core.private import tree_map
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.rank_mean import RankMean
 
@@ -114,14 +116,16 @@ class Shards:
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the whole parameters by name; their gradient is the mean over ranks."""
-        from torch.distributed.tensor import Partial
-
         if not self._read:
             # Leaves of their own: FSDP2 writes into the parameters' gradients at a moment that it chooses.
             self._read = {key: tensor.detach().requires_grad_(tensor.requires_grad) for key, tensor in self._named()}
-        whole = {key: tensor.full_tensor(grad_placements=[Partial()]) for key, tensor in self._read.items()}
-        # The ranks' cotangents are added up on their way back. One by one: what is unused has none.
-        return {key: ScaledCotangent.apply(1.0 / self._mesh.size(), tensor)[0] for key, tensor in whole.items()}
+        whole = {key: tensor.full_tensor(grad_placements=[_of_torch().Partial()]) for key, tensor in self._read.items()}
+        factor = 1.0 / self._mesh.size()
+        for tensor in whole.values():
+            if tensor.requires_grad:
+                # The ranks' cotangents are added up on their way back.
+                tensor.register_hook(lambda slope: slope * factor)
+        return whole
 
     def gradient(self, loss: Tensor, theta: Mapping[str, Tensor], weight: float = 1.0) -> list[Tensor | None]:
         """Return this rank's part of the gradient of a loss, the mean over ranks; None where a parameter is unused.
@@ -141,9 +145,8 @@ class Shards:
 
     def put_together(self, part: Tensor, like: Tensor) -> Tensor:
         """Return the tensor of which each rank has a part, divided as `like`."""
-        from torch.distributed.tensor import DTensor, Shard
-
-        return DTensor.from_local(part, self._mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride())
+        form = {"run_check": False, "shape": like.shape, "stride": like.stride()}
+        return _of_torch().DTensor.from_local(part, self._mesh, [_of_torch().Shard(0)], **form)
 
     def total(self, squares: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
         """Return the square of the norm of a vector that is divided.
@@ -230,28 +233,11 @@ class Shards:
 
     def _part(self, value: Any, like: Any) -> Any:
         """Return this rank's shard of a value where `like` is a shard of that shape."""
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
-        if not (is_whole and isinstance(like, DTensor) and value.shape == like.shape):
+        is_whole = isinstance(value, Tensor) and not _is_shard(value)
+        if not (is_whole and _is_shard(like) and value.shape == like.shape):
             return value
         # A copy: the slice would keep all of the whole one alive.
-        return distribute_tensor(value, self._mesh, like.placements, src_data_rank=None).clone()
-
-
-class ScaledCotangent(torch.autograd.Function):
-    """The identity, whose backward multiplies by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, factor: float, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Hand the tensors on."""
-        ctx.factor = factor
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        """Multiply."""
-        return (None, *(tensor * ctx.factor for tensor in cotangent))
+        return _of_torch().distribute_tensor(value, self._mesh, like.placements, src_data_rank=None).clone()
 
 
 class Live(BoundModule):
@@ -287,14 +273,14 @@ def gathered(tree: Any, *, is_kept: bool) -> Any:
         tree: dicts, lists, tuples and leaves, the same on all ranks.
         is_kept: whether this rank wants them; others have their part in it, and get empty ones.
     """
-    if isinstance(tree, Mapping):
-        return {key: gathered(value, is_kept=is_kept) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(gathered(value, is_kept=is_kept) for value in tree)
-    if not hasattr(tree, "full_tensor"):
-        return tree
-    whole = tree.detach().full_tensor()
-    return whole.cpu() if is_kept else whole.new_empty(0, device="cpu")
+
+    def whole(leaf: Any) -> Any:
+        if not hasattr(leaf, "full_tensor"):
+            return leaf
+        tensor = leaf.detach().full_tensor()
+        return tensor.cpu() if is_kept else tensor.new_empty(0, device="cpu")
+
+    return tree_map(whole, tree)
 
 
 def _added(*gradients: Any) -> Tensor | None:
@@ -439,15 +425,14 @@ class PartShards(Shards):
         return super().total([x if x is None or _is_shard(one) else x / size for x, one in pairs], like)
 
     def _divide(self, key: str) -> nn.Module:
-        from torch.distributed.tensor import Shard, distribute_tensor
-
         named = dict(self._module.named_parameters())
         found = {name: named[name] for name in self._names}
         check_rows(key, "patterns", found.items())
         for name, places in slots_of(self._module, found, "_parameters").items():
             tensor = found[name]
             # A copy: the slice would keep all of the whole one alive.
-            part = distribute_tensor(tensor.detach(), self._mesh, [Shard(0)], src_data_rank=None).clone()
+            whole, rows = tensor.detach(), [_of_torch().Shard(0)]
+            part = _of_torch().distribute_tensor(whole, self._mesh, rows, src_data_rank=None).clone()
             parameter = nn.Parameter(part, tensor.requires_grad)
             for holder, attribute in places:
                 holder[attribute] = parameter
@@ -519,6 +504,9 @@ def matched_names(key: str, module: nn.Module, patterns: Sequence[str]) -> tuple
 
 
 def _is_shard(tensor: Any) -> bool:
-    from torch.distributed.tensor import DTensor
+    return hasattr(tensor, "full_tensor")
 
-    return isinstance(tensor, DTensor)
+
+def _of_torch() -> Any:
+    # Only a run that divides anything has to wait for it.
+    return import_module("torch.distributed.tensor")

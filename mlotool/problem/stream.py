@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -57,10 +58,9 @@ class LoadAhead:
         try:
             batch = next(self._batches)
         except (RuntimeError, OSError, EOFError) as error:
-            raise RunError(
-                f"A process that loads data has ended ({error}); expected it to last as long as the run. Lower the "
-                "stream's num_workers, if it had no memory left, and go on with resume=auto."
-            ) from error
+            advice = "Lower the stream's num_workers, if it had no memory left, and go on with resume=auto."
+            found = f"A process that loads data has ended ({error}); expected it to last as long as the run."
+            raise RunError(f"{found} {advice}") from error
         if isinstance(batch, _Failure):
             raise UserCodeError(batch.text)
         return batch
@@ -152,15 +152,11 @@ class Stream:
         self.num_batches = len(dataset) // self.batch_size
         if not drop_last and len(dataset) % self.batch_size:
             self.num_batches += 1
-        self._fetcher = BatchFetcher(dataset, seed)
-        self._shuffle = shuffle
-        self._num_workers = num_workers
-        self._repeat = repeat
-        self._times_given = repeat
+        self._fetcher, self._shuffle, self._num_workers = BatchFetcher(dataset, seed), shuffle, num_workers
+        self._repeat = self._times_given = repeat
         self._device = torch.device("cpu")
         self._dtype: torch.dtype | None = None
-        self._epoch = 0
-        self._batches_consumed = 0
+        self._epoch = self._batches_consumed = 0
         self._order: tuple[int, Tensor] | None = None
         # What worker processes load ahead, and the place of the batch that they hand out next.
         self._loader: LoadAhead | None = None
@@ -369,18 +365,22 @@ class Stream:
         if self._num_workers == 0:
             return self.moved(self._fetcher[self._key(*place)])
         epoch, number = place
-        # They are at another place where batches in between were read elsewhere.
-        if self._loader is None or place != self._loader_place:
-            keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
-            self._loader = LoadAhead(self._fetcher, keys, self._num_workers)
-        try:
-            batch = next(self._loader)
-        except Exception:
-            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
-            # five seconds each for a word from a queue that is gone.
-            self._loader.close()
-            self._loader = None
-            raise
+        for is_last in (False, True):
+            # They are at another place where batches in between were read elsewhere.
+            if self._loader is None or place != self._loader_place:
+                keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
+                self._loader = LoadAhead(self._fetcher, keys, self._num_workers)
+            try:
+                batch = next(self._loader)
+                break
+            except Exception as error:
+                # Now: the garbage collector frees the objects of the error together, and then its processes would wait
+                # five seconds each for a word from a queue that is gone.
+                self._loader.close()
+                self._loader = None
+                if is_last or type(error) is not RunError:
+                    raise
+                warnings.warn(f"{error} Another process loads the same samples.", stacklevel=2)
         self._loader_place = epoch, number + 1
         return self.moved(batch)
 

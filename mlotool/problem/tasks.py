@@ -28,17 +28,14 @@ def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
     running = [name for name, _ in module.named_buffers() if name.endswith(("running_mean", "running_var"))]
     expected = f"no running statistics with tasks={num_tasks}, since the tasks would share them"
     require(not running, f"problems.{problem}.module", ", ".join(running), expected, "Use another normalization.")
-    stacked: dict[int, nn.Parameter] = {}
-    for child in module.modules():
-        for parameter in child._parameters.values():
-            if parameter is not None and parameter.requires_grad and id(parameter) not in stacked:
-                copies = parameter.detach().expand(num_tasks, *parameter.shape).clone()
-                stacked[id(parameter)] = nn.Parameter(copies)
+    # With the originals, so that no copy takes the number of one.
+    stacked: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for child in module.modules():
         for name, parameter in child._parameters.items():
-            # A tied parameter has several places.
-            if parameter is not None and id(parameter) in stacked:
-                child._parameters[name] = stacked[id(parameter)]
+            if parameter is not None and parameter.requires_grad:
+                copies = nn.Parameter(parameter.detach().expand(num_tasks, *parameter.shape).clone())
+                # A tied parameter has several places.
+                child._parameters[name] = stacked.setdefault(id(parameter), (parameter, copies))[1]
 
 
 class TaskLosses:
@@ -92,11 +89,8 @@ class TaskLosses:
         # What is wrong without vmap too is told by the loss itself.
         found = self._one_by_one(one, stacked, batch)
         self._is_mapped = False
-        warnings.warn(
-            f"problems.{self._problem}.tasks: torch.vmap cannot evaluate all tasks at once "
-            f"({' '.join(str(refusal).split())[:200]}); they are evaluated one after the other, which takes longer.",
-            stacklevel=2,
-        )
+        text = f"torch.vmap cannot evaluate all tasks at once ({' '.join(str(refusal).split())[:200]}); they are taken"
+        warnings.warn(f"problems.{self._problem}.tasks: {text} one after the other, which takes longer.", stacklevel=2)
         return found
 
     def _one_by_one(self, one: _OfTask, stacked: Stacked, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:

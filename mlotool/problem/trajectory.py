@@ -25,75 +25,39 @@ Buffers = Mapping[str, Tensor | None]
 """Copies by name; None where there was none. On a CPU, those of what stays have the same memory."""
 
 
-class MovingBuffers:
-    """Copies the buffers of a module before each evaluation.
-
-    Args:
-        module: its structure must stay as it is.
+def buffers_of(module: nn.Module) -> Buffers:
+    """Return copies of the buffers of a module, which nobody may change.
 
     Example:
         >>> layer = nn.BatchNorm1d(1)
-        >>> buffers = MovingBuffers(layer)
-        >>> before = buffers.now()
+        >>> before = buffers_of(layer)
         >>> _ = layer(torch.tensor([[1.0], [3.0]]))
-        >>> before["running_mean"], buffers.now()["running_mean"]
+        >>> before["running_mean"], buffers_of(layer)["running_mean"]
         (tensor([0.]), tensor([0.2000]))
     """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self._places = [
-            (f"{path}.{key}" if path else key, part._buffers, key)
-            for path, part in module.named_modules()
-            # Of a module of torch.jit they are a dictionary that iterates otherwise.
-            for key in part._buffers.keys()  # noqa: SIM118
-        ]
-
-    def now(self) -> Buffers:
-        """Return the copies, which nobody may change."""
-        found = {name: holder[key] for name, holder, key in self._places}
-        return {name: None if buffer is None else lazy_copy(buffer.detach()) for name, buffer in found.items()}
+    found: dict[str, Tensor | None] = {}
+    for path, part in module.named_modules():
+        # Of a module of torch.jit they are a dictionary that iterates otherwise.
+        for key in part._buffers.keys():  # noqa: SIM118
+            buffer = part._buffers[key]
+            found[f"{path}.{key}" if path else key] = None if buffer is None else lazy_copy(buffer.detach())
+    return found
 
 
 @contextmanager
-def buffers_in_place(module: nn.Module | None, buffers: Buffers) -> Iterator[None]:
-    """Put buffers into the places of a module's own for a while.
-
-    Args:
-        module: of which they are; any where there are none.
-        buffers: by name.
-
-    Example:
-        >>> layer = nn.BatchNorm1d(1)
-        >>> with buffers_in_place(layer, {"running_mean": torch.ones(1)}):
-        ...     layer.running_mean
-        tensor([1.])
-        >>> layer.running_mean
-        tensor([0.])
-    """
+def _as_then(random: RandomState, module: nn.Module | None, buffers: Buffers) -> Iterator[None]:
+    """Have the random numbers and the buffers of a step; the module may be any where it has no buffers."""
     paths = [name.rpartition(".") for name in buffers]
     slots = [(module.get_submodule(path)._buffers, key) for path, _, key in paths] if module is not None else []
-    with in_slots(slots, [*buffers.values()][: len(slots)]):
+    with random.replayed(), in_slots(slots, [*buffers.values()][: len(slots)]):
         yield
 
 
 _CHANGED = (
     "problems.{problem}.loss: found another gradient, by {error:.2g} of its size, when a step was computed again; "
-    "expected the same function each time, since Unrolled takes steps again in its backward pass. Draw from torch's "
-    "default generators alone, keep what changes in buffers of the module, and read no moving buffers of other "
-    "problems; or set hypergradient.remat=false."
+    "expected the same function each time. Draw from torch's default generators alone, keep what changes in buffers "
+    "of the module, and read no moving buffers of other problems; or set hypergradient.remat=false."
 )
-
-
-@dataclass
-class LargestNorm:
-    """The largest norm of the gradients of a problem that have been compared.
-
-    Once a problem has converged its gradients are rounding alone, and none is like the other. They are small beside
-    those that led there.
-    """
-
-    value: float = 0.0
 
 
 class TakenGradient:
@@ -101,29 +65,27 @@ class TakenGradient:
 
     Args:
         gradient: over batches and ranks, before it is clipped; None of an unused parameter.
-        largest: of the problem; comparisons raise it.
+        trajectory: of the problem; comparisons raise its largest norm.
 
     Example:
         >>> taken = TakenGradient([torch.ones(2), None])
         >>> taken.compare([torch.ones(2), None], "w")  # nothing to refuse
     """
 
-    def __init__(self, gradient: Gradient, largest: LargestNorm | None = None) -> None:
+    def __init__(self, gradient: Gradient, trajectory: "Trajectory | None" = None) -> None:
         self._numbers: Tensor | None = _numbers(gradient)
-        self._largest = largest or LargestNorm()
+        self._trajectory = Trajectory() if trajectory is None else trajectory
 
     @classmethod
-    def of(cls, gradient: Gradient | None, num_unrolls: int, largest: LargestNorm) -> "TakenGradient | None":
+    def of(cls, gradient: Gradient | None, trajectory: "Trajectory") -> "TakenGradient | None":
         """Return it where an unroll is looked at: the first one, the second, the fourth and so on; else None.
 
         Args:
             gradient: as above; None where it is not known.
-            num_unrolls: that there were before.
-            largest: of the problem.
+            trajectory: of the problem.
         """
-        if gradient is None or num_unrolls & (num_unrolls + 1) or is_tracing():
-            return None
-        return cls(gradient, largest)
+        is_looked_at = trajectory.num_unrolls & (trajectory.num_unrolls + 1) == 0 and not is_tracing()
+        return cls(gradient, trajectory) if gradient is not None and is_looked_at else None
 
     @property
     def is_open(self) -> bool:
@@ -149,7 +111,7 @@ class TakenGradient:
         now = _numbers(gradient)
         # A bias before a BatchNorm has a gradient of rounding alone: what counts is the size of the whole.
         size = max(math.hypot(*[norm for _, norm in numbers]) for numbers in (before.tolist(), now.tolist()))
-        largest = self._largest.value = max(size, self._largest.value)
+        largest = self._trajectory.largest_norm = max(size, self._trajectory.largest_norm)
         errors = (before - now).abs().amax(1).tolist()
         for error, slope in zip(errors, gradient, strict=True):
             dtype = torch.bfloat16 if precision != "fp32" or slope is None else slope.dtype
@@ -313,12 +275,6 @@ class StepRecord:
         return cls(theta, states, settings, draws, lower_snapshots, gradient=gradient, buffers=buffers)
 
 
-@contextmanager
-def _as_then(random: RandomState, module: nn.Module | None, buffers: Buffers) -> Iterator[None]:
-    with random.replayed(), buffers_in_place(module, buffers):
-        yield
-
-
 class Trajectory:
     """The steps of an unroll, oldest first.
 
@@ -329,15 +285,13 @@ class Trajectory:
     Attributes:
         num_taken: steps of this unroll.
         num_unrolls: that were there before it, in this process.
-        largest_norm: of its gradients that have been compared.
+        largest_norm: of its gradients that have been compared. Once a problem has converged its gradients are rounding
+            alone, and none is like the other; they are small beside those that led there.
     """
 
     def __init__(self, is_kept: bool = False, horizon: int | None = None) -> None:
-        self.is_kept = is_kept
-        self.num_taken = 0
-        self.num_unrolls = 0
-        self.largest_norm = LargestNorm()
-        self._horizon = horizon
+        self.is_kept, self.largest_norm, self._horizon = is_kept, 0.0, horizon
+        self.num_taken = self.num_unrolls = 0
         self._steps: deque[StepRecord] = deque()
 
     @property
@@ -372,7 +326,7 @@ class Trajectory:
         return {
             "num_taken": self.num_taken,
             "steps": [record.state_dict() for record in self._steps],
-            "largest_norm": self.largest_norm.value,
+            "largest_norm": self.largest_norm,
         }
 
     def load_state_dict(self, state: Saved, batches: Sequence[Any], streams: Streams, device: torch.device) -> None:
@@ -389,7 +343,7 @@ class Trajectory:
         for step in state["steps"]:
             self.append(StepRecord.from_state_dict(step, waiting, streams, device))
         self.num_taken = state["num_taken"]
-        self.largest_norm.value = state["largest_norm"]
+        self.largest_norm = state["largest_norm"]
 
 
 def on_device(tree: Any, device: torch.device) -> Any:

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from mlotool.problem.problem import Problem
     from mlotool.problem.settings import ProblemNode
     from mlotool.problem.stream import SameBatch, Stream
+    from mlotool.program.gradient_plan import StepResult
     from mlotool.program.graph import Graph
-    from mlotool.program.prepared_step import StepResult
     from mlotool.program.program import Program
     from mlotool.program.schedule import Schedule
 
@@ -21,7 +21,7 @@ _HOMES = {
     "problem.stream": ("SameBatch", "Stream"),
     "problem.settings": ("ProblemNode",),
     "problem.problem": ("Problem",),
-    "program.prepared_step": ("StepResult",),
+    "program.gradient_plan": ("StepResult",),
 }
 
 

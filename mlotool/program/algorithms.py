@@ -1,8 +1,16 @@
-"""Which hypergradient a program can use where, and the order in which solutions are made for it."""
+"""Which hypergradient a program can use where, and the order in which solutions are made for it.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+A solution theta*_p is a function of its inputs: every problem that shapes p, and every lower solution that p
+reads but does not influence. A lower problem that p both influences and reads is eliminated inside p, so what
+that one depends on is an input of p as well. The same holds of all that p reads where p is differentiated through
+several steps: each of them read another solution.
+"""
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import refuse_scripted
 from mlotool.problem.compatibility import Case, check
@@ -12,8 +20,153 @@ from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import matched_names
 from mlotool.program.graph import Graph
-from mlotool.program.solution_order import SolutionNode, SolutionOrder
-from mlotool.program.tick_order import takes_several_steps
+
+
+@dataclass(frozen=True)
+class SolutionNode:
+    """One solution node to make.
+
+    Args:
+        problem: whose solution it is.
+        inputs: the problems whose tensors it takes.
+        constants: those inputs through which no gradient passes (the partial rule cuts them).
+        inner: the nodes to make inside it, each time its loss is evaluated.
+    """
+
+    problem: str
+    inputs: tuple[str, ...]
+    constants: frozenset[str]
+    inner: "tuple[SolutionNode, ...]" = ()
+
+
+class SolutionOrder:
+    """Answers what the solutions of a graph depend on.
+
+    Args:
+        graph: a valid graph.
+        partial: problems whose stationarity holds the lower solutions fixed (`curvature: partial`).
+        stepwise: problems that are differentiated step by step, each of which reads solutions as they were then: all
+            that such a problem reads is eliminated inside it.
+    """
+
+    def __init__(self, graph: Graph, partial: Iterable[str] = (), stepwise: Iterable[str] = ()) -> None:
+        self._graph = graph
+        self._partial = frozenset(partial)
+        self._stepwise = frozenset(stepwise)
+        self._influenced: dict[str, frozenset[str]] = {}
+        self._inputs: dict[str, tuple[str, ...]] = {}
+
+    def influenced(self, name: str) -> frozenset[str]:
+        """Return the problems below `name` whose solutions depend on its parameters."""
+        if name not in self._influenced:
+            below, found = self._graph.below(name), set[str]()
+            while new := {lower for lower in below - found if self._reached(lower, name, found)}:
+                found |= new
+            self._influenced[name] = frozenset(found)
+        return self._influenced[name]
+
+    def inputs(self, name: str) -> tuple[str, ...]:
+        """Return the problems whose tensors the solution of `name` takes."""
+        if name not in self._inputs:
+            eliminated = self._eliminated(name)
+            # A dict keeps the order of discovery, so that runs are reproducible.
+            inputs = dict.fromkeys(self._graph.uppers(name))
+            stack, seen = list(self._graph.lowers(name)), set()
+            while stack:
+                other = stack.pop()
+                if other in seen or other == name:
+                    continue
+                seen.add(other)
+                if other in eliminated:
+                    stack.extend(self.inputs(other))
+                else:
+                    inputs[other] = None
+            self._inputs[name] = tuple(inputs)
+        return self._inputs[name]
+
+    def steps_of(self, name: str) -> tuple[SolutionNode, ...]:
+        """Return the solution nodes that the loss of `name` needs, each after its inputs."""
+        return self._order(self._graph.lowers(name), self.influenced(name), name)
+
+    def steps_to(self, name: str) -> tuple[SolutionNode, ...]:
+        """Return the solution nodes that the solution of `name` needs, itself last."""
+        return self._order((name,), frozenset(self._graph.below(name) | {name}), None)
+
+    def read_by(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return what an evaluation of the loss of `name` reads that may move on later.
+
+        Returns:
+            Problems that are constants there, or inputs of its solution; and those whose nodes are made inside.
+        """
+        solved: dict[str, None] = {}
+        read = dict.fromkeys(self._graph.lowers(name))
+
+        def visit(steps: Iterable[SolutionNode]) -> None:
+            # What depends on nothing carries no gradient.
+            for step in (each for each in steps if each.inputs):
+                solved[step.problem] = None
+                # The steps of a stepwise one hold what they read themselves.
+                if step.problem not in self._stepwise:
+                    read.update(dict.fromkeys(self._graph.lowers(step.problem)))
+                    visit(step.inner)
+
+        visit(self.steps_to(name)[-1].inner)
+        read.update(dict.fromkeys(self.inputs(name)))
+        apart = {name, *self._graph.uppers(name), *solved}
+        return tuple(other for other in read if other not in apart), tuple(solved)
+
+    def _eliminated(self, name: str) -> frozenset[str]:
+        if name in self._partial:
+            return frozenset()
+        return frozenset(self._graph.below(name)) if name in self._stepwise else self.influenced(name)
+
+    def _inner(self, name: str, solved: frozenset[str]) -> tuple[SolutionNode, ...]:
+        """Return the nodes inside the solution of `name`, where the solutions of `solved` carry a gradient."""
+        if name in self._partial:
+            return ()
+        if name not in self._stepwise:
+            return self.steps_of(name)
+        inside = self.influenced(name) | (solved & self._eliminated(name))
+        return self._order(self._graph.lowers(name), inside, name, outside=solved)
+
+    def _reached(self, lower: str, owner: str, found: set[str]) -> bool:
+        return any(
+            source == owner or (source in found and not self._cut(source, lower, found))
+            for source in self.inputs(lower)
+        )
+
+    def _cut(self, source: str, lower: str, solved: Iterable[str]) -> bool:
+        # The owner of a scope is never cut: its own total gradient passes through all it influences.
+        return source in self._partial and source in solved and lower in self._graph.below(source)
+
+    def _order(
+        self, targets: Iterable[str], solved: frozenset[str], owner: str | None, outside: frozenset[str] = frozenset()
+    ) -> tuple[SolutionNode, ...]:
+        steps: dict[str, SolutionNode] = {}
+        open_: list[str] = []
+
+        def visit(name: str) -> None:
+            if name in steps or name not in solved or name == owner:
+                return
+            if name in open_:
+                self._refuse_circle([*open_[open_.index(name) :], name])
+            open_.append(name)
+            inputs = self.inputs(name)
+            constants = frozenset(other for other in inputs if self._cut(other, name, solved | outside))
+            for other in inputs:
+                if other not in constants:
+                    visit(other)
+            open_.pop()
+            steps[name] = SolutionNode(name, inputs, constants, self._inner(name, solved | outside))
+
+        for target in targets:
+            visit(target)
+        return tuple(steps.values())
+
+    def _refuse_circle(self, circle: list[str]) -> None:
+        found = f"graph: the solutions {' -> '.join(circle)} depend on each other; expected one above the other"
+        raise ConfigError(f"{found}. Join them into one problem, or add a lower_to_upper edge between them.")
+
 
 Steps = Mapping[str, Sequence[SolutionNode]]
 """By problem, the solution nodes that its total gradient needs."""
@@ -26,12 +179,9 @@ def algorithm_of(problem: Problem) -> AbstractHypergradient:
         ConfigError: it has none.
     """
     if problem.hypergradient is None:
-        name = problem.name
-        raise ConfigError(
-            f"problems.{name}.hypergradient: nothing is set, but a gradient has to pass through the solution of "
-            f"'{name}'; expected an algorithm. Write hypergradient: finite_difference in the recipe's defaults, "
-            f"or pass hypergradient=Implicit(Identity()) to Problem('{name}', ...)."
-        )
+        found = f"problems.{problem.name}.hypergradient: nothing is set; expected one, since a gradient passes"
+        advice = "Write hypergradient: finite_difference, or hypergradient=Implicit(Identity()) in Python."
+        raise ConfigError(f"{found} through the solution of '{problem.name}'. {advice}")
     return problem.hypergradient
 
 
@@ -92,15 +242,12 @@ def _is_nested(problem: Problem, steps: Steps) -> bool:
 
 def _check_moved(problem: Problem, problems: Mapping[str, Problem], steps: Steps) -> None:
     """Refuse derivatives of a total gradient along directions where it is not known how the solutions inside move."""
-    product = getattr(algorithm_of(problem), "product", None)
+    product, key = getattr(algorithm_of(problem), "product", None), f"problems.{problem.name}.hypergradient"
     for node in steps[problem.name]:
         algorithm, lower = algorithm_of(problems[node.problem]), node.problem
-        if not algorithm.can_push:
-            raise ConfigError(
-                f"problems.{problem.name}.hypergradient.product: found {product}, but '{problem.name}' both shapes and "
-                f"reads '{lower}', and {type(algorithm).__name__} does not tell how the solution of '{lower}' moves. "
-                f"Write +hypergradient@problems.{problem.name}.hypergradient=cg."
-            )
+        reason = f"since {type(algorithm).__name__} does not tell how the solution of '{lower}' moves, which it shapes"
+        advice = f"Write +hypergradient@{key}=cg."
+        require(algorithm.can_push, f"{key}.product", product, f"another one, {reason} and reads", advice)
 
 
 def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) -> AbstractZerothOrder | None:
@@ -110,19 +257,15 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
         ConfigError: only a part of the solutions below would be estimated.
     """
     below = {step.problem: problems[step.problem].hypergradient for step in _all_nodes(steps[name])}
-    estimate = next((each for each in below.values() if isinstance(each, AbstractZerothOrder)), None)
+    estimate = next((x for x in below.values() if isinstance(x, AbstractZerothOrder)), None)
     for lower, algorithm in below.items():
-        if estimate is not None and algorithm != estimate:
-            raise ConfigError(
-                f"problems.{lower}.hypergradient: found {algorithm}, but the gradient of '{name}' is estimated as a "
-                f"whole by {estimate}. Write the same hypergradient for all problems below."
-            )
+        is_right, key = estimate is None or algorithm == estimate, f"problems.{lower}.hypergradient"
+        expected = f"{estimate} for all problems below '{name}', whose gradient is estimated as a whole by it"
+        require(is_right, key, f"{algorithm}", expected)
     for step in steps[name] if estimate is not None and estimate.is_persistent else ():
-        if any(other in below for other in step.inputs):
-            raise ConfigError(
-                f"problems.{step.problem}.hypergradient.persistent: found true in a chain of solutions, whose rollouts "
-                "would need the one that they read as it was at each step. Set persistent=false."
-            )
+        is_right, key = not any(other in below for other in step.inputs), f"problems.{step.problem}.hypergradient"
+        expected = "false in a chain of solutions, whose rollouts would need those that they read as they were"
+        require(is_right, f"{key}.persistent", True, expected)
     return estimate
 
 
@@ -144,11 +287,8 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
             matched_names(f"problems.{name}.shard", problems[name].module, patterns)
     for name, problem in problems.items():
         for use, other in problem.node.other_uses.items():
-            if other in sharded:
-                raise ConfigError(
-                    f"problems.{other}.shard: found a setting, but '{other}' gives problems.{name}.{use}, which needs "
-                    f"whole parameters. Write problems.{other}.shard: false."
-                )
+            expected = f"false, since '{other}' gives problems.{name}.{use}, which needs whole parameters"
+            require(other not in sharded, f"problems.{other}.shard", problems[other].settings.shard, expected)
         for node in _all_nodes(steps[name]):
             algorithm = algorithm_of(problems[node.problem])
             played = {role.problem for role in problems[node.problem].roles.values()}
@@ -162,21 +302,17 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     if algorithm.sees_steps:
         find_rule(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
-        if is_from_another and horizon is not None and horizon < problem.settings.unroll_steps:
-            raise ConfigError(
-                f"problems.{problem.name}.hypergradient.horizon: found {horizon} with unroll_steps="
-                f"{problem.settings.unroll_steps} and a start by '{problem.settings.reset_to}'. Set horizon=null."
-            )
+        is_right = not is_from_another or horizon is None or horizon >= problem.settings.unroll_steps
+        expected = f"null with a start by '{problem.settings.reset_to}', or at least unroll_steps"
+        require(is_right, f"problems.{problem.name}.hypergradient.horizon", horizon, expected)
         return
     in_loss = {role.problem for role in problem.roles.values()}
     for use, other in problem.node.other_uses.items():
         # A start that also enters the loss (implicit MAML) shapes the solution through it.
         if use != "reset_to" or other not in in_loss:
-            raise ConfigError(
-                f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, which "
-                f"{type(algorithm).__name__} does not see; expected Unrolled. Write hypergradient: unrolled, or give "
-                f"'{other}' a role in the loss of '{problem.name}'."
-            )
+            found = f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, which"
+            advice = f"Write hypergradient: unrolled, or give '{other}' a role in the loss of '{problem.name}'."
+            raise ConfigError(f"{found} {type(algorithm).__name__} does not see; expected Unrolled. {advice}")
 
 
 def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:
@@ -196,3 +332,23 @@ def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:
         if takes_several_steps(name, settings, graph)
     ]
     return SolutionOrder(graph, partial, stepwise)
+
+
+def ticks_per_step(settings: Mapping[str, ProblemSettings], graph: Graph) -> dict[str, int]:
+    """Return, by problem, the ticks from one step to the next, warm-up aside; `settings` are by problem."""
+
+    @cache
+    def ticks(name: str) -> int:
+        return max([ticks(lower) * settings[lower].unroll_steps for lower in graph.lowers(name)], default=1)
+
+    return {name: ticks(name) for name in settings}
+
+
+def takes_several_steps(name: str, settings: Mapping[str, ProblemSettings], graph: Graph) -> bool:
+    """Return whether a problem may take more than one step before one that reads it does."""
+    ticks = ticks_per_step(settings, graph)
+    siblings = {name, *(lower for reader in graph.readers(name) for lower in graph.lowers(reader))}
+    return any(
+        ticks[each] * settings[each].unroll_steps > ticks[name] or (each != name and settings[each].warmup_steps > 0)
+        for each in siblings
+    )

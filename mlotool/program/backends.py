@@ -149,14 +149,6 @@ def add_writes(module: GraphModule, num_moved: int, *, in_place: bool) -> tuple[
     return () if in_place else tuple(changed)
 
 
-def with_direct_calls(module: GraphModule) -> GraphModule:
-    """Return the same module, its operations called by the shortest way; nothing of torch's can read it any more."""
-    for node in module.graph.nodes:
-        if node.op == "call_function":
-            node.target = _direct(node.target)
-    return GraphModule(module, module.graph)
-
-
 class GraphedRun:
     """Runs a program by a recording of it, which reads and writes at the addresses of the tensors it was made with.
 
@@ -214,8 +206,10 @@ def captured(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], Non
 
 
 def _eager(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int) -> Run:
-    run: Run = with_direct_calls(graph).forward
-    return run
+    # By the shortest way; nothing of torch's can read the graph any more.
+    for node in graph.graph.nodes:
+        node.target = _direct(node.target) if node.op == "call_function" else node.target
+    return GraphModule(graph, graph.graph).forward
 
 
 def _inductor(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int) -> Run:

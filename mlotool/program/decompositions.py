@@ -18,8 +18,7 @@ _ATEN = torch.ops.aten
 def _native(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any) -> tuple[Tensor, ...]:
     # Without statistics it is another overload.
     statistics = () if mean is None or variance is None else (mean, variance)
-    outputs: tuple[Tensor, ...] = _ATEN._native_batch_norm_legit(x, weight, bias, *statistics, *settings)
-    return outputs
+    return _ATEN._native_batch_norm_legit(x, weight, bias, *statistics, *settings)
 
 
 def _cudnn(x: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:

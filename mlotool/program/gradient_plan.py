@@ -1,4 +1,4 @@
-"""The total gradient of one problem, compiled once: its loss at leaves, then the pullbacks of the solutions below it.
+"""The total gradient of one problem: its loss at leaves, then the pullbacks of the solutions below it; a step along it.
 
     dC_k/dtheta_k = partial C_k/partial theta_k + sum over solutions l of (dtheta*_l/dtheta_k)^T cotangent of theta*_l
 
@@ -7,30 +7,31 @@ each once: what one of them finds for another solution is added to that one's co
 the mean of this over ranks, or what takes its place (`training_gradient_of`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import Recording, dense, full_precision, gradient_of
+from mlotool.core.gradient import dense, full_precision, gradient_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.tracing import is_tracing
+from mlotool.core.user_code import Call, is_of_user, note, passed_through
 from mlotool.problem.arguments import without_gradient
 from mlotool.problem.batches import Share
 from mlotool.problem.interface import AbstractZerothOrder, Particle, Pullback, Vector
+from mlotool.problem.optimizers.rule import Hyperparameters
+from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.shards import runs_in_part
-from mlotool.program.loss_plan import Moment, Values
-from mlotool.program.solution_plan import Engine, SolutionPlan
+from mlotool.program.solution_plan import Engine, Moment, SolutionPlan, Values
 
 Gradient = list[Tensor | None]
 """One tensor a parameter; None where nothing depends on it."""
 
 
-@dataclass(frozen=True)
-class _SolutionOfPlan:
+class _SolutionOfPlan(NamedTuple):
     """One solution of the plan.
 
     Args:
@@ -44,8 +45,7 @@ class _SolutionOfPlan:
     targets: tuple[tuple[int, int], ...]
 
 
-@dataclass(slots=True)
-class _Evaluated:
+class _Evaluated(NamedTuple):
     """A solution in one evaluation of the gradient: its pullback, and the leaves that stand for it in the loss."""
 
     step: _SolutionOfPlan
@@ -63,21 +63,17 @@ class GradientPlan:
     """
 
     def __init__(self, number: int, engine: Engine) -> None:
-        self.problem = engine.problems[number]
-        self.number = number
-        self._engine = engine
-        self._loss = engine.losses[number]
+        self.problem, self.number = engine.problems[number], number
+        self._engine, self._loss = engine, engine.losses[number]
         self._steps: list[_SolutionOfPlan] = []
         carrying = {number}
         for solution in engine.solutions[number]:
             flags: list[bool] = []
             targets = []
-            for other, is_constant, _ in solution.inputs:
-                count = len(engine.problems[other].own)
-                is_wanted = other in carrying and not is_constant
+            for other, is_constant, part in solution.inputs:
+                is_wanted, count = other in carrying and not is_constant, part.stop - part.start
                 flags += [is_wanted] * count
-                if is_wanted:
-                    targets.append((other, count))
+                targets += [(other, count)] if is_wanted else []
             if targets and not solution.algorithm.is_constant:
                 carrying.add(solution.number)
             self._steps.append(_SolutionOfPlan(solution, tuple(flags), tuple(targets)))
@@ -101,17 +97,14 @@ class GradientPlan:
         values[self.number] = (
             self.problem.own if constants is None else [tensor.detach().requires_grad_() for tensor in constants]
         )
-
-        def direct(given: Values) -> Tensor:
-            return self._loss(given, batch).loss
-
         evaluated: list[_Evaluated] = []
         for step in self._steps:
             solution = step.solution
             if not step.targets and not solution.is_simulated(moment):
                 continue
             inputs = solution.flat_inputs(values)
-            pullback = solution.algorithm.pullback(solution.view(values, inputs, moment, direct), inputs)
+            view = solution.view(values, inputs, moment, lambda given: self._loss(given, batch).loss)
+            pullback = solution.algorithm.pullback(view, inputs)
             if pullback is not None:
                 leaves = [tensor.detach().requires_grad_() for tensor in pullback.outputs]
                 values[solution.number] = leaves
@@ -119,7 +112,7 @@ class GradientPlan:
         return values, evaluated
 
     def _swept(self, loss: Tensor, values: Values, solutions: Sequence[_Evaluated]) -> Gradient:
-        problem, theta, scale = self.problem, values[self.number], self.problem.loss_scale
+        problem, theta, scale = self.problem, values[self.number], self.problem.optimizer_step.loss_scale
         assert theta is not None
         if not loss.requires_grad:
             raise without_gradient(problem.name)
@@ -145,7 +138,7 @@ class GradientPlan:
             cotangents[solution.step.solution.number] = slopes[begin:end]
             begin = end
         del slopes
-        with Recording(False):
+        with torch.no_grad():
             for solution in reversed(solutions):
                 self._pull_back(solution, cotangents)
         return cotangents[self.number]
@@ -276,3 +269,104 @@ def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step of a problem yields to log.
+
+    Args:
+        loss: 0-D, detached; the mean over accumulated batches, and over tasks.
+        metrics: 0-D tensors by name, detached; `gradient_norm` where the gradient is clipped, before it is;
+            `hypergradient_norm`, of the total gradient, before clipping too, where it passes through solutions and the
+            schedule is asked for it.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+def norm_of(problem: Problem, gradient: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the norm of a gradient, of which nothing is read from the device; None of an overflow in fp16."""
+    tensors = [tensor for tensor in gradient if tensor is not None]
+    if not tensors:
+        return None
+    norms = torch._foreach_norm(tensors)
+    norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
+    norm = norm.detach()
+    return norm if problem.optimizer_step.loss_scale is None or bool(norm.isfinite()) else None
+
+
+def result_of(
+    problem: Problem, output: LossOutput, norm: Tensor | None, hypergradient_norm: Tensor | None = None
+) -> StepResult:
+    """Return the result of a step.
+
+    Args:
+        problem: that has stepped.
+        output: its loss.
+        norm: of its gradient before clipping; None where it is not clipped.
+        hypergradient_norm: of its total gradient; None where it passes through no solution.
+    """
+    metrics = {name: value.detach() for name, value in output.metrics.items()}
+    if norm is not None:
+        metrics["gradient_norm"] = norm.detach()
+    if hypergradient_norm is not None:
+        metrics["hypergradient_norm"] = hypergradient_norm
+    loss = output.loss.detach()
+    return StepResult(loss if problem.settings.tasks is None else loss / problem.settings.tasks, metrics)
+
+
+@dataclass(slots=True)
+class PreparedStep:
+    """An optimizer step that is yet to be taken.
+
+    Args:
+        problem: that steps.
+        output: its loss.
+        gradient: one tensor a parameter; None where it is unused.
+        hyperparameters: those of each parameter, where another problem gives some of them.
+        evaluate: for an optimizer that evaluates the loss itself.
+        with_norm: whether the norm of the gradient is to be reported.
+    """
+
+    problem: Problem
+    output: LossOutput
+    gradient: list[Tensor | None]
+    hyperparameters: tuple[Hyperparameters, ...] | None
+    evaluate: Evaluate | None
+    with_norm: bool = False
+
+    def take(self) -> StepResult:
+        """Take it."""
+        hypergradient_norm = norm_of(self.problem, self.gradient) if self.with_norm else None
+        norm = stepped(self.problem, self.gradient, self.hyperparameters, self.evaluate)
+        try:
+            return result_of(self.problem, self.output, norm, hypergradient_norm)
+        except Exception as error:
+            note(error, lambda: Call(f"problems.{self.problem.name}.loss", self.problem.loss))
+            raise
+
+
+def stepped(
+    problem: Problem,
+    gradient: list[Tensor | None],
+    hyperparameters: Sequence[Hyperparameters] | None = None,
+    evaluate: Evaluate | None = None,
+) -> Tensor | None:
+    """Take an optimizer step; return the gradient's norm before clipping, if it is clipped.
+
+    Args:
+        problem: that steps.
+        gradient: one tensor a parameter; None where it is unused.
+        hyperparameters: those of each parameter, where another problem gives some of them.
+        evaluate: for an optimizer that evaluates the loss itself.
+    """
+    try:
+        return problem.step(gradient, hyperparameters, evaluate)
+    except Exception as error:
+        # torch's optimizers refuse gradients and rates that code of the user's has made.
+        is_sparse = any(each is not None and each.is_sparse for each in gradient)
+        is_foreign = is_sparse or passed_through(error, "/torch/optim/") or is_of_user(problem.optimizer)
+        note(error, lambda: Call(f"problems.{problem.name}", "its step", is_foreign=is_foreign))
+        raise

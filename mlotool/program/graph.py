@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import Any
 
 from mlotool.core.errors import ConfigError
@@ -76,13 +77,13 @@ class Graph:
         Raises:
             ConfigError: with every fault found, the YAML key it stands at and what to write.
         """
-        faults = [*self._name_faults(problems)] or [
-            *self._cycle_faults(),
-            *self._return_faults(),
-            *self._role_faults(problems),
-            *self._unused_faults(problems),
-        ]
-        if faults:
+        found = (
+            self._cycle_faults(),
+            self._return_faults(),
+            self._role_faults(problems),
+            self._unused_faults(problems),
+        )
+        if faults := [*self._name_faults(problems)] or [*chain(*found)]:
             raise ConfigError("\n".join(faults))
 
     def _edges(self) -> Iterator[tuple[str, str, str]]:
@@ -98,73 +99,56 @@ class Graph:
                 yield _unknown(f"graph.{key}", name, known)
         for key, start, end in self._edges():
             if start == end:
-                yield (
-                    f"graph.{key}.{start}: an edge from '{start}' to itself; expected another problem. "
-                    f"Remove '{start}' from the list (a problem may use its own module as a role without an edge)."
-                )
+                found = f"graph.{key}.{start}: an edge from '{start}' to itself; expected another problem. Remove it"
+                yield f"{found} (a problem may use its own module as a role without an edge)."
 
     def _cycle_faults(self) -> Iterator[str]:
         sorter = TopologicalSorter({name: self.lowers(name) for _, *ends in self._edges() for name in ends})
         try:
             sorter.prepare()
         except CycleError as error:
-            yield (
-                f"graph.lower_to_upper: a cycle {' -> '.join(error.args[1])}; expected that solutions flow upwards "
-                "only. Remove one of these edges; a problem that shapes a lower one stands in graph.upper_to_lower."
-            )
+            found = f"graph.lower_to_upper: a cycle {' -> '.join(error.args[1])}; expected that solutions flow upwards"
+            yield f"{found} only. Remove one edge; a problem that shapes a lower one stands in graph.upper_to_lower."
 
     def _return_faults(self) -> Iterator[str]:
         for key, upper, lower in self._edges():
-            if key == "lower_to_upper" or lower in self.below(upper):
-                continue
-            if lower in self.readers(upper):
-                yield (
-                    f"graph.upper_to_lower.{upper}: the edge from '{upper}' to '{lower}' stands in "
-                    f"graph.lower_to_upper.{upper} as well; expected the two edges of a pair in opposite directions. "
-                    f"Write graph.lower_to_upper.{lower}: [{upper}], or graph.upper_to_lower.{lower}: [{upper}]."
-                )
-            else:
-                yield (
-                    f"graph.upper_to_lower.{upper}: '{upper}' shapes '{lower}', but no solution comes back from "
-                    f"'{lower}' to '{upper}'; expected one. Write graph.lower_to_upper.{lower}: [{upper}]."
-                )
+            if key == "upper_to_lower" and lower not in self.below(upper):
+                found = f"'{upper}' shapes '{lower}', but no solution comes back from '{lower}' to '{upper}'"
+                advice = f"Write graph.lower_to_upper.{lower}: [{upper}]"
+                if lower in self.readers(upper):
+                    found = f"the edge to '{lower}' stands in graph.lower_to_upper.{upper} as well"
+                    advice += f", or graph.upper_to_lower.{lower}: [{upper}]"
+                yield f"graph.upper_to_lower.{upper}: {found}; expected edges in opposite directions. {advice}."
 
     def _role_faults(self, problems: Mapping[str, ProblemNode]) -> Iterator[str]:
         for name, node in problems.items():
             roles = [(f"loss.roles.{role}", other) for role, other in node.roles.items()]
             for use, other in (*roles, *node.other_uses.items()):
                 key, is_role = f"problems.{name}.{use}", use.startswith("loss.roles.")
+                shapes = f"graph.upper_to_lower.{other}: [{name}]"
                 if other not in problems:
                     yield _unknown(key, other, problems)
                 elif other == name and not is_role:
                     advice = "Write initial" if use == "reset_to" else "See `mlotool show learned_lr`"
                     yield f"{key}: found '{name}', the problem itself; expected another problem. {advice}."
                 elif is_role and other not in (name, *self.uppers(name), *self.lowers(name)):
-                    yield (
-                        f"{key}: '{other}' plays a role in the loss of '{name}', but no edge joins them; expected one. "
-                        f"Write graph.lower_to_upper.{other}: [{name}] if '{name}' reads its solution, "
-                        f"or graph.upper_to_lower.{other}: [{name}] if '{other}' shapes '{name}'."
-                    )
+                    found = f"{key}: '{other}' plays a role in the loss of '{name}', but no edge joins them; expected"
+                    reads = f"graph.lower_to_upper.{other}: [{name}] if '{name}' reads its solution"
+                    yield f"{found} one. Write {reads}, or {shapes} if '{other}' shapes '{name}'."
                 elif not is_role and other not in self.uppers(name):
-                    text = f"'{other}' shapes '{name}' here, but no edge says so; expected one. Write"
-                    yield f"{key}: {text} graph.upper_to_lower.{other}: [{name}]."
+                    yield f"{key}: '{other}' shapes '{name}' here, but no edge says so; expected one. Write {shapes}."
 
     def _unused_faults(self, problems: Mapping[str, ProblemNode]) -> Iterator[str]:
         for key, start, end in self._edges():
             node = problems[end]
             if start not in (*node.roles.values(), *node.other_uses.values()):
-                yield (
-                    f"graph.{key}.{start}: nothing uses the edge to '{end}'; expected that the loss of '{end}' "
-                    f"has a role for '{start}', or its optimizer or reset_to names it. Write "
-                    f"problems.{end}.loss.roles.<role>: {start}, or remove the edge."
-                )
+                found = f"graph.{key}.{start}: nothing uses the edge to '{end}'; expected a role for '{start}' in"
+                yield f"{found} the loss of '{end}'. Write problems.{end}.loss.roles.<role>: {start}, or remove it."
 
 
 def _unknown(key: str, name: str, known: Iterable[str]) -> str:
-    return (
-        f"{key}: unknown problem '{name}'; expected one of {', '.join(known)}.{did_you_mean(name, known)} Correct the "
-        f"name, or add problems.{name}."
-    )
+    found = f"{key}: unknown problem '{name}'; expected one of {', '.join(known)}.{did_you_mean(name, known)}"
+    return f"{found} Correct the name, or add problems.{name}."
 
 
 def _names(key: str, ends: Any) -> tuple[str, ...]:

@@ -68,8 +68,10 @@ def why_foreign(problem: Problem) -> str | None:
         return f"the optimizer of problems.{name} has hooks"
     kinds = ("loss", "optimizer", "scheduler", "hypergradient")
     parts: list[tuple[str, Any]] = [(f"the {kind} of problems.{name}", getattr(problem, kind)) for kind in kinds]
-    foreign = (where for where, part in [*parts, *_modules_of(problem)] if not all(map(is_known, _held(part))))
-    return next((f"{where} is code of yours, or holds some" for where in foreign), None)
+    for where, part in (*parts, *_modules_of(problem)):
+        if not all(map(is_known, _held(part))):
+            return f"{where} is code of yours, or holds some"
+    return None
 
 
 def _modules_of(problem: Problem) -> list[tuple[str, nn.Module]]:
@@ -104,22 +106,16 @@ def _held(part: Any, depth: int = 4) -> Iterator[Any]:
     """Yield a function or an object, and what it is bound with and holds."""
     yield part
     inside: Iterable[Any] = ()
-    if depth == 0 or isinstance(part, (*_PLAIN, Tensor)) or inspect.isclass(part):
-        return
     if isinstance(part, partial):
         inside = [part.func, *part.args, *part.keywords.values()]
-    elif inspect.isroutine(part):
-        inside = [part.__self__] if inspect.ismethod(part) else []
-    elif isinstance(part, Mapping):
-        inside = part.values()
-    elif isinstance(part, (list, tuple, set, frozenset)):
-        inside = part
-    elif dataclasses.is_dataclass(part):
-        inside = [getattr(part, field.name, None) for field in dataclasses.fields(part)]
-    else:
+    elif inspect.ismethod(part):
+        inside = [part.__self__]
+    elif isinstance(part, (Mapping, list, tuple, set, frozenset)):
+        inside = part.values() if isinstance(part, Mapping) else part
+    elif not (isinstance(part, (*_PLAIN, Tensor)) or inspect.isclass(part) or inspect.isroutine(part)):
         # Of a problem's module its submodules are told by themselves.
         inside = [value for key, value in getattr(part, "__dict__", {}).items() if key != "_modules"]
-    for value in inside:
+    for value in inside if depth else ():
         if isinstance(value, nn.Module):
             yield from value.modules()
         yield from _held(value, depth - 1)
@@ -146,8 +142,8 @@ def _hooks_of(module: nn.Module) -> list[Any]:
     return [hook for name in _HOOKS for hook in vars(module)[name].values()]
 
 
-def _has_hook(parameter: Tensor) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+def _has_hook(x: Tensor) -> bool:
+    return bool(x._backward_hooks or x._post_accumulate_grad_hooks)
 
 
 class Guard:
@@ -158,21 +154,20 @@ class Guard:
 
     Args:
         members: by member the problems of its program.
+        pending: what the next look tells as changed, in words.
     """
 
-    def __init__(self, members: Sequence[Sequence[Problem]]) -> None:
-        self._members = [list(problems) for problems in members]
-        self._pending: str | None = None
+    def __init__(self, members: Sequence[Sequence[Problem]], pending: str | None = None) -> None:
+        self._members, self._pending = [list(problems) for problems in members], pending
         self.renew()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a copy count as changed: the dict of a module's attributes is another one than the copy of that dict."""
-        return _of_copies, (self._members,)
+        return Guard, (self._members, "a program, which is a copy,")
 
     def drop(self, number: int) -> None:
         """Forget a member that has left; what has changed until then is told by the next look."""
-        self._pending = self.change()
-        self._members[number] = []
+        self._pending, self._members[number] = self.change(), []
         self.renew()
 
     def hook(self) -> str | None:
@@ -230,12 +225,6 @@ class Guard:
             if now is not kept and (isinstance(now, Tensor) or not is_same_value(now, kept)):
                 return place.owner
         return None
-
-
-def _of_copies(members: Sequence[Sequence[Problem]]) -> Guard:
-    guard = Guard(members)
-    guard._pending = "a program, which is a copy,"
-    return guard
 
 
 @dataclass(frozen=True, slots=True)

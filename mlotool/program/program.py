@@ -16,46 +16,35 @@ from mlotool.core.gradient import dense, values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import did_you_mean
 from mlotool.core.plain_state import ADVICE, check_mapping, check_plain
+from mlotool.core.private import tree_leaves
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call
+from mlotool.problem import trajectory as recorded
 from mlotool.problem.arguments import check_owners, check_saving, check_shared
 from mlotool.problem.interface import AbstractDirector
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.saved_form import check_whole
-from mlotool.problem.trajectory import (
-    Buffers,
-    LowerSnapshot,
-    MovingBuffers,
-    StepGraph,
-    StepRecord,
-    TakenGradient,
-    Trajectory,
-)
-from mlotool.program.algorithms import algorithm_of, check_algorithms, find_order, find_zeroth_order
+from mlotool.program.algorithms import SolutionOrder, algorithm_of, check_algorithms, find_order, find_zeroth_order
 from mlotool.program.backends import BACKENDS
 from mlotool.program.gradient_plan import GradientPlan, training_gradient_of
 from mlotool.program.graph import Graph
-from mlotool.program.loss_plan import NOW, Moment, Values
 from mlotool.program.rehearsal import Rehearsals
-from mlotool.program.solution_order import SolutionOrder
-from mlotool.program.solution_plan import Engine, SolutionPlan, learned_hyperparameters, start_of
+from mlotool.program.solution_plan import NOW, Engine, Moment, SolutionPlan, Values, learned_hyperparameters, start_of
 
 NUM_LOOKS = 3
 """Steps after which a problem's gradient is no longer looked at; the first one that is sound ends the looks, too."""
 
 _IGNORES_UPPER = (
     "graph.upper_to_lower: '{upper}' shapes '{lower}', but at {count} steps of '{upper}' the loss of '{lower}' did not "
-    "depend on the parameters of '{upper}'; expected that it does. Use the role that '{upper}' plays in "
-    "problems.{lower}.loss, without detach or torch.no_grad, or remove the edge."
+    "depend on the parameters of '{upper}'; expected that it does. Use its role without detach, or remove the edge."
 )
 _ZERO = (
     "problems.{upper}.loss: the hypergradient of '{upper}' was exactly 0 at {count} steps; expected another number. "
-    "Evaluate the role of '{read}' in the loss, without detach or torch.no_grad; look for saturated or dead units, for "
-    "factors that are zero at the start, and whether '{upper}' stands in a term of its own in the loss of what it "
-    "shapes."
+    "Evaluate the role of '{read}' in the loss, without detach; look for dead units, for factors that are zero at the "
+    "start, and whether '{upper}' stands in a term of its own in the loss of what it shapes."
 )
 
 
@@ -145,8 +134,8 @@ class Program:
         for problem in self.problems.values():
             if problem.parallel is not None:
                 problem.parallel.seed(self.random.initial_seed)
-            if problem.hypergradient is not None:
-                problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
+            if (algorithm := problem.hypergradient) is not None:
+                problem.trajectory = recorded.Trajectory(algorithm.sees_steps, algorithm.horizon)
         self.trace, self.trace_from, self.run_length = trace, trace_from, run_length
         self.traces_users_code = traces_users_code
         self.engine = engine = Engine(list(self.problems.values()), reduce, self._steps, self.random)
@@ -245,9 +234,10 @@ class Program:
             self._problem(other)
         with self.random:
             _, gradient = self._gradients[name](self._batch(name, given.get(name)), Moment(given), False)
+        shards = problem.shards
         return {
-            key: torch.zeros_like(tensor) if value is None else problem.as_parameter(value, tensor)
-            for (key, tensor), value in zip(problem.theta.items(), gradient, strict=True)
+            key: torch.zeros_like(like) if x is None else x if shards is None else shards.put_together(x, like)
+            for (key, like), x in zip(problem.theta.items(), gradient, strict=True)
         }
 
     def solution(self, name: str) -> dict[str, Tensor]:
@@ -400,10 +390,15 @@ class Program:
             check_whole(f"state.{name}", state[name], problem, problems)
         streams = {name: problem.stream for name, problem in problems.items()}
         with _told():
-            kept = {}
+            kept, shapes = {}, {tensor.shape for problem in problems.values() for tensor in problem.own}
             for name, problem in problems.items():
-                saved, algorithm = state[name].get("hypergradient"), problem.hypergradient
-                check_mapping(f"state.{name}.hypergradient", saved)
+                saved, algorithm, key = state[name].get("hypergradient"), problem.hypergradient, f"state.{name}"
+                check_mapping(f"{key}.hypergradient", saved)
+                for value in tree_leaves(saved) if type(algorithm).__module__.startswith("mlotool.") else ():
+                    # A generator's state is bytes, and a number has no axes.
+                    is_vector = isinstance(value, Tensor) and value.dim() > 0 and value.dtype is not torch.uint8
+                    is_right = not is_vector or value.shape in shapes
+                    require(is_right, f"{key}.hypergradient", value, "tensors in the shapes of parameters", ADVICE)
                 kept[name] = None if algorithm is None else algorithm.load_state(saved)
             for name, problem in problems.items():
                 problem.load_state_dict(state[name], streams)
@@ -449,9 +444,8 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
     """
     listed = list(problems) if isinstance(problems, Iterable) and not isinstance(problems, Mapping) else []
     are_problems = bool(listed) and all(isinstance(problem, Problem) for problem in listed)
-    advice = "Write Program([lower, upper], graph)."
+    advice = "Write Program([lower, upper], Graph({'upper': ['lower']}, {'lower': ['upper']}))."
     require(are_problems, "Program.problems", problems, "a list of at least one problem", advice)
-    advice = "Write Graph(), or Graph({'upper': ['lower']}, {'lower': ['upper']})."
     require(isinstance(graph, Graph), "Program.graph", graph, "a Graph", advice)
     require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")
     require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
@@ -459,8 +453,7 @@ def check_program(problems: Any, graph: Any, reduce: Any, trace: Any) -> dict[st
         text = "trace: found 'cuda_graph', and torch finds no CUDA device; expected one. Write runner.trace=inductor."
         raise ConfigError(text)
     by_name, names = {problem.name: problem for problem in listed}, [problem.name for problem in listed]
-    if len(by_name) < len(listed):
-        raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
+    require(len(by_name) == len(names), "problems", names, "names that differ", "Rename one of the problems.")
     graph.validate({name: problem.node for name, problem in by_name.items()})
     check_owners({name: problem.module for name, problem in by_name.items()})
     for problem in listed:
@@ -480,23 +473,20 @@ class StepRecorder:
 
     def __init__(self, problems: Mapping[str, Problem], order: SolutionOrder, engine: Engine) -> None:
         self._problems, self._order, self._engine = problems, order, engine
-        self._buffers: dict[str, MovingBuffers] = {}
         # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
         self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
 
-    def state(self, name: str) -> tuple[RandomState, Buffers]:
+    def state(self, name: str) -> tuple[RandomState, recorded.Buffers]:
         """Return what the next evaluation in a recorded step depends on besides parameters and batch."""
         problem = self._problems[name]
-        if name not in self._buffers or self._buffers[name].module is not problem.module:
-            self._buffers[name] = MovingBuffers(problem.module)
-        return RandomState(problem.devices), self._buffers[name].now()
+        return RandomState(problem.devices), recorded.buffers_of(problem.module)
 
     def record(
         self,
         name: str,
         batches: Sequence[Any],
-        states: Sequence[tuple[RandomState, Buffers]],
-        graph: StepGraph | None = None,
+        states: Sequence[tuple[RandomState, recorded.Buffers]],
+        graph: recorded.StepGraph | None = None,
         gradient: Sequence[Tensor | None] | None = None,
     ) -> None:
         """Keep the step that a problem is about to take, as far as its hypergradient needs it.
@@ -515,7 +505,7 @@ class StepRecorder:
         traits = self._engine.traits[self._engine.numbers[name]]
         prefers_forward = problem.has_blocks and not self.makes_solutions(name) and not traits.lacks_tangents
         is_kept = store.keeps(problem.trajectory.num_taken, problem.settings.unroll_steps)
-        step = StepRecord(
+        step = recorded.StepRecord(
             tuple(tensor.clone() for tensor in problem.current()) if is_kept else (),
             problem.optimizer_state() if is_kept else (),
             tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
@@ -525,26 +515,24 @@ class StepRecorder:
             tuple(gradient) if gradient is not None and algorithm.saves_gradients(prefers_forward) else None,
             tuple(buffers for _, buffers in states) if any(buffers for _, buffers in states) else (),
             # A gradient through solutions is an approximation, which is another one where it is differentiated.
-            None
-            if self.makes_solutions(name)
-            else TakenGradient.of(gradient, problem.trajectory.num_unrolls, problem.trajectory.largest_norm),
+            None if self.makes_solutions(name) else recorded.TakenGradient.of(gradient, problem.trajectory),
         )
         problem.trajectory.append(step.on(torch.device("cpu"), pinned=True) if store.offload else step)
 
-    def _lower_snapshots(self, name: str) -> dict[str, LowerSnapshot]:
+    def _lower_snapshots(self, name: str) -> dict[str, recorded.LowerSnapshot]:
         """Return the problems that a step of `name` reads, each with what its pullback needs if it has one there."""
         held, solved = self._read[name]
         snapshots = {}
         for other in (*held, *solved):
             problem = self._problems[other]
-            snapshots[other] = LowerSnapshot(tuple(tensor.clone() for tensor in problem.current()))
+            snapshots[other] = recorded.LowerSnapshot(tuple(tensor.clone() for tensor in problem.current()))
             if other in solved:
                 stream = None if problem.stream is None else problem.stream.copy()
                 steps, has_all = tuple(problem.trajectory), problem.trajectory.has_all
                 if problem.hypergradient is not None and not problem.hypergradient.keeps_graphs:
                     # A budget is for the graphs of one unroll, and this step would hold those of an earlier one.
                     steps = tuple(replace(step, graph=None) for step in steps)
-                snapshots[other] = LowerSnapshot(snapshots[other].theta, stream, steps, has_all)
+                snapshots[other] = recorded.LowerSnapshot(snapshots[other].theta, stream, steps, has_all)
         return snapshots
 
     def makes_solutions(self, name: str) -> bool:

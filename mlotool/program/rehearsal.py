@@ -15,7 +15,6 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.gradient import values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
@@ -27,6 +26,9 @@ from mlotool.program.agreement import EVALUATIONS
 from mlotool.program.graph import Graph
 from mlotool.program.guard import PythonState
 from mlotool.program.solution_plan import Engine
+
+_PLACES = "that a module reads self.<name> in each call, since a hypergradient puts other tensors there"
+_KEEP = "Keep no parameter or buffer in a list, a closure, a hook or another object; make layers in __init__."
 
 
 class Rehearsals:
@@ -137,11 +139,8 @@ class _Rehearsal:
                     output = self._plan(self._values, self._batch)
                     changed = restore_torch_settings(settings)
                 if changed:
-                    raise WrongResultError(
-                        f"its loss, and {changed[0]} changed for all that follows",
-                        "that torch's settings stay as they were",
-                        "Use a context (with torch.no_grad():, with torch.device(...):).",
-                    )
+                    found, advice = f"its loss, and {changed[0]} changed for all that follows", "Use a context."
+                    raise WrongResultError(found, "that torch's settings stay as they were", advice)
                 self._check_parameters(before)
                 if is_foreign:
                     self._check_values(output.loss)
@@ -155,18 +154,12 @@ class _Rehearsal:
             values = self._values[player] or ()
             for key, value, tensor in zip(problem.theta, values, problem.current(), strict=True):
                 if not is_same(value, tensor) or (player in self._leaves and not value.requires_grad):
-                    raise ConfigError(
-                        f"problems.{self._problem.name}.loss: {named(self._problem.loss)} has changed the parameter "
-                        f"'{key}' of '{problem.name}'; expected a pure function, since a step may evaluate a loss many "
-                        "times. Leave steps to the optimizer, bounds to the module's forward, and take "
-                        "stop_gradient(role(x)) for what is to have no gradient."
-                    )
+                    found = f"problems.{self._problem.name}.loss: {named(self._problem.loss)} has changed the parameter"
+                    advice = "Leave steps to the optimizer; take stop_gradient(role(x)) for what has no gradient."
+                    raise ConfigError(f"{found} '{key}' of '{problem.name}'; expected a pure function. {advice}")
             if made := _names(problem) - before[player]:
-                raise ConfigError(
-                    f"problems.{problem.name}.module: {named(problem.module)} has made the parameter '{min(made)}' in "
-                    "its forward; expected all of them in __init__, since no optimizer knows of this one. Make it "
-                    "there."
-                )
+                found = f"problems.{problem.name}.module: {named(problem.module)} has made the parameter '{min(made)}'"
+                raise ConfigError(f"{found} in its forward; expected all of them in __init__. Make it there.")
 
     def _check_values(self, loss: Tensor) -> None:
         if self._is_repeated:
@@ -179,19 +172,12 @@ class _Rehearsal:
             name, key = owners.get(id(parameter), ("", ""))
             place = f"the parameter '{key}' of the module of '{name}'"
             place = place if name else f"a parameter of shape {tuple(parameter.shape)} which no problem trains, by"
-            raise WrongResultError(
-                f"a loss that depends on {place} itself",
-                "that a loss takes modules by its roles alone, and that a module reads self.<name> in each call, since "
-                "mlotool puts other tensors there",
-                "Give the loss a role that its problem plays; make layers in a module's __init__, keep no parameter in "
-                "a list, a closure, a hook or another object, and call requires_grad_(False) on what is to stay.",
-            )
+            advice = "Give the loss a role that its problem plays, and call requires_grad_(False) on what is to stay."
+            raise WrongResultError(f"a loss that depends on {place} itself", _PLACES, f"{_KEEP} {advice}")
         # Without its loss scale a loss in fp16 overflows or vanishes.
         is_whole = self._problem.settings.precision != "fp16" and all(map(_is_whole, self._players.values()))
         if is_whole and self._is_moved:
             self._check_places()
-        if loss.requires_grad:
-            self._check_gradient(loss)
 
     def _check_repeated(self, loss: Tensor) -> None:
         """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
@@ -199,33 +185,9 @@ class _Rehearsal:
             again = self._plan(self._values, self._batch).loss
         first, second = float(loss.detach().mean()), float(again.detach().mean())
         if abs(first - second) > EVALUATIONS * max(abs(first), abs(second)):
-            raise WrongResultError(
-                f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch",
-                "the same value, since a hypergradient evaluates a loss many times",
-                "Draw by torch's own generator (torch.rand), and let no value that a call leaves behind, in a variable "
-                "or an attribute of a module, change the next one.",
-            )
-
-    def _check_gradient(self, loss: Tensor) -> None:
-        """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
-        # Where nothing but what shapes it moves the loss, no step would.
-        own = [player for player in self._players if player not in self._shaping]
-        leaves = [tensor for player in own for tensor in self._values[player] or () if tensor.requires_grad]
-        slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
-        gradient = [values_of(slope) for slope in slopes if slope is not None]
-        if not gradient:
-            raise WrongResultError(
-                "a tensor whose gradient does not reach the parameters",
-                f"a loss that depends on the parameters of '{self._problem.name}' through its roles",
-                "Call those modules themselves, no copies of them.",
-            )
-        is_scaled = self._problem.settings.precision == "fp16"
-        if not is_scaled and bool(loss.isfinite().all()) and not all(bool(x.isfinite().all()) for x in gradient):
-            raise WrongResultError(
-                "a loss whose gradient is not finite before the first step",
-                "finite numbers",
-                "Look for sqrt, norm, log or a division at zero: add a small number inside, as in (x + 1e-12).sqrt().",
-            )
+            found = f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch"
+            advice = "Draw by torch's own generator (torch.rand), and let no call change the next one."
+            raise WrongResultError(found, "the same value, since a hypergradient evaluates a loss many times", advice)
 
     def _check_places(self) -> None:
         """Refuse a loss that the modules' own tensors move, in whose places there are others."""
@@ -240,12 +202,9 @@ class _Rehearsal:
             _fill(own, before)
         # A loss that is never the same has no places to be blamed.
         if not _agree(first, second) and _agree(first, self._evaluated()):
-            raise WrongResultError(
-                "a loss that reads a parameter or a buffer past its place in the module",
-                "that a module reads self.<name> in each call, since a hypergradient puts other tensors there",
-                "Keep none of them in a list, a closure, a hook or another object; write mlotool.remat(block, x) for "
-                "torch.utils.checkpoint.checkpoint(block, x).",
-            )
+            advice = "Write mlotool.remat(block, x) for torch.utils.checkpoint.checkpoint(block, x)."
+            found = "a loss that reads a parameter or a buffer past its place in the module"
+            raise WrongResultError(found, _PLACES, f"{_KEEP} {advice}")
 
     def _evaluated(self) -> list[Tensor]:
         """Return loss and gradient with copies in the places, as parameters and buffers were at first."""

@@ -1,31 +1,105 @@
 """When each problem steps."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.plain_state import ADVICE, check_count, check_form, check_list, check_mapping
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note
-from mlotool.problem.arguments import check_used
 from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.saved_form import check_learned
+from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.trajectory import StepGraph
-from mlotool.program.gradient_plan import averaged
-from mlotool.program.loss_plan import NOW, Moment
-from mlotool.program.prepared_step import PreparedStep, StepResult
+from mlotool.program.algorithms import ticks_per_step
+from mlotool.program.gradient_plan import PreparedStep, StepResult, averaged
+from mlotool.program.graph import Graph
 from mlotool.program.program import Program
-from mlotool.program.tick_order import Order, TickOrder, ticks_per_step
-from mlotool.program.trace import Traced
-from mlotool.program.traced_rounds import Drawn, Rounds, TickParts
+from mlotool.program.solution_plan import NOW, Moment
+from mlotool.program.trace import Drawn, TickParts, Traced
 
 _Draw = tuple[Any, int | None, Moment]
 """A batch, its position in the stream where every epoch has the same batches, and what is read beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One kind of tick.
+
+    Args:
+        rounds: problems that step together, round after round; each problem is in one of them at most.
+        waited: afterwards, by edge of `TickOrder.edges`, the lower problem's steps since the upper one's last, up to
+            its `unroll_steps`.
+    """
+
+    rounds: tuple[tuple[str, ...], ...]
+    waited: tuple[int, ...]
+
+
+class TickOrder:
+    """Tells the rounds of a tick from how long each problem has waited for those that it reads.
+
+    Every leaf problem (one that reads no other) is in the first round; a problem above is in the round after the one in
+    which the last problem that it reads has taken its `unroll_steps`.
+
+    Args:
+        settings: by problem.
+        graph: the edges between them.
+
+    Attributes:
+        edges: pairs of an upper problem and a lower one that it reads.
+        start: `waited` before the first tick, one count an edge.
+
+    Example:
+        A classifier that takes two steps for one of its weights::
+
+            order = TickOrder(settings, graph)
+            order(order.start, frozenset())      # rounds (("classifier",),), waited (1,)
+            order((1,), frozenset())             # rounds (("classifier",), ("weights",)), waited (0,)
+    """
+
+    def __init__(self, settings: Mapping[str, ProblemSettings], graph: Graph) -> None:
+        self._settings = settings
+        self._leaves = tuple(graph.leaves(settings))
+        self._lowers = {name: tuple(graph.lowers(name)) for name in settings if graph.lowers(name)}
+        self.edges = tuple((upper, lower) for upper, lowers in self._lowers.items() for lower in lowers)
+        self.start = (0,) * len(self.edges)
+        self._known: dict[tuple[tuple[int, ...], frozenset[str]], Order] = {}
+
+    def __call__(self, waited: tuple[int, ...], warming_up: frozenset[str]) -> Order:
+        """Return a tick's rounds.
+
+        Args:
+            waited: one count an edge, as `Order.waited` has them.
+            warming_up: problems whose step of this tick does not count for those above.
+        """
+        key = waited, warming_up
+        if key not in self._known:
+            counts = dict(zip(self.edges, waited, strict=True))
+            rounds = tuple(self._rounds(counts, warming_up))
+            self._known[key] = Order(rounds, tuple(counts.values()))
+        return self._known[key]
+
+    def _rounds(self, waited: dict[tuple[str, str], int], warming_up: frozenset[str]) -> Iterator[tuple[str, ...]]:
+        """Yield the rounds; the counts move along."""
+        due, stepped = self._leaves, set[str]()
+        while due:
+            yield due
+            stepped.update(due)
+            for name in due:
+                for lower in self._lowers.get(name, ()):
+                    waited[name, lower] = 0
+                for edge in self.edges if name not in warming_up else ():
+                    if edge[1] == name:
+                        # No more than counts: so there are few kinds of ticks.
+                        waited[edge] = min(waited[edge] + 1, self._settings[name].unroll_steps)
+            late = {upper for (upper, lower), count in waited.items() if count < self._settings[lower].unroll_steps}
+            due = tuple(name for name in self._lowers if name not in stepped | late)
 
 
 class Schedule:
@@ -51,14 +125,9 @@ class Schedule:
         advice = "Write Schedule(Program(problems, graph))."
         require(isinstance(program, Program), "Schedule.program", program, "a Program", advice)
         for name, problem in program.problems.items():
-            if problem.optimizer is None:
-                raise ConfigError(
-                    f"problems.{name}.optimizer: nothing is set; expected an optimizer. "
-                    f"Write problems.{name}.optimizer: {{_target_: torch.optim.SGD, lr: 0.1}}."
-                )
-        self.program = program
-        self.num_ticks = 0
-        self._with_norms = with_norms
+            advice = f"Write problems.{name}.optimizer: {{_target_: torch.optim.SGD, lr: 0.1}}."
+            require(problem.optimizer is not None, f"problems.{name}.optimizer", None, "an optimizer", advice)
+        self.program, self.num_ticks, self._with_norms = program, 0, with_norms
         graph = program.graph
         self._lowers = {name: graph.lowers(name) for name in program.problems if graph.lowers(name)}
         self._settings = {name: problem.settings for name, problem in program.problems.items()}
@@ -73,7 +142,7 @@ class Schedule:
         self._snapshots: dict[str, dict[str, Any]] = {}
         # Problems whose next step begins an unroll.
         self._at_start = set(program.problems)
-        self._parts = TickParts(program, self.traced, self._planned, lambda: self.num_ticks)
+        self._parts = TickParts(program, self.traced, self.step_round, lambda: self.num_ticks)
         # Modules may have been moved since the program was made.
         program.random.cover(program.devices)
 
@@ -90,10 +159,10 @@ class Schedule:
     def _tick(self) -> dict[str, StepResult]:
         results: dict[str, StepResult] = {}
         order = self.order()
-        for part in self._parts(order.rounds):
-            self.begin_round(part.rounds[0])
-            results.update(self.step_round(part.rounds[0]) if part.traced is None else part.traced())
-            for names in part.rounds:
+        for rounds, traced in self._parts(order.rounds):
+            self.begin_round(rounds[0])
+            results.update(self.step_round(rounds[0]) if traced is None else traced())
+            for names in rounds:
                 results.update(self.end_round(names))
         self.end_tick(order)
         return results
@@ -121,7 +190,10 @@ class Schedule:
             names: of the problems that step together.
         """
         for problem in [self._beginners[name] for name in names if name in self._beginners]:
-            if self._looks_ahead(problem) and problem.name not in self._snapshots:
+            # Warm-up steps are real: no upper step follows that could take them back.
+            is_warm = problem.num_steps >= problem.settings.warmup_steps
+            looks_ahead = problem.settings.roll_back and is_warm and self.program.graph.readers(problem.name)
+            if looks_ahead and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
             # The first step that counts begins an unroll; those of the warm-up belong to none.
             is_counted = problem.num_steps > problem.settings.warmup_steps
@@ -156,7 +228,7 @@ class Schedule:
             again = {name: [(entry[name], None, Moment(entry)) for entry in drawn[name]] for name in names}
             steps = [self._prepared(problem, again[problem.name], is_recorded=False) for problem in problems]
         # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
-        return sorted(steps, key=lambda step: not step.problem.evaluates_again)
+        return sorted(steps, key=lambda step: not step.problem.optimizer_step.evaluates_again)
 
     def end_round(self, names: Sequence[str]) -> dict[str, StepResult]:
         """Take note that a round of steps has been taken; return the results of steps that are taken back for it."""
@@ -204,20 +276,14 @@ class Schedule:
         self._snapshots = dict(state["snapshots"])
         self._at_start = set(state["at_start"])
 
-    def _planned(self, rounds: Rounds, drawn: Drawn) -> dict[str, StepResult]:
-        """Take rounds by their plans, on batches that were drawn; the steps are recorded already."""
-        return {name: result for names in rounds for name, result in self.step_round(names, drawn).items()}
-
     def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> PreparedStep:
         """Return a step that is yet to be taken, and record it where its hypergradient wants to see it."""
-        random = RandomState(problem.devices) if problem.evaluates_again else None
+        random = RandomState(problem.devices) if problem.optimizer_step.evaluates_again else None
         try:
             output, gradient = self._gradient(problem, batches, is_recorded=is_recorded)
         except Exception as error:
             code = [part for each in self.program.problems.values() for part in (each.loss, *each.module.modules())]
             note(error, lambda: Call(f"problems.{problem.name}", "its gradient", is_foreign=is_of_user(*code)))
-            if "uninitialized parameter" in str(error):
-                check_used(problem.name, problem.module)
             raise
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
         # Ranks that hold parts of a problem would each see the norm of their own.
@@ -242,11 +308,6 @@ class Schedule:
             return self.program.rank_mean.mean([output.loss.detach()])[0], gradient
 
         return evaluate
-
-    def _looks_ahead(self, problem: Problem) -> bool:
-        # Warm-up steps are real: no upper step follows that could take them back.
-        is_warm = problem.num_steps >= problem.settings.warmup_steps
-        return problem.settings.roll_back and is_warm and bool(self.program.graph.readers(problem.name))
 
     def _next_batches(self, problem: Problem) -> Iterator[_Draw]:
         stream = problem.stream

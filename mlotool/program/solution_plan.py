@@ -1,4 +1,4 @@
-"""The problems of a program by number, and the solution of each: which tensors it takes, and its loss as a function.
+"""The problems of a program by number: the loss of each as a function of tensors, and the solution of each.
 
 The values of an evaluation are a list with one entry for each problem. `SolutionPlan.view` is what an algorithm is told
 of a lower problem; `add` puts a solution into the values as tensors whose backward is the algorithm's pullback.
@@ -6,41 +6,164 @@ of a lower problem; `add` puts a solution into the values as tensors whose backw
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require
+from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import full_precision
+from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import kind_of
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import LossTraits, RandomState
 from mlotool.core.tangents import any_has_tangent, apart, joined
+from mlotool.core.user_code import Call, note
+from mlotool.problem import interface
 from mlotool.problem.batches import Share
-from mlotool.problem.interface import (
-    AbstractHypergradient,
-    AbstractZerothOrder,
-    Eliminated,
-    LowerProblem,
-    LowerView,
-    Memory,
-    Particle,
-    Pullback,
-    Unroll,
-    Vector,
-)
+from mlotool.problem.interface import LowerView, Pullback, Vector
 from mlotool.problem.optimizers.registry import RULES, find_rule
 from mlotool.problem.optimizers.rule import Hyperparameters, State
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.stream import SameBatch, Stream
+from mlotool.problem.tasks import TaskLosses, check_unmoved
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
-from mlotool.program.algorithms import algorithm_of
-from mlotool.program.loss_plan import NOW, LossPlan, Moment, Tensors, Values
-from mlotool.program.solution_order import SolutionNode
+from mlotool.program.algorithms import SolutionNode, algorithm_of
+
+Tensors = Sequence[Tensor]
+"""The trained parameters of one problem, in the order of its `theta`."""
+
+Values = list[Tensors | None]
+"""By number of the problem, the tensors in its parameters' places; None is the current ones, as constants."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What takes the place of current batches and parameters in an evaluation: at an earlier step, or as given.
+
+    Args:
+        batches: by problem, in the place of its stream's last batch.
+        lower_snapshots: by problem, lower problems as they were at an earlier step.
+        parameters: by number of the problem, constants in the place of its current parameters; None takes these.
+    """
+
+    batches: Mapping[str, Any] = field(default_factory=dict)
+    lower_snapshots: LowerSnapshots = field(default_factory=dict)
+    parameters: Sequence[Tensors] | None = None
+
+    def values(self, num_problems: int) -> Values:
+        """Return one entry a problem: its tensors here, or None for its current parameters; constants both."""
+        return [None] * num_problems if self.parameters is None else list(self.parameters)
+
+
+NOW = Moment()
+"""The current parameters of all problems, and the last batches of their streams."""
+
+
+class LossPlan:
+    """Evaluates the loss of one problem.
+
+    Args:
+        number: of the problem.
+        problems: all of the program, in order.
+    """
+
+    def __init__(self, number: int, problems: Sequence[Problem]) -> None:
+        self.problem = problem = problems[number]
+        self._problems = problems
+        numbers = {other.name: position for position, other in enumerate(problems)}
+        self._roles = [
+            (role, numbers[player.problem], problems[numbers[player.problem]], player.training)
+            for role, player in problem.roles.items()
+        ]
+        # Those that play a role and have a task axis, and its length.
+        self._stacked = sorted({place for _, place, other, _ in self._roles if other.settings.tasks is not None})
+        num_tasks = None if not self._stacked else problems[self._stacked[0]].settings.tasks
+        self._tasks = None if num_tasks is None else TaskLosses(problem.name, num_tasks, problem.devices)
+        # Until its first evaluation has shown it.
+        self._keeps_buffers = False
+        self._synced = [(other, other.parallel) for other in problems if other.parallel is not None]
+
+    def __call__(self, values: Values, batch: Any, *, live: bool = False) -> LossOutput:
+        """Return the loss.
+
+        Args:
+            values: tensors by problem.
+            batch: of the problem; a Share is weighted.
+            live: whether it is that of a training step, in which the problem's own buffers move; else a pure function.
+        """
+        return self._evaluate(self._whole if self._tasks is None else self._of_tasks, values, batch, live)
+
+    def by_task(self, values: Values, batch: Any) -> Tensor:
+        """Return the losses of the problem's own tasks, 1-D. Arguments as for the call."""
+        losses = self._evaluate(self._tasks_apart, values, batch, False).loss
+        return losses if self.problem.settings.tasks is not None else losses.mean()
+
+    def call_of(self, batch: Any) -> Call:
+        """Return in words what the loss is called with, for messages."""
+        given = {"batch": batch, **{role: other.module for role, _, other, _ in self._roles}}
+        expected, advice = "the loss of such a batch", "Correct the loss, the module or the data."
+        return Call(f"problems.{self.problem.name}.loss", self.problem.loss, given, expected, advice)
+
+    def _evaluate(
+        self, call: Callable[[Values, Any, bool], LossOutput], values: Values, shared: Any, live: bool
+    ) -> LossOutput:
+        for other, parallel in self._synced:
+            # Its own training step runs the stages where they are.
+            if not live or other is not self.problem:
+                parallel.sync(None)
+        batch, weight = Share.opened(shared)
+        try:
+            with self.problem.loss_context:
+                output = call(values, batch, live)
+        except Exception as error:
+            note(error, lambda: self.call_of(batch))
+            raise
+        return Share.weigh(output, weight)
+
+    def _whole(self, values: Values, batch: Any, live: bool) -> LossOutput:
+        return LossOutput.of(self.problem.loss(batch, **self._players(values, live)))
+
+    def _players(self, values: Values, live: bool) -> dict[str, BoundModule]:
+        own = self.problem
+        return {
+            role: (other.live if live and other is own else other.pure)(values[place], training)
+            for role, place, other, training in self._roles
+        }
+
+    def _of_tasks(self, values: Values, batch: Any, live: bool) -> LossOutput:
+        output = self._tasks_apart(values, batch, live)
+        # Tasks do not share their own parameters: the gradient of the sum is each one's.
+        total = output.loss.sum() if self.problem.settings.tasks is not None else output.loss.mean()
+        return LossOutput(total, output.metrics)
+
+    def _tasks_apart(self, values: Values, batch: Any, live: bool) -> LossOutput:
+        assert self._tasks is not None
+        stacked: dict[int, tuple[Tensor, ...]] = {}
+        for place in self._stacked:
+            tensors = values[place]
+            stacked[place] = self._problems[place].current() if tensors is None else tuple(tensors)
+
+        def one(parameters: dict[int, tuple[Tensor, ...]], part: Any) -> LossOutput:
+            task = list(values)
+            for place, tensors in parameters.items():
+                task[place] = tensors
+            players = self._players(task, False)
+            output = LossOutput.of(self.problem.loss(part, **players))
+            if not self._keeps_buffers:
+                for role, _, other, _ in self._roles:
+                    if other is self.problem:
+                        check_unmoved(other.name, players[role])
+            return output
+
+        output = self._tasks(one, stacked, batch, with_metrics=live)
+        self._keeps_buffers = True
+        return output
 
 
 def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor, ...]:
@@ -50,11 +173,9 @@ def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor
     tensors = dict(zip(source.theta, source.current() if given is None else given, strict=True))
     for key, tensor in problem.theta.items():
         shape = tensor.shape if problem.settings.tasks is None else tensor.shape[1:]
-        if key not in tensors or tensors[key].shape != shape:
-            raise ConfigError(
-                f"problems.{problem.name}.reset_to: found '{source.name}', whose module has no parameter '{key}' of "
-                f"shape {tuple(shape)}. Give both problems the same module."
-            )
+        is_right = key in tensors and tensors[key].shape == shape
+        expected = f"a problem whose module has a parameter '{key}' of shape {tuple(shape)}"
+        require(is_right, f"problems.{problem.name}.reset_to", source.name, expected, "Give both the same module.")
     if problem.settings.tasks is None:
         return tuple(tensors[key] for key in problem.theta)
     return tuple(tensors[key].expand(problem.settings.tasks, *tensors[key].shape) for key in problem.theta)
@@ -102,7 +223,7 @@ class Engine:
         self.problems = list(problems)
         self.rank_mean = RankMean() if reduce is None else RankMean(reduce)
         algorithms = [problem.hypergradient for problem in self.problems]
-        self.memories = [Memory(None if each is None else each.initial_state()) for each in algorithms]
+        self.memories = [interface.Memory(None if each is None else each.initial_state()) for each in algorithms]
         self.random = random
         self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
         self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
@@ -131,12 +252,8 @@ class Engine:
         self, loss: LossPlan, solutions: Sequence["SolutionPlan"], values: Values, batch: Any, moment: Moment
     ) -> Tensor:
         """Return a loss with solutions inside it, which are put into `values`, each after its inputs."""
-
-        def direct(given: Values) -> Tensor:
-            return loss(given, batch).loss
-
         for plan in solutions:
-            plan.add(values, moment, direct)
+            plan.add(values, moment, lambda given: loss(given, batch).loss)
         return loss(values, batch).loss
 
 
@@ -157,10 +274,8 @@ def _spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
         return [value.reshape(())] * len(theta)
     if isinstance(value, Tensor) and value.shape == (len(theta),):
         return list(value)
-    raise ConfigError(
-        f"{key}: its problem's module gives {kind_of(value)}; expected one value, {len(theta)} values (one a "
-        f"parameter), or a mapping with the keys {', '.join(theta)}. Correct what its forward returns."
-    )
+    expected = f"one value, {len(theta)} values (one a parameter), or a mapping with the keys {', '.join(theta)}"
+    raise ConfigError(f"{key}: its problem's module gives {kind_of(value)}; expected {expected}. Correct its forward.")
 
 
 class SolutionPlan:
@@ -176,7 +291,7 @@ class SolutionPlan:
         self.number = engine.numbers[step.problem]
         self.problem = lower = engine.problems[self.number]
         assert lower.hypergradient is not None
-        self.algorithm: AbstractHypergradient = lower.hypergradient
+        self.algorithm: interface.AbstractHypergradient = lower.hypergradient
         self.inner = [SolutionPlan(each, lower.name, engine) for each in step.inner]
         self._engine = engine
         self._loss = engine.losses[self.number]
@@ -184,7 +299,7 @@ class SolutionPlan:
         is_mean = lower.settings.tasks is not None and engine.problems[engine.numbers[reader]].settings.tasks is None
         rule = RULES.get(type(lower.optimizer))
         has_linear_step = rule is not None and rule.is_linear and lower.settings.gradient_clip_norm is None
-        self._lower = LowerProblem(
+        self._lower = interface.LowerProblem(
             lower.name,
             reader,
             lower.settings.tasks,
@@ -248,9 +363,9 @@ class SolutionPlan:
         push = partial(self.algorithm.push, view) if own is None else partial(own, pullback.outputs)
         values[self.number] = solution(node, inputs, push)
 
-    def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
+    def roll_out(self, values: Values, moment: Moment, particle: interface.Particle | None) -> None:
         """Put into `values` what theta*_l would have been for the values of its inputs."""
-        assert isinstance(self.algorithm, AbstractZerothOrder)
+        assert isinstance(self.algorithm, interface.AbstractZerothOrder)
         inputs = self.flat_inputs(values)
         view = replace(self.view(values, inputs, moment, None), particle=particle)
         values[self.number] = self.algorithm.rollout(view, inputs)
@@ -265,14 +380,10 @@ class SolutionPlan:
         is_unrolled = self.algorithm.sees_steps
         batch = None if is_unrolled else self.pullback_batch(moment)
         samples, weight = Share.opened(batch)
-
-        def own_loss(theta: Vector, flat: Vector) -> Tensor:
-            return self._at(theta, self._placed(flat, moment), batch, moment)
-
         return LowerView(
             self._lower,
             self._theta(moment),
-            own_loss,
+            lambda theta, flat: self._at(theta, self._placed(flat, moment), batch, moment),
             samples,
             self._batch_number(stream, batches),
             weight,
@@ -319,7 +430,7 @@ class SolutionPlan:
         with full_precision() if self._is_full else nullcontext():
             return self._engine.loss_with(self._loss, self.inner, values, batch, moment)
 
-    def _eliminated(self, batch: Any, moment: Moment) -> Eliminated:
+    def _eliminated(self, batch: Any, moment: Moment) -> interface.Eliminated:
         """Return how the solutions inside the loss move, and the loss at moved ones."""
         now = Moment(parameters=moment.parameters)
 
@@ -355,7 +466,7 @@ class SolutionPlan:
                 after[problem.name] = replace(before, theta=moved)
             return self._at(theta, self._placed(flat, moment), batch, replace(moment, lower_snapshots=after))
 
-        return Eliminated(push_from, own_loss)
+        return interface.Eliminated(push_from, own_loss)
 
     def _step_pullback(self, theta: Vector, gradient: Vector, cotangent: Vector) -> list[Tensor]:
         lower, engine = self.problem, self._engine
@@ -368,7 +479,7 @@ class SolutionPlan:
         pulled = lower.optimizer_step.pull_back(theta, gradient, state, given, [*cotangent])
         return [pulled.factor * slope for slope in pulled.gradient if slope is not None]
 
-    def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> Unroll:
+    def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> interface.Unroll:
         lower, engine = self.problem, self._engine
         given = moment.batches.get(lower.name)
         if snapshot is not None:
@@ -403,9 +514,6 @@ class SolutionPlan:
             learned = learned_hyperparameters(lower, engine, hyperparameters, self._placed(flat, NOW))
             return lower.optimizer_step.pure(theta, gradient, state, learned)
 
-        def start(flat: Vector) -> Vector:
-            return start_of(lower, engine, self._placed(flat, NOW))
-
         def begin() -> tuple[Vector, Sequence[State]]:
             if lower.settings.reset_to is None:
                 return lower.current(), lower.optimizer_state()
@@ -415,14 +523,14 @@ class SolutionPlan:
             # The problem may have been moved since it was made.
             return tuple(x.to(now.device) for x, now in zip(lower.initial, lower.own, strict=True)), state
 
-        return Unroll(
+        return interface.Unroll(
             records,
             not records or has_all,
             simulated,
             loss,
             step,
             None if lower.settings.optimizer_roles else lower.optimizer_step.pull_back,
-            start if has_start else None,
+            (lambda flat: start_of(lower, engine, self._placed(flat, NOW))) if has_start else None,
             begin,
             lower.optimizer_step.next_hyperparameters,
             self._num_recorded,
@@ -477,10 +585,9 @@ def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mappin
     """
     for lower in below:
         if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
-            raise ConfigError(
-                f"batches: found several steps of '{problem.name}' to simulate, which read the solution of "
-                f"'{lower.name}'; expected one step, or a list of batches for '{lower.name}' as well, with Unrolled."
-            )
+            found = f"batches: found several steps of '{problem.name}' to simulate, which read '{lower.name}'"
+            expected = f"one step, or a list of batches for '{lower.name}' as well, with Unrolled"
+            raise ConfigError(f"{found}; expected {expected}. Give these.")
 
 
 class Node(NamedTuple):
@@ -517,8 +624,7 @@ def solution(
         push: `(inputs, their tangents) -> tangents of theta*_l`.
     """
     if not any_has_tangent(inputs):
-        outputs: tuple[Tensor, ...] = Solution.apply(node, *inputs)
-        return outputs
+        return Solution.apply(node, *inputs)
     values, tangents = apart(inputs)
     whole = [torch.zeros_like(x) if each is None else each for x, each in zip(values, tangents, strict=True)]
     still = [each.detach() for each in values]

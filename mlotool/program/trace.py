@@ -1,15 +1,16 @@
-"""Steps of problems as a flat program of tensor operations: traced once, then run without autograd and without plans.
+"""Steps of problems as a flat program of tensor operations: traced once, run without autograd, held to their plans.
 
 A trace takes the parameters and buffers of all problems, the state of the optimizers and the batches. It writes what
 the steps change into its place, and returns losses, metrics and norms. Common subexpressions of all losses and
 pullbacks are shared, across the problems too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,24 +18,26 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
+from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.private import AutoDispatchBelowAutograd, FakeTensorMode, guards, tree_flatten, tree_map_only
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import Course, TraceableFunctions, ValuesLeaveError, tracing
 from mlotool.core.unchanged import SameForms, SameObjects
+from mlotool.problem.compatibility import Case, broken, reason
+from mlotool.problem.interface import AbstractDirector
+from mlotool.problem.optimizers.optimizer_step import aligned
 from mlotool.problem.optimizers.registry import RULES, find_rule, has_step_hooks, parts_of_step
 from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters, OptimizerRule
 from mlotool.problem.problem import Problem
-from mlotool.problem.stream import SameBatch, Stream
-from mlotool.problem.trajectory import LowerSnapshot, StepRecord
-from mlotool.program.agreement import Kind
+from mlotool.problem.settings import ProblemSettings
+from mlotool.program.agreement import ROUNDING, SAME, Kind, Values, distances, sensitivity
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.decompositions import HONEST_BATCH_NORMS
-from mlotool.program.gradient_plan import Gradient, GradientPlan, averaged
+from mlotool.program.gradient_plan import Gradient, GradientPlan, StepResult, averaged, norm_of, result_of
 from mlotool.program.guard import Guard, PythonState, is_known, why_foreign, why_unseen
-from mlotool.program.loss_plan import Moment
-from mlotool.program.prepared_step import StepResult, norm_of, result_of
-from mlotool.program.solution_plan import Engine
+from mlotool.program.program import Program
+from mlotool.program.solution_plan import NOW, Engine, Moment, SolutionPlan, all_plans
 
 _NO_STATE = "a parameter has its first gradient, for which its optimizer keeps nothing yet"
 
@@ -144,14 +147,15 @@ class TracedStep:
     ) -> None:
         """Step the parameters at the positions `used`; `after` and `states` are changed."""
         theta = [after[position] for position in used]
-        slopes = [_aligned(gradient[position], self._problem.own[position]) for position in used]
+        # The kernels read a gradient in the parameter's order, whatever its own strides are.
+        pairs = [(gradient[position], self._problem.own[position]) for position in used]
+        slopes = [aligned(slope, parameter) for slope, parameter in pairs if slope is not None]
         names = rule.names(hyperparameters)
         if any(name not in states[position] for name in names for position in used):
             raise LookupError(_NO_STATE)
         vectors = {name: [states[position][name] for position in used] for name in names}
         if COUNTER in vectors:
             vectors[COUNTER] = [*torch._foreach_add(vectors[COUNTER], 1)]
-        assert rule.kernel is not None
         kernel, settings = rule.kernel(hyperparameters)
         moved, _, *kept = kernel.pure(theta, slopes, *[vectors.get(name, []) for name in rule.state], **settings)
         vectors |= {name: tensors for name, tensors in zip(rule.vectors, kept, strict=True) if name in vectors}
@@ -160,90 +164,9 @@ class TracedStep:
             states[position].update({name: tensors[place] for name, tensors in vectors.items()})
 
 
-def _aligned(slope: Tensor | None, parameter: Tensor) -> Tensor:
-    # The kernels read a gradient in the parameter's order, whatever its own strides are.
-    assert slope is not None
-    if slope.stride() == parameter.stride():
-        return slope
-    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=slope.dtype, device=slope.device).copy_(slope)
-
-
-NumberPlace = tuple[str, int | None]
-"""A hyperparameter by name, and its position in one that is a tuple."""
-
-
-class TakenStep(NamedTuple):
-    """One step, without random numbers and lower problems, of which it has none.
-
-    Args:
-        theta: the parameters before it.
-        state: the optimizer's state before it, one mapping a parameter.
-        batches: of its gradient.
-        buffers: before each evaluation; empty where there are none.
-        settings: hyperparameters, one mapping a parameter.
-        numbers: those of them that are arguments, (n,) float64.
-        places: by parameter, where among the numbers a hyperparameter stands.
-    """
-
-    theta: list[Tensor]
-    state: list[dict[str, Tensor]]
-    batches: list[Any]
-    buffers: list[dict[str, Tensor | None]]
-    settings: list[dict[str, Any]]
-    numbers: Tensor
-    places: list[dict[NumberPlace, int]]
-
-    def record(self, devices: Sequence[Any]) -> StepRecord:
-        """Return it as a record.
-
-        Args:
-            devices: CUDA devices of the problem.
-        """
-        # What draws random numbers is not traced: any state will do.
-        random = RandomState(tuple(devices))
-        pairs = zip(self.settings, self.places, strict=True)
-        given = tuple(_with_numbers(settings, places, self.numbers) for settings, places in pairs)
-        draws = tuple((batch, random) for batch in self.batches)
-        return StepRecord(tuple(self.theta), tuple(self.state), given, draws, {}, buffers=tuple(self.buffers))
-
-
-class TakenSteps(NamedTuple):
-    """The steps of an unroll, oldest first.
-
-    Args:
-        kind: what runs whose steps are one function share beside containers.
-        has_all: whether the first of them is the first of its unroll.
-        steps: the steps.
-    """
-
-    kind: str
-    has_all: bool
-    steps: list[TakenStep]
-
-    def snapshot(
-        self, theta: Sequence[Tensor], stream: Stream | SameBatch | None, devices: Sequence[Any]
-    ) -> LowerSnapshot:
-        """Return the problem as its reader finds it.
-
-        Args:
-            theta: its parameters now.
-            stream: its own.
-            devices: its CUDA devices.
-        """
-        return LowerSnapshot(theta, stream, tuple(step.record(devices) for step in self.steps), self.has_all)
-
-
-def _with_numbers(settings: Mapping[str, Any], places: Mapping[NumberPlace, int], numbers: Tensor) -> Hyperparameters:
-    given = dict(settings)
-    for (name, position), number in places.items():
-        value = numbers[number]
-        given[name] = value if position is None else (*given[name][:position], value, *given[name][position + 1 :])
-    return given
-
-
 Batches = Mapping[str, Any]
 """By problem: of the one whose gradient it is, and of those whose solutions it passes through: the batch of a pullback,
-or the TakenSteps that it differentiates."""
+or (in a program of several runs) the steps that it differentiates."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -317,11 +240,12 @@ class MemberGradients:
         return mean
 
     def _moment(self, entry: Batches, parameters: Sequence[Sequence[Tensor]]) -> Moment:
-        steps = {name: value for name, value in entry.items() if isinstance(value, TakenSteps)}
+        # The steps of an unroll, in a program of several runs.
+        steps = {name: value for name, value in entry.items() if hasattr(value, "as_lower_snapshot")}
         snapshots = {}
         for name, number in [(name, self._engine.numbers[name]) for name in steps]:
             problem = self._engine.problems[number]
-            snapshots[name] = steps[name].snapshot(parameters[number], problem.stream, problem.devices)
+            snapshots[name] = steps[name].as_lower_snapshot(parameters[number], problem.stream, problem.devices)
         batches = {name: value for name, value in entry.items() if name not in steps}
         return Moment(batches, snapshots, [*parameters])
 
@@ -338,17 +262,12 @@ class TracedFunction:
         num_moved: how many arguments may change.
     """
 
-    def __init__(self, tracer: "Tracer", batches: Sequence[Sequence[Batches]], *, is_fused: bool) -> None:
-        self._rounds, self._engine, self._gradients = tracer.rounds, tracer.engine, MemberGradients(tracer.engine)
-        self._stepping, self._buffered, self._batches = tracer.stepping, tracer.buffered, batches
+    def __init__(self, traced: "TracedRounds", batches: Sequence[Sequence[Batches]], *, is_fused: bool) -> None:
+        self._rounds, self._engine, self.gradients = traced.rounds, traced.engine, MemberGradients(traced.engine)
+        self._stepping, self._buffered, self._batches = traced.stepping, traced.buffered, batches
         self._is_fused, self.num_moved = is_fused, 0
         self.names: list[tuple[str, ...]] = []
         self.course = Course()
-
-    @property
-    def problem(self) -> str | None:
-        """Whose step is being traced."""
-        return self._gradients.problem
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Take the steps; return what is described above."""
@@ -375,7 +294,7 @@ class TracedFunction:
         outputs += [value for _, value in self.course.reports]
         if self.course.conditions:
             outputs.append(torch.stack(self.course.conditions).all())
-        self._gradients.problem = None
+        self.gradients.problem = None
         return [each.detach() for each in outputs]
 
     def _stepped(
@@ -402,7 +321,7 @@ class TracedFunction:
     ) -> tuple[Gradient, StepResult]:
         """Return a problem's gradient, clipped, and its results."""
         problem = each.problem
-        output, gradient = self._gradients(each, parameters, batches)
+        output, gradient = self.gradients(each, parameters, batches)
         with torch.no_grad():
             hypergradient_norm = norm_of(problem, gradient) if each.with_norm else None
             clipped, norm = problem.optimizer_step.clip(gradient)
@@ -491,35 +410,156 @@ Place = tuple[Kind, Tensor]
 nothing but rounding (a bias before a BatchNorm)."""
 
 
-class Tracer:
-    """Traces the steps of some problems, and runs the traces.
+Rounds = tuple[tuple[str, ...], ...]
+"""Names of problems that step together, round after round."""
 
-    There is one for each kind of batches, and for each course that the solvers' decisions have taken: what a step gets
-    is the same whichever steps were before it.
+Drawn = dict[str, list[Batches]]
+"""By problem, for each batch that its gradient is averaged over: that batch and those of its pullbacks."""
+
+STEPS_BETWEEN_LOOKS = 100
+"""Where the length of a run is not known; a comparison takes a planned step beside the traced one."""
+
+_EARLY_LOOKS = (1, 2, 3, 5, 10, 20, 50, 100)
+
+_DIFFERENT = (
+    "after {count} steps its traced steps differ from those of its plan by {difference:.1e} ({kind}, relative); "
+    "expected rounding, of {rounding:.1e} at most. A trace fixes what a loss or a module keeps in Python (a counter, a "
+    "rate that changes). Keep it in a buffer, or write runner.trace=false."
+)
+
+
+class TracedRounds:
+    """Takes rounds of a tick as one flat program; where that cannot be, by their plans.
+
+    There is a trace for each kind of batches, and for each course that the solvers' decisions have taken: what a step
+    gets is the same whichever steps were before it.
+
+    At its first steps, and then once in a hundredth of the run, the plans take the steps as well, and all that steps
+    move is compared: parameters, buffers, what optimizers keep. What the trace gives counts at all times, so that a
+    resumed run, which begins with a comparison, goes on bit by bit; but not one that has given its trace up after some
+    steps, which a resumed one tries anew.
 
     Args:
-        rounds: the problems, round after round; those of one round take their gradients before any of them steps.
-        engine: of the program.
-        backend: one of BACKENDS.
-        traces_users_code: whether a user's losses and modules may take part.
+        names: of problems, round after round; only those of the first one may have steps that are recorded.
+        parts: of the ticks, which hear of what cannot be traced.
     """
 
-    def __init__(
-        self, rounds: Sequence[Sequence[Traced]], engine: Engine, backend: str, *, traces_users_code: bool = True
-    ) -> None:
-        self.steps = [each for together in rounds for each in together]
-        self.rounds = rounds
-        self.engine = engine
-        self._backend = BACKENDS[backend]
-        self._traces_users_code = traces_users_code
-        self._same_forms = SameForms([])
+    def __init__(self, names: Rounds, parts: "TickParts") -> None:
+        self._names, self._parts, self._program = names, parts, parts.program
+        self.engine, backend = self._program.engine, self._program.trace
+        assert backend is not None
+        self._backend, self._same_forms = BACKENDS[backend], SameForms([])
+        # Problems of one round take their gradients before any of them steps.
+        self.rounds = [[parts.traced(name) for name in together] for together in names]
+        self._steps = [step for together in self.rounds for step in together]
+        self._problems = [step.problem for step in self._steps]
+        self._solutions = [[*all_plans(self.engine.solutions[step.number])] for step in self._steps]
+        self._recorded = [name for name in names[0] if self._program.problems[name].trajectory.is_kept]
         self._traces: dict[Any, list[Trace]] = {}
-        self._num_traces = 0
+        self._num_traces = self._num_steps = self._last_look = 0
+        self._looks = Looks(self._program.run_length)
+        self._rounding: dict[Kind, float] = {}
         self._bind()
-        self._guard = Guard([engine.problems])
+        self._guard = Guard([self.engine.problems])
 
-    def __call__(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult]:
-        """Take the steps; parameters, buffers and optimizers move, but for schedulers and counts of steps.
+    def __call__(self) -> dict[str, StepResult]:
+        """Take the steps; return their results by problem."""
+        drawn = {
+            problem.name: [_drawn(problem, solutions) for _ in range(problem.settings.accumulate_batches)]
+            for problem, solutions in zip(self._problems, self._solutions, strict=True)
+        }
+        for name in self._recorded:
+            states = [self._program.recorder.state(name) for _ in drawn[name]]
+            self._program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
+        self._num_steps += 1
+        try:
+            if self._looks.is_due(self._parts.num_ticks()) or self._program.is_watched(drawn):
+                return self._compared(drawn)
+            results = self._taken([*drawn.values()])
+        except UntraceableError as error:
+            self._parts.give_up(self._names, error)
+            return self._planned(drawn)
+        for problem in self._problems:
+            problem.advance()
+        return dict(zip(drawn, results, strict=True))
+
+    def _planned(self, drawn: Drawn) -> dict[str, StepResult]:
+        """Take the rounds by their plans; the steps are recorded already."""
+        return {name: x for names in self._names for name, x in self._parts.planned(names, drawn).items()}
+
+    def _compared(self, drawn: Drawn) -> dict[str, StepResult]:
+        """Take the steps in both ways.
+
+        Raises:
+            RunError: they differ, and so may those have since the last comparison.
+        """
+        batches = [*drawn.values()]
+        # First: where `places` binds what is there now, a change since the last step would not be seen.
+        self._look()
+        places = self._places()
+        before = _copies(places)
+        results = dict(zip(drawn, self._taken(batches), strict=True))
+        traced = _copies(places)
+        _put(places, before)
+        # The plans' steps count, and whoever watches sees them; then all is as the trace has it.
+        planned = self._planned(drawn)
+        ends = _by_kind(self._places(), planned)
+        problem, difference = self._difference(ends, _by_kind(places, results, traced), places, before, batches)
+        was_compared, self._last_look = self._last_look == self._num_steps - 1, self._num_steps
+        if difference and not was_compared:
+            raise RunError(f"problems.{problem}: {difference}")
+        if difference:
+            # Nothing is lost: all steps until now were compared, and this one is the plan's.
+            self._parts.give_up(self._names, UntraceableError(difference, problem))
+            return planned
+        _put(self._places(), traced)
+        # What the evaluation of the plans may have kept is no change.
+        self._guard.settle()
+        return results
+
+    def _difference(
+        self,
+        planned: Values,
+        traced: Values,
+        places: Sequence[Place],
+        before: Sequence[Tensor],
+        batches: Sequence[Sequence[Batches]],
+    ) -> tuple[str, str]:
+        """Return the problem whose planned and traced steps are further apart than rounding takes them, and a text."""
+        # The relative error of one rounding, in the lowest precision in which a trace computes.
+        unit = max(trace.unit for traces in self._traces.values() for trace in traces)
+        start = _by_kind(places, {}, before)
+        apart, kinds = distances(planned, traced, start, unit), [kind for (_, kind), _ in places]
+
+        def limit(kind: Kind) -> float:
+            return max(unit**SAME, ROUNDING * self._rounding.get(kind, 0.0))
+
+        def take(parameters: Sequence[Tensor]) -> Values | None:
+            others, kept = iter(parameters), [memory.value for memory in self.engine.memories]
+            start = [next(others) if x == "parameters" else y for x, y in zip(kinds, before, strict=True)]
+            _put(self._places(), start)
+            arguments, traces = self._found(batches)
+            results = next((x for trace in traces if (x := self._run(trace, arguments)) is not None), None)
+            for memory, value in zip(self.engine.memories, kept, strict=True):
+                memory.value = value
+            names = [problem.name for problem in self._problems]
+            return None if results is None else _by_kind(self._places(), dict(zip(names, results, strict=True)))
+
+        if not all(each <= limit(kind) for kind, each in apart.items()):
+            end = _copies(self._places())
+            # Of the trace, which is a function of tensors: a plan's step is one of modules, optimizers and schedulers.
+            parameters = [tensor for kind, tensor in zip(kinds, before, strict=True) if kind == "parameters"]
+            for kind, each in sensitivity(take, parameters, start, unit).items():
+                self._rounding[kind] = max(each, self._rounding.get(kind, 0.0))
+            _put(self._places(), end)
+        for kind, each in apart.items():
+            if not each <= limit(kind):
+                values = {"difference": each, "kind": kind[1], "rounding": limit(kind)}
+                return kind[0], _DIFFERENT.format(count=self._num_steps, **values)
+        return "", ""
+
+    def _taken(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult]:
+        """Take the steps along a trace; parameters, buffers and optimizers move, not schedulers and counts of steps.
 
         Args:
             batches: by problem that steps, those of each batch that its gradient is averaged over.
@@ -544,25 +584,16 @@ class Tracer:
             raise UntraceableError("a solver decides by a number that rounding alone sets apart")
         return results
 
-    def again(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult] | None:
-        """Take the steps along a trace that is there; None, with nothing moved, where none holds."""
-        arguments, traces = self._found(batches)
-        return next((found for trace in traces if (found := self._run(trace, arguments)) is not None), None)
-
-    def renew_guard(self) -> None:
-        """Take what Python holds now for what traces hold fixed, after an evaluation that may have kept results."""
-        self._guard.settle()
-
     def _found(self, batches: Sequence[Sequence[Batches]]) -> tuple[list[Tensor], list[Trace]]:
         """Return what a trace takes, and the traces for arguments of that kind."""
-        self.look()
+        self._look()
         tensors: list[Tensor] = []
         # What a trace holds for: kinds of tensors, other values in the batches, optimizers' settings.
         kinds = self._kinds(batches, tensors)
         key = kinds, *[each.refresh() for each in self.stepping]
         return self._arguments() + tensors, self._traces.setdefault(key, [])
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Drop traces of what is no more; raise an UntraceableError where there are hooks, which no trace calls."""
         if hook := self._guard.hook():
             raise UntraceableError(hook)
@@ -586,13 +617,11 @@ class Tracer:
 
     def _check_optimizers(self) -> None:
         """Raise an UntraceableError where a trace cannot take an optimizer's steps."""
-        for each in self.steps:
-            if has_step_hooks(each.problem.optimizer):
-                raise UntraceableError("its optimizer has hooks", each.problem.name)
-            if type(each.problem.optimizer) not in RULES:
-                raise UntraceableError("its optimizer is another one", each.problem.name)
+        for problem in self._problems:
+            if has_step_hooks(problem.optimizer) or type(problem.optimizer) not in RULES:
+                raise UntraceableError("its optimizer has hooks, or is another one", problem.name)
 
-    def places(self) -> list[Place]:
+    def _places(self) -> list[Place]:
         """Return what the steps change."""
         self._bind()
         places: list[Place] = []
@@ -602,13 +631,9 @@ class Tracer:
             places += [((problem.name, "buffers"), tensor) for tensor in problem.slots.buffers()]
         return places
 
-    def unit(self) -> float:
-        """Return the relative error of one rounding, in the lowest precision in which a trace computes."""
-        return max(trace.unit for traces in self._traces.values() for trace in traces)
-
     def _kinds(self, batches: Sequence[Sequence[Batches]], tensors: list[Tensor]) -> tuple[Any, ...]:
         kinds, seen = [], dict[int, int]()
-        for each, entries in zip(self.steps, batches, strict=True):
+        for each, entries in zip(self._steps, batches, strict=True):
             try:
                 kinds.append(tuple([kinds_of(entry, tensors, seen) for entry in entries]))
             except UntraceableError as error:
@@ -619,9 +644,9 @@ class Tracer:
     def _bind(self) -> None:
         """Look up modules, parameters and the state of the optimizers."""
         self.buffered = [problem for problem in self.engine.problems if problem.slots.has_buffers]
-        for step in self.steps:
+        for step in self._steps:
             step.problem.optimizer_step.align_state()
-        self.stepping = [TracedStep(each.problem) for each in self.steps]
+        self.stepping = [TracedStep(each.problem) for each in self._steps]
         own = [problem.own for problem in self.engine.problems]
         self._fixed = [*chain.from_iterable([*own, *[each.tensors for each in self.stepping]])]
 
@@ -649,36 +674,97 @@ class Tracer:
         num_fixed = len(self._fixed)
         arguments = [tensor.detach() for tensor in arguments]
         arguments[num_fixed:] = [copied(tensor) for tensor in arguments[num_fixed:]]
-        foreign = () if self._traces_users_code else map(why_foreign, self.engine.problems)
+        foreign = () if self._program.traces_users_code else map(why_foreign, self.engine.problems)
         if reason := next(filter(None, foreign), None) or why_unseen(self.engine.problems):
             raise UntraceableError(reason)
-        for each in self.steps:
-            if not is_known(each.problem.scheduler):
-                raise UntraceableError("its scheduler is code of yours", each.problem.name)
+        if users := next((x.name for x in self._problems if not is_known(x.scheduler)), None):
+            raise UntraceableError("its scheduler is code of yours", users)
         devices = tuple({device for each in self.engine.problems for device in each.devices})
         before, state = RandomState(devices), PythonState(self.engine.problems)
         kept = [memory.value for memory in self.engine.memories]
-        is_fused = self._backend.has_fused_steps
-        traced = TracedFunction(self, batches, is_fused=is_fused)
+        traced = TracedFunction(self, batches, is_fused=self._backend.has_fused_steps)
         try:
             # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat. Without
             # the context torch makes a new mode for each operation whose shape it notes: half the time of tracing.
             with guards.tracing(guards.TracingContext(FakeTensorMode())):
                 first = make_fx(traced, HONEST_BATCH_NORMS)(*arguments)
                 if change := state.change():
-                    raise UntraceableError(change, traced.problem)
+                    raise UntraceableError(change, traced.gradients.problem)
                 refuse_shapes_by_values(first)
                 flat = make_fx(functionalize(first), {**self._backend.decompositions})(*arguments)
             run, writes = self._backend.made(flat, arguments, traced.num_moved, in_place=not traced.course.conditions)
         except Exception as error:
             before.restore()
             state.restore()
-            raise UntraceableError(reason_of(error), traced.problem) from error
+            raise UntraceableError(reason_of(error), traced.gradients.problem) from error
         finally:
             for memory, value in zip(self.engine.memories, kept, strict=True):
                 memory.value = value
         reporters = tuple(who for who, _ in traced.course.reports)
         return Trace(run, rounding_unit(flat), tuple(traced.names), writes, reporters, bool(traced.course.conditions))
+
+
+def _copies(places: Sequence[Place]) -> list[Tensor]:
+    """Return copies of all that steps move, in the memory of the CPU (that of a GPU may be full)."""
+    return [tensor.to("cpu", copy=True) for _, tensor in places]
+
+
+def _put(places: Sequence[Place], tensors: Sequence[Tensor]) -> None:
+    torch._foreach_copy_([tensor for _, tensor in places], [*tensors])
+
+
+def _by_kind(
+    places: Sequence[Place], results: Mapping[str, StepResult], tensors: Sequence[Tensor] | None = None
+) -> dict[Kind, list[Tensor]]:
+    """Return what is in the places, or others in their order, by problem and kind, and the losses of steps."""
+    kinds: dict[Kind, list[Tensor]] = {(name, "loss"): [x.loss.detach().cpu()] for name, x in results.items()}
+    for (kind, _), tensor in zip(places, _copies(places) if tensors is None else tensors, strict=True):
+        kinds.setdefault(kind, []).append(tensor)
+    return kinds
+
+
+class Looks:
+    """Tells at which of its steps a trace is compared with the plans.
+
+    At its first steps, and then once in a hundredth of the ticks of a run, and at its last one. Where the length of the
+    run is not known, every 100th tick, or hundredth of the ticks so far.
+
+    Args:
+        run_length: ticks of the whole run; None where that is not known.
+
+    Example:
+        >>> looks = Looks(run_length=2_500)
+        >>> [tick for tick in range(100, 200) if looks.is_due(tick)]
+        [100, 101, 102, 104, 109, 119, 144, 149, 174, 199]
+    """
+
+    def __init__(self, run_length: int | None) -> None:
+        self._run_length = run_length
+        self._num_steps = self._last_tick = 0
+
+    def is_due(self, tick: int) -> bool:
+        """Say whether the step that comes is one of them; called once a step.
+
+        Args:
+            tick: how many ticks were taken before.
+        """
+        self._num_steps += 1
+        between = STEPS_BETWEEN_LOOKS if self._run_length is None else max(1, self._run_length // 100)
+        is_late = tick - self._last_tick >= max(between, tick // 100)
+        is_last = self._run_length is not None and tick + 1 == self._run_length
+        is_due = self._num_steps in _EARLY_LOOKS or is_late or is_last
+        if is_due:
+            self._last_tick = tick
+        return is_due
+
+
+def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:
+    """Return a problem's next batch, and those on which the pullbacks of its gradient are taken."""
+    batches = {problem.name: None if problem.stream is None else problem.stream.next()}
+    for each in solutions:
+        if each.problem.name not in batches:
+            batches[each.problem.name] = each.pullback_batch(NOW)
+    return batches
 
 
 def reason_of(error: Exception) -> str:
@@ -719,3 +805,131 @@ def rounding_unit(graph: GraphModule) -> float:
     has_tf32 = (torch.float32, True) in kinds and torch.backends.cuda.matmul.allow_tf32
     dtypes = {dtype for dtype, _ in kinds if dtype.is_floating_point} | ({torch.float16} if has_tf32 else set())
     return float(max(torch.finfo(dtype).eps for dtype in dtypes))
+
+
+def why_untraceable(number: int, engine: Engine, *, is_fused: bool = False) -> str | None:
+    """Return why a problem's gradients cannot be traced; None where nothing is known against it.
+
+    Args:
+        number: of the problem.
+        engine: of the program.
+        is_fused: for a program of several runs, beside which each takes its steps by itself; else for one that takes
+            the steps too.
+    """
+    cases = (replace(case, is_traced=not is_fused, is_fused=is_fused) for case in _cases(number, engine))
+    return next((reason(row, case) for case in cases for row in broken(case)), None)
+
+
+def _cases(number: int, engine: Engine) -> Iterator[Case]:
+    """Yield the problem itself, those that play a role in its loss, and the solutions that its gradient passes."""
+    problem, num_ranks = engine.problems[number], 1 if engine.rank_mean.is_alone else 2
+    # Whether a module is compiled, divided or evaluated again concerns every loss in which it plays a role; see below.
+    settings = replace(problem.settings, compile=False, shard=False, remat=None)
+    yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
+    own, is_kept = problem.hypergradient, problem.trajectory.is_kept
+    is_seen = own is not None and is_kept and (own.keeps_graphs or not own.trajectory.is_whole)
+    if is_seen or isinstance(own, AbstractDirector):
+        yield Case(problem.name, ProblemSettings(), algorithm=own)
+    for player in [engine.problems[engine.numbers[role.problem]] for role in problem.roles.values()]:
+        is_compiled, is_sharded = player.compiled is not None, player.shards is not None
+        held = ProblemSettings(compile=is_compiled, shard=is_sharded, remat=player.settings.remat)
+        yield Case(player.name, held, module=player.module)
+    for plan in all_plans(engine.solutions[number]):
+        yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)
+
+
+Part = tuple[Rounds, TracedRounds | None]
+"""Rounds of a tick that follow each other: several along a trace, which takes their steps, or one by its plan."""
+
+
+class TickParts:
+    """Divides ticks into parts, made once for each kind of tick.
+
+    Rounds that follow each other are one trace. A problem that cannot be traced steps by its plan, and so do those of
+    its round; a warning says once why.
+
+    Args:
+        program: with a way of tracing, or none.
+        traced: returns what a trace of a problem's gradient takes.
+        planned: takes a round by its plan, on batches that were drawn, without a record of them.
+        num_ticks: returns how many ticks have been taken.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        traced: Callable[[str], Traced],
+        planned: Callable[[Sequence[str], Drawn], dict[str, StepResult]],
+        num_ticks: Callable[[], int],
+    ) -> None:
+        self.program, self.traced, self.planned, self.num_ticks = program, traced, planned, num_ticks
+        # The first step is the optimizer's own, which makes its state.
+        self._begin = max(program.trace_from, 1)
+        self._engine = program.engine
+        self._known: dict[tuple[Rounds, tuple[bool, ...]], list[Part]] = {}
+        self._traced: dict[Rounds, TracedRounds] = {}
+        self._reasons: dict[str, str] = {}
+        self._is_split = False
+        for name, number in self._engine.numbers.items() if program.trace is not None else ():
+            reason = why_untraceable(number, self._engine)
+            if reason is None:
+                self._engine.traced_from[number] = program.trace_from
+                continue
+            self._reasons[name] = reason
+            # Where tracing begins late nobody has asked for it.
+            if program.trace_from == 0:
+                _warn(name, reason)
+
+    def __call__(self, rounds: Rounds) -> list[Part]:
+        """Return the parts of a tick."""
+        problems = [] if self.program.trace is None else self._engine.problems
+        key = rounds, tuple([problem.num_steps >= self._begin for problem in problems])
+        if key not in self._known:
+            self._known[key] = self._divided(*key)
+        return self._known[key]
+
+    def _divided(self, rounds: Rounds, has_begun: Sequence[bool]) -> list[Part]:
+        # Rounds that follow each other, and whether they are traced.
+        groups: list[tuple[list[tuple[str, ...]], bool]] = []
+        problems, numbers, is_closed = self.program.problems, self._engine.numbers, True
+        for names in rounds:
+            is_traced = self.program.trace is not None and not any(name in self._reasons for name in names)
+            is_traced = is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace()
+            # What is recorded of a step is what there is before it.
+            begins = is_closed or self._is_split or any(problems[name].trajectory.is_kept for name in names)
+            if begins or not (is_traced and groups[-1][1]):
+                groups.append(([], is_traced))
+            groups[-1][0].append(names)
+            # The problems below go back to where they were before anything else steps.
+            lowers = [lower for name in names for lower in self.program.graph.lowers(name)]
+            is_closed = any(problems[lower].settings.roll_back for lower in lowers)
+        for rounds in [tuple(together) for together, is_traced in groups if is_traced]:
+            if rounds not in self._traced:
+                self._traced[rounds] = TracedRounds(rounds, self)
+        return [(tuple(names), self._traced[tuple(names)] if is_traced else None) for names, is_traced in groups]
+
+    def _may_trace(self) -> bool:
+        """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""
+        if self.program.traces_users_code or self._traced:
+            return True
+        reasons = {each.name: why_foreign(each) for each in self._engine.problems}
+        self._reasons |= {name: reason for name, reason in reasons.items() if reason is not None}
+        return not any(reasons.values())
+
+    def give_up(self, rounds: Rounds, error: UntraceableError) -> None:
+        """Leave rounds to their plans from now on, or to a trace each where it is not known which of them fails."""
+        self._known.clear()
+        del self._traced[rounds]
+        if error.problem is None and len(rounds) > 1:
+            # One by one they may do, or tell which of them does not.
+            self._is_split = True
+            return
+        for name in [name for names in rounds for name in names] if error.problem is None else [error.problem]:
+            self._reasons[name] = str(error)
+            self._engine.traced_from.pop(self._engine.numbers[name], None)
+            _warn(name, str(error))
+
+
+def _warn(name: str, reason: str) -> None:
+    text = f"problems.{name}: its steps are not traced: {reason}. Write runner.trace=false to leave it so."
+    warnings.warn(text, stacklevel=2)

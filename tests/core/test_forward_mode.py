@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import forward_mode, refuse_scripted, twice_differentiable_mode
-from mlotool.core.gradient import Recording
 from tests.core.operators.products import difference, distance, forward, forward_by_autograd, reverse
 
 pytestmark = [
@@ -146,20 +145,6 @@ def test_hooks_on_gradients_are_differentiated(change: Callable[[Tensor], Tensor
     assert distance([product(way, function)], expected) < 1e-8
     # Double backward calls the hook in the second pass too.
     assert distance(reverse(lambda x: (function(x) * WEIGHTS).sum(), [POINT], [VECTOR]), expected) > 0.1
-
-
-def test_our_own_switching_of_gradients_leaves_tangents():
-    def function(x: Tensor) -> Tensor:
-        with Recording(False):
-            assert torch._C._is_fwd_grad_enabled()
-        with torch.no_grad():
-            with Recording(True):
-                assert not torch._C._is_fwd_grad_enabled()
-            hidden = x**2
-        return x**4 + hidden * x
-
-    expected = reverse(lambda x: (x**4 + (x**2).detach() * x) @ WEIGHTS, [POINT], [VECTOR])[0]
-    torch.testing.assert_close(product(forward, function), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_that_are_switched_in_a_backward_pass():

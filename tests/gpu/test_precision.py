@@ -55,9 +55,9 @@ def test_fp16_is_near_full_precision(device: torch.device) -> None:
     need_fp16(device)
     programs = [single(device, precision) for precision in ("fp16", "fp32")]
     for problem in programs[0].problems.values():
-        assert problem.loss_scale is not None
+        assert problem.optimizer_step.loss_scale is not None
         # Small enough for the losses of the first step.
-        problem.loss_scale.value = 2.0**8
+        problem.optimizer_step.loss_scale.value = 2.0**8
     found, expected = (follow(program, 1).gradient("weigher") for program in programs)
     assert cosine(found, expected) > 0.999
 
@@ -71,15 +71,15 @@ def test_an_overflow_skips_a_step_and_training_goes_on(device: torch.device) -> 
     need_fp16(device)
     made = single(device, "fp16", "finite_difference", lower=steep)
     problem, schedule = made.problems["model"], Schedule(made)
-    assert problem.loss_scale is not None
+    assert problem.optimizer_step.loss_scale is not None
     before = thetas(problem.theta)
     schedule.tick()
-    assert problem.loss_scale.value == 2.0**15
+    assert problem.optimizer_step.loss_scale.value == 2.0**15
     assert all(torch.equal(before[key], tensor) for key, tensor in thetas(problem.theta).items())
     for _ in range(11):
         schedule.tick()
     after = thetas(problem.theta)
-    assert 1 < problem.loss_scale.value < 2.0**12
+    assert 1 < problem.optimizer_step.loss_scale.value < 2.0**12
     assert all(bool(tensor.isfinite().all()) for tensor in after.values())
     assert relative_error(after, before) > 1e-3
 

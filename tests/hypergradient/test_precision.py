@@ -166,10 +166,10 @@ def test_an_overflow_skips_the_step_of_its_problem_alone() -> None:
     before = {key: tensor.clone() for key, tensor in model.theta.items()}
     Schedule(found).tick()
     assert all(torch.equal(before[key], tensor) for key, tensor in model.theta.items())
-    assert model.loss_scale is not None and weigher.loss_scale is not None
-    assert (model.loss_scale.value, weigher.loss_scale.value) == (2.0**15, 2.0**16)
+    assert model.optimizer_step.loss_scale is not None and weigher.optimizer_step.loss_scale is not None
+    assert (model.optimizer_step.loss_scale.value, weigher.optimizer_step.loss_scale.value) == (2.0**15, 2.0**16)
     assert not torch.equal(weigher.theta["logits"], torch.zeros(32))
     state = found.state_dict()
     other = program(Implicit(Identity(), "finite_difference"), "fp16", lower_loss=overflowing)
     other.load_state_dict(state)
-    assert other.problems["model"].loss_scale.value == 2.0**15  # type: ignore[union-attr]
+    assert other.problems["model"].optimizer_step.loss_scale.value == 2.0**15  # type: ignore[union-attr]

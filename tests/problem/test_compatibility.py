@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from docs.generated.compatibility import page
 from mlotool import (
     SABA,
     ConjugateGradient,
@@ -28,7 +29,7 @@ from mlotool import (
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import KeepEvery
 from mlotool.layerparallel import Auxiliary
-from mlotool.problem.compatibility import FEATURES, ROWS, Case, broken, check, message, page
+from mlotool.problem.compatibility import FEATURES, ROWS, Case, broken, check, message
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.stream import SameBatch
 from mlotool.spaces import Operator, SharedSpace, UniformPaths
@@ -126,7 +127,7 @@ def test_every_feature_is_in_a_row() -> None:
 def test_the_page_has_the_tables() -> None:
     text = PAGE.read_text()
     for table in page().split("\n\n"):
-        assert table.strip() in text, "Write the tables anew: python -m mlotool.problem.compatibility"
+        assert table.strip() in text, "Write the tables anew: python -m docs.generated.compatibility"
 
 
 STEPS = partial(torch.optim.SGD, lr=0.1)

@@ -108,4 +108,6 @@ def test_what_has_no_pure_form_is_refused():
         Problem("p", nn.Linear(1, 1), lambda batch: batch, optimizer=lbfgs, precision="fp16")
     with pytest.raises(ConfigError, match=r"problems\.u\.optimizer: found line search with .*; expected adam"):
         pair(upper={"optimizer": lbfgs})
-    assert pair({"optimizer": lbfgs}, hypergradient=lambda: Implicit(Exact())).problems["w"].evaluates_again
+    assert (
+        pair({"optimizer": lbfgs}, hypergradient=lambda: Implicit(Exact())).problems["w"].optimizer_step.evaluates_again
+    )

@@ -63,6 +63,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "steps": (lambda s: s.update(num_steps=-1), "num_steps: found -1; expected a whole number from 0 on"),
     "epoch": (lambda s: s["stream"].update(epoch=10**18), "Stream.state: found"),
     "buffer": (lambda s: s["module"].update({"1.num_batches_tracked": torch.tensor(math.nan)}), "num_batches_tracked"),
+    "algorithm": (lambda s: s.pop("hypergradient"), "hypergradient: found None; expected a dict"),
     "norm": (lambda s: s["trajectory"].update(largest_norm="x"), "trajectory.largest_norm: found 'x'"),
 }
 

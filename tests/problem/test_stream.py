@@ -246,7 +246,17 @@ ENDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_worker_that_ends_is_an_error_that_says_what_to_do(tmp_path: Path, name: str) -> None:
-    stream = Stream(Data(ENDS[name], tmp_path, at=0), 3, shuffle=False, num_workers=1)
-    with pytest.raises(RunError, match=r"A process that loads data has ended .*resume=auto"):
+def test_a_worker_that_ends_is_replaced_once(tmp_path: Path, name: str) -> None:
+    expected = draw(Stream(Data(ENDS[name], tmp_path), 3, shuffle=False), 4)
+    stream = Stream(Data(ENDS[name], tmp_path), 3, shuffle=False, num_workers=1)
+    with pytest.warns(UserWarning, match="has ended .* Another process loads the same samples"):
+        assert_same(draw(stream, 4), expected)
+
+
+def test_one_that_ends_again_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    stream = Stream(Data(ENDS["kill -9"], tmp_path, at=0, times=2), 3, shuffle=False, num_workers=1)
+    with (
+        pytest.raises(RunError, match=r"A process that loads data has ended .*resume=auto"),
+        pytest.warns(UserWarning, match="has ended"),
+    ):
         stream.next()

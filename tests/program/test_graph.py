@@ -101,7 +101,7 @@ FAULTS: dict[str, tuple[Graph, dict[str, ProblemNode], list[str]]] = {
     "an edge that nothing uses": (
         Graph(UP, DOWN),
         {**NODES, "classifier": SELF},
-        ["graph.upper_to_lower.reweight: nothing uses the edge to 'classifier'; expected that the loss"],
+        ["graph.upper_to_lower.reweight: nothing uses the edge to 'classifier'; expected a role for"],
     ),
     "three at once": (
         Graph({"top": ["low"]}, {"mid": ["top"]}),
@@ -126,7 +126,7 @@ def test_a_cycle_of_solutions() -> None:
     nodes = {"a": ProblemNode({"r": "c"}), "b": ProblemNode({"r": "a"}), "c": ProblemNode({"r": "b"})}
     (message,) = faults(Graph({}, ring), nodes)
     assert message.startswith("graph.lower_to_upper: a cycle ")
-    assert "expected that solutions flow upwards only. Remove one of these edges" in message
+    assert "expected that solutions flow upwards only. Remove one edge" in message
     cycle = message.removeprefix("graph.lower_to_upper: a cycle ").split(";")[0].split(" -> ")
     assert len(cycle) == 4
     assert all(end in ring[start] for start, end in pairwise(cycle))

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlotool.core.errors import ConfigError
+from mlotool.core.private import tree_map
 from mlotool.hypergradient import SABA, EvolutionStrategies, FixedPoint, Implicit, Nystrom, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from tests.program.small import assert_identical, numbers, parameters, samples
@@ -96,3 +98,12 @@ def test_what_is_kept_changes_what_comes(name: str) -> None:
     made.load_state_dict(before)
     made.engine.memories[0].value = KEEPING[name]().initial_state()
     assert not torch.equal(made.gradient("u")["x"], kept[0])
+
+
+@pytest.mark.parametrize("name", ["warm", "penalty", "saba", "evolution"])
+def test_what_is_kept_has_the_shapes_of_parameters(name: str) -> None:
+    ticked(made := program(KEEPING[name]()))
+    state = made.state_dict()
+    kept = tree_map(lambda x: x[:1] if isinstance(x, Tensor) and x.shape == (3,) else x, state["w0"]["hypergradient"])
+    with pytest.raises(ConfigError, match=r"state\.w0\.hypergradient: found a tensor of shape"):
+        made.load_state_dict({**state, "w0": {**state["w0"], "hypergradient": kept}})

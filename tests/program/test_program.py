@@ -30,7 +30,7 @@ def test_a_role_in_eval_mode_uses_the_running_statistics() -> None:
 
 
 def test_a_missing_hypergradient_is_an_error_with_what_to_write() -> None:
-    message = r"problems.w.hypergradient: nothing is set.*expected an algorithm. Write hypergradient"
+    message = r"problems.w.hypergradient: nothing is set; expected one.* Write hypergradient"
     with pytest.raises(ConfigError, match=message):
         pair({"hypergradient": None})
     problem = Problem("w", Point(numbers(1.0)), lambda batch, *, w: w().sum(), roles={"w": "w"})
@@ -54,9 +54,7 @@ def test_finite_differences_are_refused_by_name_where_a_nested_problem_different
 
 def test_problems_of_one_name_and_unknown_ones_are_errors() -> None:
     program = reweighting(REVERSE)
-    with pytest.raises(
-        ConfigError, match=r"problems: found the names \['model', 'model'\]; expected each once. Rename"
-    ):
+    with pytest.raises(ConfigError, match=r"problems: found \['model', 'model'\]; expected names that differ. Rename"):
         Program([program.problems["model"]] * 2, Graph())
     for call in (
         lambda: program.gradient("weiger"),

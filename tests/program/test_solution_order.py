@@ -11,7 +11,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Implicit
 from mlotool.problem.interface import Vector
 from mlotool.program import Graph, LowerView, Problem, Program
-from mlotool.program.solution_order import SolutionOrder
+from mlotool.program.algorithms import SolutionOrder
 from tests.program.small import numbers, samples, web
 from tests.programs import Point
 

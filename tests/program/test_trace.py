@@ -31,7 +31,7 @@ from mlotool.hypergradient import (
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from mlotool.program.backends import BACKENDS, GraphedRun
 from mlotool.program.decompositions import FUSIBLE
-from mlotool.program.trace import Tracer
+from mlotool.program.trace import TracedRounds
 from tests.program.small import Mlp, assert_identical, assert_resumes, momentum, pair, parameters, samples, sgd, web
 
 Make = Callable[[], AbstractHypergradient]
@@ -66,10 +66,10 @@ def ticked(program: Program, count: int = 8) -> dict[str, Tensor]:
     return parameters(program)
 
 
-def tracers(program: Program, name: str) -> list[Tracer]:
+def tracers(program: Program, name: str) -> list[TracedRounds]:
     """Return what traces the steps of a problem."""
     traced = SCHEDULES[program]._parts._traced
-    return [each._tracer for rounds, each in traced.items() if any(name in names for names in rounds)]
+    return [each for rounds, each in traced.items() if any(name in names for names in rounds)]
 
 
 def is_traced(program: Program, name: str) -> bool:

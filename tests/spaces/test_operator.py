@@ -89,8 +89,8 @@ def replaced(before: nn.Module, other: Any) -> nn.Module:
     return Space(base, [Operator("kernel", "0", {"other": other})], inputs=[8, 8, 8]).get_submodule("0")
 
 
-def of_a_recipe(**settings: Any) -> NodeFactory:
-    return NodeFactory("candidates.other", {"_target_": "torch.nn.Conv2d", **settings})
+def of_a_recipe(**settings: Any) -> Any:
+    return node_factory("candidates.other", {"_target_": "torch.nn.Conv2d", **settings})
 
 
 @pytest.mark.parametrize(

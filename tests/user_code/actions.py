@@ -17,11 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.user_code.programs import Case
 
-MODES = ("python", "recipe", "fused", "resumed")
+MODES = ("python", "auto", "fused", "resumed")
 NOT_RESUMED = MODES[:3]
 """For what is in no checkpoint, and what the user's code would not do again."""
 COUNTED = ("python", "fused")
-"""For losses that count their calls: a recipe's is called once before the first tick."""
+"""For losses that count their calls."""
 
 SetUp = Callable[[Case], Any]
 Act = Callable[[Case, nn.Parameter], Any]

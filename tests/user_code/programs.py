@@ -226,12 +226,6 @@ class Case:
         return {name: each.detach().clone() for name, each in found.items()}
 
 
-CASES: dict[int, Case] = {}
-"""Those of recipes that run now, by the seed of a run."""
-STOPS: dict[int, int] = {}
-"""By the seed of a run, the tick at which it gets a Ctrl-C."""
-
-
 class Applied(nn.Module):
     """A module of a user's that is a function."""
 
@@ -243,8 +237,8 @@ class Applied(nn.Module):
         return self.function(logits)
 
 
-def by_hand(case: Case, *, after_step: bool = False) -> State:
-    """Train as one writes it down in torch; `after_step` runs the user's code right after a step of the network."""
+def by_hand(case: Case) -> State:
+    """Train as one writes it down in torch."""
     optimizer = case.make_optimizer(each for each in case.module.parameters() if each.requires_grad)
     scheduler = case.scheduler(optimizer) if case.scheduler else None
     upper = case.make_upper_optimizer(case.weigher.parameters())
@@ -258,16 +252,13 @@ def by_hand(case: Case, *, after_step: bool = False) -> State:
         case.optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        if after_step:
-            case.between(tick + 1)
         if case.is_bilevel and (tick + 1) % case.unroll_steps == 0:
             meta = case.meta.batch(tick // case.unroll_steps)
             slopes = hypergradient(case, partial(lower_loss, batch), meta)
             for parameter, slope in zip(case.weigher.parameters(), slopes, strict=True):
                 parameter.grad = slope
             upper.step()
-        if not after_step:
-            case.between(tick + 1)
+        case.between(tick + 1)
     case.close()
     return case.state()
 

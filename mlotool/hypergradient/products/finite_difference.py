@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import Recording, gradient_of_difference, slopes_of
+from mlotool.core.gradient import gradient_of_difference, slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.base import AbstractProduct
@@ -101,7 +101,7 @@ def warn_of_hidden_values(view: LowerView, theta: Vector, inputs: Vector, radius
         loss = view.own_loss(at, values)
         return [loss.detach(), *slopes_of(loss, at)]
 
-    with RandomState(view.devices).replayed(), Recording(True):
+    with RandomState(view.devices).replayed(), torch.enable_grad():
         replay = Replay(lambda: [view.own_loss(point, values)], view.devices, traits)
         value, *gradient = replay(slopes)
         length = float(norm(gradient))
@@ -205,7 +205,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         behind = ahead
         if self._loss.eliminated is not None:
             replay, ahead, behind = self._with_solutions(side, scaled(vector, scale))
-        with Recording(True):
+        with torch.enable_grad():
             if self._is_joint:
                 return _joint(replay(lambda: side(ahead, scale)), replay(lambda: side(behind, -scale)), factor)
             above = replay(lambda: _slopes(*side(ahead, scale)))

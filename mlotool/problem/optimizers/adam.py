@@ -3,7 +3,6 @@
 Sources: Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019 for decoupled weight decay.
 """
 
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from mlotool.problem.optimizers.rule import AlikeSteps, FusedKernel, Hyperparame
 
 _ADAM, _ADAMW = FusedKernel("_fused_adam"), FusedKernel("_fused_adamw")
 _SETTINGS = ("lr", "weight_decay", "eps", "amsgrad", "maximize")
-_VALUES = itemgetter(*_SETTINGS)
 
 
 def _update(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hyperparameters) -> tuple[Tensor, State]:
@@ -93,7 +91,7 @@ def _kept(steps: AlikeSteps, name: str) -> list[Tensor]:
 def _kernel(group: Hyperparameters) -> tuple[FusedKernel, dict[str, Any]]:
     beta1, beta2 = group["betas"]
     kernel = _ADAMW if group.get("decoupled_weight_decay") else _ADAM
-    return kernel, dict(zip(_SETTINGS, _VALUES(group), strict=True), beta1=beta1, beta2=beta2)
+    return kernel, dict({name: group[name] for name in _SETTINGS}, beta1=beta1, beta2=beta2)
 
 
 _KERNELS, _ALL = (_ADAM, _ADAMW), (*_SETTINGS, "betas", "decoupled_weight_decay")

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 from mlotool.core.arguments import is_number, require
-from mlotool.core.gradient import Recording, values_of
+from mlotool.core.gradient import values_of
 from mlotool.core.unchanged import SameForms, SameObjects
 from mlotool.core.user_code import Call, noted
-from mlotool.problem.arguments import check_scheduler, check_used, is_lazy, made, needs_closure
+from mlotool.problem.arguments import check_scheduler, made, needs_closure
 from mlotool.problem.optimizers import rule as rules
 from mlotool.problem.optimizers.registry import RULES, find_rule, has_step_hooks, parts_of_step
 from mlotool.problem.optimizers.rule import COUNTER, Gradient, Hyperparameters, Rates, State, States, Stepped, Vector
@@ -34,19 +34,7 @@ Evaluate = Callable[[], tuple[Tensor, Gradient]]
 _SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...)."
 
 _HOOKS = attrgetter("_post_accumulate_grad_hooks")
-
-
-_DEVICES = ("cpu", "cuda")
 _SWITCHES = ("fused", "capturable", "differentiable")
-
-
-def prefer_fused_kernels(optimizer: Optimizer) -> None:
-    """Let an optimizer take its steps by torch's fused kernel where its user has left the choice to torch."""
-    for group in optimizer.param_groups if _rule_with_kernels(optimizer) else ():
-        is_open = group.get("fused") is None and group.get("foreach") is None
-        is_plain = not group.get("capturable")
-        if is_open and is_plain and all(_has_kernel(parameter) for parameter in group["params"]):
-            group["fused"] = True
 
 
 @dataclass(slots=True)
@@ -74,7 +62,6 @@ class KernelGroup:
         """Take a step along the gradients of the parameters."""
         if self.counts:
             torch._foreach_add_(self.counts, 1.0)
-        assert self.rule.kernel is not None
         kernel, settings = self.rule.kernel(self.param_group)
         kept = [self.vectors.get(name, []) for name in self.rule.state]
         given = [aligned(value, like) for value, like in zip(gradient, self.parameters, strict=True)]
@@ -93,7 +80,7 @@ KernelStep = tuple[KernelGroup, list[Tensor]]
 
 def take_steps(steps: Sequence[KernelStep]) -> None:
     """Take steps, of one problem or of several."""
-    with Recording(False):
+    with torch.no_grad():
         for group, gradient in steps:
             group.step(gradient)
 
@@ -110,8 +97,7 @@ class FusedStep:
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         self.optimizer: Any = optimizer
-        self._parameters = parameters
-        self._rule = rule = _rule_with_kernels(optimizer)
+        self._parameters, self._rule = parameters, (rule := _rule_with_kernels(optimizer))
         self._deciding = () if rule is None else (*_SWITCHES, *rule.deciding)
         self._groups: list[KernelGroup] | None = None
         self._same: SameObjects | None = None
@@ -210,9 +196,8 @@ def _rule_with_kernels(optimizer: Optimizer) -> rules.OptimizerRule | None:
     return rule if rule is not None and rule.kernel is not None else None
 
 
-def _has_kernel(parameter: Tensor) -> bool:
-    is_plain = type(parameter) is nn.Parameter and parameter.is_floating_point()
-    return is_plain and parameter.device.type in _DEVICES
+def _has_kernel(x: Tensor) -> bool:
+    return type(x) is nn.Parameter and x.is_floating_point() and x.device.type in ("cpu", "cuda")
 
 
 def aligned(value: Tensor, like: Tensor) -> Tensor:
@@ -291,32 +276,52 @@ class OptimizerStep:
 
     Args:
         name: the problem's, for messages.
-        optimizer: of its parameters; None where it is never stepped.
-        scheduler: of the optimizer's learning rate; None keeps it.
+        theta: its parameters by name.
+        optimizer: of them, or what makes one; None where it is never stepped.
+        scheduler: makes one of the optimizer; None keeps its learning rate.
         settings: the problem's.
+
+    Raises:
+        ConfigError: the optimizer or the scheduler is of a wrong kind, or does not fit the settings.
     """
 
-    def __init__(self, name: str, optimizer: Optimizer | None, scheduler: Any, settings: ProblemSettings) -> None:
-        self.scheduler = scheduler
+    def __init__(
+        self, name: str, theta: Mapping[str, Tensor], optimizer: Any, scheduler: Any, settings: ProblemSettings
+    ) -> None:
+        key, is_stepped = f"problems.{name}", optimizer is not None
+        for user, value in (("a scheduler", scheduler), ("reset_to", settings.reset_to)):
+            require(is_stepped or value is None, f"{key}.optimizer", None, f"an optimizer, since {user} is set")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            optimizer = made(f"{key}.optimizer", optimizer, theta.values(), "a torch optimizer", Optimizer)
+        groups = [] if optimizer is None else optimizer.param_groups
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        missing = next((name for name, tensor in theta.items() if groups and id(tensor) not in held), None)
+        # It would step other parameters, or nothing.
+        expected, advice = f"one of all parameters, '{missing}' too", "Pass a callable: optimizer=partial(SGD, lr=0.1)."
+        require(missing is None, f"{key}.optimizer", optimizer, expected, advice)
+        is_plain = not any(group.get("differentiable") for group in groups)
+        require(is_plain, f"{key}.optimizer.differentiable", True, "false", "Unrolled differentiates steps by itself.")
+        built = None if scheduler is None else made(f"{key}.scheduler", scheduler, optimizer, "a scheduler")
+        check_scheduler(name, built, optimizer, settings.scheduler_interval)
+        known = [setting for setting, value in groups[0].items() if is_number(value)] if groups else []
+        for setting in settings.optimizer_roles:
+            require(setting in known, f"{key}.optimizer.{setting}", "a problem", f"one of {', '.join(known)}")
+        self._name, self.scheduler, self._settings = name, built, settings
+        self._optimizer: Any = optimizer
         self.loss_scale = LossScale() if settings.precision == "fp16" else None
         self.evaluates_again = optimizer is not None and needs_closure(optimizer)
-        self._name = name
-        self._optimizer = optimizer
-        self._settings = settings
-        self._module: nn.Module
         self._parameters: tuple[Tensor, ...]
         self._shards: Shards | None = None
         self._fused: FusedStep
 
-    def bind(self, module: nn.Module, parameters: tuple[Tensor, ...], shards: Shards | None) -> None:
+    def bind(self, parameters: tuple[Tensor, ...], shards: Shards | None) -> None:
         """Step these parameters from now on.
 
         Args:
-            module: the problem's.
             parameters: those that are trained, in order.
             shards: their division among ranks; None where they are whole.
         """
-        self._module, self._parameters, self._shards = module, parameters, shards
+        self._parameters, self._shards = parameters, shards
         self._bind_kernel()
 
     @property
@@ -331,7 +336,6 @@ class OptimizerStep:
 
     def __call__(self, gradient: Gradient, rates: Rates | None = None, evaluate: Evaluate | None = None) -> Any:
         """Take one step; in fp16 none, if the gradient has overflown. Arguments and value as for `Problem.step`."""
-        assert self._optimizer is not None
         if self.loss_scale is not None and not self.loss_scale.accepts(gradient):
             # An overflow: the factor is smaller from now on.
             return None
@@ -460,12 +464,10 @@ class OptimizerStep:
 
         Arguments as for `pure`; the inputs, which shape the problem, shape no update.
         """
-        assert self._optimizer is not None
         return replayed_step(self._optimizer, self._parameters, theta, self.clip(gradient)[0], state, rates)
 
     def hyperparameters(self) -> tuple[Hyperparameters, ...]:
         """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""
-        assert self._optimizer is not None
         rates: dict[int, Hyperparameters] = {}
         for group in self._optimizer.param_groups:
             # A scheduler fills a rate that is a tensor in place.
@@ -479,7 +481,6 @@ class OptimizerStep:
             return [self.hyperparameters()] * count
         # Both in one copy, so that the copied scheduler sets the copied optimizer.
         twin = copy.copy(self)
-        assert self._optimizer is not None
         kept = [value for state in self._optimizer.state.values() for value in state.values()]
         memo = {id(value): value for value in (*self._parameters, *kept) if isinstance(value, Tensor)}
         twin._optimizer, twin.scheduler = copy.deepcopy((self._optimizer, self.scheduler), memo)
@@ -489,12 +490,11 @@ class OptimizerStep:
             warnings.simplefilter("ignore")
             for _ in range(count):
                 settings.append(tuple(map(dict, twin.hyperparameters())))
-                twin.scheduler.step()
+                twin.scheduler.step()  # type: ignore[union-attr]
         return settings
 
     def state(self) -> tuple[State, ...]:
         """Return a copy of the optimizer's state, one mapping a parameter of theta."""
-        assert self._optimizer is not None
         return tuple(copied(self._optimizer.state.get(parameter, {})) for parameter in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
@@ -530,8 +530,12 @@ class OptimizerStep:
     def _bind_kernel(self) -> None:
         if self._optimizer is None:
             return
-        if self._shards is None:
-            prefer_fused_kernels(self._optimizer)
+        is_open = self._shards is None and _rule_with_kernels(self._optimizer) is not None
+        # By torch's fused kernel, where its user has left the choice to torch.
+        for group in self._optimizer.param_groups if is_open else ():
+            is_free = group.get("fused") is None and group.get("foreach") is None and not group.get("capturable")
+            if is_free and all(map(_has_kernel, group["params"])):
+                group["fused"] = True
         self._fused = FusedStep(self._optimizer, self._parameters)
 
     def _updated(self, theta: Vector, gradient: Gradient, state: Sequence[State], hyperparameters: Rates) -> Stepped:
@@ -544,7 +548,6 @@ class OptimizerStep:
         return new_theta, new_state
 
     def _step_with(self, gradient: Gradient, hyperparameters: Rates) -> None:
-        assert self._optimizer is not None
         with torch.no_grad():
             theta, states = self._updated(self._parameters, gradient, self.state(), hyperparameters)
             for parameter, slope, moved, state in zip(self._parameters, gradient, theta, states, strict=True):
@@ -553,7 +556,6 @@ class OptimizerStep:
                     self._optimizer.state[parameter] = dict(state)
 
     def _by_optimizer(self, gradient: Gradient) -> None:
-        assert self._optimizer is not None
         if any(value is not None and value.is_sparse for value in gradient):
             # The kernels refuse it.
             for group in self._optimizer.param_groups:
@@ -570,8 +572,6 @@ class OptimizerStep:
 
     def _set_gradient(self, gradient: Gradient) -> None:
         for parameter, value in zip(self._parameters, gradient, strict=True):
-            if value is None and is_lazy(parameter):
-                check_used(self._name, self._module)
             if value is not None and self._shards is not None:
                 value = self._shards.put_together(value, parameter)
             parameter.grad = None if value is None else aligned(value, parameter)
@@ -579,47 +579,6 @@ class OptimizerStep:
     def _clear_gradient(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-
-
-def optimizer_step(
-    name: str,
-    theta: Mapping[str, Tensor],
-    optimizer: Optimizer | OptimizerFactory | None,
-    scheduler: Callable[[Optimizer], Any] | None,
-    settings: ProblemSettings,
-) -> OptimizerStep:
-    """Return how a problem steps.
-
-    Args:
-        name: the problem.
-        theta: its parameters by name.
-        optimizer: of them, or what makes one; None where it is never stepped.
-        scheduler: makes one of the optimizer; None keeps its learning rate.
-        settings: the problem's.
-
-    Raises:
-        ConfigError: the optimizer or the scheduler is of a wrong kind, or does not fit the settings.
-    """
-    key, is_stepped = f"problems.{name}", optimizer is not None
-    for user, value in (("a scheduler", scheduler), ("reset_to", settings.reset_to)):
-        require(is_stepped or value is None, f"{key}.optimizer", None, f"an optimizer, since {user} is set")
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        optimizer = made(f"{key}.optimizer", optimizer, theta.values(), "a torch optimizer", Optimizer)
-    assert optimizer is None or isinstance(optimizer, Optimizer)
-    groups = [] if optimizer is None else optimizer.param_groups
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    missing = next((name for name, tensor in theta.items() if groups and id(tensor) not in held), None)
-    # It would step other parameters, or nothing.
-    expected, advice = f"one of all parameters, '{missing}' too", "Pass a callable: optimizer=partial(SGD, lr=0.1)."
-    require(missing is None, f"{key}.optimizer", optimizer, expected, advice)
-    is_plain = not any(group.get("differentiable") for group in groups)
-    require(is_plain, f"{key}.optimizer.differentiable", True, "false", "Unrolled differentiates steps by itself.")
-    built = None if scheduler is None else made(f"{key}.scheduler", scheduler, optimizer, "a scheduler")
-    check_scheduler(name, built, optimizer, settings.scheduler_interval)
-    known = [setting for setting, value in groups[0].items() if is_number(value)] if groups else []
-    for setting in settings.optimizer_roles:
-        require(setting in known, f"{key}.optimizer.{setting}", "a problem", f"one of {', '.join(known)}")
-    return OptimizerStep(name, optimizer, built, settings)
 
 
 def clipped(

@@ -1,7 +1,6 @@
 """Which rule an optimizer follows, and whether its steps are still those of the class."""
 
 import inspect
-from collections.abc import Mapping
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -18,7 +17,7 @@ RULES: dict[type[Any], OptimizerRule] = {SGD: SGD_RULE, Adam: ADAM_RULE, AdamW: 
 """By exact class: a subclass may step otherwise."""
 
 _GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-_STEPS: Mapping[Any, Any] = {kind: inspect.unwrap(kind.step) for kind in RULES}
+_STEPS: dict[Any, Any] = {kind: inspect.unwrap(kind.step) for kind in RULES}
 
 
 def find_rule(problem: str, optimizer: Optimizer | None) -> OptimizerRule:

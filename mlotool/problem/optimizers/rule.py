@@ -112,7 +112,7 @@ class OptimizerRule:
     state: Mapping[str, str | None] = field(default_factory=dict)
     derivative: Callable[[AlikeSteps], StepCotangents] | None = None
     kernels: tuple[FusedKernel, ...] = ()
-    kernel: Callable[[Hyperparameters], tuple[FusedKernel, dict[str, Any]]] | None = None
+    kernel: Any = None
     is_linear: bool = False
     steps_shards: bool = False
 

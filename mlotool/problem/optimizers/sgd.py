@@ -1,6 +1,5 @@
 """Stochastic gradient descent, `torch.optim.SGD`."""
 
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from mlotool.problem.optimizers.rule import AlikeSteps, FusedKernel, Hyperparame
 
 _KERNEL = FusedKernel("_fused_sgd")
 _SETTINGS = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
-_VALUES = itemgetter(*_SETTINGS)
 
 
 def _update(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hyperparameters) -> tuple[Tensor, State]:
@@ -52,7 +50,7 @@ def _derivative(steps: AlikeSteps) -> rule.StepCotangents:
 
 
 def _kernel(group: Hyperparameters) -> tuple[FusedKernel, dict[str, Any]]:
-    return _KERNEL, dict(zip(_SETTINGS, _VALUES(group), strict=True), is_first_step=False)
+    return _KERNEL, dict({name: group[name] for name in _SETTINGS}, is_first_step=False)
 
 
 _STATE = {"momentum_buffer": "momentum"}

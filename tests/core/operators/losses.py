@@ -29,4 +29,6 @@ LOSSES: Operators = {
     "cosine_similarity": ("r3,4 r3,4", F.cosine_similarity),
     "cdist": ("r3,4 r2,4", torch.cdist),
     "pdist": ("r3,4", F.pdist),
+    "cdist at zero": ("r3,4", lambda x: torch.cdist(x, x)),
+    "cdist 1": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, p=1.0)),
 }
