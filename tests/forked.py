@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlotool.sweep.launchers import open_log
+from mlotool.sweep.driver import open_log
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
@@ -134,7 +134,7 @@ def command(
 
 
 def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
-    """Begin a rank of a run: what `mlotool.runner.launcher._start` does, but for a new interpreter."""
+    """Begin a rank of a run: what `mlotool.runner.run_config._start` does, but for a new interpreter."""
     with Path(os.devnull).open("w") as nowhere:
         return start(
             call_mlotool,
@@ -147,7 +147,7 @@ def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
 
 
 def start_job(folders: Sequence[Path], environment: Mapping[str, str], module: str) -> Forked:
-    """Begin jobs of a sweep: what `mlotool.sweep.launchers.start_process` does, but for a new interpreter."""
+    """Begin jobs of a sweep: what `mlotool.sweep.driver.start_process` does, but for a new interpreter."""
     job = import_module(module).main
     with open_log(folders) as log:
         return start(
@@ -179,11 +179,11 @@ def run(
 def call_mlotool(words: tuple[str, ...]) -> int:
     """Be `mlotool WORDS`; its ranks and jobs are forked."""
     from mlotool.cli.main import main
-    from mlotool.runner import launcher
-    from mlotool.sweep import launchers
+    from mlotool.runner import run_config
+    from mlotool.sweep import driver
 
-    launcher._start = start_rank  # type: ignore[assignment]
-    launchers.start_process = start_job  # type: ignore[assignment]
+    run_config._start = start_rank  # type: ignore[assignment]
+    driver.start_process = start_job  # type: ignore[assignment]
     sys.argv = ["mlotool", *words]
     return main()
 

@@ -63,7 +63,7 @@ def _run_many(request: Request, words: Sequence[str], trusted: Sequence[str], fl
     from mlotool.cli.job import is_first_rank
     from mlotool.cli.sweep import run_sweep, sweep_folder
     from mlotool.config.sweep_plan import read_sweep
-    from mlotool.sweep.folder import write_plan
+    from mlotool.sweep.points import write_plan
 
     # `resume=..` means the sweep, not its jobs.
     resumes = [word for word in request.overrides if word.startswith("resume=")]

@@ -10,11 +10,9 @@ from mlotool.cli.terminal import nearby, say
 from mlotool.config.sweep_plan import SweepPlan, check_first_point
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.process import terminable
-from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
-from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
-from mlotool.sweep.job_folder import INFEASIBLE, JobOutcome, JobSpec, note_alone
-from mlotool.sweep.launchers import make_launcher
-from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point
+from mlotool.sweep.driver import make_launcher, run_jobs, worker_environments
+from mlotool.sweep.folder import AUTO, INFEASIBLE, JobOutcome, JobSpec, choose_folder, discard, locked, note_alone
+from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point, write_plan
 
 
 def sweep_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
@@ -89,8 +87,8 @@ def _run_locked(
         say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
     with terminable():
-        sweep = Sweep(folder, shared, announce, record.add if shared.is_in_group else None)
-        run_jobs(points, launcher, environments, sweep)
+        when_begins = record.add if shared.is_in_group else None
+        run_jobs(points, launcher, environments, folder, shared, announce, when_begins)
     write_plan(folder, plan, points)
 
 

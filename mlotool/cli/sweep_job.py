@@ -25,14 +25,14 @@ from mlotool.config.provenance import repositories_asked_once
 from mlotool.core.errors import WriteError
 from mlotool.core.process import import_large, import_torch, leave
 from mlotool.core.run_files import read_json
-from mlotool.sweep import job_folder
-from mlotool.sweep.job_folder import JobSpec, has_run, read_job
-from mlotool.sweep.launchers import STOP
+from mlotool.sweep import folder as job_folder
+from mlotool.sweep.driver import STOP
+from mlotool.sweep.folder import JobSpec, has_run, read_job
 
 if TYPE_CHECKING:
     from mlotool.cli.arguments import Request
     from mlotool.runner import RunResult
-    from mlotool.runner.plan import Watch
+    from mlotool.runner.evaluation import Watch
     from mlotool.runner.together import RunRequest
 
 # Begins a reference to a job's own settings of Hydra, which are known while Hydra calls us, and not afterwards.
@@ -187,7 +187,7 @@ def _watch(spec: JobSpec) -> "Watch | None":
     """Return what a study asks at each evaluation of a job; None without a study."""
     if spec.study is None:
         return None
-    from mlotool.sweep.watcher import Watcher
+    from mlotool.sweep.study import Watcher
 
     return Watcher(**spec.study)
 

@@ -9,7 +9,7 @@ import torch
 from mlotool import Program, Schedule
 from mlotool.config import build
 from mlotool.config.sweep_plan import structure_of
-from mlotool.fusion.comparison import ROUNDING
+from mlotool.fusion.stacked_gradients import ROUNDING
 from tests.fusion.members import compared, difference, state_difference
 from tests.small_recipes import RECIPES, small
 

@@ -88,7 +88,7 @@ def test_jobs_of_several_devices_share_no_process(start: Start, tmp_path: Path) 
     folder = sweep_folder(tmp_path)
     assert read(folder / "0", "began.json")["pid"] != read(folder / "1", "began.json")["pid"]
     assert "sweep.fuse: the jobs run one by one: runner.devices=2" in err
-    assert "jobs 0, 1 ran one by one: runner.devices=2" in out
+    assert "jobs 0, 1 ran one by one; runner.devices=2" in out
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Multigrid
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.launcher import World, joined
+from mlotool.runner.run_config import World, joined
 from tests.layerparallel.auxiliary.real_models import Samples, decoder, encoder, resnet, spread, vision_transformer
 from tests.layerparallel.test_partition import Checked
 from tests.over_ranks import over
