@@ -109,7 +109,7 @@ class World:
         """Raise ConfigError where `runner.devices` is not the number of processes of this machine."""
         if devices not in ("auto", self.local_size):
             raise ConfigError(
-                f"runner.devices: found {devices}, but {self.local_size} processes were started here. Set auto."
+                f"runner.devices: found {devices}, but {self.local_size} processes are here. Set it to that."
             )
 
 
