@@ -77,7 +77,7 @@ def test_each_problem_has_its_own_axis_in_wandb(tiny_run: Run, fake_wandb: tuple
     assert type(settings["config"]["runner"]) is dict
     assert (settings["mode"], settings["dir"]) == ("offline", str(result.output_dir))
     with pytest.raises(NonFiniteLossError):
-        tiny_run({**SHORT, "logger.wandb": True}, "failed", loss=LossThat(2, lambda loss: loss * float("nan")))
+        tiny_run({**SHORT, "logger.wandb": True}, folder="failed", loss=LossThat(2, lambda loss: loss * float("nan")))
     assert run.exit_code == 1
 
 

@@ -218,7 +218,7 @@ RESULT = RunResult({}, Path("outputs/mwn/then"), None, None)
 @pytest.mark.parametrize(
     ("call", "positional", "keywords", "said"),
     [
-        (run, ("mwn",), {}, f"run.config: found 'mwn'; {COMPOSED}. Write mlotool.run(mlotool.compose('mwn'))."),
+        (run, ("mwn",), {}, f"run.config: found 'mwn'; {COMPOSED}. Write mlotool.run(mlotool.compose('mwn', ["),
         (load, (RESULT, "c"), {}, "load.run_dir: found a RunResult; expected a path. Give its folder"),
         (evaluate, ("run", ["test"]), {}, "evaluate.split: found ['test']; expected one split's name"),
     ],
