@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
 
-from mlotool.sweep.launchers import open_log
+from mlotool.sweep.driver import open_log
 
 IMPORTED = [f"mlotool.{name}" for name in ("cli.main", "cli.sweep_job", "runner.run_config")] + ["sklearn.datasets"]
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -141,7 +141,7 @@ def command(
 
 
 def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
-    """Begin a rank of a run: what `mlotool.runner.launcher._start` does, but for a new interpreter."""
+    """Begin a rank of a run: what `mlotool.runner.run_config._start` does, but for a new interpreter."""
     environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     with Path(os.devnull).open("w") as nowhere:
         output, own = (nowhere.fileno() if rank else 1, 2), dict[str, Any](has_stdin=True, is_session=True)
@@ -149,7 +149,7 @@ def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
 
 
 def start_job(folders: Sequence[Path], environment: Mapping[str, str], module: str) -> Forked:
-    """Begin jobs of a sweep: what `mlotool.sweep.launchers.start_process` does, but for a new interpreter."""
+    """Begin jobs of a sweep: what `mlotool.sweep.driver.start_process` does, but for a new interpreter."""
     job = import_module(module).main
     with open_log(folders) as log:
         output, own = (log.fileno(), log.fileno()), dict[str, Any](has_stdin=True, is_session=True)
@@ -175,11 +175,11 @@ def run(
 def call_mlotool(words: tuple[str, ...]) -> int:
     """Be `mlotool WORDS`; its ranks and jobs are forked."""
     from mlotool.cli.main import main
-    from mlotool.runner import launcher
-    from mlotool.sweep import launchers
+    from mlotool.runner import run_config
+    from mlotool.sweep import driver
 
-    launcher._start = start_rank  # type: ignore[assignment]
-    launchers.start_process = start_job  # type: ignore[assignment]
+    run_config._start = start_rank  # type: ignore[assignment]
+    driver.start_process = start_job  # type: ignore[assignment]
     sys.argv = ["mlotool", *words]
     return main()
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import optuna
 
+from benchmarks.exploration.tables import TABLES, Table, hypervolume, regret
 from benchmarks.harness import record
 from mlotool.sweep.study_options import make_sampler
-from tests.sweep.samplers.tables import TABLES, Table, hypervolume, regret
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "random": {},

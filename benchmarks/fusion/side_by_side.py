@@ -27,8 +27,7 @@ from benchmarks.harness import record
 from benchmarks.harness.rounds import Seconds, interleave, summarize
 from mlotool import Graph, Problem, Program, Schedule, Stream
 from mlotool.data import ImageFolder, InMemoryDataset, Normalization
-from mlotool.fusion.shared_batches import share_reads
-from mlotool.fusion.shared_prefix import share_prefixes
+from mlotool.fusion.shared_batches import share_prefixes, share_reads
 from mlotool.losses import cross_entropy
 
 ALONE, TOGETHER, PART = "each its own", "shared", "what is shared"

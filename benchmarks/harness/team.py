@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.harness.rounds import Cycle
 from mlotool.distributed.collectives import Ranks
-from mlotool.runner.launcher import World, joined
+from mlotool.runner.run_config import World, joined
 
 LIMIT = 120.0
 """Seconds."""

@@ -16,11 +16,11 @@ from mlotool.cli.terminal import nearby, plain_console, print_lines, say, warn
 from mlotool.config.composition import finish, later_words
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.process import import_large, import_torch
-from mlotool.sweep.job_folder import note_failure
+from mlotool.sweep.folder import note_failure
 
 if TYPE_CHECKING:
     from mlotool.runner import RunResult
-    from mlotool.runner.plan import Watch
+    from mlotool.runner.evaluation import Watch
 
 
 @dataclass

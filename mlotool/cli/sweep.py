@@ -12,9 +12,10 @@ from mlotool.config.recipes import is_literal, quoted
 from mlotool.config.sweep_plan import SweepPlan, check_first_point, read_sweep
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.process import terminable
-from mlotool.sweep import driver, job_folder, launchers, study
-from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
-from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point
+from mlotool.sweep import driver, study
+from mlotool.sweep import folder as job_folder
+from mlotool.sweep.folder import AUTO, choose_folder, discard, locked
+from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point, write_plan
 
 _OF_OPTUNA = ("num_trials", "second_objective", "seed", "sampler", "sampler_options", "pruner", "pruner_options",
               "storage")  # fmt: skip
@@ -126,7 +127,7 @@ def _run_locked(
     try:
         record = GroupRecord(folder, is_resumed=is_resumed)
         points = _points(plan, folder, record)
-        launcher = launchers.make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
+        launcher = driver.make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
         write_plan(folder, plan, points)
     except ConfigError:
         if not is_resumed:
@@ -152,8 +153,8 @@ def _run_locked(
         say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
     with terminable():
-        sweep = driver.Sweep(folder, shared, announce, record.add if shared.is_in_group else None)
-        driver.run_jobs(points, launcher, environments, sweep)
+        when_begins = record.add if shared.is_in_group else None
+        driver.run_jobs(points, launcher, environments, folder, shared, announce, when_begins)
     write_plan(folder, plan, points)
 
 

@@ -26,8 +26,9 @@ from mlotool.config.provenance import repositories
 from mlotool.core.errors import WriteError
 from mlotool.core.process import import_large, import_torch, leave
 from mlotool.core.run_files import read_json
-from mlotool.sweep import job_folder, launchers
-from mlotool.sweep.watcher import Watcher
+from mlotool.sweep import driver
+from mlotool.sweep import folder as job_folder
+from mlotool.sweep.study import Watcher
 
 # Begins a reference to a job's own settings of Hydra, which are known while Hydra calls us, and not afterwards.
 _OF_HYDRA = "${hydra:"
@@ -53,7 +54,7 @@ def _end_with_parent() -> None:
         while True:
             # Not sys.stdin: a buffer would hold a lock that the exit wants.
             word = os.read(0, 1)
-            if word == launchers.STOP:
+            if word == driver.STOP:
                 os.kill(os.getpid(), signal.SIGINT)
             elif word == b"":
                 os._exit(EXIT_FAILURE)

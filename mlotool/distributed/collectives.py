@@ -48,42 +48,17 @@ def naming_the_lost(word: str, own: int, other: int | None = None) -> Iterator[N
         ) from error
 
 
-BUCKET_BYTES = 25 * 2**20
-"""What one all-reduce carries; the next bucket is packed while it is under way."""
-
-
-def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Return the positions of the tensors that travel together: of one dtype and device, in order.
-
-    Example:
-        >>> buckets([torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(())])
-        [[0, 2], [1]]
-    """
-    open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
-    closed: list[list[int]] = []
-    for number, tensor in enumerate(tensors):
-        kind = tensor.dtype, tensor.device
-        numbers, filled = open_buckets.get(kind, ([], 0))
-        size = tensor.numel() * tensor.element_size()
-        if numbers and filled + size > BUCKET_BYTES:
-            closed.append(numbers)
-            numbers, filled = [], 0
-        open_buckets[kind] = [*numbers, number], filled + size
-    return closed + [numbers for numbers, _ in open_buckets.values()]
-
-
 def begin_exchange(
-    tensors: Sequence[Tensor],
-    begin: Callable[[Tensor], Callable[[], object]],
+    tensors: Sequence[Tensor], begin: Callable[[Tensor], Callable[[], object]]
 ) -> Callable[[], list[Tensor]]:
-    """Begin an exchange that works in place on 1-D tensors; `tensors` themselves stay as they are.
+    """Begin an exchange that works in place on 1-D tensors, one a dtype and device; `tensors` stay as they are.
 
     Args:
         tensors: of any shapes.
         begin: begins the exchange of a flat tensor, and returns what waits for its end.
 
     Returns:
-        What waits for all of it, and returns tensors of the same shapes, in order: views of the buckets.
+        What waits for all of it, and returns tensors of the same shapes, in order: views of the flat ones.
 
     Example:
         >>> def doubled(flat):
@@ -92,8 +67,11 @@ def begin_exchange(
         >>> begin_exchange([torch.ones(2), torch.ones(1, 1)], doubled)()
         [tensor([2., 2.]), tensor([[2.]])]
     """
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(number)
     waiting = []
-    for numbers in buckets(tensors):
+    for numbers in kinds.values():
         flat = torch.cat([tensors[number].detach().reshape(-1) for number in numbers])
         waiting.append((numbers, flat, begin(flat)))
 
@@ -101,11 +79,8 @@ def begin_exchange(
         results = list(tensors)
         for numbers, flat, wait in waiting:
             wait()
-            start = 0
-            for number in numbers:
-                like = tensors[number]
-                results[number] = flat[start : start + like.numel()].view(like.shape)
-                start += like.numel()
+            for number, part in zip(numbers, flat.split([tensors[number].numel() for number in numbers]), strict=True):
+                results[number] = part.view(tensors[number].shape)
         return results
 
     return finish
@@ -165,7 +140,7 @@ class Ranks:
         Args:
             tensors: of the same shapes on all ranks; they are left as they are.
 
-        Cost: a copy, and an all-reduce for each 25 MiB of a dtype.
+        Cost: a copy, and an all-reduce for each dtype.
         """
         if self.size == 1 or not tensors:
             return tensors
@@ -198,10 +173,6 @@ class Ranks:
         with self._naming_the_lost():
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()
-
-    def any(self, flag: bool) -> bool:
-        """Say whether the flag is set on any rank."""
-        return bool(self.largest([float(flag)])[0])
 
     def first(self, value: T) -> T:
         """Return the value that rank 0 has, on all ranks; it may be any object that can be pickled."""
@@ -351,3 +322,108 @@ def row_of(ranks: Ranks, device: torch.device) -> "DeviceMesh":
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device.type, (ranks.size,))
+
+
+class Messages:
+    """Messages between the processes of a group. A message is known by its kind, its sender and its receiver.
+
+    They are sent and received while the computation goes on. Two processes must call `expect` and `send` in the same
+    order for what they have for each other, and never have two messages of one kind in one direction under way.
+
+    Args:
+        ranks: the group; its `word` names the processes in errors.
+        kinds: the kinds of messages; the position of a kind is its tag in torch.distributed.
+
+    Raises:
+        RunError: in each method, where the other process is gone.
+
+    Example:
+        Process 0 sends a state to process 1, which runs the second line:
+
+            messages.send("state", target=1, tensor=torch.ones(2))
+            messages.expect("state", source=0, blank=torch.empty(2)); state = messages.receive("state", source=0)
+
+        A process that has sent nothing has nothing to wait for:
+
+        >>> messages = Messages(Ranks(rank=0, size=2, word="stage"), kinds=["state", "slope"])
+        >>> messages.finish()
+    """
+
+    def __init__(self, ranks: Ranks, kinds: Sequence[str]) -> None:
+        self._ranks = ranks
+        self._tags = {kind: tag for tag, kind in enumerate(kinds)}
+        # Of point-to-point exchanges all use the connections of the whole run, whatever the group.
+        group = ranks.group
+        self._numbers = [value if group is None else dist.get_global_rank(group, value) for value in range(ranks.size)]
+        # A message that is under way needs its tensor.
+        self._leaving: list[tuple[Any, Tensor, int]] = []
+        self._coming: dict[tuple[str, int], tuple[Any, Tensor]] = {}
+
+    def send(self, kind: str, target: int, tensor: Tensor) -> None:
+        """Send without waiting.
+
+        Args:
+            kind: of the message.
+            target: the receiving rank.
+            tensor: contiguous; it must stay as it is until `finish`.
+        """
+        assert tensor.is_contiguous()
+        with self._naming(target):
+            work = dist.isend(tensor, self._numbers[target], tag=self._tags[kind])
+        self._leaving.append((work, tensor, target))
+
+    def expect(self, kind: str, source: int, blank: Tensor) -> None:
+        """Begin to receive.
+
+        Args:
+            kind: of the message.
+            source: the sending rank.
+            blank: takes the tensor, once it has been received.
+        """
+        with self._naming(source):
+            work = dist.irecv(blank, self._numbers[source], tag=self._tags[kind])
+        self._coming[kind, source] = work, blank
+
+    def receive(self, kind: str, source: int) -> Tensor:
+        """Wait for the message that `expect` has begun to receive, and return it."""
+        work, tensor = self._coming.pop((kind, source))
+        with self._naming(source):
+            work.wait()
+        return tensor
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has left."""
+        for work, _, target in self._leaving:
+            with self._naming(target):
+                work.wait()
+        self._leaving.clear()
+
+    def _naming(self, other: int) -> AbstractContextManager[None]:
+        return naming_the_lost(self._ranks.word, self._ranks.rank, other)
+
+
+def hand_on(ranks: Ranks, own: Tensor, *, is_backward: bool = False) -> Tensor | None:
+    """Send a tensor to the next rank, and return that of the rank before; called by all.
+
+    Args:
+        ranks: in whose order it is handed on; the last rank sends nothing.
+        own: of this rank, of one shape on all.
+        is_backward: hand on from the last rank to the first.
+
+    Returns:
+        None for the first rank (`is_backward`: the last one).
+
+    Example:
+        >>> hand_on(Ranks(), torch.ones(2)) is None
+        True
+    """
+    own, step, pending = own.contiguous(), -1 if is_backward else 1, []
+    source, target = ranks.rank - step, ranks.rank + step
+    received = torch.empty_like(own) if 0 <= source < ranks.size else None
+    if received is not None:
+        pending.append(dist.P2POp(dist.irecv, received, group=ranks.group, group_peer=source))
+    if 0 <= target < ranks.size:
+        pending.append(dist.P2POp(dist.isend, own, group=ranks.group, group_peer=target))
+    for work in dist.batch_isend_irecv(pending) if pending else ():
+        work.wait()
+    return received

@@ -2,24 +2,22 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 from mlotool.core.user_code import is_of_user
-from mlotool.fusion.comparison import Outcome, Verdict
-from mlotool.fusion.shared_batches import share_reads
-from mlotool.fusion.shared_prefix import SharedPrefix, share_prefixes
+from mlotool.fusion.shared_batches import SideBySide
 from mlotool.fusion.stack import reason_of
+from mlotool.fusion.stacked_gradients import Outcome, Verdict
 from mlotool.fusion.stacked_schedule import Layout, StackedSchedule
-from mlotool.problem.stream import Stream
-from mlotool.program import Program, Schedule
+from mlotool.program import Schedule
 
 # Numbers of mallopt's parameters, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
-def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees for what it allocates next; say whether that was possible.
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees for what it allocates next, where that is possible.
 
     The allocator of Linux (glibc) asks the system anew for each block above 32 MiB, and gives it back at once. Every
     page of it is then cleared and mapped when it is first written to, which takes up to five times as long as what an
@@ -30,40 +28,10 @@ def keep_freed_memory() -> bool:
 
     Source: man 3 mallopt.
     """
-    try:
+    with suppress(AttributeError, OSError, TypeError):
         set_option = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return bool(set_option(_MMAP_THRESHOLD, 2**30)) and bool(set_option(_TRIM_THRESHOLD, 2**31 - 1))
-
-
-class SideBySide:
-    """What programs share that take their ticks by themselves, one after the other in one process.
-
-    The batches that several of them ask for are read once, and frozen parts that they have in common run once.
-    """
-
-    def __init__(self) -> None:
-        self._programs: list[Program] = []
-        self._prefixes: list[SharedPrefix] = []
-
-    def take(self, programs: Sequence[Program]) -> None:
-        """Let programs share from now on; nothing happens where they are the same ones as before."""
-        if [*map(id, programs)] == [*map(id, self._programs)]:
-            return
-        for prefix in self._prefixes:
-            prefix.close()
-        for stream in _streams(self._programs):
-            stream.read_through(None)
-        self._programs, self._prefixes = [*programs], []
-        if len(programs) > 1:
-            self._prefixes = share_prefixes([problem for each in programs for problem in each.problems.values()])
-            share_reads(_streams(programs))
-
-
-def _streams(programs: Iterable[Program]) -> list[Stream]:
-    streams = [problem.stream for program in programs for problem in program.problems.values()]
-    return [stream for stream in streams if isinstance(stream, Stream)]
+        set_option(_MMAP_THRESHOLD, 2**30)
+        set_option(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def rows_at(tick: int, members: Sequence[int], ends: Mapping[int, int]) -> tuple[int, ...]:
@@ -98,7 +66,7 @@ _DRAWS = "a loss or the data draw from numpy's or Python's global random numbers
 
 @dataclass
 class StackRecord:
-    """What was found out about members of equal structure.
+    """Members of equal structure, and what was found out about them.
 
     Args:
         members: their numbers.
@@ -106,6 +74,9 @@ class StackRecord:
         reason: why they cannot be one program; "" where they can, or that is not known yet.
         since_tick: how many ticks had been taken when that was found out.
         layouts: by rows, what the program of those members was made for.
+        ends: by member that has left, its last tick.
+        stack: what takes their ticks together; None where that has not begun, or is over.
+        rows: the members that have a row in it.
     """
 
     members: tuple[int, ...]
@@ -113,27 +84,13 @@ class StackRecord:
     reason: str = ""
     since_tick: int = 0
     layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict, compare=False)
+    stack: StackedSchedule | None = field(default=None, compare=False)
+    rows: tuple[int, ...] = field(default=(), compare=False)
 
-
-@dataclass
-class _Structure:
-    """The members of one structure.
-
-    Args:
-        record: what was found out about them.
-        ends: by member that has left, its last tick.
-        stack: what takes their ticks together; None where that has not begun, or is over.
-        members: those that have a row in it.
-    """
-
-    record: StackRecord
-    ends: dict[int, int]
-    stack: StackedSchedule | None = None
-    members: tuple[int, ...] = ()
-
-    def rows(self, schedule: Schedule) -> tuple[int, ...]:
+    def next_rows(self, schedule: Schedule) -> tuple[int, ...]:
         """Return the members that have a row in the next tick of one of them, of which this is the schedule."""
-        return rows_at(schedule.num_ticks, self.record.members, self.ends)
+        return rows_at(schedule.num_ticks, self.members, self.ends)
 
     def is_apart(self, schedule: Schedule) -> bool:
         """Return whether no round of these members is taken as one program from a member's next tick on.
@@ -141,11 +98,11 @@ class _Structure:
         Of a run that goes on from an older checkpoint it is what was known at that tick: a step by a trace of its own
         has other last bits than one by its plan, which is what a stack takes where its program is no use.
         """
-        record, tick = self.record, schedule.num_ticks
-        if (record.reason and tick >= record.since_tick) or len(record.members) == 1:
+        tick = schedule.num_ticks
+        if (self.reason and tick >= self.since_tick) or len(self.members) == 1:
             return True
-        decided = {name for round_name in record.verdicts for name in round_name.split("+")}
-        is_off = not any(verdict.is_fused or tick <= verdict.since_tick for verdict in record.verdicts.values())
+        decided = {name for round_name in self.verdicts for name in round_name.split("+")}
+        is_off = not any(verdict.is_fused or tick <= verdict.since_tick for verdict in self.verdicts.values())
         return is_off and decided >= schedule.program.problems.keys()
 
 
@@ -174,12 +131,10 @@ class FusedTicks:
             alike.setdefault(structure, []).append(member)
         known = {record.members: record for record in records}
         self.records = [known.get(tuple(members), StackRecord(tuple(members))) for members in alike.values()]
-        known_ends = ends or {}
-        self._structures = [
-            _Structure(record, {member: known_ends[member] for member in record.members if member in known_ends})
-            for record in self.records
-        ]
-        self._structure_of = {member: kind for kind in self._structures for member in kind.record.members}
+        for record in self.records:
+            record.ends = {member: end for member, end in (ends or {}).items() if member in record.members}
+            record.stack = None
+        self._record_of = {member: record for record in self.records for member in record.members}
         self._schedules: dict[int, Schedule] = {}
         self._when_decided = when_decided
         self._beside = SideBySide()
@@ -199,19 +154,19 @@ class FusedTicks:
     def leave_out(self, members: Iterable[int]) -> None:
         """Give members no row that do not begin now."""
         for member in members:
-            structure = self._structure_of.pop(member)
-            structure.ends[member] = 0
-            if not structure.record.layouts:
-                structure.record.members = tuple(other for other in structure.record.members if other != member)
+            record = self._record_of.pop(member)
+            record.ends[member] = 0
+            if not record.layouts:
+                record.members = tuple(other for other in record.members if other != member)
 
     def leave(self, member: int) -> None:
         """Take note that a member has ended."""
         schedule = self._schedules.pop(member, None)
         self._failed.discard(member)
-        structure = self._structure_of[member]
-        structure.ends[member] = 0 if schedule is None else schedule.num_ticks
-        if structure.stack is not None:
-            structure.stack.drop(schedule)
+        record = self._record_of[member]
+        record.ends[member] = 0 if schedule is None else schedule.num_ticks
+        if record.stack is not None:
+            record.stack.drop(schedule)
 
     def begin(self, members: Sequence[int]) -> None:
         """Set up some ticks: members may have put other tensors in the place of theirs since the last ones."""
@@ -221,9 +176,9 @@ class FusedTicks:
                 if len(record.members) == 1:
                     record.reason = "no other run of its group has a program of its structure"
             self._when_decided(self.records)
-        for structure in self._structures:
-            if structure.stack is not None and any(self._structure_of[member] is structure for member in members):
-                structure.stack.refresh()
+        for record in self.records:
+            if record.stack is not None and any(self._record_of[member] is record for member in members):
+                record.stack.refresh()
         self._beside.take([schedule.program for member, schedule in self._schedules.items() if self._is_alone(member)])
 
     def tick(self, members: Sequence[int], *, may_have_changed: bool = True) -> dict[int, Outcome]:
@@ -237,21 +192,21 @@ class FusedTicks:
             By member the results of the problems that have stepped, by name, or its error.
         """
         outcomes: dict[int, Outcome] = {}
-        for structure in self._structures:
-            alike = [member for member in members if self._structure_of[member] is structure]
+        for record in self.records:
+            alike = [member for member in members if self._record_of[member] is record]
             if alike:
-                stack = self._stack(structure, self._schedules[alike[0]])
+                stack = self._stack(record, self._schedules[alike[0]])
                 if stack is None:
                     outcomes |= {member: self._alone(member) for member in alike}
                 else:
-                    outcomes |= self._together(structure, stack, alike, may_have_changed)
+                    outcomes |= self._together(record, stack, alike, may_have_changed)
         self._failed |= {member for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
         return outcomes
 
     def _is_alone(self, member: int) -> bool:
         """Return whether a member takes its ticks by itself for good."""
-        structure, schedule = self._structure_of[member], self._schedules[member]
-        return structure.is_apart(schedule) or len(structure.rows(schedule)) < 2
+        record, schedule = self._record_of[member], self._schedules[member]
+        return record.is_apart(schedule) or len(record.next_rows(schedule)) < 2
 
     def _alone(self, member: int) -> Outcome:
         schedule = self._schedules[member]
@@ -262,44 +217,45 @@ class FusedTicks:
             with self._world(member) as has_drawn:
                 results = schedule.tick()
                 if is_first and has_drawn():
-                    self._put_apart(self._structure_of[member].record, _DRAWS, 0)
+                    self._put_apart(self._record_of[member], _DRAWS, 0)
                 return results
         except Exception as error:
             return error
 
     def _together(
-        self, structure: _Structure, stack: StackedSchedule, members: Sequence[int], may_have_changed: bool
+        self, record: StackRecord, stack: StackedSchedule, members: Sequence[int], may_have_changed: bool
     ) -> dict[int, Outcome]:
-        record, rows = structure.record, structure.members
+        rows = record.rows
         try:
-            outcomes = stack.tick([member in members for member in rows], may_have_changed=may_have_changed)
+            there = [row for row, member in enumerate(rows) if member in members]
+            outcomes = stack.tick(there, may_have_changed=may_have_changed)
         except Exception as error:
             # In the middle of a tick: none of them can go on, but other members can.
             return dict.fromkeys(members, error)
         if (stack.verdicts, stack.layout) != (record.verdicts, record.layouts.get(rows)):
             record.verdicts, record.layouts[rows] = stack.verdicts, stack.layout
             self._when_decided(self.records)
-        return {member: outcome for member, outcome in zip(rows, outcomes, strict=True) if outcome is not None}
+        return {rows[row]: outcome for row, outcome in outcomes.items()}
 
-    def _stack(self, structure: _Structure, schedule: Schedule) -> StackedSchedule | None:
+    def _stack(self, record: StackRecord, schedule: Schedule) -> StackedSchedule | None:
         """Return the stack of members of equal structure in the next tick of one of them; None: each is by itself."""
-        tick, record, rows = schedule.num_ticks, structure.record, structure.rows(schedule)
+        tick, rows = schedule.num_ticks, record.next_rows(schedule)
         # The first steps are the optimizers' own.
-        if tick == 0 or structure.is_apart(schedule) or len(rows) < 2:
+        if tick == 0 or record.is_apart(schedule) or len(rows) < 2:
             return None
-        if structure.stack is None or structure.members != rows:
+        if record.stack is None or record.rows != rows:
             there = [None if member in self._failed else self._schedules.get(member) for member in rows]
             try:
-                structure.stack = StackedSchedule(there, record.verdicts, record.layouts.get(rows))
-                structure.members = rows
+                record.stack = StackedSchedule(there, record.verdicts, record.layouts.get(rows))
+                record.rows = rows
             except Exception as error:
                 # Whatever it is, each can go on by itself.
                 self._put_apart(record, reason_of(error), tick)
                 return None
-        elif structure.stack.reason:
-            self._put_apart(record, structure.stack.reason, tick)
+        elif record.stack.reason:
+            self._put_apart(record, record.stack.reason, tick)
             return None
-        return structure.stack
+        return record.stack
 
     def _put_apart(self, record: StackRecord, reason: str, tick: int) -> None:
         """Let members take their ticks by themselves from this one on."""

@@ -1,14 +1,24 @@
-"""Batches that several runs of one process ask for, each read once; none sees what another one writes."""
+"""What runs share that train side by side in one process: equal batches are read once, equal frozen parts run once."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import chain, zip_longest
+from types import MethodType
 from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mlotool.core.bound_module import lazy_copy
+from mlotool.core.private import is_functorch_wrapped_tensor
+from mlotool.core.tangents import any_has_tangent
+from mlotool.core.tracing import is_tracing
+from mlotool.core.unchanged import tolerance
+from mlotool.problem.problem import Problem
 from mlotool.problem.stream import Place, Stream
+from mlotool.program import Program
 
 Item = TypeVar("Item")
 
@@ -60,7 +70,7 @@ def num_bytes(value: Any) -> int:
 
 
 MAX_BYTES = 2**28
-"""Of the batches that are kept for those who have not asked yet."""
+"""Of what is kept for those who have not asked yet; what finds no room is read or evaluated again."""
 
 
 class SharedReads:
@@ -101,14 +111,13 @@ class SharedReads:
         return copied(batch)
 
 
-def share_reads(streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> list[SharedReads]:
+def share_reads(streams: Iterable[Stream]) -> list[SharedReads]:
     """Let streams that have the very same samples read each batch once; others stay as they are.
 
     It pays where the streams stand at the same places at about the same time.
 
     Args:
         streams: of several runs of this process that train side by side.
-        max_bytes: of the batches that are kept, for each set of equal streams.
 
     Example:
         >>> import torch
@@ -120,14 +129,10 @@ def share_reads(streams: Iterable[Stream], max_bytes: int = MAX_BYTES) -> list[S
     """
     shared = []
     for group in grouped(streams, Stream.loads_like):
-        shared.append(SharedReads(len(group), max_bytes))
+        shared.append(SharedReads(len(group)))
         for stream in group:
             stream.read_through(shared[-1])
     return shared
-
-
-MAX_KEPT_BYTES = 2**28
-"""Of the batches of a data object that are kept; those that find no room are read again by each run."""
 
 
 class KeptData:
@@ -144,7 +149,7 @@ class KeptData:
         num_readers: runs that read it; nothing is kept for one alone.
     """
 
-    def __init__(self, data: Any, max_bytes: int = MAX_KEPT_BYTES) -> None:
+    def __init__(self, data: Any, max_bytes: int = MAX_BYTES) -> None:
         self._data = data
         self._num_left = max_bytes
         self._datasets: dict[str, Any] = {}
@@ -161,49 +166,299 @@ class KeptData:
         if name not in self._datasets:
             dataset = self._data.split(name)
             is_fixed = hasattr(dataset, "__getitems__") and not getattr(dataset, "seeded", False)
-            self._datasets[name] = _KeptDataset(dataset, self) if is_fixed else dataset
+            self._datasets[name] = self._reading_once(dataset) if is_fixed else dataset
         return self._datasets[name]
 
-    def takes(self, batch: Any) -> bool:
-        """Say whether a batch is to be kept, for which there is then less room."""
-        size = num_bytes(batch)
-        is_kept = self.num_readers > 1 and size <= self._num_left
-        self._num_left -= size if is_kept else 0
-        return is_kept
+    def _reading_once(self, dataset: Any) -> Any:
+        """Return a twin of a data set of whole batches, each of which is read once."""
+        twin, batches = copy.copy(dataset), dict[tuple[int, ...], Any]()
+
+        def read(indices: Sequence[int] | Tensor) -> Any:
+            key = tuple(indices.tolist() if isinstance(indices, Tensor) else indices)
+            if key not in batches:
+                batch = dataset.__getitems__(indices)
+                size = num_bytes(batch)
+                if self.num_readers < 2 or size > self._num_left:
+                    return batch
+                batches[key], self._num_left = batch, self._num_left - size
+            return copied(batches[key])
+
+        # Also where the class is frozen.
+        vars(twin)["__getitems__"] = read
+        return twin
 
 
-class _KeptDataset:
-    """A data set of whole batches, each of which is read once.
+_OF_TORCH = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"} | {"forward"}
+_HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, Mapping))
+
+
+def frozen_parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the largest parts of a module that have parameters, none of which is trained, by name.
+
+    Parts with hooks, which may change what goes in and out, are none of them.
+
+    Example:
+        >>> model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 1))
+        >>> _ = model[0].requires_grad_(False)
+        >>> list(frozen_parts(model))
+        ['0']
+    """
+    frozen: dict[str, nn.Module] = {}
+    for name, part in module.named_modules():
+        parameters = list(part.parameters())
+        is_frozen = bool(parameters) and not any(each.requires_grad or is_lazy(each) for each in parameters)
+        has_hooks = any(vars(each).get(hooks) for each in part.modules() for hooks in _HOOKS)
+        if name and is_frozen and not has_hooks and not any(name.startswith(f"{other}.") for other in frozen):
+            frozen[name] = part
+    return frozen
+
+
+def are_same_function(part: Any, other: Any) -> bool:
+    """Say whether two frozen parts are of the same classes with the same settings, parameters and buffers.
+
+    Example:
+        >>> are_same_function(nn.Softplus(2.0), nn.Softplus(2.0)), are_same_function(nn.Softplus(2.0), nn.Softplus(3.0))
+        (True, False)
+    """
+    if part is other or type(part) is not type(other):
+        return part is other
+    if isinstance(part, Tensor):
+        return have_same_bits(part, other)
+    if isinstance(part, nn.Module):
+        part, other = ({key: vars(each)[key] for key in vars(each) if key not in _OF_TORCH} for each in (part, other))
+    if isinstance(part, Mapping):
+        return [*part] == [*other] and all(are_same_function(part[key], other[key]) for key in part)
+    if isinstance(part, Sequence) and not isinstance(part, str | bytes):
+        return len(part) == len(other) and all(map(are_same_function, part, other))
+    try:
+        return bool(part == other)
+    except Exception:
+        # What cannot be compared may be anything.
+        return False
+
+
+def have_same_bits(tensor: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors are the same in every bit; entries that are NaN, and zeros of either sign, count too."""
+    if (tensor.dtype, tensor.shape, tensor.device) != (other.dtype, other.shape, other.device):
+        return False
+    return torch.equal(*[each.detach().reshape(-1).view(torch.uint8) for each in (tensor, other)])
+
+
+_NUM_TRIES = 32
+"""Training steps of each member in a row for which nobody had the result: then the runs see different samples."""
+
+
+class SharedPrefix:
+    """Frozen parts that are the same function, one of each of several runs; each input is evaluated once for all.
+
+    The forward of each part is replaced by one that first looks for an equal input among the latest. What it returns
+    is a copy, so no run sees what another one writes into it; on a CPU a copy takes memory once someone does.
+
+    An evaluation is left to the part itself where its result could differ or would have a derivative: a part in train
+    mode, an input with a gradient or a tangent, tracing, `torch.vmap`. The first result that a part
+    takes over, the second, the fourth and so on are evaluated as well and compared; a part that differs, or whose
+    parameters were changed, stays alone from then on.
 
     Args:
-        dataset: the whole.
-        data: says whether a batch is to be kept.
+        parts: frozen, and the same function; a module that several runs have in common is one of them.
+        max_bytes: of what is kept.
+
+    Attributes:
+        num_shared: evaluations that were taken over.
     """
 
-    def __init__(self, dataset: Any, data: KeptData) -> None:
-        self.dataset = dataset
-        self._data = data
-        self._kept: dict[tuple[int, ...], Any] = {}
+    def __init__(self, parts: Sequence[nn.Module], max_bytes: int = MAX_BYTES) -> None:
+        self.num_shared = self._num_misses = 0
+        self._max_bytes = max_bytes
+        # By input: the arguments, the result, and their memory; the oldest first.
+        self._kept: dict[Any, tuple[tuple[Tensor, ...], Any, int]] = {}
+        self._members = {id(part): _Member(part, self) for part in parts}
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what else it has: `clean_target`, ..."""
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
+    def close(self) -> None:
+        """Give all parts their own forward back."""
+        for member in [*self._members.values()]:
+            self.leave(member.part)
 
-    def __len__(self) -> int:
-        return len(self.dataset)
+    def leave(self, part: nn.Module) -> None:
+        """Give a part its own forward back; the last one has nobody to share with."""
+        if member := self._members.pop(id(part), None):
+            member.restore()
+        if len(self._members) < 2:
+            self._kept.clear()
+            self.close()
 
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample."""
-        return self.dataset[index]
+    def result(self, member: "_Member", arguments: tuple[Tensor, ...]) -> Any:
+        """Return a part's result for an input that is a constant."""
+        key = _key_of(arguments)
+        kept, result, _ = self._kept.get(key, ((), None, 0))
+        if not kept or not all(map(have_same_bits, kept, arguments)):
+            return self._evaluated(member, key, arguments)
+        self._num_misses = 0
+        own = member.differing(arguments, result)
+        if own is not None:
+            self.leave(member.part)
+            return own
+        self.num_shared += 1
+        return copied(result)
 
-    def __getitems__(self, indices: Sequence[int] | Tensor) -> Any:
-        """Return a collated batch."""
-        key = tuple(indices.tolist() if isinstance(indices, Tensor) else indices)
-        if key not in self._kept:
-            batch = self.dataset.__getitems__(indices)
-            if not self._data.takes(batch):
-                return batch
-            self._kept[key] = batch
-        return copied(self._kept[key])
+    def _evaluated(self, member: "_Member", key: Any, arguments: tuple[Tensor, ...]) -> Any:
+        held = tuple(map(lazy_copy, arguments))
+        result = member.forward(*arguments)
+        # An evaluation of a whole split has many inputs that no other run has met yet.
+        self._num_misses += torch.is_grad_enabled()
+        if self._num_misses > _NUM_TRIES * len(self._members):
+            self.close()
+        elif _is_plain(result) and not any(each.requires_grad for each in tensors_in(result)):
+            self._kept.pop(key, None)
+            self._kept[key] = held, copied(result), num_bytes((held, result))
+            while len(self._kept) > 1 and sum(size for *_, size in self._kept.values()) > self._max_bytes:
+                del self._kept[next(iter(self._kept))]
+        return result
+
+
+class _Member:
+    """Stands in the place of the forward of a frozen part.
+
+    Args:
+        part: the module.
+        prefix: evaluates it for all.
+    """
+
+    def __init__(self, part: nn.Module, prefix: SharedPrefix) -> None:
+        self.part = part
+        self.forward: Callable[..., Any] = part.forward
+        self._prefix = prefix
+        self._own = vars(part).get("forward")
+        self._modules = [*part.modules()]
+        self._parameters = [
+            (module._parameters, name, tensor, tensor._version)
+            for module in self._modules
+            for name, tensor in module._parameters.items()
+            if tensor is not None
+        ]
+        # An evaluation may have copies of them in their places.
+        self._buffers = [(tensor, tensor._version) for tensor in part.buffers()]
+        self._num_taken_over = 0
+        part.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not self._is_constant(args):
+            return self.forward(*args, **kwargs)
+        if not self._is_intact():
+            self._prefix.leave(self.part)
+            return self.forward(*args)
+        return self._prefix.result(self, args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # A copy of the module is alone.
+        twin = memo[id(self.part)]
+        return MethodType(type(twin).forward, twin)
+
+    def restore(self) -> None:
+        """Give the part its own forward back."""
+        if self._own is None:
+            del self.part.forward
+        else:
+            self.part.forward = self._own
+
+    def differing(self, arguments: tuple[Tensor, ...], result: Any) -> Any:
+        """Return the part's own result where it is looked at and is another one than `result`; else None."""
+        self._num_taken_over += 1
+        if self._num_taken_over & (self._num_taken_over - 1):
+            return None
+        own = self.forward(*arguments)
+        pairs = [*zip_longest(tensors_in(own), tensors_in(result))]
+        return None if all(None not in pair and _agree(*pair) for pair in pairs) else own
+
+    def _is_constant(self, arguments: tuple[Any, ...]) -> bool:
+        """Say whether the part is a function of these arguments alone now, and nothing asks for more than its value."""
+        if not arguments or not all(map(_is_plain_tensor, arguments)) or any(each.training for each in self._modules):
+            return False
+        is_watched = is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        return not is_watched and not torch.is_inference_mode_enabled() and not any_has_tangent(arguments)
+
+    def _is_intact(self) -> bool:
+        """Say whether parameters and buffers are those that were compared with the other members'."""
+        return all(
+            holder.get(name) is tensor and tensor._version == version
+            for holder, name, tensor, version in self._parameters
+        ) and all(tensor._version == version for tensor, version in self._buffers)
+
+
+def share_prefixes(problems: Iterable[Problem]) -> list[SharedPrefix]:
+    """Evaluate frozen parts of problems' modules that are the same function once for all; others stay as they are.
+
+    To be called once parameters are where the runs go on from. It pays where the runs have the same samples, and none
+    of them is traced.
+
+    Args:
+        problems: of several runs of this process that train side by side.
+
+    Returns:
+        What is shared; `close()` ends it.
+    """
+    modules = [problem.module for problem in problems if _is_evaluated_whole(problem)]
+    parts = chain.from_iterable(frozen_parts(module).values() for module in modules)
+    return [SharedPrefix(group) for group in grouped(parts, are_same_function)]
+
+
+def _is_evaluated_whole(problem: Problem) -> bool:
+    """Say whether a problem's module is called as it is."""
+    settings = problem.settings
+    return not settings.compile and settings.tasks is None and problem.shards is None and problem.parallel is None
+
+
+def _key_of(arguments: tuple[Tensor, ...]) -> Any:
+    """Return what equal inputs have in common: with eight of their numbers as text, in which NaN equals itself."""
+    kind = arguments[0].device.type
+    kinds = [(each.shape, each.stride(), each.dtype, each.device) for each in arguments]
+    numbers = [str(each.flatten()[:: max(each.numel() // 8, 1)].tolist()) for each in arguments]
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), *kinds, *numbers
+
+
+def _agree(tensor: Tensor, other: Tensor) -> bool:
+    if tensor.device.type == "cpu":
+        return have_same_bits(tensor, other)
+    # Kernels of other devices may add up in another order each time.
+    return torch.allclose(tensor, other, rtol=0, atol=tolerance(tensor.dtype) * float(other.norm()), equal_nan=True)
+
+
+def _is_plain(result: Any) -> bool:
+    """Say whether a result is made of tensors that can be copied."""
+    if type(result) is dict:
+        return all(map(_is_plain, result.values()))
+    return all(map(_is_plain, result)) if type(result) in (list, tuple) else type(result) is Tensor
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    is_plain = type(value) is Tensor and not value.requires_grad and value.layout == torch.strided
+    return is_plain and not value.is_meta and not is_functorch_wrapped_tensor(value)
+
+
+class SideBySide:
+    """What programs share that take their ticks by themselves, one after the other in one process.
+
+    The batches that several of them ask for are read once, and frozen parts that they have in common run once.
+    """
+
+    def __init__(self) -> None:
+        self._programs: list[Program] = []
+        self._prefixes: list[SharedPrefix] = []
+
+    def take(self, programs: Sequence[Program]) -> None:
+        """Let programs share from now on; nothing happens where they are the same ones as before."""
+        if [*map(id, programs)] == [*map(id, self._programs)]:
+            return
+        for prefix in self._prefixes:
+            prefix.close()
+        for stream in _streams(self._programs):
+            stream.read_through(None)
+        self._programs, self._prefixes = [*programs], []
+        if len(programs) > 1:
+            self._prefixes = share_prefixes([problem for each in programs for problem in each.problems.values()])
+            share_reads(_streams(programs))
+
+
+def _streams(programs: Iterable[Program]) -> list[Stream]:
+    streams = [problem.stream for program in programs for problem in program.problems.values()]
+    return [stream for stream in streams if isinstance(stream, Stream)]

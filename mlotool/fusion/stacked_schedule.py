@@ -11,14 +11,13 @@ from torch import Tensor
 
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import is_of_user
-from mlotool.fusion.comparison import Comparison, Outcome, Positions, RoundMembers, Verdict, numbers
-from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, own_values, reason_of
-from mlotool.fusion.stacked_batches import Draw, StackedStream, UnlikeBatchesError, stacked_streams
-from mlotool.fusion.stacked_gradients import Drawings, FlatResult, Stacked, StackedGradients
+from mlotool.fusion import stack, stacked_gradients
+from mlotool.fusion.stack import Draw, NotFusedError, StackedStream, UnlikeBatchesError, reason_of
+from mlotool.fusion.stacked_gradients import Drawings, FlatResult, Outcome, Positions, RoundMembers, Stacked, Verdict
 from mlotool.problem.optimizers.optimizer_step import KernelGroup, take_steps
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
-from mlotool.program import Program, Schedule
+from mlotool.program import Schedule
 from mlotool.program.gradient_plan import StepResult, stepped
 from mlotool.program.guard import Guard, may_change_between_ticks
 from mlotool.program.trace import Looks, why_untraceable
@@ -31,15 +30,15 @@ class StackedSteps:
     settings; else each steps by itself.
 
     Args:
-        problems: of each member; None has left.
+        problems: of each member that is there.
         changes: returns another number where optimizers, or what they keep, may be others than at the last step.
 
     Attributes:
         is_joint: whether the last step was taken by kernels alone, which run nobody's code.
     """
 
-    def __init__(self, problems: Sequence[Problem | None], changes: Callable[[], int]) -> None:
-        self._problems, self._changes = list(problems), changes
+    def __init__(self, problems: Mapping[int, Problem], changes: Callable[[], int]) -> None:
+        self._problems, self._changes = dict(problems), changes
         self.is_joint = False
         # The members and the changes that the groups are of; None where some step is more than kernels.
         self._looked_at: tuple[Sequence[int], int] | None = None
@@ -50,7 +49,7 @@ class StackedSteps:
 
     def drop(self, number: int) -> None:
         """Let go of a member that has left."""
-        self._problems[number] = None
+        self._problems.pop(number, None)
 
     def __call__(
         self,
@@ -71,7 +70,7 @@ class StackedSteps:
         Returns:
             By member the norm of its gradient where that is clipped, or the error of its step.
         """
-        problems = [problem for number in members if (problem := self._problems[number]) is not None]
+        problems = [self._problems[number] for number in members]
         is_plain = contexts is None and not any(hyperparameters) and None not in stacked.gradient
         calls = self._joint_calls(members, problems) if is_plain else None
         self.is_joint = calls is not None
@@ -151,7 +150,6 @@ class StackedRound:
 
     Args:
         members: of the round.
-        values: those in which members differ.
         streams: by name of the problem.
         courses: by round and kind of its batches, how solvers decided when it was traced; more come.
         verdict: what was found out before, where a sweep is gone on with.
@@ -162,7 +160,6 @@ class StackedRound:
     def __init__(
         self,
         members: RoundMembers,
-        values: Sequence[OwnValue],
         streams: Mapping[str, StackedStream],
         courses: dict[str, tuple[bool, ...]],
         verdict: Verdict | None = None,
@@ -172,41 +169,34 @@ class StackedRound:
     ) -> None:
         self._members, self._names, self._stack = members, members.names, members.stack
         self._steps: list[StackedSteps] = []
-        programs = [None if schedule is None else schedule.program for schedule in members.schedules]
-        self.verdict = _unfusable(members.names, programs) or verdict
+        self.verdict = _unfusable(members) or verdict
         if self.verdict is not verdict:
             return
-        leader = next(filter(None, members.schedules))
-        self._draw = [Draw(leader.traced(name), programs, streams) for name in members.names]
-        self._gradients = StackedGradients(members.names, members.schedules, members.stack, values, courses)
-        self._steps = [
-            StackedSteps([each[place] if each else None for each in members.problems], lambda: self._stack.changes)
-            for place in range(len(members.names))
-        ]
-        self._comparison = Comparison(members, self._gradients, values)
+        leader, places = members.leader, range(len(members.names))
+        self._draw = [Draw(leader.traced(name), members.programs, streams) for name in members.names]
+        self._gradients = stacked_gradients.StackedGradients(members, courses)
+        of_places = [{number: problems[place] for number, problems in members.problems.items()} for place in places]
+        self._steps = [StackedSteps(problems, lambda: self._stack.changes) for problems in of_places]
+        self._comparison = stacked_gradients.Comparison(members, self._gradients)
         self._why_apart, self._renew = why_apart, renew
         self._is_pure = False
         # The tick after the last step as one program that was compared with a plan.
         self._compared_at = self._num_looks = 0
         self._looks = Looks(leader.program.run_length)
         # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
-        self._is_foreign = any(is_of_user(x.optimizer, x.scheduler) for x in chain(*members.problems))
+        self._is_foreign = any(is_of_user(x.optimizer, x.scheduler) for x in chain(*members.problems.values()))
 
-    def __call__(self, live: Sequence[bool]) -> list[Outcome]:
-        """Take the steps of the live members.
-
-        Args:
-            live: which members take part.
-        """
-        tick, errors, left = self._tick(live), dict[int, Exception](), list(live)
+    def __call__(self, there: Sequence[int]) -> dict[int, Outcome]:
+        """Take the steps of some members, at least one."""
+        tick, errors, left = self._tick(there), dict[int, Outcome](), list(there)
         is_off = bool(self._stack.reason) or (self.verdict is not None and not self.verdict.at(tick).is_fused)
         # The first step is the optimizer's own, which makes its state.
-        if is_off or not all(problem.num_steps for problem in self._members.problems[live.index(True)]):
-            return self._members.planned(live)
+        if is_off or not all(problem.num_steps for problem in self._members.problems[there[0]]):
+            return self._members.planned(there)
         positions = self._members.positions()
         batches: Drawings | None = None
         fused: FlatResult | None = None
-        while any(left):
+        while left:
             batches = None
             try:
                 batches = [draw(left) for draw in self._draw]
@@ -228,14 +218,14 @@ class StackedRound:
                 for number in failures:
                     # What it has diverged to may be what an operation over all rows has refused.
                     self._stack.drop(number)
-                    left[number] = False
+                    left.remove(number)
         if batches is not None and fused is not None and self._looks_right(left, batches, fused, errors):
             outcomes = self._stepped(left, batches, fused, positions)
         else:
-            left = [is_live and number not in errors for number, is_live in enumerate(left)]
+            left = [number for number in left if number not in errors]
             self._members.go_back(positions, left)
             outcomes = self._members.planned(left)
-        return [errors.get(number, outcome) for number, outcome in enumerate(outcomes)]
+        return outcomes | errors
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
@@ -243,43 +233,42 @@ class StackedRound:
         for step in self._steps:
             step.drop(number)
 
-    def _failures(self, live: Sequence[bool], positions: Positions) -> dict[int, Exception]:
+    def _failures(self, there: Sequence[int], positions: Positions) -> dict[int, Exception]:
         """Return by member the error that its batches or its plan raise by themselves; nothing moves but streams."""
         failures: dict[int, Exception] = {}
-        for number in numbers(live):
-            alone = [other == number for other in range(len(live))]
-            self._members.go_back(positions, alone)
+        for number in there:
+            self._members.go_back(positions, [number])
             with self._members.unmoved(number):
                 try:
-                    self._members.prepared(number, [draw(alone) for draw in self._draw])
+                    self._members.prepared(number, [draw([number]) for draw in self._draw])
                 except NotFusedError:
                     continue
                 except Exception as error:
                     failures[number] = error
         return failures
 
-    def _fused(self, live: Sequence[bool], batches: Drawings) -> FlatResult | None:
+    def _fused(self, there: Sequence[int], batches: Drawings) -> FlatResult | None:
         """Return the gradients of all; None where it turns out that one by one is the faster way.
 
         Raises:
             NotFusedError: they are not to be taken as one program.
         """
-        tick = self._tick(live)
+        tick = self._tick(there)
         if reason := self._why_apart():
             raise NotFusedError(reason)
         if not self._is_pure:
-            self._comparison.check_pure(live, batches)
+            self._comparison.check_pure(there[0], batches)
             self._is_pure = True
         if self.verdict is not None:
             self._gradients.limit(self.verdict.at(tick).at_once)
         # Of a sweep that goes on, those that have caught up.
-        self._comparison.check_alike(live, batches)
+        self._comparison.check_alike(there, batches)
         num_traces = self._gradients.num_traces
-        fused = self._gradients(live, batches)
+        fused = self._gradients(there, batches)
         if self.verdict is None:
-            self.verdict = replace(self._comparison(live, batches, fused), since_tick=tick)
+            self.verdict = replace(self._comparison(there, batches, fused), since_tick=tick)
             self._compared_at = tick + 1
-        elif (at_once := self._gradients.at_once) < (self.verdict.at(tick).at_once or len(live)):
+        elif (at_once := self._gradients.at_once) < (self.verdict.at(tick).at_once or len(there)):
             self.verdict = self.verdict.changed(tick, at_once=at_once)
         if self._gradients.num_traces > num_traces or self._compared_at == tick + 1:
             self._renew()
@@ -293,10 +282,10 @@ class StackedRound:
             self.verdict = self.verdict.changed(tick, is_fused=False, reason=reason)
 
     def _looks_right(
-        self, live: Sequence[bool], batches: Drawings, fused: FlatResult, errors: dict[int, Exception]
+        self, there: Sequence[int], batches: Drawings, fused: FlatResult, errors: dict[int, Outcome]
     ) -> bool:
         """Say whether the gradients are still those of the plans, where a look is due; else add who has wrong ones."""
-        there, tick = numbers(live), self._tick(live) + 1
+        tick = self._tick(there) + 1
         is_due = self._looks.is_due(tick - 1)
         # The first step was compared when the verdict was found; but a sweep that goes on looks at once, as the record
         # of its first process may be anybody's.
@@ -341,24 +330,24 @@ class StackedRound:
                 errors[number] = error
         return errors
 
-    def _tick(self, live: Sequence[bool]) -> int:
-        return self._members.schedule(live.index(True)).num_ticks
+    def _tick(self, there: Sequence[int]) -> int:
+        return self._members.schedules[there[0]].num_ticks
 
     def _stepped(
-        self, live: Sequence[bool], batches: Drawings, fused: FlatResult, positions: Positions
-    ) -> list[Outcome]:
+        self, there: Sequence[int], batches: Drawings, fused: FlatResult, positions: Positions
+    ) -> dict[int, Outcome]:
         """Take the optimizers' steps along the gradients of all."""
-        members, there = self._members, [number for number in numbers(live) if fused.holds[number]]
+        # The others' solvers decide in another way than those of the trace.
+        members, away = self._members, [number for number in there if not fused.holds[number]]
+        there = [number for number in there if fused.holds[number]]
         for number in there:
             members.record(number, batches)
-        self._gradients.commit(fused, live)
-        # The others' solvers decide in another way than those of the trace.
-        away = [is_live and number not in there for number, is_live in enumerate(live)]
+        self._gradients.commit(fused, there)
         members.go_back(positions, away)
         outcomes = members.planned(away)
         hyperparameters: dict[int, list[tuple[Hyperparameters, ...] | None]] = {}
         for number in there:
-            program = members.schedule(number).program
+            program = members.schedules[number].program
             outcomes[number] = {}
             try:
                 # What other problems give is as it was before any of these steps.
@@ -375,7 +364,7 @@ class StackedRound:
                         program.look_at(name, stacked.of(number))
         for place, (stacked, step) in enumerate(zip(fused.gradients, self._steps, strict=True)):
             there = [number for number in there if isinstance(outcomes[number], dict)]
-            contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
+            contexts = [members.schedules[number].program.random for number in there] if self._is_foreign else None
             norms = step(there, stacked, [hyperparameters[number][place] for number in there], contexts)
             # Else hooks of optimizers may have run.
             self._stack.changes += not step.is_joint
@@ -412,20 +401,15 @@ class StackedSchedule:
         verdicts: Mapping[str, Verdict] | None = None,
         layout: Layout | None = None,
     ) -> None:
-        self.schedules = list(schedules)
+        self._schedules = {number: schedule for number, schedule in enumerate(schedules) if schedule is not None}
         programs = [None if schedule is None else schedule.program for schedule in schedules]
         names = [tuple(program.problems) for program in programs if program is not None]
         if len(set(names)) > 1:
             raise NotFusedError("they have different problems")
         layout = layout or Layout()
-        self._values = own_values(programs, layout.own_values)
-        streams = {
-            name: [None if program is None else program.problems[name].stream for program in programs]
-            for name in names[0]
-        }
-        shares = layout.shares if layout.shares.keys() >= streams.keys() else None
-        self._streams = stacked_streams(streams, shares=shares)
-        self._stack = Stack(programs)
+        self._values = stack.own_values(programs, layout.own_values)
+        self._streams = stack.stacked_streams(programs, layout.shares)
+        self._num_members, self._stack = len(schedules), stack.Stack(programs)
         self._courses = dict(layout.courses)
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound] = {}
@@ -458,53 +442,51 @@ class StackedSchedule:
 
     def drop(self, schedule: Schedule | None) -> None:
         """Forget a member that has left; its row stays."""
-        for number, other in enumerate(self.schedules):
-            if other is schedule and other is not None:
-                self.schedules[number] = None
-                self._stack.drop(number)
-                self._guard.drop(number)
-                for each in self._rounds.values():
-                    each.drop(number)
+        for number in [number for number, other in self._schedules.items() if other is schedule]:
+            del self._schedules[number]
+            self._stack.drop(number)
+            self._guard.drop(number)
+            for stacked_round in self._rounds.values():
+                stacked_round.drop(number)
 
-    def tick(self, live: Sequence[bool], *, may_have_changed: bool = True) -> list[Outcome]:
-        """Take one tick of the live members, which stand at the same one.
+    def tick(self, there: Sequence[int], *, may_have_changed: bool = True) -> dict[int, Outcome]:
+        """Take one tick of some members, which stand at the same one.
 
         Args:
-            live: which members take part.
+            there: their numbers, in order.
             may_have_changed: whether anybody's code may have run since the last tick.
 
         Returns:
             By member the results of the problems that have stepped, by name; or its error, after which it takes part
-            no more; None of one that took no part.
+            no more.
         """
         self._stack.changes += may_have_changed
-        outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
-        there = {number: each for number, each in enumerate(self.schedules) if live[number] and each is not None}
-        order = next(iter(there.values())).order()
+        outcomes: dict[int, Outcome] = {number: {} for number in there}
+        schedules = {number: self._schedules[number] for number in there}
+        order = schedules[there[0]].order()
         for names in order.rounds:
-            for number, schedule in there.items():
+            for number, schedule in schedules.items():
                 _try(outcomes, number, partial(schedule.begin_round, names))
             # The steps of the round before may have run somebody's code, too.
             self._stack.changes += self._may_change
             self._look()
             self._stack.refresh()
-            live = [isinstance(outcome, dict) for outcome in outcomes]
-            for number, outcome in enumerate(self._round(names)(live) if any(live) else ()):
-                if live[number]:
-                    _add(outcomes, number, outcome)
-            for number, schedule in there.items():
+            live = [number for number, outcome in outcomes.items() if isinstance(outcome, dict)]
+            for number, outcome in self._round(names)(live).items() if live else ():
+                _add(outcomes, number, outcome)
+            for number, schedule in schedules.items():
                 if _try(outcomes, number, partial(schedule.end_round, names)):
                     # A step that is taken back moves as any other.
                     self._stack.changes += 1
                     self._stack.refresh_member(number)
-            for number, schedule in [*there.items()]:
+            for number, schedule in [*schedules.items()]:
                 if not isinstance(outcomes[number], dict):
                     # It goes no further; until it has ended, its tensors are no part of the stack.
                     self.drop(schedule)
-                    del there[number]
-            if not there:
+                    del schedules[number]
+            if not schedules:
                 break
-        for schedule in there.values():
+        for schedule in schedules.values():
             schedule.end_tick(order)
         return outcomes
 
@@ -520,9 +502,9 @@ class StackedSchedule:
 
     def _round(self, names: tuple[str, ...]) -> StackedRound:
         if names not in self._rounds:
+            schedules = [self._schedules.get(number) for number in range(self._num_members)]
             self._rounds[names] = StackedRound(
-                RoundMembers(names, self.schedules, self._stack),
-                self._values,
+                RoundMembers(names, schedules, self._stack, self._values),
                 self._streams,
                 self._courses,
                 self._verdicts.get("+".join(names)),
@@ -532,17 +514,17 @@ class StackedSchedule:
         return self._rounds[names]
 
 
-def _unfusable(names: Sequence[str], programs: Sequence[Program | None]) -> Verdict | None:
+def _unfusable(members: RoundMembers) -> Verdict | None:
     """Return that a round is taken by the plans, where its gradients cannot be one program; None if that is open."""
-    for name in names:
-        for program in filter(None, programs):
-            reason = why_untraceable(program.engine.numbers[name], program.engine, is_fused=True)
-            if reason is not None:
+    for name in members.names:
+        for schedule in members.schedules.values():
+            engine = schedule.program.engine
+            if reason := why_untraceable(engine.numbers[name], engine, is_fused=True):
                 return Verdict(is_fused=False, reason=f"problems.{name}: {reason}")
     return None
 
 
-def _try(outcomes: list[Outcome], number: int, call: Callable[[], Mapping[str, StepResult] | None]) -> bool:
+def _try(outcomes: dict[int, Outcome], number: int, call: Callable[[], Mapping[str, StepResult] | None]) -> bool:
     """Let a member that has no error yet do something, and add what it gives; return whether it gives something."""
     if not isinstance(outcomes[number], dict):
         return False
@@ -555,7 +537,7 @@ def _try(outcomes: list[Outcome], number: int, call: Callable[[], Mapping[str, S
     return bool(results)
 
 
-def _add(outcomes: list[Outcome], number: int, outcome: Outcome) -> None:
+def _add(outcomes: dict[int, Outcome], number: int, outcome: Outcome) -> None:
     """Add what a member's steps have given to what those before have; an error takes their place."""
     before = outcomes[number]
     if isinstance(before, dict) and isinstance(outcome, dict):

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.arguments import require
-from mlotool.distributed.collectives import Ranks, all_ranks, stages_and_parts
-from mlotool.distributed.point_to_point import Messages, hand_on
+from mlotool.distributed.collectives import Messages, Ranks, all_ranks, hand_on, stages_and_parts
 
 T = TypeVar("T")
 

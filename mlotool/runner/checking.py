@@ -65,8 +65,7 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
         uppers = [name for name in program.problems if program.graph.upper_to_lower.get(name)]
         if not uppers:
             raise ConfigError(
-                f"graph.upper_to_lower: found none in '{config.name}', so that no problem shapes another; expected an "
-                "edge. Only programs of several levels have hypergradients; try: mlotool check mwn."
+                f"graph.upper_to_lower: found none in '{config.name}', so that no problem shapes another. Try mwn."
             )
         options = hypergradient_options(config)
         for name in uppers:
@@ -78,17 +77,15 @@ def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Calla
     hypergradients = [problem.hypergradient for problem in program.problems.values()]
     kinds = {STEPS if algorithm.sees_steps else SOLUTION for algorithm in hypergradients if algorithm is not None}
     for name, problem in program.problems.items():
-        batch = None if problem.stream is None else problem.stream.last()
         algorithm = problem.hypergradient
         if algorithm is not None:
             lowers[name] = repr(algorithm)
         if problem.stream is not None:
-            is_unrolled = algorithm is not None and algorithm.sees_steps
-            batches[name] = (
-                [batch] * (problem.settings.unroll_steps * problem.settings.accumulate_batches)
-                if is_unrolled
-                else batch
+            batch, num_steps = (
+                problem.stream.last(),
+                problem.settings.unroll_steps * problem.settings.accumulate_batches,
             )
+            batches[name] = [batch] * num_steps if algorithm is not None and algorithm.sees_steps else batch
     size = sum(tensor.numel() for tensor in program.problems[upper].theta.values())
     responses = tuple(compare(program, upper, batches, options))
     return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches), "; ".join(sorted(kinds)))

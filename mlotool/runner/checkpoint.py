@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import shutil
 import time
 import zipfile
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
@@ -18,9 +20,10 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
 from mlotool.core.files import replacing, writing
-from mlotool.core.plain_state import check_plain, find_fault
+from mlotool.core.plain_state import ADVICE, check_plain, find_fault
 from mlotool.core.private import tree_map_only
 from mlotool.core.run_files import located, open_file
 from mlotool.distributed.collectives import Ranks
@@ -29,13 +32,9 @@ from mlotool.program import Program
 STATE_KEY = "mlotool"
 """Our part of a Lightning checkpoint."""
 
-FOLDER = "checkpoints"
-LAST = "last.ckpt"
-MAX_FILE_BYTES = 1 << 42
-KEYS = (
-    *("program", "schedule", "window", "metrics", "tick", "metrics_position", "training_s", "random_states"),
-    "is_pending",
-)
+FOLDER, LAST, MAX_FILE_BYTES = "checkpoints", "last.ckpt", 1 << 42
+_NUMBERS = ("window", "metrics", "tick", "metrics_position", "training_s", "is_pending")
+KEYS = ("program", "schedule", "random_states", *_NUMBERS)
 """What our part has."""
 
 LARGEST_SHARE_OF_TIME = 0.01
@@ -106,8 +105,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
     # Of bytes at random it may be any error.
     except Exception as error:
         raise CheckpointError(
-            f"{path} cannot be read ({_said(error)}); expected a whole checkpoint. "
-            "Remove it and go on with resume=<the run folder>, which takes the one before."
+            f"{path} cannot be read ({_said(error)}); expected a whole one. Remove it, and resume the run folder."
         ) from error
     state: Any = checkpoint.get(STATE_KEY) if isinstance(checkpoint, dict) else None
     missing = [key for key in KEYS if not isinstance(state, dict) or key not in state]
@@ -149,8 +147,7 @@ def fitting(path: Path) -> Iterator[None]:
     # What a state lacks shows as an error of whatever takes it.
     except Exception as error:
         raise CheckpointError(
-            f"{path} does not fit the problems of its config.yaml ({_said(error)}); expected the "
-            "checkpoint that this run wrote, by the same code. Put it back, or the code as it was."
+            f"{path} does not fit the problems of its config.yaml ({_said(error)}). Put the code or it back."
         ) from error
 
 
@@ -164,16 +161,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     Args:
         is_writer: whether this rank writes; the others take part in what is gathered for it.
+        folder: the run's own, which is not made again once it is gone; those of callbacks are made.
     """
 
-    def __init__(self, is_writer: bool) -> None:
-        self._is_writer = is_writer
+    def __init__(self, is_writer: bool, folder: Path) -> None:
+        self._is_writer, self._folder = is_writer, folder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write it in one piece."""
         if self._is_writer:
             with writing(Path(path)):
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).parent.mkdir(parents=Path(path).parent != self._folder, exist_ok=True)
             write_checkpoint(checkpoint, Path(path))
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -315,3 +313,119 @@ def restore_callbacks(callbacks: list[Callback], checkpoint: Mapping[str, Any]) 
         isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
         for callback in callbacks
     )
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of torch's, CUDA's, numpy's and Python's global generators."""
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        **global_state(),
+    }
+
+
+def global_state() -> dict[str, Any]:
+    """Return the states of numpy's and Python's global generators."""
+    kind, keys, position, has_gauss, cached_gaussian = numpy.random.get_state()
+    version, internal, gauss_next = random.getstate()
+    return {
+        "numpy": [kind, torch.from_numpy(numpy.asarray(keys, dtype="int64")), position, has_gauss, cached_gaussian],
+        "python": [version, torch.tensor(internal), gauss_next],
+    }
+
+
+def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return the states of all ranks, by rank; for a checkpoint, which rank 0 writes.
+
+    Beside those of the global generators there is the program's own. Recorded steps hold random states as well, the
+    buffers of modules follow a rank's own samples until they are averaged, and so may what layer-parallel steps keep;
+    all else in a program's state is the same on all ranks.
+
+    Args:
+        program: as it is on this rank.
+        ranks: those of the run.
+        snapshots: the schedule's look-ahead, by problem.
+    """
+    recorded = {name: problem.trajectory.state_dict()["steps"] for name, problem in program.problems.items()}
+    state = {**random_state(), "program": program.random.state_dict()}
+    state["steps"] = {
+        name: [{key: step[key] for key in ("random", "buffers")} for step in _recorded(steps)]
+        for name, steps in recorded.items()
+    }
+    if not ranks.is_first:
+        modules = {name: problem.module.state_dict() for name, problem in program.problems.items()}
+        state["buffers"] = _buffers(program, modules)
+        state["snapshots"] = _buffers(program, {name: kept["module"] for name, kept in (snapshots or {}).items()})
+        state["parallel"] = {
+            name: problem.parallel.state_dict()
+            for name, problem in program.problems.items()
+            if problem.parallel is not None and problem.parallel.differs_by_rank
+        }
+    return ranks.gather(state)
+
+
+def restore_random_states(states: list[dict[str, Any]], program: Program, ranks: Ranks) -> None:
+    """Take this rank's state back; a rank that had none goes on as it was seeded.
+
+    Args:
+        states: what `random_states` returned.
+        program: as it is on this rank; it gets its own random numbers back.
+        ranks: those of the resumed run.
+    """
+    if ranks.rank < len(states):
+        restore_random_state(states[ranks.rank])
+        program.random.load_state_dict(states[ranks.rank]["program"])
+
+
+def put_own(state: dict[str, Any], ranks: Ranks) -> None:
+    """Put what this rank had for itself into our part of a checkpoint, in the place of what rank 0 has saved.
+
+    These are the random states and buffers of recorded steps, the buffers now and in the schedule's look-ahead, and the
+    states of some layer-parallel steps.
+    """
+    if ranks.is_first or ranks.rank >= len(state["random_states"]):
+        return
+    program, snapshots, of_rank = state["program"], state["schedule"]["snapshots"], state["random_states"][ranks.rank]
+    for name, randoms in of_rank["steps"].items():
+        for step, own in zip(_recorded(program[name]["trajectory"]["steps"]), randoms, strict=True):
+            step.update(own)
+        program[name]["module"].update(of_rank["buffers"][name])
+    for name, parallel in of_rank["parallel"].items():
+        program[name]["parallel"] = parallel
+    for name, buffers in of_rank["snapshots"].items():
+        snapshots[name]["module"].update(buffers)
+
+
+def _recorded(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield recorded steps, and those that led to what they have read."""
+    for step in steps:
+        yield step
+        for reading in step["readings"].values():
+            yield from _recorded(reading["steps"])
+
+
+def _buffers(program: Program, modules: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the buffers in the state of each module."""
+    names = {
+        name: [key for key, _ in program.problems[name].module.named_buffers(remove_duplicate=False)]
+        for name in modules
+    }
+    return {name: {key: modules[name][key] for key in keys if key in modules[name]} for name, keys in names.items()}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Take the states back; CUDA's only where the number of devices is the same."""
+    restore_global_state(state)
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([value.cpu() for value in state["cuda"]])
+    torch.set_rng_state(state["torch"].cpu())
+
+
+def restore_global_state(state: dict[str, Any]) -> None:
+    """Take the states of numpy's and Python's global generators back."""
+    kind, keys, position, *others = state["numpy"]
+    # numpy would take any, and read past the end.
+    require(0 <= position <= len(keys), "random_states.numpy", position, "a position in its state", ADVICE)
+    numpy.random.set_state((kind, keys.numpy().astype("uint32"), position, *others))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss_next))

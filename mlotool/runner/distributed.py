@@ -42,8 +42,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         for name, problem in program.problems.items():
             if problem.settings.shard:
                 warnings.warn(
-                    f"problems.{name}.shard: found it set on one rank, where it has no effect; expected several. Set "
-                    "runner.devices to the number of GPUs, or leave it out.",
+                    f"problems.{name}.shard: found it set on one rank, where it has no effect. Set runner.devices.",
                     stacklevel=2,
                 )
             if problem.parallel is not None:
@@ -159,9 +158,8 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
         values = [on_rank[name] for on_rank in norms_by_rank]
         if max(values) - min(values) > TOLERANCE * max(values):
             raise RunError(
-                f"The parameters of problem '{name}' are no longer the same on all ranks after tick {tick} (norms "
-                f"{', '.join(f'{value:.9g}' for value in values)}); expected equal ones. Look for code in the loss of "
-                f"'{name}' that changes parameters, or that depends on the rank, the time or the machine."
+                f"The parameters of problem '{name}' are no longer the same on all ranks after tick {tick}; expected "
+                "equal ones. Look for code in its loss that changes them, or depends on the rank or the time."
             )
 
 
@@ -169,9 +167,7 @@ def _check_same_start(program: Program, ranks: Ranks) -> None:
     for name, problem in program.problems.items():
         if len(set(ranks.gather(_digest(problem.module)))) > 1:
             raise ConfigError(
-                f"problems.{name}.module: the ranks have built it with different parameters; expected the same start "
-                "on all of them. Give every rank the same config and files, and draw initial values by torch's "
-                "generator, which is seeded alike."
+                f"problems.{name}.module: the ranks have built it with different parameters. Give all one config."
             )
 
 

@@ -1,10 +1,10 @@
-"""Metrics of a problem's module over a whole split."""
+"""What a run evaluates beside its ticks: all once before the first, metrics over whole splits, analyses at the end."""
 
 import math
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -14,22 +14,70 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from mlotool.config import Built
 from mlotool.config.building import derived_seed
 from mlotool.config.check_values import class_faults
+from mlotool.config.objective import objective_direction
 from mlotool.config.schema import MAX_NAME, is_plain_name
 from mlotool.config.user_data import split_of
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
-from mlotool.core.messages import kind_of
+from mlotool.core.loss_output import LossOutput
+from mlotool.core.messages import did_you_mean, kind_of
 from mlotool.core.private import NormBase, tree_map
 from mlotool.core.unchanged import is_unchanged, snapshot
-from mlotool.core.user_code import Call, WrongResultError, noted
-from mlotool.problem.batches import BatchFetcher
+from mlotool.core.user_code import Call, WrongResultError, note, noted, user_code
+from mlotool.layerparallel import MultigridResidual
+from mlotool.problem.batches import BatchFetcher, Share
 from mlotool.program import Problem, Program, Stream
+from mlotool.runner.checkpoint import random_state, restore_random_state
+from mlotool.runner.values import check_start, related, unsound_path
 from mlotool.spaces.shared.shared_space import PATH, SharedSpace
+
+Watch = Callable[[int, float], bool]
+"""Called with tick and objective at each evaluation; true ends the run as pruned."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A logged key and its direction.
+
+    Args:
+        key: `<split>/<metric>` or `<problem>/<metric>`, or None where the recipe has none.
+        mode: "min" or "max"; None where there is no key.
+        is_tracked: whether it is known during training (a key of an `end` split is not), so that a best checkpoint
+            can be kept.
+    """
+
+    key: str | None
+    mode: str | None
+    is_tracked: bool
+
+    @classmethod
+    def from_config(cls, config: Any) -> "Objective":
+        """Read `objective` of a config that has been checked, and derive its direction."""
+        key = config.objective
+        splits = {} if config.evaluate is None else dict(config.evaluate.splits)
+        source = (key or "").partition("/")[0]
+        is_tracked = isinstance(splits.get(source), int) or source in config.problems
+        return cls(key, objective_direction(config), is_tracked)
+
+    @property
+    def monitor(self) -> str | None:
+        """The key that best checkpoints and early stopping watch, if they can."""
+        return self.key if self.is_tracked else None
+
+    def check_logged(self, keys: Iterable[str]) -> None:
+        """Raise ConfigError if the objective is not among the logged keys."""
+        if self.key is not None and self.key not in (known := sorted(keys)):
+            raise ConfigError(
+                f"objective: found '{self.key}', which is not logged; expected one of {', '.join(known)}."
+                f"{did_you_mean(self.key, known)} Correct objective, or add the metric to evaluate.metrics."
+            )
+
 
 MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
 """Returns tensors by name: 0-D, a mean over the batch, or one value a sample."""
@@ -48,11 +96,12 @@ def check_unchanged(before: Any, now: Any, result: str) -> None:
     if not is_unchanged(before, now):
         raise WrongResultError(
             f"{result} that it has changed",
-            "one that leaves what it is given as it is, since it is called many times, and others read the same",
+            "one that leaves what it is given as it is, since others read the same",
             "Write x = x * 2 in place of x.mul_(2) or x *= 2, and copy a dict before changing its keys.",
         )
 
 
+@dataclass
 class FunctionMetric:
     """The means over a split of what a function `f(module, batch) -> {name: Tensor}` returns.
 
@@ -61,15 +110,15 @@ class FunctionMetric:
         function: 0-D results count as often as their batch has samples.
     """
 
-    def __init__(self, key: str, function: MetricFunction) -> None:
-        self._key = key
-        self._function = function
-        self._totals: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+    key: str
+    function: MetricFunction
+
+    def __post_init__(self) -> None:
+        self.reset()
 
     def reset(self) -> None:
         """Forget the batches so far."""
-        self._totals, self._counts = {}, {}
+        self._totals, self._counts = dict[str, Tensor](), dict[str, int]()
 
     def update(self, module: BoundModule, batch: Any, size: int) -> None:
         """Take a batch.
@@ -80,7 +129,7 @@ class FunctionMetric:
             size: its number of samples.
         """
         with noted(lambda: self._call({"batch": batch})):
-            result = self._function(module, batch)
+            result = self.function(module, batch)
             if not isinstance(result, Mapping) or not result:
                 raise WrongResultError(kind_of(result), _EXPECTED, 'Return {"name": values.mean()}.')
             for name, value in result.items():
@@ -102,14 +151,11 @@ class FunctionMetric:
         """
         with noted(lambda: self._call({})):
             for name in self._totals:
-                if name in taken:
-                    raise WrongResultError(f"the name '{name}'", "a name that no other metric has", "Rename it.")
+                _check_name(name, taken)
             return {name: float(total) / self._counts[name] for name, total in self._totals.items()}
 
     def _add(self, name: Any, value: Any, size: int) -> None:
-        if not is_plain_name(name):
-            wanted = "letters, digits, '-', '_' and '.', as it is logged as <split>/<name>"
-            raise WrongResultError(f"the name {name!r}", wanted, "Rename it.")
+        _check_name(name)
         if isinstance(value, Real):
             value = torch.tensor(float(value))
         is_real = isinstance(value, Tensor) and not (value.is_complex() or value.is_sparse or value.is_meta)
@@ -124,7 +170,7 @@ class FunctionMetric:
         self._counts[name] = self._counts.get(name, 0) + size
 
     def _call(self, given: Mapping[str, Any]) -> Call:
-        return Call(self._key, self._function, given, _EXPECTED, "Correct the function.")
+        return Call(self.key, self.function, given, _EXPECTED, "Correct the function.")
 
 
 @dataclass(frozen=True)
@@ -204,9 +250,7 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> "Evaluator
     recalibration = _make_recalibration(config, built, device)
     if isinstance(problem.module, SharedSpace) and problem.module.has_paths and PATH not in arguments:
         warnings.warn(
-            f"evaluate: found no path for the shared space of '{problem.name}', so that metrics depend on the path "
-            "that is drawn for each batch; expected a path where metrics are compared. Train single models "
-            "(decisions=.., inherit=<this run's folder>), or name what gives the path in evaluate.arguments.",
+            f"evaluate: found no path for the shared space of '{problem.name}', so that each batch draws one. Name it.",
             stacklevel=2,
         )
     reading = partial(_reading_given, problem, arguments, problems) if arguments else problem.reading
@@ -225,9 +269,7 @@ def _reading_given(
         reading, module = problems[name].reading(training), problems[name].module
         if method and (hasattr(nn.Module, method) or not callable(getattr(module, method, None))):
             raise ConfigError(
-                f"evaluate.arguments.{argument}: found '{source}', while {type(module).__name__} has no method "
-                f"'{method}' of its own; expected what returns the argument. Correct it, or give what the module "
-                f"returns itself: {name}."
+                f"evaluate.arguments.{argument}: found '{source}', no method of {type(module).__name__}. Rename it."
             )
         arguments[argument] = reading.method(method) if method else reading()
     return problem.reading(training).given(**arguments)
@@ -249,10 +291,7 @@ def _make_recalibration(config: Any, built: Built, device: Any) -> Recalibration
     elif settings is None or problem.shards is not None:
         fault = "has no stream of its own" if settings is None else "has a module in shards (shard: true)"
     if fault is not None:
-        raise ConfigError(
-            f"evaluate.recalibrate: found {count}, while the problem '{name}' {fault}; expected one set of statistics "
-            "of a whole module, and a stream to take them from. Leave recalibrate out."
-        )
+        raise ConfigError(f"evaluate.recalibrate: found {count}, while the problem '{name}' {fault}. Leave it out.")
     dataset = split_of("evaluate.recalibrate", built.data, settings.split)
     seed = derived_seed(config.seed, "recalibrate", name)
 
@@ -300,6 +339,7 @@ NUM_REHEARSED = 16
 """Samples of a split on which the metrics are tried before the first tick."""
 
 
+@dataclass
 class Evaluator:
     """Evaluates one module in eval mode, without gradients.
 
@@ -317,31 +357,24 @@ class Evaluator:
         ConfigError: a metric is unknown.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        data: Any,
-        metrics: Sequence[str],
-        batch_size: int,
-        device: torch.device | str = "cpu",
-        reading: Callable[[bool], BoundModule] | None = None,
-        functions: Mapping[str, MetricFunction] | None = None,
-        recalibration: Recalibration | None = None,
-    ) -> None:
-        self._module = module
-        self._recalibration = recalibration
-        self._reading = reading or (lambda training: BoundModule(module, training=training))
-        self._data = data
-        self._batch_size = batch_size
-        self._device = torch.device(device)
-        self._num_classes = getattr(data, "num_classes", None)
-        self._metrics = {name: build_metric(name, self._num_classes).to(self._device) for name in metrics}
-        self._has_nan = torch.tensor(False, device=self._device)
-        self._functions = [FunctionMetric(key, function) for key, function in (functions or {}).items()]
+    module: nn.Module
+    data: Any
+    metrics: Sequence[str]
+    batch_size: int
+    device: torch.device | str = "cpu"
+    reading: Callable[[bool], BoundModule] | None = None
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    recalibration: Recalibration | None = None
+
+    def __post_init__(self) -> None:
+        self._num_classes = getattr(self.data, "num_classes", None)
+        self._metrics = {name: build_metric(name, self._num_classes).to(self.device) for name in self.metrics}
+        self._has_nan = torch.tensor(False, device=self.device)
+        self._functions = [FunctionMetric(key, function) for key, function in self.functions.items()]
 
     def model(self) -> BoundModule:
         """Return what is evaluated; all ranks call it, which may have to gather it."""
-        return self._reading(False)
+        return BoundModule(self.module, training=False) if self.reading is None else self.reading(False)
 
     @torch.no_grad()
     def evaluate(self, split: str, model: BoundModule | None = None) -> dict[str, float]:
@@ -353,9 +386,9 @@ class Evaluator:
         """
         model = self.model() if model is None else model
         self._reset()
-        dataset, anew = split_of("evaluate.splits", self._data, split), self._recalibration
-        with nullcontext() if anew is None else anew.applied(self._module, lambda batch: model(batch["input"])):
-            for size, batch in Batches(dataset, self._batch_size, self._device).sized():
+        dataset, anew = split_of("evaluate.splits", self.data, split), self.recalibration
+        with nullcontext() if anew is None else anew.applied(self.module, lambda batch: model(batch["input"])):
+            for size, batch in Batches(dataset, self.batch_size, self.device).sized():
                 self._update(model, batch, size)
         values = {name: float(metric.compute()) for name, metric in self._metrics.items()}
         if bool(self._has_nan):
@@ -372,16 +405,16 @@ class Evaluator:
         Raises:
             ConfigError: the split is empty.
         """
-        dataset = split_of("evaluate.splits", self._data, split)
+        dataset = split_of("evaluate.splits", self.data, split)
         self._reset()
-        size, batch = next(Batches(dataset, min(self._batch_size, NUM_REHEARSED), self._device).sized())
+        size, batch = next(Batches(dataset, min(self.batch_size, NUM_REHEARSED), self.device).sized())
         self._update(self.model(), batch, size, is_rehearsal=True)
         if any(name in CLASSIFICATION_METRICS for name in self._metrics):
             lowest, highest = int(batch["target"].min()), int(batch["target"].max())
             if lowest < 0 or highest >= int(self._num_classes or 0):
                 raise ConfigError(
                     f"data.num_classes: found {self._num_classes}, while the split '{split}' has targets from {lowest} "
-                    f"to {highest}; expected targets from 0 to num_classes - 1. Correct one of them."
+                    f"to {highest}. Correct one of them."
                 )
         names = list(self._metrics)
         for metric in self._functions:
@@ -399,7 +432,7 @@ class Evaluator:
     def _update(self, model: BoundModule, batch: Any, size: int, *, is_rehearsal: bool = False) -> None:
         if self._metrics:
             expected = f"a batch with input and target, as {', '.join(self._metrics)} need(s) them"
-            with noted(lambda: _call("evaluate.problem", self._module, {"batch": batch}, expected, "the data")):
+            with noted(lambda: _call("evaluate.problem", self.module, {"batch": batch}, expected, "the data")):
                 output, target = model(batch["input"]), batch["target"]
             for name, metric in self._metrics.items():
                 given = {"output": output, "target": target}
@@ -554,7 +587,8 @@ def _result(
     name: str, analysis: Any, program: Program, batches: Batches, advice: str = "Correct it."
 ) -> dict[str, Any]:
     """Return what an analysis finds, by the names of its values."""
-    roles = _bind(name, analysis.roles, program)
+    problems = {role: at if isinstance(at, str) else at["problem"] for role, at in analysis.roles.items()}
+    roles = {role: BoundModule(program.problems[name].module, training=False) for role, name in problems.items()}
     with (
         noted(partial(Call, f"analyses.{name}", analysis.function, {}, _EXPECTED_OF_ANALYSIS, advice)),
         torch.no_grad(),
@@ -568,9 +602,7 @@ def _result(
 
 
 def _check(key: Any, value: Any) -> None:
-    if not is_plain_name(key):
-        wanted = f"at most {MAX_NAME} letters, digits, '-', '_' and '.', as it names a file"
-        raise WrongResultError(f"the name {str(key)[:MAX_NAME]!r}", wanted, "Rename it.")
+    _check_name(key)
     try:
         is_right = isinstance(value, str) or _as_array(value).dtype.kind in "biuf"
     except (TypeError, ValueError, RuntimeError):
@@ -578,19 +610,6 @@ def _check(key: Any, value: Any) -> None:
     if not is_right:
         advice = "Convert it to a dense tensor of real numbers, or save it from your function."
         raise WrongResultError(f"{kind_of(value)} as '{key}'", _EXPECTED_OF_ANALYSIS, advice)
-
-
-def _bind(name: str, roles: Mapping[str, Any], program: Program) -> dict[str, BoundModule]:
-    bound = {}
-    for role, value in roles.items():
-        problem = value if isinstance(value, str) else value["problem"]
-        if problem not in program.problems:
-            raise ConfigError(
-                f"analyses.{name}.roles.{role}: found '{problem}'; expected a problem: {', '.join(program.problems)}. "
-                "Correct the role."
-            )
-        bound[role] = BoundModule(program.problems[problem].module, training=False)
-    return bound
 
 
 def _as_tensor(value: Any) -> Tensor:
@@ -601,3 +620,149 @@ def _as_array(value: Any) -> Any:
     tensor = _as_tensor(value).detach().cpu()
     # numpy has no such numbers.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
+"""What is logged of a problem beside the metrics of its loss."""
+
+_NOT_REPEATABLE = (
+    "problems.{name}.stream: a sample was another one when it was read again with the same random numbers; expected "
+    "one that depends on its index and on the global generators of torch, numpy and Python alone. After resume=, or "
+    "with other num_workers, batches will be others. Seed a generator of the data set's own inside __getitem__, by "
+    "np.random.default_rng(torch.initial_seed()), and keep nothing from one sample to the next."
+)
+
+
+def rehearse(
+    program: Program,
+    evaluator: Evaluator | None,
+    splits: Iterable[str],
+    objective: Objective,
+    analyse: Callable[[], None],
+) -> None:
+    """Evaluate each loss on its first batch, and the metrics and analyses on a few samples of each split.
+
+    Left out are losses with a part that can only be evaluated in a step: a sharded module, and one whose parameters get
+    their shape in the first call.
+
+    Args:
+        program: that is about to run; its streams have not moved.
+        evaluator: of the metrics.
+        splits: those that it will evaluate.
+        objective: has to be among what is evaluated.
+        analyse: rehearses what is to be analysed at the end.
+
+    Raises:
+        ConfigError: one of them fails, or does not return what it should.
+
+    Cost: a forward pass of each problem, and a small one a split; a sample of each stream is read twice.
+    """
+    problems = program.problems
+    for name, problem in problems.items():
+        program.start(name)
+        if _can_rehearse(problem):
+            check_start(name, problem)
+    with user_code(ConfigError):
+        batches = {
+            name: None if problem.stream is None else problem.stream.peek() for name, problem in problems.items()
+        }
+        for name, problem in problems.items():
+            if isinstance(problem.stream, Stream) and not problem.stream.is_repeatable():
+                warnings.warn(_NOT_REPEATABLE.format(name=name), stacklevel=2)
+        with _traceless(program):
+            for name, batch in batches.items():
+                players = {name, *(role.problem for role in problems[name].roles.values())}
+                if all(_can_rehearse(problems[player]) for player in players):
+                    _rehearse_loss(program, name, batch)
+            if evaluator is not None and all(_can_rehearse(problem) for problem in problems.values()):
+                for split in splits:
+                    keys = evaluator.rehearse(split)
+                    if (objective.key or "").startswith(f"{split}/"):
+                        objective.check_logged(keys)
+            if all(_can_rehearse(problem) for problem in problems.values()):
+                analyse()
+
+
+def _can_rehearse(problem: Problem) -> bool:
+    return problem.shards is None and not any(map(is_lazy, problem.module.parameters()))
+
+
+def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
+    batch, _ = Share.opened(shared)
+    before = snapshot(batch)
+    output = program.rehearse(name, shared)
+    try:
+        # A step may evaluate a loss many times, and other problems may read its batch.
+        check_unchanged(before, batch, "its loss and a batch")
+        _check_metrics(output)
+        _check_gradient(program, name, output)
+        _check_finite(program, name, output)
+    # Metrics may be a function of the user's, which is called here.
+    except Exception as error:
+        note(error, lambda: program.call_of(name, batch))
+        raise
+
+
+def _check_metrics(output: LossOutput) -> None:
+    for name in output.metrics:
+        _check_name(name, RESERVED)
+
+
+def _check_name(name: Any, logged: Container[str] = ()) -> None:
+    """Refuse a name that would make no key of metrics.csv, or no file."""
+    if not is_plain_name(name) or name in logged:
+        wanted = f"at most {MAX_NAME} letters, digits, '-', '_' and '.', and no name that is logged already"
+        raise WrongResultError(f"the name {str(name)[:MAX_NAME]!r}", wanted, "Rename it.")
+
+
+def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
+    if output.loss.requires_grad or program.solutions_read_by(name) or program.is_zeroth_order(name):
+        return
+    raise WrongResultError(
+        "a tensor without a gradient",
+        f"a loss that depends on the parameters of '{name}'",
+        f"Give it a role that plays '{name}', or an edge through which '{name}' shapes it; detach() ends gradients.",
+    )
+
+
+def _check_finite(program: Program, name: str, output: LossOutput) -> None:
+    """Refuse a loss that is not finite in the first step: no step has made it so."""
+    if name not in program.graph.leaves(program.problems) or program.problems[name].settings.precision == "fp16":
+        return
+    if not math.isfinite(value := float(output.loss)):
+        advice = (
+            "Look for samples that are not finite, for log, sqrt or a division at zero, and at the initial parameters."
+        )
+        told = [unsound_path(program.problems[source]) for source in related(name, program.problems)]
+        raise WrongResultError(
+            f"{value} before the first step", "a finite number", " ".join([*filter(None, told), advice])
+        )
+
+
+@contextmanager
+def _traceless(program: Program) -> Iterator[None]:
+    """Draw random numbers again afterwards, give no warning twice, leave compiling and parallel solves to the run."""
+    problems = list(program.problems.values())
+    random, of_program = random_state(), program.random.state_dict()
+    parts = (part for problem in problems for part in problem.module.modules())
+    parallel = [(part, part.is_serial) for part in parts if isinstance(part, MultigridResidual)]
+    compiled = [(problem, problem.compiled) for problem in problems]
+    try:
+        for problem in problems:
+            problem.compiled = None
+        for part, _ in parallel:
+            part.serial()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Of the rehearsal itself.
+            warnings.filterwarnings("default", message=r"problems\.\w+\.loss: the gradient of .* is exactly 0 at its f")
+            # Said once, and known from then on.
+            warnings.filterwarnings("default", message=r"problems\.\w+\.tasks: torch\.vmap cannot evaluate all tasks")
+            yield
+    finally:
+        for problem, call in compiled:
+            problem.compiled = call
+        for part, flag in parallel:
+            part.serial(flag)
+        restore_random_state(random)
+        program.random.load_state_dict(of_program)

@@ -19,9 +19,6 @@ from mlotool.runner.evaluation import make_evaluator
 from mlotool.runner.folder import RunFolder
 from mlotool.spaces import SharedSpace, Space
 
-MAX_SHOWN = 500
-"""Characters of torch's error that a message has."""
-
 
 def load(
     run_dir: Path | str,
@@ -87,8 +84,7 @@ def evaluate(
     evaluator = make_evaluator(config, built)
     if evaluator is None:
         raise ConfigError(
-            f"{run_dir}: the recipe's evaluate is null; expected a problem and metrics. "
-            "Write evaluate: {problem: <name>, metrics: [accuracy], splits: {}} in its config.yaml."
+            f"{run_dir}: its recipe evaluates nothing. Write evaluate: {{problem: .., metrics: ..}} in config.yaml."
         )
     with user_code():
         return evaluator.evaluate(split)
@@ -145,9 +141,8 @@ def inherit(program: Program, folder: Path) -> None:
             module.load_state_dict(state)
         except RuntimeError as error:
             raise ConfigError(
-                f"inherit: found '{folder}', where the state of the problem '{name}' does not fit its module here "
-                f"({' '.join(str(error).split())[:MAX_SHOWN]}); expected the same names and shapes. Give "
-                f"problems.{name}.module the settings that it has there, or leave inherit out."
+                f"inherit: found '{folder}', where '{name}' does not fit its module here "
+                f"({' '.join(str(error).split())[:500]}). Give problems.{name}.module the settings that it has there."
             ) from error
 
 
@@ -176,7 +171,6 @@ def _of_path(name: str, module: Space, space: SharedSpace, folder: Path) -> Mapp
     if strange is not None:
         raise ConfigError(
             f"inherit: found the decision {strange}={path[strange]} of the problem '{name}', which the shared space in "
-            f"'{folder}' does not have; expected decisions and candidates of that space. Give problems.{name}.module "
-            "the mutators that it has there, or leave inherit out."
+            f"'{folder}' does not have. Give problems.{name}.module the mutators that it has there."
         )
     return space.state_of(path)

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,14 +21,11 @@ from rich.table import Table
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import cannot_write, replacing, writing
-from mlotool.runner.folder import RunFolder, plain
+from mlotool.runner.folder import HEADER, RunFolder, plain
 
 SECONDS_BETWEEN_FLUSHES = 1.0
-HEADER = ("tick", "key", "value")
-HEADER_BYTES = len(",".join(HEADER)) + 1
 
-SECONDS_BETWEEN_REFRESHES = 0.25
-SECONDS_BETWEEN_LINES = 2.0
+SECONDS_BETWEEN_REFRESHES, SECONDS_BETWEEN_LINES = 0.25, 2.0
 SECONDS_OF_RATE = 5.0
 """What `ticks/s` looks back at: a warm-up, or a compilation, is forgotten after it."""
 
@@ -132,8 +128,8 @@ def _cut(path: Path, position: int) -> None:
     size = path.stat().st_size if path.exists() else 0
     if size < position:
         warnings.warn(
-            f"{path} has {size} bytes, while the checkpoint knows of {position}: lines before the checkpoint are "
-            "missing; expected the file that the run wrote. Copy it from where the run was, or go on without.",
+            f"{path} has {size} bytes, while the checkpoint knows of {position}; expected the file of the run. Copy it "
+            "from where the run was, or go on without these lines.",
             stacklevel=3,
         )
     if path.exists():
@@ -218,9 +214,8 @@ def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str]) -> Any
     # Its own, pydantic's of its settings, those of the service that it starts: they have no common base.
     except Exception as error:
         raise ConfigError(
-            f"logger.mode: found '{mode}', with which W&B does not start ({' '.join(str(error).split()).rstrip('.')}); "
-            "expected WANDB_ variables that it takes and, if online, an account. Run `wandb login`, or set "
-            "logger.mode=offline or disabled."
+            f"logger.mode: found '{mode}', with which W&B does not start ({' '.join(str(error).split()).rstrip('.')}). "
+            "Look at its WANDB_ variables, run `wandb login`, or set logger.mode=offline or disabled."
         ) from error
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
@@ -250,8 +245,7 @@ def _tensorboard_logger(run_dir: Path, resumed_at: int | None) -> Logger:
         return TensorBoardLogger(run_dir, name="tensorboard", version="", **purge)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "logger.tensorboard: found true, but the package tensorboard is not installed; "
-            "run `pip install mlotool[tensorboard]`, or set logger.tensorboard=false."
+            "logger.tensorboard: found true; run `pip install mlotool[tensorboard]`, or set it to false."
         ) from error
 
 
@@ -278,27 +272,25 @@ class ProgressDisplay:
         self._console = console or Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False)
         self._shown_at = float("-inf")
-        # Times and ticks, oldest first: the newest from before the time that the rate looks back at, and all since.
-        self._seen: deque[tuple[float, int]] = deque()
+        # A time and the tick then: where the rate begins, and where its next one will.
+        self._began = self._seen = time.monotonic(), 0
 
     def start(self, tick: int) -> None:
         """Begin to show progress, from `tick` on."""
-        self._seen.append((time.monotonic(), tick))
+        self._began = self._seen = time.monotonic(), tick
         if self._enabled and self._console.is_terminal:
             self._live.start()
 
     def update(self, tick: int, values: Mapping[str, float], *, is_last: bool = False) -> None:
         """Show the last logged values; it costs a millisecond, so not more often than four times a second."""
-        rate = self._rate(tick)
-        now = self._seen[-1][0]
+        rate, now = self._rate(tick)
         if self._live.is_started and (is_last or now - self._shown_at >= SECONDS_BETWEEN_REFRESHES):
             self._shown_at = now
             self._live.update(self._table(tick, rate, values), refresh=True)
 
     def note(self, tick: int, values: Mapping[str, float]) -> None:
         """Tell of an evaluation, where there is no live display."""
-        rate = self._rate(tick)
-        now = self._seen[-1][0]
+        rate, now = self._rate(tick)
         is_due = tick == self._max_ticks or now - self._shown_at >= SECONDS_BETWEEN_LINES
         if self._enabled and not self._live.is_started and is_due:
             self._shown_at = now
@@ -310,14 +302,12 @@ class ProgressDisplay:
         """Leave the last picture and give the terminal back."""
         self._live.stop()
 
-    def _rate(self, tick: int) -> float:
-        """Note the time of a tick, and return the ticks a second of late."""
+    def _rate(self, tick: int) -> tuple[float, float]:
+        """Return the ticks a second of late, and the time now."""
         now = time.monotonic()
-        self._seen.append((now, tick))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - SECONDS_OF_RATE:
-            self._seen.popleft()
-        began, first = self._seen[0]
-        return (tick - first) / max(now - began, 1e-9)
+        if now - self._seen[0] >= SECONDS_OF_RATE:
+            self._began, self._seen = self._seen, (now, tick)
+        return (tick - self._began[1]) / max(now - self._began[0], 1e-9), now
 
     def _table(self, tick: int, rate: float, values: Mapping[str, float]) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)

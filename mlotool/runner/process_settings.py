@@ -216,8 +216,7 @@ def count_devices(runner: Any) -> int:
         return max(num_gpus, 1)
     if 0 < num_gpus < devices:
         raise ConfigError(
-            f"runner.devices: found {devices}, but torch sees {num_gpus} GPU(s); expected no more than there are. Set "
-            f"runner.devices={num_gpus}, or runner.accelerator=cpu."
+            f"runner.devices: found {devices}, but torch sees {num_gpus} GPU(s). Set runner.devices={num_gpus}."
         )
     return int(devices)
 
@@ -236,9 +235,7 @@ def find_device(runner: Any, local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"runner.accelerator: found {runner.accelerator} for process {local_rank} of this machine, but torch sees "
-            f"{torch.cuda.device_count()} GPU(s); expected one for each process. Set runner.accelerator=cpu, start "
-            "fewer processes, or install a torch build for your GPU."
+            f"runner.accelerator: found {runner.accelerator}, but torch sees no GPU {local_rank}. Set it to cpu."
         )
     return torch.device("cuda", local_rank)
 

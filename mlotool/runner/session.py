@@ -16,8 +16,9 @@ import os
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,11 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.problem.shards import gathered
 from mlotool.program import Problem, Schedule, StepResult
 from mlotool.runner import checkpoint as checkpoints
-from mlotool.runner import distributed, evaluation, random_state
-from mlotool.runner.folder import RunFolder
+from mlotool.runner import distributed, evaluation
+from mlotool.runner.evaluation import Objective, Watch
+from mlotool.runner.folder import RunFolder, num_parameters, trained_paths, warn_of_untrained, write_paths
 from mlotool.runner.logging import MetricLog, ProgressDisplay, open_loggers
-from mlotool.runner.plan import ChunkLoader, Objective, Watch, make_plan
 from mlotool.runner.process_settings import Interrupt, place
-from mlotool.runner.records import num_parameters, trained_paths, warn_of_untrained, write_paths
-from mlotool.runner.rehearsal import rehearse
 from mlotool.runner.values import Window, check_parameters, explain, hyperparameters, learned_values
 
 INHERITED = "inherited/"
@@ -56,6 +55,121 @@ OPEN_TRAINER_SETTINGS = (*TRAINER_SETTINGS, "profiler", "detect_anomaly")
 """What `runner.trainer` may set; the Trainer's other arguments are keys of the config's own."""
 
 Keep = Callable[[Mapping[str, StepResult]], None]
+
+
+# Rounds (and with them checkpoints) of a run whose objective is not evaluated at an interval.
+CHUNKS_PER_ROUND = 5
+
+
+@dataclass(frozen=True)
+class TickPlan:
+    """The stops of a run, in ticks.
+
+    A chunk is one `training_step`; it also ends where a split is evaluated. A round is one epoch of the trainer: it
+    ends where the objective is evaluated, and checkpoints are written and early stopping is decided at its end.
+
+    Args:
+        max_ticks: ticks of the whole run.
+        ticks_per_chunk: the longest chunk; Lightning costs 0.3-0.6 ms a chunk.
+        log_every: ticks between two flushes of the losses.
+        evaluation_intervals: ticks between two evaluations, by split.
+        round_ticks: ticks of a round.
+        inherited_splits: evaluated before the first tick, as what a run begins with.
+
+    Example:
+        >>> plan = TickPlan(100, 50, 50, {"val": 40}, 40)
+        >>> plan.chunk_end(0), plan.chunk_end(40), plan.round_end(80), plan.due_splits(40)
+        (40, 80, 100, ['val'])
+    """
+
+    max_ticks: int
+    ticks_per_chunk: int
+    log_every: int
+    evaluation_intervals: dict[str, int]
+    round_ticks: int
+    inherited_splits: tuple[str, ...] = ()
+
+    @property
+    def begins_with_evaluation(self) -> bool:
+        """Whether there are evaluations before the first tick: what was inherited, or all of a run without ticks."""
+        return self.max_ticks == 0 or bool(self.inherited_splits)
+
+    def round_end(self, tick: int) -> int:
+        """Return where the round ends that goes on after `tick`."""
+        return min(_next_multiple(tick, self.round_ticks), self.max_ticks)
+
+    def chunk_end(self, tick: int) -> int:
+        """Return where the chunk ends that begins after `tick`."""
+        evaluations = (_next_multiple(tick, interval) for interval in self.evaluation_intervals.values())
+        return min(tick + self.ticks_per_chunk, self.round_end(tick), *evaluations)
+
+    def flush_end(self, tick: int, chunk_end: int) -> int:
+        """Return where losses are flushed next, or the chunk's end where that comes first."""
+        return min(_next_multiple(tick, self.log_every), chunk_end)
+
+    def is_flush(self, tick: int) -> bool:
+        """Say whether losses are flushed at `tick`."""
+        return tick % self.log_every == 0 or tick == self.max_ticks
+
+    def due_splits(self, tick: int) -> list[str]:
+        """Return the splits to evaluate at `tick`; at the last tick, all that have an interval."""
+        return [
+            split
+            for split, interval in self.evaluation_intervals.items()
+            if (tick > 0 and tick % interval == 0) or tick == self.max_ticks
+        ]
+
+
+@dataclass
+class ChunkLoader:
+    """What the trainer iterates over: the chunks `(begin, end)` of one round.
+
+    It has no state of its own: an iteration begins at the schedule's tick, so a resumed schedule resumes it, and a
+    second epoch is not empty.
+
+    Args:
+        plan: where chunks and rounds end.
+        schedule: counts the ticks.
+        is_pending: whether the evaluations of the schedule's tick are still to come: a first chunk without ticks.
+    """
+
+    plan: TickPlan
+    schedule: Schedule
+    is_pending: bool = False
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield the chunks of the round that begins now."""
+        # Lightning fetches one chunk ahead, so only the first may ask the schedule.
+        begin = self.schedule.num_ticks
+        if self.is_pending:
+            self.is_pending = False
+            yield begin, begin
+            round_end = self.plan.round_end(max(begin - 1, 0))
+        else:
+            round_end = self.plan.round_end(begin)
+        while begin < round_end:
+            end = self.plan.chunk_end(begin)
+            yield begin, end
+            begin = end
+
+
+def _next_multiple(tick: int, interval: int) -> int:
+    return (tick // interval + 1) * interval
+
+
+def make_plan(config: Any, objective: Objective) -> TickPlan:
+    """Lay out a run's ticks: rounds end where the objective is evaluated."""
+    runner = config.runner
+    limit = config.debug.limit_ticks
+    splits = {} if config.evaluate is None else dict(config.evaluate.splits)
+    intervals = {split: every for split, every in splits.items() if isinstance(every, int)}
+    source = (objective.key or "").partition("/")[0]
+    # Without an evaluated objective a round is a whole number of flushes, so that a training loss is there to watch.
+    flushes = -(-CHUNKS_PER_ROUND * runner.ticks_per_chunk // runner.log_every)
+    max_ticks = runner.max_ticks if limit is None else min(runner.max_ticks, limit)
+    round_ticks = intervals.get(source, flushes * runner.log_every)
+    inherited = tuple(splits) if config.get("inherit") is not None and max_ticks > 0 else ()
+    return TickPlan(max_ticks, runner.ticks_per_chunk, runner.log_every, intervals, round_ticks, inherited)
 
 
 class AbstractSeat(ABC):
@@ -176,16 +290,9 @@ class Session(LightningModule):
         self._checked_tick = 0
         # Whether the evaluations of this tick are still to come.
         self._is_pending = self.plan.begins_with_evaluation
-        self._summary: dict[str, Any] = {
-            "status": "failed",
-            "objective": {"key": self.objective.key, "value": None, "mode": self.objective.mode},
-            "metrics": {},
-            "best": None,
-            "error": None,
-            "num_ticks": 0,
-            "training_s": 0.0,
-            "num_parameters": num_parameters(program),
-        }
+        objective = {"key": self.objective.key, "value": None, "mode": self.objective.mode}
+        self._summary: dict[str, Any] = {"status": "failed", "objective": objective, "metrics": {}, "best": None}
+        self._summary |= {"error": None, "num_ticks": 0, "training_s": 0.0, "num_parameters": num_parameters(program)}
 
     def rehearse(self) -> None:
         """Try every loss, metric and analysis on a few samples; to be called before the first tick of a run.
@@ -194,7 +301,7 @@ class Session(LightningModule):
             ConfigError: one cannot work.
         """
         analyse = partial(evaluation.rehearse_analyses, self._built, self._run_device)
-        rehearse(self.program, self.evaluator, self._splits, self.objective, analyse)
+        evaluation.rehearse(self.program, self.evaluator, self._splits, self.objective, analyse)
 
     def run(self, folder: RunFolder, resume_from: Path | None = None) -> dict[str, Any]:
         """Train, evaluate and analyse; write summary.json however it ends, and return what it says.
@@ -292,7 +399,7 @@ class Session(LightningModule):
             # Ranks are ours: each has a trainer of one device, which knows of no other.
             devices=[self._run_device.index] if is_gpu else 1,
             # A cluster's own variables would start more processes than one.
-            plugins=[LightningEnvironment(), checkpoints.AtomicCheckpointIO(self.ranks.is_first)],
+            plugins=[LightningEnvironment(), checkpoints.AtomicCheckpointIO(self.ranks.is_first, folder.checkpoints)],
             # Autocast is opened around each loss; the rest, solvers first, stays in full precision.
             precision="32-true",
             max_epochs=-1,
@@ -368,7 +475,7 @@ class Session(LightningModule):
         self.interrupt.listen()
         self._display.start(self.schedule.num_ticks)
         if self._random_states is not None:
-            random_state.restore_random_states(self._random_states, self.program, self.ranks)
+            checkpoints.restore_random_states(self._random_states, self.program, self.ranks)
             self._random_states = None
 
     def train_dataloader(self) -> ChunkLoader:
@@ -464,8 +571,7 @@ class Session(LightningModule):
             if math.isnan(value) and not self._has_warned_of_nan:
                 self._has_warned_of_nan = True
                 warnings.warn(
-                    f"objective: '{monitor}' is nan at tick {tick}; expected a number, without which no checkpoint is "
-                    "the best one. Look at what the metric divides by, or choose another objective.",
+                    f"objective: '{monitor}' is nan at tick {tick}, so that no checkpoint is the best. Look at it.",
                     stacklevel=2,
                 )
             wants_end = self.ranks.of_first(lambda: self._watch is not None and self._watch(tick, value))
@@ -491,7 +597,7 @@ class Session(LightningModule):
             "schedule": schedule,
             # A checkpoint at the start of a resumed run comes before the states are put back.
             "random_states": self._random_states
-            or random_state.random_states(self.program, self.ranks, schedule["snapshots"]),
+            or checkpoints.random_states(self.program, self.ranks, schedule["snapshots"]),
             "tick": self.schedule.num_ticks,
             "is_pending": self._is_pending,
             "window": self.window.state_dict(),
@@ -506,14 +612,15 @@ class Session(LightningModule):
         """Take it back."""
         state = checkpoint[checkpoints.STATE_KEY]
         states = self._random_states = state["random_states"]
-        self.program.load_state_dict(random_state.with_own_steps(state["program"], states, self.ranks))
-        self.schedule.load_state_dict(random_state.with_own_snapshots(state["schedule"], states, self.ranks))
+        checkpoints.put_own(state, self.ranks)
+        self.program.load_state_dict(state["program"])
+        self.schedule.load_state_dict(state["schedule"])
         self.window.load_state_dict(state["window"], state["tick"])
         self.window.stepped.update(name for name, problem in self.program.problems.items() if problem.num_steps > 0)
         self.metric_log.last.update(state["metrics"])
         self._seconds_before, self._is_pending = state["training_s"], state["is_pending"]
         # What cannot be put back says so here, and not in the first tick.
-        random_state.restore_random_states(states, self.program, self.ranks)
+        checkpoints.restore_random_states(states, self.program, self.ranks)
 
     def _gather_shards(self, checkpoint: dict[str, Any]) -> None:
         """Put whole tensors in the place of shards, in our part of a checkpoint and in Lightning's."""
@@ -591,8 +698,7 @@ def _check_scheduler(problem: Problem, objective: Objective) -> None:
         raise errors.ConfigError(
             f"problems.{problem.name}.scheduler: found ReduceLROnPlateau with scheduler_interval={interval} and "
             f"objective={objective.key}; expected an objective that is evaluated during training. Set "
-            f"problems.{problem.name}.scheduler_interval=evaluation, and give evaluate.splits a number of ticks for "
-            "the objective's split."
+            "scheduler_interval=evaluation, and give evaluate.splits a number of ticks for the objective's split."
         )
 
 
@@ -603,7 +709,6 @@ def _trainer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise errors.ConfigError(
                 f"runner.trainer.{key}: found an argument of the Trainer that other keys decide; expected one of "
                 f"{', '.join(OPEN_TRAINER_SETTINGS)}.{did_you_mean(key, OPEN_TRAINER_SETTINGS)} Write "
-                "runner.max_ticks, runner.devices, runner.precision, runner.callbacks, logger or "
-                "problems.<name>.gradient_clip_norm."
+                "runner.max_ticks, runner.devices, runner.precision, runner.callbacks, gradient_clip_norm."
             )
     return {**TRAINER_SETTINGS, **settings}

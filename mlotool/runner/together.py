@@ -25,12 +25,12 @@ from mlotool.core.files import write_text, writing
 from mlotool.core.messages import escape
 from mlotool.core.run_files import read_json
 from mlotool.distributed.collectives import Ranks
-from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
+from mlotool.fusion.stacked_gradients import Verdict
 from mlotool.fusion.stacked_schedule import Layout
 from mlotool.program import Schedule
+from mlotool.runner.checkpoint import global_state, random_state, restore_global_state, restore_random_state
 from mlotool.runner.process_settings import Interrupt, count_devices, find_device, own_settings
-from mlotool.runner.random_state import global_state, random_state, restore_global_state, restore_random_state
 from mlotool.runner.run_config import RunRequest, RunResult, run, run_here
 from mlotool.runner.session import AbstractSeat, Keep
 
@@ -115,9 +115,8 @@ class FusionRecord:
         # Of what is not as it was written it may be any error.
         except Exception as error:
             warnings.warn(
-                f"{path}: found {escape(' '.join(str(error).split())[:200])}; expected what an earlier process of "
-                "these jobs wrote. What runs as one program is found out anew, so that last bits may be others than "
-                "without it.",
+                f"{path}: found {escape(' '.join(str(error).split())[:200])}; expected what an earlier process wrote. "
+                "What runs as one program is found out anew: last bits may be others.",
                 stacklevel=2,
             )
         else:

@@ -256,8 +256,7 @@ def check_start(name: str, problem: Problem) -> None:
         if not _are_finite([tensor]):
             raise ConfigError(
                 f"problems.{name}.module: found {tensor[~tensor.isfinite()][0].item()} in the parameter '{path}' of "
-                f"{named(problem.module)} before the first step; expected finite numbers. Correct what __init__ puts "
-                "there, or the file that it comes from."
+                f"{named(problem.module)} before the first step. Correct its __init__, or the file that it comes from."
             )
 
 

@@ -16,7 +16,7 @@ from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.core.files import write_text
 from mlotool.core.run_files import read_json
-from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
+from mlotool.sweep.folder import ENDED, PLAN_FILE, JobOutcome, read_outcome
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Group:
         """The jobs that are to run."""
         return [point for point in self.points if point.number not in self.ended]
 
+    @property
+    def trained(self) -> tuple[Point, ...]:
+        """The jobs that a process has, those that have ended there too."""
+        return tuple(point for point in self.points if point.refused is None)
+
 
 FILE = "groups.json"
 
@@ -73,7 +78,13 @@ class GroupRecord:
 
     def __init__(self, folder: Path, *, is_resumed: bool) -> None:
         self._folder, self.is_resumed = folder, is_resumed
-        self._numbers = _read(folder) if is_resumed else []
+        try:
+            groups = (read_json(folder, FILE) or {"groups": []})["groups"] if is_resumed else []
+            self._numbers, jobs = [*map(tuple, groups)], [*chain(*groups)]
+        except (RunFileError, KeyError, TypeError) as error:
+            raise self._refused("what cannot be read") from error
+        if not all(groups) or not all(type(job) is int for job in jobs) or len({*jobs}) < len(jobs):
+            raise self._refused("what are no numbers of jobs, each once,")
 
     def groups(self, points: Mapping[int, Point], waiting: Collection[int]) -> list[Group]:
         """Return the groups that had begun and are to go on, each with all of its jobs.
@@ -87,7 +98,7 @@ class GroupRecord:
         """
         unknown = [number for number in chain(*self._numbers) if number not in points]
         if unknown:
-            raise _not_ours(self._folder, f"job {unknown[0]}, which is none of this sweep's,")
+            raise self._refused(f"job {unknown[0]}, which is none of this sweep's,")
         return [
             Group(tuple(points[number] for number in numbers), frozenset(numbers) - frozenset(waiting))
             for numbers in self._numbers
@@ -101,24 +112,11 @@ class GroupRecord:
             self._numbers.append(numbers)
             write_text(self._folder / FILE, json.dumps({"groups": self._numbers}) + "\n")
 
-
-def _read(folder: Path) -> list[tuple[int, ...]]:
-    try:
-        groups = (read_json(folder, FILE) or {"groups": []})["groups"]
-        numbers = [*chain(*groups)]
-        are_jobs = all(groups) and all(type(number) is int for number in numbers)
-        if not are_jobs or len(set(numbers)) < len(numbers):
-            raise _not_ours(folder, "what are no numbers of jobs, each once,")
-        return [*map(tuple, groups)]
-    except (RunFileError, KeyError, TypeError) as error:
-        raise _not_ours(folder, "what cannot be read") from error
-
-
-def _not_ours(folder: Path, found: str) -> ConfigError:
-    return ConfigError(
-        f"resume: found {found} in {folder / FILE}; expected the groups of jobs that this sweep has begun. Remove the "
-        "file, and jobs may differ in their last bits from a sweep that went through; or leave resume out."
-    )
+    def _refused(self, found: str) -> ConfigError:
+        return ConfigError(
+            f"resume: found {found} in {self._folder / FILE}; expected the groups of jobs that this sweep has begun. "
+            "Remove the file, and jobs may differ in their last bits; or leave resume out."
+        )
 
 
 _OWN = (
@@ -205,6 +203,39 @@ class AbstractPoints(ABC):
     @abstractmethod
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Take in how a job ended."""
+
+
+_RANDOM = ("n_startup_trials", "num_startup_trials", "population_size")
+"""Options of samplers that say how many trials they draw at random at first."""
+
+_NUM_RANDOM = {"tpe": 10, "gp": 10, "cmaes": 1, "nsga2": 50, "evolution": 20, "predictor": 10}
+"""The same where no option says it."""
+
+
+def write_plan(folder: Path, plan: SweepPlan, points: AbstractPoints | None = None) -> None:
+    """Write plan.json: what the report of a sweep says of jobs that have not begun.
+
+    Args:
+        folder: of the sweep.
+        plan: the sweep; of a search, the values that a key may take say nothing of how many jobs it has.
+        points: its jobs, of which there may be fewer than were asked for; None where there are as many.
+    """
+    is_grid = plan.settings["method"] == "grid"
+    keys = {
+        dimension.key.lstrip("+"): {"num_values": len(dimension.choices) if is_grid else 0, "is_log": dimension.log}
+        for dimension in plan.dimensions
+    }
+    num_jobs = plan.num_jobs if points is None else points.total
+    content: dict[str, Any] = {"objective": plan.objective, "mode": plan.mode, "num_jobs": num_jobs, "keys": keys}
+    if not is_grid:
+        settings, options = plan.settings, plan.settings["sampler_options"] or {}
+        num_random = next((options[key] for key in _RANDOM if key in options), _NUM_RANDOM.get(settings["sampler"], 0))
+        kept = ("sampler", "repeats", "second_objective")
+        content["search"] = {"num_random": num_random, **{key: settings[key] for key in kept}}
+        content["search"]["second_mode"] = settings["second_objective_mode"]
+        if points is not None:
+            content["search"] |= {"num_same": points.num_same, "ending": points.ending}
+    write_text(folder / PLAN_FILE, json.dumps(content, indent=2) + "\n")
 
 
 class GridPoints(AbstractPoints):

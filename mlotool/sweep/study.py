@@ -1,23 +1,275 @@
 """Optuna chooses the points: one trial a job, kept in a database in the sweep's folder."""
 
+import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mlotool.config.sweep_plan import SweepPlan
+from mlotool.config.run_config import decision_faults
+from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RunError
 from mlotool.core.messages import did_you_mean
-from mlotool.sweep import trials
-from mlotool.sweep.folder import STUDY_FILE, study_name
-from mlotool.sweep.job_folder import ENDED, JobOutcome, read_numbers, read_outcome
+from mlotool.sweep import study_options
+from mlotool.sweep.folder import ENDED, STUDY_FILE, JobOutcome, read_numbers, read_outcome, study_name
 from mlotool.sweep.points import AbstractPoints, Group, GroupRecord, Point
-from mlotool.sweep.storage import check_own_study, import_optuna, open_storage, storing
-from mlotool.sweep.study_options import make_pruner, make_study_sampler, sampler_options
-from mlotool.sweep.trials import MOST_IN_A_ROW, SamePoints, check_values, reason_of
+from mlotool.sweep.study_options import import_optuna, make_pruner, open_storage, storing
+
+
+def ask(study: Any, distributions: dict[str, Any]) -> Any:
+    """Return the next trial, a queued one first, with a value from each distribution."""
+    trial = study.ask()
+    for name, distribution in distributions.items():
+        _suggest(trial, name, distribution)
+    return trial
+
+
+def _suggest(trial: Any, name: str, distribution: Any) -> Any:
+    """Return a trial's value; where it was queued with one that is none of the distribution, that is drawn instead."""
+    from mlotool.sweep.samplers.base import contains
+
+    queued = trial._fixed_params
+    if name in queued and not contains(distribution, queued[name]):
+        warnings.warn(
+            f"trial {trial.number} was queued with {name}={str(queued.pop(name))[:100]}, which this sweep does not "
+            "have; the value is drawn instead.",
+            stacklevel=2,
+        )
+    # `study.ask(distributions)` does the same.
+    return trial._suggest(name, distribution)
+
+
+PREFIX = "decisions."
+DRAWN, INFEASIBLE, _UNASKED = "drawn", "infeasible", "unasked"
+MAX_REASON = 2_000
+_OTHER_VALUES = ("null", "true", "false", "nan", "inf")
+"""Words that are no text to Hydra."""
+
+
+def make_all(trial: Any, draw: Any, words: Sequence[str], storing: Any) -> None:
+    """Ask a trial for all decisions of its models, and note which of the recipe's they do not ask for.
+
+    Args:
+        trial: of Optuna.
+        draw: asks for them, as the models are built.
+        words: of the job.
+        storing: wraps what writes into the study, as what builds the models takes errors that are not ours for theirs.
+    """
+    drawn = draw(words, storing(partial(suggest, trial, {})))
+    unasked = [name for name, value in drawn.items() if value is None]
+    if unasked != _unasked(trial):
+        storing(trial.set_user_attr)(_UNASKED, unasked)
+
+
+def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[Any, ...]) -> Any:
+    """Ask a trial for a decision; asked again, it answers the same.
+
+    Args:
+        trial: of Optuna.
+        decided: what it has answered.
+        name: of the decision.
+        candidates: names, or whole numbers; those of a range are drawn as numbers, so that their count may change.
+
+    Raises:
+        RunError: the decision had other names to choose from in an earlier trial.
+    """
+    if name not in decided:
+        kinds, whole = import_optuna().distributions, all(type(each) is int for each in candidates)
+        if whole and candidates == tuple(range(candidates[0], candidates[-1] + 1)):
+            distribution = kinds.IntDistribution(candidates[0], candidates[-1])
+        else:
+            distribution = kinds.CategoricalDistribution(candidates)
+        try:
+            decided[name] = _suggest(trial, f"{PREFIX}{name}", distribution)
+        except MlotoolError:
+            raise
+        except ValueError as error:
+            raise RunError(
+                f"decisions.{name}: found the candidates {', '.join(map(str, candidates))[:300]}, others than in an "
+                f"earlier trial of the sweep ({error}); expected the same names each time. Put what they depend on "
+                "into its name, choose(f'extra_{depth}', ..), or decide by a whole number, choose(name, range(n)); "
+                "then go on by the same command with resume=auto."
+            ) from error
+    return decided[name]
+
+
+def words_of(trial: Any, without: Container[str] = ()) -> tuple[str, ...]:
+    """Return the decisions of a trial as overrides, but for some keys; those that it does not ask for are taken out."""
+    made = (f"{key}={_word(value)}" for key, value in _decisions(trial) if key not in without)
+    return (*made, *(f"~{PREFIX}{name}" for name in _unasked(trial)))
+
+
+def is_drawn(trial: Any, has_decisions: bool) -> bool:
+    """Say whether a trial has all of its decisions."""
+    return not has_decisions or trial.user_attrs.get(DRAWN) is True
+
+
+def reason_of(trial: Any) -> str | None:
+    """Return why a trial's decisions make no model; None where they make one."""
+    return str(trial.user_attrs[INFEASIBLE])[:MAX_REASON] if INFEASIBLE in trial.user_attrs else None
+
+
+def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in trial.params.items() if key.startswith(PREFIX))
+
+
+def _unasked(trial: Any) -> list[str]:
+    names = trial.user_attrs.get(_UNASKED, [])
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _word(value: Any) -> str:
+    """Return a name as a word of Hydra's that is this text and nothing else."""
+    is_plain = type(value) is int or (str(value)[:1].isalpha() and value not in _OTHER_VALUES)
+    return str(value) if is_plain else json.dumps(value)
+
+
+def distributions_of(plan: SweepPlan) -> dict[str, Any]:
+    """Return what the value of each key of a sweep is drawn from.
+
+    Raises:
+        ConfigError: an interval of real numbers, of which each value is to be tried.
+    """
+    for dimension in plan.dimensions if plan.settings["sampler"] == "brute_force" else ():
+        if dimension.low is not None and not dimension.whole and dimension.step is None:
+            raise ConfigError(
+                f"{dimension.key}: found an interval with sweep.sampler=brute_force, which tries every value; expected "
+                f"choices, or a range with a step. Write {dimension.key}=0.01,0.1, or choose another sampler."
+            )
+    return {dimension.key: _distribution(dimension) for dimension in plan.dimensions}
+
+
+def check_values(trial: Any, distributions: Mapping[str, Any]) -> None:
+    """Refuse values that the command line does not have, and decisions that are none: they become words of a job's.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    for key, distribution in distributions.items():
+        if not isinstance(trial.number, int) or trial.distributions[key] != distribution:
+            raise ValueError(f"its trial {trial.number} draws {key} from {trial.distributions[key]}"[:300])
+        value = distribution.to_internal_repr(trial.params[key])
+        if not distribution._contains(value) or trial.params[key] != distribution.to_external_repr(value):
+            raise ValueError(f"its trial {trial.number} has {key}={trial.params[key]!r}"[:300])
+    decisions = {key.removeprefix(PREFIX): value for key, value in _decisions(trial)}
+    faults = list(decision_faults({"decisions": {**dict.fromkeys(_unasked(trial), 0), **decisions}}))
+    if faults:
+        raise ValueError(f"its trial {trial.number}: {faults[0]}"[:300])
+
+
+def _distribution(dimension: Dimension) -> Any:
+    kinds = import_optuna().distributions
+    if dimension.low is None or dimension.high is None:
+        return kinds.CategoricalDistribution(dimension.choices)
+    if dimension.whole:
+        step = int(dimension.step or 1)
+        return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log, step=step)
+    return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+
+
+Values = frozenset[tuple[str, Any]]
+"""The values of a trial by their names."""
+
+MOST_IN_A_ROW = 100
+"""A sampler that has drawn so many known points in a row is taken to have no others."""
+
+_SAME, _NO_VALUE = "same_as_trial", "has_no_value"
+
+
+class SamePoints:
+    """Knows which points of a study have jobs, and which trials wait for the results of those jobs.
+
+    A run is deterministic: with the same values and the same seed it has the same result. The sampler's history is as
+    if each trial had been trained.
+
+    Args:
+        optuna: the package.
+        study: its study, whose trials have the numbers of their places.
+    """
+
+    def __init__(self, optuna: Any, study: Any) -> None:
+        self._study, self._states = study, optuna.trial.TrialState
+        self._first: dict[Values, int] = {}
+        self._waiting: dict[int, list[int]] = {}
+
+    def first(self, trial: Any) -> int | None:
+        """Return the number of the trial that has jobs of this one's point; None where there is none."""
+        return self._first.get(_point(trial))
+
+    def add(self, trial: Any) -> None:
+        """Take note of a trial that has jobs of its own; one whose job has crashed may be tried again."""
+        if not self._has_crashed(self._trial(trial.number)):
+            self._first.setdefault(_point(trial), trial.number)
+
+    def note_no_value(self, number: int) -> None:
+        """Take note that the jobs of a trial have ended without a value, as they would again: they diverged."""
+        self._set_attribute(number, _NO_VALUE, True)
+
+    def repeat(self, number: int, first: int) -> None:
+        """Give a trial the result of the first one of its point, as soon as there is one."""
+        self._set_attribute(number, _SAME, first)
+        self._waiting.setdefault(first, []).append(number)
+        self.pass_on(first)
+
+    def take_up(self, trial: Any) -> bool:
+        """Say whether a trial of an earlier process has the point of another one, for which it then waits again.
+
+        Raises:
+            ValueError: there is no such other trial.
+        """
+        if not is_copy(trial):
+            return False
+        first = trial.user_attrs[_SAME]
+        if type(first) is not int or not 0 <= first < trial.number:
+            raise ValueError(f"its trial {trial.number} has the point of trial {first!r}"[:300])
+        if not trial.state.is_finished():
+            self.repeat(trial.number, first)
+        return True
+
+    def pass_on(self, number: int) -> None:
+        """Give the result of a trial to those that wait for it, if it has ended.
+
+        Values that it reported while it ran are left out, as pruners would compare jobs with each copy of them. The
+        last value of a pruned trial is copied: samplers (TPE, CMA-ES, ours) read it as its result, and pruners look at
+        no pruned trial.
+        """
+        first = self._trial(number)
+        if not first.state.is_finished():
+            return
+        if self._has_crashed(first):
+            self._first.pop(_point(first), None)
+        for copy in self._waiting.pop(number, []):
+            if first.state == self._states.COMPLETE:
+                self._study.tell(copy, first.values)
+                continue
+            if first.state == self._states.PRUNED and first.last_step is not None:
+                last, identity = first.intermediate_values[first.last_step], self._trial(copy)._trial_id
+                self._study._storage.set_trial_intermediate_value(identity, first.last_step, last)
+            self._study.tell(copy, state=first.state)
+
+    def _trial(self, number: int) -> Any:
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _set_attribute(self, number: int, key: str, value: Any) -> None:
+        # An `optuna.Trial` can do it too, but to make one draws from the sampler, of which some keep count.
+        self._study._storage.set_trial_user_attr(self._trial(number)._trial_id, key, value)
+
+    def _has_crashed(self, trial: Any) -> bool:
+        is_known = reason_of(trial) is not None or _NO_VALUE in trial.user_attrs
+        return trial.state == self._states.FAIL and not is_known
+
+
+def is_copy(trial: Any) -> bool:
+    """Say whether a trial has the point of another one, and so no job of its own."""
+    return _SAME in trial.user_attrs
+
+
+def _point(trial: Any) -> Values:
+    return frozenset(trial.params.items())
 
 
 def _objectives(folders: Sequence[Path], second: str | None) -> list[float] | None:
@@ -38,8 +290,7 @@ def _objectives(folders: Sequence[Path], second: str | None) -> list[float] | No
         if second is not None and numbers.get(second) is None:
             raise RunError(
                 f"sweep.second_objective: found {second}, which {folder} has not; expected one of "
-                f"{', '.join(numbers) or 'the keys of its summary.json'}.{did_you_mean(second, numbers)} Start the "
-                "sweep again with that key."
+                f"{', '.join(numbers)}.{did_you_mean(second, numbers)} Start the sweep again with that key."
             )
         rows.append([outcome.value, *([] if second is None else [numbers[second]])])
     means = [fmean(math.nan if value is None else value for value in column) for column in zip(*rows, strict=True)]
@@ -53,14 +304,10 @@ def check_study(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:
         ConfigError: there is no one objective for all jobs, or nothing to search; or repetitions, and a seed that is.
     """
     if plan.objective is None:
-        raise ConfigError(
-            "objective: found null with sweep=optuna; expected the logged key that the search looks at. "
-            "Set objective=val/accuracy."
-        )
+        raise ConfigError("objective: found null with sweep=optuna; expected a logged key. Set objective=val/accuracy.")
     if plan.mode is None:
         raise ConfigError(
-            f"objective: found '{plan.objective}' in a sweep=optuna that varies what it is judged by; expected one "
-            "for all jobs. Take objective, objective_mode, evaluate and recipe out of what is searched."
+            f"objective: found '{plan.objective}' in a sweep=optuna that varies what it is judged by. Leave that out."
         )
     if not plan.dimensions and not has_decisions:
         raise ConfigError(
@@ -69,10 +316,9 @@ def check_study(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:
         )
     if plan.settings["repeats"] > 1 and any(dimension.key == "seed" for dimension in plan.dimensions):
         raise ConfigError(
-            f"sweep.repeats: found {plan.settings['repeats']} beside a seed that is searched; expected one of the two, "
-            "as each repetition has a seed of its own. Leave seed out."
+            f"sweep.repeats: found {plan.settings['repeats']} beside a seed that is searched; expected one of the two."
         )
-    return trials.distributions_of(plan)
+    return distributions_of(plan)
 
 
 def _check_found(study: Any, directions: Sequence[str], plan: SweepPlan, url: str, *, is_resumed: bool) -> None:
@@ -83,15 +329,13 @@ def _check_found(study: Any, directions: Sequence[str], plan: SweepPlan, url: st
     num_begun = sum(trial.state.name != "WAITING" for trial in study.get_trials(deepcopy=False))
     if num_begun and not is_resumed:
         raise ConfigError(
-            f"sweep.storage: found a study '{study.study_name}' with {num_begun} trials in {url}, while this sweep is "
-            "a new one; expected none of the name of its folder. Choose a folder of another name with hydra.sweep.dir, "
-            "or go on with that sweep: resume=<its folder>."
+            f"sweep.storage: found a study '{study.study_name}' with {num_begun} trials in {url}; expected none of the "
+            "name of its folder. Choose another hydra.sweep.dir, or go on with that sweep: resume=<its folder>."
         )
     before = [direction.name.lower() for direction in study.directions]
     if before != list(directions):
         raise ConfigError(
-            f"resume: found a study {url} that is to {' and '.join(before)} {plan.objective}; expected one "
-            f"that is to {' and '.join(directions)} it. Leave resume out for a new sweep."
+            f"resume: found a study {url} that is to {' and '.join(before)} {plan.objective}. Leave resume out."
         )
 
 
@@ -129,14 +373,10 @@ class StudyPoints(AbstractPoints):
         directions = ["maximize" if mode == "max" else "minimize" for mode in modes]
         self._fixed_seed, self._sampler, self._group_size = plan.seed, settings["sampler"], plan.group_size
         if not settings["storage"]:
-            check_own_study(folder, STUDY_FILE, settings["sampler"])
+            study_options.check_own_study(folder, STUDY_FILE, settings["sampler"])
         self._url = settings["storage"] or f"sqlite:///{folder / STUDY_FILE}"
-        self._watched = {
-            "url": self._url,
-            "name": study_name(folder),
-            "pruner": settings["pruner"],
-            "pruner_options": dict(settings["pruner_options"]),
-        }
+        pruning = {"pruner": settings["pruner"], "pruner_options": dict(settings["pruner_options"])}
+        self._watched = {"url": self._url, "name": study_name(folder), **pruning}
         pruner = make_pruner(settings["pruner"], settings["pruner_options"])
         is_found = not settings["storage"] and (folder / STUDY_FILE).exists()
         with self._reading() if is_found else storing(self._url):
@@ -156,8 +396,8 @@ class StudyPoints(AbstractPoints):
             self._begun, self._waiting = self._take_up(folder, record)
         if self._study.user_attrs.get(_ALL_TRIED) is True:
             self._end(_ALL_TRIED_TEXT)
-        options = sampler_options(plan, has_decisions=draw is not None)
-        self._study.sampler = make_study_sampler(settings["sampler"], options, settings["seed"])
+        options = study_options.sampler_options(plan, has_decisions=draw is not None)
+        self._study.sampler = study_options.make_study_sampler(settings["sampler"], options, settings["seed"])
 
     def next(self) -> Group | None:
         """Return jobs that died, or else new ones; the jobs of a trial stay together as far as a group has room."""
@@ -191,12 +431,10 @@ class StudyPoints(AbstractPoints):
         # From what runs the sampler may learn to draw other points.
         are_running = self._num_given > self.num_ended + self._num_interrupted
         if self._num_same_in_a_row >= MOST_IN_A_ROW and not are_running:
-            reason = f"the last {self._num_same_in_a_row} draws were all of known points"
+            reason = f"each was tried, or sweep.sampler={self._sampler} draws no others any more"
             if self._num_interrupted:
-                reason += f", of which {self._num_interrupted} jobs were interrupted. They go on, and the search with "
-                reason += "them: the same command with resume=auto"
-            else:
-                reason += f": each was tried, or sweep.sampler={self._sampler} draws no others any more"
+                reason = f"of which {self._num_interrupted} jobs were interrupted, which go on with resume=auto"
+            reason = f"the last {self._num_same_in_a_row} draws were all of known points, {reason}"
             self._end(reason)
         return []
 
@@ -219,10 +457,10 @@ class StudyPoints(AbstractPoints):
         self._same.add(trial)
         with self._telling(num_more=len(points)):
             if refused is not None:
-                trial.set_user_attr(trials.INFEASIBLE, refused[: trials.MAX_REASON])
+                trial.set_user_attr(INFEASIBLE, refused[:MAX_REASON])
                 self._study.tell(trial.number, state=self._states.FAIL)
             elif self._make_decisions is not None:
-                trial.set_user_attr(trials.DRAWN, True)
+                trial.set_user_attr(DRAWN, True)
         return points
 
     def _ask(self) -> tuple[Any, str | None]:
@@ -231,13 +469,13 @@ class StudyPoints(AbstractPoints):
             # Samplers that are experimental in Optuna say so each time.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             with storing(self._url):
-                trial = trials.ask(self._study, self._distributions)
+                trial = ask(self._study, self._distributions)
             with self._reading():
                 # One that was queued, or half drawn, may have values of anybody's.
                 check_values(trial, self._distributions)
             try:
                 if self._make_decisions is not None:
-                    trials.make_all(trial, self._make_decisions, self._own_words(trial), storing(self._url))
+                    make_all(trial, self._make_decisions, self._own_words(trial), storing(self._url))
             except InfeasibleModelError as error:
                 return trial, str(error)
             except ConfigError:
@@ -310,7 +548,7 @@ class StudyPoints(AbstractPoints):
                 self.num_same += 1
                 continue
             refused, is_over = reason_of(trial), trial.state.is_finished()
-            is_whole = refused is not None or trials.is_drawn(trial, self._make_decisions is not None)
+            is_whole = refused is not None or is_drawn(trial, self._make_decisions is not None)
             has_values = trial.params.keys() >= self._distributions.keys()
             if not is_whole or not has_values or trial.state == self._states.WAITING:
                 if trial.state == self._states.RUNNING:
@@ -364,7 +602,7 @@ class StudyPoints(AbstractPoints):
     def _points(self, trial: Any, refused: str | None = None) -> list[Point]:
         """Return the jobs of a trial."""
         # A decision that the command line varies is a word as it stands there.
-        words = (*self._own_words(trial), *trials.words_of(trial, without=self._distributions))
+        words = (*self._own_words(trial), *words_of(trial, without=self._distributions))
         if self._repeats == 1:
             # A job may be stopped because others do better where one objective says so.
             study = {**self._watched, "trial": trial.number} if self._second is None else None
@@ -380,3 +618,49 @@ class StudyPoints(AbstractPoints):
 
     def _own_words(self, trial: Any) -> tuple[str, ...]:
         return tuple(f"{key}={trial.params[key]}" for key in self._distributions)
+
+
+class Watcher:
+    """Reports a job's objective to its trial, and asks whether to go on.
+
+    Args:
+        url: of the database.
+        name: of the study.
+        trial: its number.
+        pruner: as in `sweep.pruner`.
+        pruner_options: as in `sweep.pruner_options`.
+    """
+
+    def __init__(self, url: str, name: str, trial: int, pruner: str, pruner_options: Mapping[str, Any]) -> None:
+        optuna, self._url = import_optuna(), url
+        self._study = _study(url, name, pruner, json.dumps(dict(pruner_options), sort_keys=True))
+        [own] = (other for other in self._study.get_trials(deepcopy=False) if other.number == trial)
+        self._trial = optuna.trial.Trial(self._study, own._trial_id)
+
+    def __call__(self, tick: int, value: float) -> bool:
+        """Report; return whether the job is to end.
+
+        NaN is no value: to a pruner it would be worse than every other one, whatever came before.
+        """
+        if math.isnan(value):
+            return False
+        with storing(self._url):
+            with warnings.catch_warnings():
+                # A trial that goes on from a checkpoint reports the ticks since then again.
+                warnings.filterwarnings("ignore", message=".*reported value is ignored.*")
+                self._trial.report(value, tick)
+            return bool(self._trial.should_prune())
+
+
+# The jobs of a process report to one study, whose database takes longer to open than to report to.
+@lru_cache(maxsize=1)
+def _study(url: str, name: str, pruner: str, pruner_options: str) -> Any:
+    from optuna.study import Study
+
+    class WithoutCopies(Study):
+        """Shows a pruner the trials that have jobs: it counts them, and compares a job with each."""
+
+        def get_trials(self, *args: Any, **kwargs: Any) -> list[Any]:
+            return [each for each in super().get_trials(*args, **kwargs) if not is_copy(each)]
+
+    return WithoutCopies(name, open_storage(url), pruner=make_pruner(pruner, json.loads(pruner_options)))

@@ -1,18 +1,90 @@
 """What `sweep.sampler` and `sweep.pruner` name, made with their options."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from mlotool.config.schema import OWN_SAMPLERS, PRUNERS, SAMPLERS
 from mlotool.config.sweep_plan import SweepPlan
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, WriteError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import parameters, setting_fault
-from mlotool.sweep.storage import import_extra, import_optuna
+
+
+def import_extra(module: str, key: str, extra: str) -> Any:
+    """Import a package that an extra of ours brings.
+
+    Args:
+        module: its name.
+        key: the setting that wants it, as it was written.
+        extra: of `pip install mlotool[..]`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key}: the package {error.name} is not installed. Run: pip install 'mlotool[{extra}]'"
+        ) from error
+
+
+def import_optuna() -> Any:
+    """Return the package, which says nothing below a warning; a missing one is a ConfigError."""
+    optuna = import_extra("optuna", "sweep=optuna", "optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def open_storage(url: str) -> Any:
+    """Open the database of a study.
+
+    Raises:
+        ConfigError: it does not open.
+    """
+    optuna = import_optuna()
+    # Workers write at the same time: SQLite waits so many seconds for another one's lock.
+    arguments = {"connect_args": {"timeout": 60}} if url.startswith("sqlite:") else {}
+    try:
+        return optuna.storages.RDBStorage(url, engine_kwargs=arguments)
+    # SQLAlchemy's errors have no common base but this, and a driver that is missing is an ImportError.
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"sweep.storage: found '{url}', which does not open ({reason}). Write sqlite:////folder/study.db."
+        ) from error
+
+
+@contextmanager
+def storing(url: str) -> Iterator[None]:
+    """Turn the errors of a study's database, of which a full disk is one, into a WriteError."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        cause = error.__cause__ or error
+        raise WriteError(
+            f"sweep.storage: the database {url} does not take what the study holds ({str(cause).splitlines()[0]}); "
+            "expected room on its disk. Free some, then go on with the sweep: the same command with resume=auto."
+        ) from error
+
+
+def check_own_study(folder: Path, name: str, sampler: str) -> None:
+    """Refuse a study in a sweep's folder, which may be a stranger's, whose sampler reads pickles."""
+    if sampler == "cmaes" and (folder / name).exists():
+        # Optuna keeps the state of CMA-ES as a pickle in the study, and unpickles whatever stands there.
+        raise ConfigError(
+            f"resume: found a study in {folder} with sweep.sampler=cmaes, whose state is a pickle, which can run code; "
+            f"expected another sampler, or your word: sweep.storage=sqlite:///{(folder / name).absolute()}"
+        )
 
 
 def make_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
@@ -93,6 +165,5 @@ def _make(kind: Any, key: str, name: str, options: Mapping[str, Any], seed: int 
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"sweep.{key}: '{name}' does not start with the options {dict(options)} ({error}); expected values that "
-            f"optuna.{key}s.{kind.__name__} takes. Correct sweep.{key}_options."
+            f"sweep.{key}: '{name}' does not start with the options {dict(options)} ({error}). Correct them."
         ) from error

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlotool.cli.main import main
-from mlotool.sweep import launchers
+from mlotool.sweep import driver
 from tests import forked
 
 Result = tuple[int, str, str]
@@ -16,7 +16,7 @@ Recipe = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def jobs_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps fork their jobs: to import torch in a process of its own takes each of them seconds."""
-    monkeypatch.setattr(launchers, "start_process", forked.start_job)
+    monkeypatch.setattr(driver, "start_process", forked.start_job)
 
 
 @pytest.fixture

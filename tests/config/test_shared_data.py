@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from mlotool.config import build, compose
 from mlotool.config.instantiate import instantiate
 from mlotool.config.user_data import SharedData
-from mlotool.fusion.stacked_batches import StackedStream
+from mlotool.fusion.stack import StackedStream
 from mlotool.runner.evaluation import Evaluator
 
 Change = Callable[[dict[str, Any]], DictConfig]

@@ -14,12 +14,11 @@ from torch import Tensor
 import mlotool.distributed
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import Call, UserCodeError, noted, user_code
-from mlotool.distributed import collectives as home
-from mlotool.distributed.collectives import Ranks, begin_exchange, buckets, naming_the_lost
+from mlotool.distributed.collectives import Ranks, begin_exchange, naming_the_lost
 
 ROOT = Path(mlotool.distributed.__file__).parents[1]
 
-ALLOWED = {"runner/launcher.py", "problem/shards.py", "problem/problem.py"}
+ALLOWED = {"runner/run_config.py", "problem/shards.py", "problem/problem.py"}
 """Ranks that join, FSDP2 and what it needs of tensors in shards."""
 
 
@@ -35,17 +34,10 @@ def test_nobody_else_exchanges() -> None:
     )
     found = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if exchange.search(path.read_text())}
     assert {name for name in found if not name.startswith("distributed/")} == ALLOWED, "Put it into distributed/."
-    assert {"distributed/collectives.py", "distributed/point_to_point.py"} <= found
+    assert {"distributed/collectives.py"} <= found
 
 
-def test_buckets_hold_one_dtype_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "BUCKET_BYTES", 16)
-    tensors = [torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(2), torch.zeros(1), torch.zeros(9)]
-    assert sorted(buckets(tensors)) == [[0, 2], [1], [3], [4]]
-
-
-def test_all_buckets_are_under_way_before_the_first_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "BUCKET_BYTES", 8)
+def test_all_exchanges_are_under_way_before_the_first_one_is_waited_for() -> None:
     seen = []
 
     def begin(flat: Tensor) -> Callable[[], object]:
@@ -53,10 +45,10 @@ def test_all_buckets_are_under_way_before_the_first_one_is_waited_for(monkeypatc
         flat.add_(1.0)
         return lambda: seen.append("wait")
 
-    tensors = [torch.ones(1, 2, requires_grad=True), torch.tensor(3.0), torch.empty(0), torch.ones(2)]
+    tensors = [torch.ones(1, 2, requires_grad=True), torch.tensor(3), torch.empty(0), torch.ones(2)]
     found = begin_exchange(tensors, begin)()
-    assert seen == ["begin"] * 3 + ["wait"] * 3
-    assert [each.tolist() for each in found] == [[[2.0, 2.0]], 4.0, [], [2.0, 2.0]]
+    assert seen == ["begin"] * 2 + ["wait"] * 2
+    assert [each.tolist() for each in found] == [[[2.0, 2.0]], 4, [], [2.0, 2.0]]
     assert tensors[0].tolist() == [[1.0, 1.0]]
 
 

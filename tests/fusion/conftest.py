@@ -1,6 +1,6 @@
 import pytest
 
-from mlotool.fusion import comparison
+from mlotool.fusion import stacked_gradients
 
 
 @pytest.fixture
@@ -11,4 +11,4 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         before()
         return 0.0, take()
 
-    monkeypatch.setattr(comparison, "_fastest", timed)
+    monkeypatch.setattr(stacked_gradients, "_fastest", timed)

@@ -11,41 +11,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool import Graph, Identity, Implicit, LossOutput, Problem, Program, Schedule, Stream
-from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks
-
-NUM_CLASSES, NUM_FEATURES = 3, 4
+from mlotool.fusion.stacked_gradients import Verdict
+from tests.runner import tiny
+from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, ClassWeights
+from tests.runner.tiny import upper_loss as plain_loss
 
 
 class Blobs:
     """Samples of three Gaussian blobs, in float64."""
 
     def __init__(self, size: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.target = torch.randint(NUM_CLASSES, (size,), generator=generator)
-        noise = torch.randn(size, NUM_FEATURES, generator=generator, dtype=torch.float64)
-        self.input = torch.eye(NUM_CLASSES, NUM_FEATURES, dtype=torch.float64)[self.target] * 2 + noise
+        blobs = tiny.Blobs(size, seed)
+        self.target, self.input = blobs.target, blobs.input.double()
 
     def __len__(self) -> int:
         return len(self.target)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"input": self.input[index], "target": self.target[index]}
-
-
-class ClassWeights(nn.Module):
-    """One weight a class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.zeros(NUM_CLASSES))
-
-    def forward(self, target: Tensor) -> Tensor:
-        return torch.sigmoid(self.logits)[target]
-
-
-def plain_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
-    return functional.cross_entropy(model(batch["input"]), batch["target"])
 
 
 def weighted_loss(batch: Mapping[str, Tensor], *, model: Any, weigher: Any, temperature: float = 1.0) -> LossOutput:
@@ -119,11 +103,7 @@ class Compared:
 
 
 def compared(
-    make: Callable[[int], Program],
-    num_members: int = 3,
-    ticks: int = 12,
-    *,
-    ends: Mapping[int, int] | None = None,
+    make: Callable[[int], Program], num_members: int = 3, ticks: int = 12, *, ends: Mapping[int, int] | None = None
 ) -> Compared:
     """Return how members 0, 1, ... do as a stack, beside each alone.
 

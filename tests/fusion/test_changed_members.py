@@ -1,4 +1,4 @@
-"""What a user changes in one of several runs counts there, and in no other one."""
+"""What a user changes in one of several runs counts there alone; what does not fit into memory is taken in parts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,10 +11,55 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool import Problem, Program, Schedule
+from mlotool.config import compose
+from mlotool.config.checks import build
 from mlotool.core.errors import RunError
+from mlotool.fusion import stacked_gradients
 from mlotool.fusion.fused_ticks import FusedTicks
-from mlotool.program.guard import Guard
+from mlotool.fusion.stacked_schedule import StackedSchedule
 from tests.fusion.members import bilevel, compared, network, plain, state_difference
+
+WORDS = ["problems.classifier.module.hidden=[8]", "problems.classifier.stream.batch_size=4"]
+
+
+def schedules(count: int) -> list[Schedule]:
+    return [Schedule(build(compose("plain", [f"seed={seed}", *WORDS])).program) for seed in range(count)]
+
+
+def test_the_gradients_are_taken_for_fewer_members_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, alone = schedules(5), schedules(5)
+    stack = StackedSchedule(fused)
+    direct = stacked_gradients.StackedGradients._traced
+
+    def traced(self: Any, leader: Any, batches: Any, arguments: Any, *others: Any) -> Any:
+        if self.at_once > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return direct(self, leader, batches, arguments, *others)
+
+    monkeypatch.setattr(stacked_gradients.StackedGradients, "_traced", traced)
+    monkeypatch.setattr("mlotool.fusion.stacked_gradients._fastest", lambda take, before: (before(), (0.0, take()))[1])
+    for _ in range(5):
+        outcomes = stack.tick(range(5))
+        expected = [schedule.tick() for schedule in alone]
+    for outcome, result in zip(outcomes.values(), expected, strict=True):
+        assert isinstance(outcome, dict)
+        torch.testing.assert_close(outcome["classifier"].loss, result["classifier"].loss)
+    verdict = stack.verdicts["classifier"]
+    assert verdict.is_fused and verdict.at_once == 2
+
+
+def test_one_that_does_not_fit_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = StackedSchedule(schedules(2))
+
+    def traced(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(stacked_gradients.StackedGradients, "_traced", traced)
+    for _ in range(3):
+        outcomes = stack.tick([0, 1])
+    assert all(isinstance(outcome, dict) for outcome in outcomes.values())
+    assert "do not fit into memory" in stack.verdicts["classifier"].reason
+
 
 pytestmark = pytest.mark.usefixtures("no_clock")
 
@@ -97,16 +142,6 @@ def test_what_a_scheduler_does_counts_in_the_next_round_of_its_tick() -> None:
     found = compared(make)
     assert "has a hook" in found.reasons[0]
     assert found.error < 1e-10
-
-
-def test_a_comparison_does_not_hide_what_had_changed_when_a_member_left() -> None:
-    programs = [plain(number, norms) for number in range(3)]
-    guard = Guard([each.engine.problems for each in programs])
-    programs[1].problems["classifier"].module[1].eval()  # type: ignore[index]
-    guard.drop(0)
-    guard.settle()
-    assert "BatchNorm1d.training" in (guard.change() or "")
-    assert guard.change() is None
 
 
 def test_a_frozen_parameter_ends_its_run_alone() -> None:

@@ -1,22 +1,114 @@
-"""The stacked streams of several runs: each row's batch is its member's own, bit for bit."""
+"""Stacked streams give each row the batch of its member, and stacked steps have the bits of a step of each."""
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from mlotool.data import CropAndFlip, InMemoryDataset, InMemoryTensors, Normalization, TextWindows
-from mlotool.fusion.stacked_batches import NotFusedError, StackedStream, UnlikeBatchesError, stacked_streams
+from mlotool.fusion import stacked_schedule
+from mlotool.fusion.stack import NotFusedError, StackedStream, stacked_streams
+from mlotool.fusion.stacked_gradients import Stacked
+from mlotool.fusion.stacked_schedule import StackedSteps
+from mlotool.problem.optimizers.optimizer_step import take_steps
 from mlotool.problem.stream import SameBatch
-from mlotool.program import Stream
+from mlotool.program import Problem, Stream
+
+KINDS = {
+    "sgd": [partial(torch.optim.SGD, lr=0.1, momentum=0.9)] * 3,
+    "other rates": [partial(torch.optim.SGD, lr=lr, momentum=0.9) for lr in (0.1, 0.2, 0.1)],
+    "no momentum": [partial(torch.optim.SGD, lr=0.1, momentum=m) for m in (0.0, 0.9, 0.0)],
+    "adam": [partial(torch.optim.Adam, lr=0.1)] * 3,
+    "adam and adamw": [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD],
+    "amsgrad": [partial(torch.optim.AdamW, lr=0.1, amsgrad=True, weight_decay=0.1)] * 3,
+    "without a kernel": [partial(torch.optim.RMSprop, lr=0.1), torch.optim.Adam, torch.optim.Adam],
+}
+
+
+GAMMAS = (0.5, 0.6, 0.7)
+
+
+def problems(kinds: list[Any], gammas: Sequence[float] = GAMMAS, **settings: Any) -> list[Problem]:
+    found = []
+    for number, (kind, gamma) in enumerate(zip(kinds, gammas, strict=True)):
+        torch.manual_seed(number)
+        # Of its parameters (16, 7) fills vector registers, the others do not.
+        module = nn.Sequential(nn.Linear(7, 16), nn.Linear(16, 3))
+        scheduler = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=gamma)
+        found.append(Problem("a", module, lambda batch, **roles: None, optimizer=kind, scheduler=scheduler, **settings))
+    return found
+
+
+class Pair:
+    """Problems that step as rows of one tensor each, and the same ones apart."""
+
+    def __init__(self, kinds: list[Any], **settings: Any) -> None:
+        self.together, self.apart = problems(kinds, **settings), problems(kinds, **settings)
+        own = zip(*[each.own for each in self.together], strict=True)
+        self.parameters = [torch.stack([each.detach() for each in members]) for members in own]
+        for number, problem in enumerate(self.together):
+            for parameter, whole in zip(problem.own, self.parameters, strict=True):
+                parameter.data = whole[number]
+        self.steps = StackedSteps(dict(enumerate(self.together)), count().__next__)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def step(self, numbers: Sequence[int] = (0, 1, 2)) -> None:
+        """Take a step of some of them."""
+        gradient = [torch.randn(each.shape, generator=self.generator) for each in self.parameters]
+        norms = self.steps([*numbers], Stacked([*gradient], torch.zeros(3), {}), [None] * len(numbers))
+        for number, norm in zip(numbers, norms, strict=True):
+            expected = self.apart[number].step([each[number] for each in gradient])
+            assert (norm is None and expected is None) or torch.equal(norm, expected)  # type: ignore[arg-type]
+            self.compare(self.together[number], self.apart[number])
+
+    def compare(self, one: Problem, other: Problem) -> None:
+        """Compare all that a step changes, bit by bit."""
+        assert one.num_steps == other.num_steps
+        assert all(map(torch.equal, one.own, other.own))
+        kept, expected = one.optimizer_state(), other.optimizer_state()
+        assert [each.keys() for each in kept] == [each.keys() for each in expected]
+        for state, wanted in zip(kept, expected, strict=True):
+            assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of groups in each call of kernels."""
+    found: list[int] = []
+
+    def counted(steps: Any) -> None:
+        found.append(len(steps))
+        take_steps(steps)
+
+    monkeypatch.setattr(stacked_schedule, "take_steps", counted)
+    return found
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_rows_of_one_tensor_step_as_each_by_itself(kinds: list[Any], calls: list[int]) -> None:
+    pair = Pair(kinds, scheduler_interval="evaluation")
+    for _ in range(3):
+        pair.step()
+    # The first step is the optimizers' own; of each kind of settings one call steps all that have it.
+    has_kernels = kinds is not KINDS["without a kernel"]
+    num_kinds = len({repr(kind) for kind in kinds})
+    assert calls == ([num_kinds] * 2 if has_kernels else [])
+    for numbers in ([0, 2], [0, 2], [1], [0, 1, 2]):
+        pair.step(numbers)
+    pair.steps.drop(1)
+    pair.step([0, 2])
+
 
 M = 3
-ALL = [True] * M
+ALL = list(range(M))
 NORMALIZATION = Normalization([0.4, 0.5, 0.6], [0.2, 0.3, 0.25])
 
 
@@ -86,13 +178,6 @@ def assert_same(found: Any, expected: Any) -> None:
             assert leaf == other
 
 
-def assert_rows(stacked: StackedStream, alone: Sequence[Stream], num_ticks: int) -> None:
-    for _ in range(num_ticks):
-        batch = stacked.next([True] * len(alone))
-        for number, each in enumerate(alone):
-            assert_same(row(batch.value, number), each.next())
-
-
 @pytest.mark.parametrize(("is_one", "drop_last"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("kind", DATA)
 def test_each_row_has_its_members_own_batches(kind: str, is_one: bool, drop_last: bool) -> None:
@@ -134,25 +219,11 @@ def test_runs_with_the_same_samples_share_one_batch(kind: str) -> None:
     assert_same(ours[2].next(), alone.next())
     # Sharing does not change with the rows that are left.
     assert StackedStream([None, *streams_on([data] * 2, (1, 1))]).shares
-    batch = StackedStream([None, *streams_on([data] * 2, (1, 1))], shares=False).next([False, True, True])
+    batch = StackedStream([None, *streams_on([data] * 2, (1, 1))], shares=False).next([1, 2])
     assert not batch.is_shared
     assert_same(row(batch.value, 2), Stream(data, 4, seed=1).next())
     with pytest.raises(NotFusedError, match="different samples"):
         StackedStream(streams_on([data] * 3), shares=True)
-
-
-def test_rows_of_one_seed_are_loaded_once_where_others_differ() -> None:
-    data = Theirs(0, 5)
-    assert_rows(StackedStream(streams_on([data] * M, (1, 2, 1))), streams_on([Theirs(0, 5)] * M, (1, 2, 1)), 3)
-    assert data.count == 2 * 4 * 3
-    # At different places, with epochs of other lengths, and by workers.
-    datasets = [images(0, 8), images(1, 12), images(2, 23)]
-    for settings in ({}, {"num_workers": 1}):
-        ours, alone = streams_on(datasets, **settings), streams_on(datasets, **settings)
-        ours[1].next(), ours[2].next(), ours[2].next()
-        for mine, theirs in zip(ours, alone, strict=True):
-            theirs.load_state_dict(mine.state_dict())
-        assert_rows(StackedStream(ours), alone, 5)
 
 
 @pytest.mark.parametrize("kind", ["images", "theirs"])
@@ -164,7 +235,7 @@ def test_a_row_without_its_member_has_another_ones_samples(kind: str) -> None:
     left = ours[0].state_dict()
     alone[1].next(), alone[2].next()
     for _ in range(6):
-        batch = stacked.next([False, True, True])
+        batch = stacked.next([1, 2])
         expected = alone[1].next()
         assert_same(row(batch.value, 0), expected)
         assert_same(row(batch.value, 1), expected)
@@ -174,39 +245,18 @@ def test_a_row_without_its_member_has_another_ones_samples(kind: str) -> None:
     resumed = [None, *(Stream(data, 4, seed=seed) for data, seed in zip(datasets[1:], (2, 3), strict=True))]
     for stream, other in zip(resumed[1:], alone[1:], strict=True):
         stream.load_state_dict(other.state_dict())
-    batch = StackedStream(resumed).next([False, True, True])
+    batch = StackedStream(resumed).next([1, 2])
     for number in (1, 2):
         assert_same(row(batch.value, number), alone[number].next())
-
-
-def test_last_batches_of_other_sizes_do_not_fit_and_no_stream_goes_on() -> None:
-    for make in (images, Theirs):
-        streams = [Stream(make(seed, size), 4, seed=seed, drop_last=False) for seed, size in enumerate((6, 9))]
-        stacked = StackedStream(streams)
-        stacked.next([True, True])
-        before = [each.state_dict() for each in streams]
-        with pytest.raises(UnlikeBatchesError, match="different"):
-            stacked.next([True, True])
-        assert [each.state_dict() for each in streams] == before
-
-
-def test_another_dtype_is_honoured_and_nan_stays_in_its_row() -> None:
-    datasets = [nested(seed) for seed in range(M)]
-    datasets[1].values["phase"][:] = torch.nan
-    ours = [each.to(dtype=torch.float64) for each in streams_on(datasets)]
-    alone = [each.to(dtype=torch.float64) for each in streams_on(datasets)]
-    batch = StackedStream(ours).next(ALL).value
-    assert batch["phase"].dtype == torch.float64 and batch["phase"].isnan().any(1).tolist() == [False, True, False]
-    for number, each in enumerate(alone):
-        assert_same(row(batch, number), each.next())
-    with pytest.raises(NotFusedError, match="dtypes"):
-        StackedStream([*ours[:2], *streams_on(datasets)[2:]])
 
 
 def test_a_problem_that_repeats_anothers_batch_reads_nothing_again() -> None:
     data = Theirs(0, 5)
     lower = streams_on([data] * M)
-    stacked = stacked_streams({"lower": lower, "upper": [SameBatch(each) for each in lower], "none": [None] * M})
+    streams = [{"lower": stream, "upper": SameBatch(stream), "none": None} for stream in lower]
+    problems = [{name: SimpleNamespace(stream=stream) for name, stream in own.items()} for own in streams]
+    programs: list[Any] = [SimpleNamespace(problems=own) for own in problems]
+    stacked = stacked_streams(programs, {})
     assert [*stacked] == ["lower", "upper"]
     assert_same(stacked["upper"].next(ALL).value, stacked["lower"].peek(ALL).value)
     for _ in range(3):

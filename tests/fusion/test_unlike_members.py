@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool import EvolutionStrategies, Program, Schedule, Stream
-from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks
 from tests.fusion.members import NUM_CLASSES, NUM_FEATURES, Blobs, bilevel, compared, network, plain, plain_loss
 
@@ -129,13 +128,6 @@ def test_a_number_that_changes_between_two_ticks_is_seen_at_once(kind: str) -> N
 
 def tempered_loss(batch: Mapping[str, Tensor], *, model: Any, temperature: float) -> Tensor:
     return functional.cross_entropy(model(batch["input"]) / temperature, batch["target"])
-
-
-def test_what_is_decided_at_an_older_tick_is_of_what_held_there() -> None:
-    first = Verdict(is_fused=True, since_tick=1)
-    last = first.changed(100, is_fused=False, reason="slower")
-    found = last.changed(50, at_once=2)
-    assert found.at(60).is_fused and found.at(60).at_once == 2 and found.at(20) == first
 
 
 def closed_loss() -> Any:

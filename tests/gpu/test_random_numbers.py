@@ -1,5 +1,6 @@
-"""Dropout: what was drawn in a step is drawn again in a pullback, and the device's generator does not notice."""
+"""On the device dropout is drawn again in a pullback, and batches arrive as they are on the CPU."""
 
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +9,89 @@ import torch
 from torch import Tensor, nn
 
 from mlotool import EvolutionStrategies, FirstOrder, Identity, Implicit, Neumann, Penalty, Unrolled
-from mlotool.core.replay import RandomState
-from mlotool.program import Program
+from mlotool.problem.stream import SameBatch
+from mlotool.program import Program, Stream
 from tests.gpu.placed import follow, placed, relative_error
 from tests.hypergradient import every_algorithm
+from tests.problem.test_stream import Noisy, Seeded, Whole
 from tests.program.reweighting import reweighting
 from tests.program.small import Mlp
+
+Pair = namedtuple("Pair", ["input", "names"])
+
+
+class Nested:
+    """Batches of a mapping with a tuple in it, and with what is no tensor."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def __getitems__(self, indices: Tensor) -> Any:
+        pair = Pair(torch.as_tensor(indices).double(), "ab")
+        return {"pair": pair, "list": [torch.as_tensor(indices)], "number": 3}
+
+
+class Pinned(Whole):
+    """Its data are in memory from which a GPU copies while the program goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if torch.cuda.is_available():
+            self.data = self.data.pin_memory()
+
+    def __getitems__(self, indices: Tensor) -> dict[str, Tensor]:
+        batch = super().__getitems__(indices)
+        return {key: tensor.pin_memory() if torch.cuda.is_available() else tensor for key, tensor in batch.items()}
+
+
+DATASETS = {
+    "whole": Whole,
+    "pinned": Pinned,
+    "by_sample": Noisy,
+    "seeded": Seeded,
+    "nested": Nested,
+    "tensor": lambda: torch.arange(30.0).reshape(10, 3),
+}
+
+
+def assert_same(found: Any, expected: Any, device: torch.device) -> None:
+    leaves, structure = torch.utils._pytree.tree_flatten(found)
+    others, other_structure = torch.utils._pytree.tree_flatten(expected)
+    assert structure == other_structure
+    for a, b in zip(leaves, others, strict=True):
+        if isinstance(a, Tensor):
+            assert a.device == device
+            assert a.dtype == b.dtype
+            assert torch.equal(a.cpu(), b)
+        else:
+            assert a == b
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_batches_equal_those_on_the_cpu(name: str, device: torch.device) -> None:
+    streams = [Stream(DATASETS[name](), 3, seed=5, drop_last=False) for _ in range(2)]
+    streams[1].to(device)
+    for _ in range(9):
+        expected, ahead, found = streams[0].next(), streams[1].peek(), streams[1].next()
+        assert_same(found, expected, device)
+        assert_same(ahead, expected, device)
+        assert_same(streams[1].last(), expected, device)
+    for a, b in zip(streams[1].recent(5), streams[0].recent(5), strict=True):
+        assert_same(a, b, device)
+
+
+def test_what_is_made_of_a_stream_is_on_its_device(device: torch.device) -> None:
+    stream = Stream(Whole(), 5, repeat=2).to(device)
+    batch, same = stream.next(), SameBatch(stream).next()
+    others = [stream.next(), stream.copy().next(), stream.at(stream.position()).last()]
+    for each in (batch, same, *others):
+        assert {tensor.device for tensor in each.values()} == {device}
+    assert torch.equal(same["input"], batch["input"])
+    assert torch.equal(others[0]["input"], batch["input"])
+
 
 pytestmark = pytest.mark.gpu
 
@@ -62,12 +140,6 @@ def test_a_gradient_is_the_same_bit_by_bit(name: str, device: torch.device) -> N
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_masks_differ_from_draw_to_draw(device: torch.device) -> None:
-    program = noisy(ALGORITHMS["identity"], device)
-    first, second = (program.loss("model").loss for _ in range(2))
-    assert not torch.equal(first, second)
-
-
 def drawn_after(make: Callable[[], Any], device: torch.device) -> Tensor:
     """Return what comes of the generator after two gradients, the first of which looks at the losses more closely."""
     program = follow(decayed(make, device), 3)
@@ -84,24 +156,6 @@ def test_steps_that_are_taken_again_leave_the_generator_as_it_was(device: torch.
 @pytest.mark.parametrize("name", ["neumann", "finite_difference", "penalty"])
 def test_a_pullback_draws_for_one_evaluation_however_many_it_takes(name: str, device: torch.device) -> None:
     assert torch.equal(drawn_after(ALGORITHMS[name], device), drawn_after(ALGORITHMS["identity"], device))
-
-
-def test_a_state_is_replayed(device: torch.device) -> None:
-    torch.manual_seed(0)
-    devices = (device,) if device.type == "cuda" else ()
-    state = RandomState(devices)
-    drawn, follows = draws(device), draws(device)
-    torch.manual_seed(0)
-    draws(device)
-    for each in (state, RandomState.from_state_dict(state.state_dict())):
-        with each.replayed():
-            assert torch.equal(draws(device), drawn)
-    assert torch.equal(draws(device), follows)
-
-
-def test_the_devices_of_a_problem_are_those_whose_generators_are_kept(device: torch.device) -> None:
-    problem = noisy(FirstOrder, device).problems["model"]
-    assert problem.devices == ((device,) if device.type == "cuda" else ())
 
 
 def test_the_devices_generator_belongs_to_the_program(device: torch.device) -> None:

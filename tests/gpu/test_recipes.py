@@ -1,7 +1,8 @@
-"""Runs on the device come to their end."""
+"""Runs on the device come to their end, and go on bit by bit where they were stopped."""
 
 import math
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,48 @@ import torch
 from torch import Tensor
 
 import mlotool
-from mlotool import LossOutput
+from mlotool import EvolutionStrategies, LossOutput
 from mlotool.runner import run_config
-from tests.runner.tiny import lower_loss, make_built, make_config
+from tests.runner import test_resume as on_the_cpu
+from tests.runner.algorithms import ALGORITHMS, tiny
+from tests.runner.tiny import Built, lower_loss, make_built, make_config
+
+go, at_every_tick = on_the_cpu.go, on_the_cpu.at_every_tick
+
+# All have a layer of dropout; the steps that are recorded are in the middle of an unroll at tick 13.
+CASES: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
+    **{
+        name: ALGORITHMS[name]
+        for name in (
+            "finite_difference",
+            "cg_with_warm_start",
+            "unrolled",
+            "unrolled_with_kept_graphs",
+            "penalty",
+            "saba",
+            "roll_back",
+            "tasks",
+        )
+    },
+    "persistent_evolution": (tiny(lambda: EvolutionStrategies(num_pairs=2, persistent=True), unroll_steps=2), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_resumes_bit_identically(
+    go: Callable[..., Any], tmp_path: Path, at_every_tick: dict[str, Any], name: str, accelerator: str
+) -> None:
+    build, changes = CASES[name]
+    changes = {**changes, "runner.accelerator": accelerator}
+    whole = go("whole", changes, build=build).output_dir
+    dense = go("dense", {**changes, **at_every_tick}, build=build).output_dir
+    on_the_cpu.assert_same(dense, whole)
+    parts = tmp_path / "parts"
+    shutil.copytree(dense, parts)
+    (parts / "summary.json").unlink()
+    go(None, changes, build=build, resume=parts / "checkpoints/tick_13.ckpt")
+    on_the_cpu.assert_same(parts, whole)
+
 
 pytestmark = pytest.mark.gpu
 

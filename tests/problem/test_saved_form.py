@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from mlotool import Graph, Problem, Program, Stream
 from mlotool.core.errors import ConfigError
 from mlotool.program import Schedule
-from mlotool.runner.random_state import random_state, restore_random_state
+from mlotool.runner.checkpoint import random_state, restore_random_state
 
 Change = Callable[[Any], None]
 

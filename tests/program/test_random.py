@@ -13,7 +13,7 @@ from mlotool.core.random_stream import RandomStream
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import EvolutionStrategies, Implicit, Nystrom, Unrolled
 from mlotool.program import AbstractHypergradient, Program, Schedule
-from mlotool.runner.random_state import random_states, restore_random_states
+from mlotool.runner.checkpoint import random_states, restore_random_states
 from tests.hypergradient.every_algorithm import Batch, program, sample_losses
 from tests.program.small import Mlp, assert_identical, parameters
 

@@ -9,19 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
 
-from mlotool import (
-    SABA,
-    ConjugateGradient,
-    EvolutionStrategies,
-    Graph,
-    Implicit,
-    Nystrom,
-    Penalty,
-    Problem,
-    Program,
-    Stream,
-    Unrolled,
-)
+from mlotool import Graph, Problem, Program, Stream
+from mlotool import hypergradient as by
 from mlotool.models import PositiveVector
 from tests.runner.tiny import Built, Data, make_built
 
@@ -63,7 +52,7 @@ def with_tasks() -> Built:
         roles={"model": "learner", "shared": "shared"},
         stream=Stream(Episodes("train"), 3, seed=1),
         optimizer=partial(torch.optim.SGD, lr=0.1),
-        hypergradient=Implicit(ConjugateGradient(3, 1e-6, damping=2.0), warm_start=True),
+        hypergradient=by.Implicit(by.ConjugateGradient(3, 1e-6, damping=2.0), warm_start=True),
         unroll_steps=2,
         reset_to="initial",
         tasks=3,
@@ -92,22 +81,23 @@ ALGORITHMS: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
     "finite_difference": (tiny(), {}),
     "cg_with_warm_start": (
         tiny(
-            lambda: Implicit(ConjugateGradient(4, 1e-8, damping=2.0), warm_start=True, report_every=2), unroll_steps=3
+            lambda: by.Implicit(by.ConjugateGradient(4, 1e-8, damping=2.0), warm_start=True, report_every=2),
+            unroll_steps=3,
         ),
         {},
     ),
-    "nystrom": (tiny(lambda: Implicit(Nystrom(rank=3, rho=1.0))), {}),
-    "unrolled": (tiny(Unrolled, optimizer=ADAM, unroll_steps=4), {}),
-    "unrolled_within_a_horizon": (tiny(lambda: Unrolled(horizon=2), unroll_steps=5), {}),
-    "unrolled_with_kept_graphs": (tiny(lambda: Unrolled(remat=False), unroll_steps=3), {}),
+    "nystrom": (tiny(lambda: by.Implicit(by.Nystrom(rank=3, rho=1.0))), {}),
+    "unrolled": (tiny(by.Unrolled, optimizer=ADAM, unroll_steps=4), {}),
+    "unrolled_within_a_horizon": (tiny(lambda: by.Unrolled(horizon=2), unroll_steps=5), {}),
+    "unrolled_with_kept_graphs": (tiny(lambda: by.Unrolled(remat=False), unroll_steps=3), {}),
     # Ticks 13 and 20 are within an unroll.
     "unrolled_by_forward_mode": (
-        tiny(lambda: Unrolled(product="forward"), optimizer=ADAM, unroll_steps=3, remat=["0", "3"]),
+        tiny(lambda: by.Unrolled(product="forward"), optimizer=ADAM, unroll_steps=3, remat=["0", "3"]),
         {},
     ),
-    "penalty": (tiny(lambda: Penalty(multiplier=5.0, growth=0.5, num_steps=2), unroll_steps=2), {}),
-    "saba": (tiny(lambda: SABA(step_size=0.05), shuffle=False, unroll_steps=2), {}),
-    "evolution": (tiny(lambda: EvolutionStrategies(num_pairs=2), unroll_steps=2), {}),
+    "penalty": (tiny(lambda: by.Penalty(multiplier=5.0, growth=0.5, num_steps=2), unroll_steps=2), {}),
+    "saba": (tiny(lambda: by.SABA(step_size=0.05), shuffle=False, unroll_steps=2), {}),
+    "evolution": (tiny(lambda: by.EvolutionStrategies(num_pairs=2), unroll_steps=2), {}),
     "roll_back": (tiny(roll_back=True, unroll_steps=3), {}),
     "scheduler_of_steps": (tiny(scheduler=partial(CosineAnnealingLR, T_max=20)), {}),
     "scheduler_of_evaluations": (
@@ -122,8 +112,5 @@ ALGORITHMS: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
     "accumulate_batches": (tiny(accumulate_batches=2, gradient_clip_norm=0.5), {}),
     "warmup": (tiny(warmup_steps=11, unroll_steps=2), {"runner.log_every": 7}),
     "tasks": (with_tasks, NO_EVALUATION),
-    "objective_of_the_training": (
-        tiny(),
-        {"evaluate": None, "objective": "weights/loss", "runner.log_every": 6},
-    ),
+    "objective_of_the_training": (tiny(), {"evaluate": None, "objective": "weights/loss", "runner.log_every": 6}),
 }

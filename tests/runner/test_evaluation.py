@@ -1,10 +1,14 @@
-"""Metrics against their definitions, metrics of users, and running statistics that are taken anew."""
+"""What a run evaluates: metrics against their definitions, recalibrated statistics, analyses, the rehearsal."""
 
+import json
 import math
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -13,15 +17,172 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import mlotool
 from mlotool.cli.main import main
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.errors import ConfigError
-from mlotool.core.run_files import read_json
+from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import WrongResultError
-from mlotool.data import InMemoryTensors
+from mlotool.data import Digits, InMemoryTensors
+from mlotool.program import Graph, Problem, Program, Stream
 from mlotool.runner import evaluation
-from mlotool.runner.evaluation import Batches, Evaluator, FunctionMetric, Recalibration, build_metric
-from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, Data
+from mlotool.runner.checkpoint import STATE_KEY, read_whole_checkpoint
+from mlotool.runner.evaluation import (
+    NUM_REHEARSED,
+    Batches,
+    Evaluator,
+    FunctionMetric,
+    Objective,
+    Recalibration,
+    build_metric,
+    rehearse,
+    run_analyses,
+)
+from mlotool.runner.session import Session
+from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, Blobs, Data, make_built
+
+QUIET = ["debug=fast", "logger.wandb=false", "runner.progress_bar=false", "runner.report=false"]
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list | tuple):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(each, f"{key}.{name}")
+    elif not key.endswith("training_s"):
+        yield key, value
+
+
+def _run(folder: Path, words: list[str]) -> tuple[dict[str, float], dict[str, Any]]:
+    result = mlotool.run(mlotool.compose(words[0], [*words[1:], *QUIET]), output_dir=folder)
+    state = read_whole_checkpoint(folder / "checkpoints" / "last.ckpt")[STATE_KEY]
+    return result.metrics, dict(_leaves(state))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    ["mwn", "mwn hypergradient=penalty", "mwn hypergradient=unrolled", "multigrid_peaks", "layerparallel_penalty"],
+)
+def test_a_rehearsal_leaves_no_trace(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, state = _run(tmp_path / "rehearsed", words.split())
+    monkeypatch.setattr(Session, "rehearse", lambda self: None)
+    other_metrics, other_state = _run(tmp_path / "plain", words.split())
+    assert metrics == other_metrics
+    assert state.keys() == other_state.keys()
+    for key, value in state.items():
+        other = other_state[key]
+        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, key
+
+
+@dataclass
+class Noisy:
+    """Adds noise to each sample."""
+
+    draw: Callable[[], float]
+    blobs: Blobs = field(default_factory=lambda: Blobs(40, 0))
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.blobs[index], "input": self.blobs.input[index] + self.draw()}
+
+
+def _rehearse(draw: Callable[[], float]) -> None:
+    program = make_built().program
+    program.problems["weights"].stream = Stream(Noisy(draw), batch_size=8)
+    rehearse(program, None, (), Objective(None, None, is_tracked=False), lambda: None)
+
+
+def test_samples_that_no_seed_makes_the_same_are_told() -> None:
+    for draw in (numpy.random.rand, random.random, lambda: torch.rand(()).item(), lambda: 1.0):
+        _rehearse(draw)
+    for draw in (lambda: numpy.random.default_rng().random(), numpy.random.default_rng(0).random):
+        with pytest.warns(UserWarning, match=r"problems\.weights\.stream: a sample was another one when it was read"):
+            _rehearse(draw)
+
+
+@dataclass
+class _Analysis:
+    function: Any
+    roles: dict[str, str] = field(default_factory=lambda: {"model": "line"})
+    split: str = "val"
+    batch_size: int = 3
+
+
+def _found(batches: Any, *, model: Any) -> dict[str, torch.Tensor | str]:
+    target = torch.cat([batch["target"] for batch in batches])
+    assert not torch.is_grad_enabled()
+    return {"target": target, "count": torch.tensor(len(target)), "name": "kept as it is"}
+
+
+def test_arrays_texts_and_numbers_go_their_ways(tmp_path: Path) -> None:
+    problem = Problem("line", torch.nn.Linear(1, 1), lambda batch, *, model: model(batch), roles={"model": "line"})
+    data = Digits({"val": 5})
+    numbers: dict[str, float] = {}
+    built = SimpleNamespace(analyses={"look": _Analysis(_found)}, program=Program([problem], Graph()), data=data)
+    run_analyses(built, tmp_path, "cpu", numbers.update)
+    assert numbers == {"look/count": 5.0}
+    assert (tmp_path / "look_name.txt").read_text() == "kept as it is\n"
+    with numpy.load(tmp_path / "look.npz") as arrays:
+        assert arrays["target"].tolist() == data.split("val").target.tolist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["look.npz", "look_name.txt"]
+
+
+def _fails_from(call: int, size: int = 10**9) -> Callable[..., dict[str, float]]:
+    """Return an analysis that fails from its n-th call on, or where it gets fewer samples than `size`."""
+    calls = []
+
+    def analysis(batches: Any, *, model: Any) -> dict[str, float]:
+        calls.append(sum(len(batch["target"]) for batch in batches))
+        if len(calls) >= call or calls[-1] < size < 10**9:
+            raise ValueError("no use")
+        return {"calls": float(len(calls))}
+
+    return analysis
+
+
+UNUSABLE: dict[str, Any] = {
+    "ZeroDivisionError": lambda batches, *, model: 1 / 0,
+    "threshold": lambda batches, *, model, threshold: {},
+    "KeyError": lambda batches, *, model: {"x": [batch["label"] for batch in batches]},
+    "returned a float": lambda batches, *, model: 3.0,
+    "the name 'a/b'": lambda batches, *, model: {"a/b": 1.0},
+    "returned a tensor of shape () as 'x'": lambda batches, *, model: {"x": torch.tensor(1j)},
+}
+
+
+@pytest.mark.parametrize("message", UNUSABLE)
+def test_what_cannot_work_is_told_before_the_first_tick(
+    tiny_run: Callable[..., Any], tmp_path: Path, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        tiny_run(analyses={"look": _Analysis(UNUSABLE[message], {"model": "classifier"})})
+    assert str(caught.value).startswith("analyses.look: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_that_needs_more_samples_gets_all(tiny_run: Callable[..., Any]) -> None:
+    result = tiny_run(
+        {"runner.max_ticks": 2},
+        analyses={"look": _Analysis(_fails_from(9, size=NUM_REHEARSED + 1), {"model": "classifier"})},
+    )
+    assert result.metrics["look/calls"] == 3.0
+
+
+def test_a_failure_at_the_end_loses_nothing_else(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
+    made = {"bad": _fails_from(2), "good": _fails_from(9), "worse": _fails_from(2)}
+    analyses = {name: _Analysis(function, {"model": "classifier"}) for name, function in made.items()}
+    with pytest.raises(
+        RunError, match=r"After tick 4: analyses\.bad: .*: ValueError: no use.*resume=auto: the run is kept"
+    ):
+        tiny_run({"runner.max_ticks": 4}, analyses=analyses)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["num_ticks"]) == ("failed", 4)
+    assert summary["metrics"]["good/calls"] == 2.0
+    assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
+    whole = {name: _Analysis(_fails_from(9), {"model": "classifier"}) for name in made}
+    result = tiny_run({"runner.max_ticks": 4}, analyses=whole, resume=tmp_path / "run")
+    assert result.metrics["bad/calls"] == 1.0
 
 
 class Items:
@@ -164,13 +325,6 @@ def test_what_is_no_metric(result: Any) -> None:
         metric.update(BoundModule(nn.Identity()), None, 2)
 
 
-SHARED = [
-    *(f"~problems.classifier.module.{key}" for key in ("image_shape", "hidden", "num_classes")),
-    "problems.classifier.module={_target_: mlotool.spaces.Space, shared: true, inputs: '${data.image_shape}', base: "
-    "{_target_: mlotool.models.ResNet, depth: 8, width: 2, image_shape: '${data.image_shape}', num_classes: 10}, "
-    "mutators: [{_target_: mlotool.spaces.Operator, name: activation, at: 'stages.0.0:relu', candidates: "
-    "{relu: null, tanh: {_target_: torch.nn.Tanh}}}], paths: {_target_: mlotool.spaces.UniformPaths}}",
-]
 BATCHES = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 
 
@@ -231,42 +385,10 @@ def test_an_evaluation_takes_statistics_and_draws_no_random_numbers_of_its_surro
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_run_trains_the_same_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["+recipe=explore_mnasnet", "runner.max_ticks=4", "evaluate.splits={val: 2}", "debug.limit_samples=60"]
-    quiet = ["runner.report=false", "runner.progress_bar=false", "logger.mode=disabled"]
-    for name, more in {"with": ["evaluate.recalibrate=2"], "without": []}.items():
-        assert main(["run", *words, *quiet, *more, f"hydra.run.dir={name}"]) == 0
-    checkpoints = [torch.load(Path(name) / "checkpoints" / "last.ckpt") for name in ("with", "without")]
-    first, other = (state["mlotool"]["program"]["classifier"]["module"] for state in checkpoints)
-    assert all(torch.equal(value, other[name]) for name, value in first.items())
-    metrics = [(read_json(Path(name), "summary.json") or {})["metrics"]["val/accuracy"] for name in ("with", "without")]
-    assert metrics[0] != metrics[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "the problem 'classifier' has no layer with running statistics"),
-        (
-            [*SHARED, "++problems.classifier.module.statistics=path"],
-            "found 2, while the problem 'classifier' has running statistics for each path",
-        ),
-    ],
-)
 def test_what_cannot_be_taken_anew_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "+recipe=plain", *words, "evaluate.recalibrate=2", "hydra.run.dir=refused"]) == 2
-    assert message in capfd.readouterr().err
-    assert not (tmp_path / "refused" / "config.yaml").exists()
-
-
-@pytest.mark.filterwarnings("default:evaluate. found no path")
-def test_metrics_of_drawn_paths_are_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "+recipe=plain", *SHARED, "debug=fast"]) == 0
-    assert capfd.readouterr().err.count("evaluate: found no path for the shared space of 'classifier'") == 1
+    assert main(["run", "+recipe=plain", "evaluate.recalibrate=2", "hydra.run.dir=refused"]) == 2
+    assert "the problem 'classifier' has no layer with running statistics" in capfd.readouterr().err
+    assert not (tmp_path / "refused" / "config.yaml").exists()

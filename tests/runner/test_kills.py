@@ -1,27 +1,141 @@
 """Runs that are killed with SIGKILL at random moments, and go on until they are done."""
 
 import contextlib
+import io
+import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from mlotool import Unrolled
+from mlotool.core import files
+from mlotool.core.errors import Interrupted
+from mlotool.problem.rank_mean import Reduce
+from mlotool.program import Program
+from mlotool.runner import checkpoint, run, run_config
 from mlotool.runner.checkpoint import read_checkpoint
 from tests import forked
-from tests.runner import killed_ranks
-from tests.runner.killed import train
 from tests.runner.test_resume import assert_same
 from tests.runner.test_run_config import read_summary
+from tests.runner.tiny import Built, lower_loss, make_built, make_config
+
+MAX_TICKS = 24
+DELAY_S = 0.004
+CHANGES = {
+    "runner.max_ticks": MAX_TICKS,
+    "runner.log_every": 7,
+    "runner.checkpoint_seconds": 1e-9,
+    "runner.keep_checkpoints": 2,
+}
+
+
+def train(folder: Path, begun: Path) -> None:
+    """Run in `folder`, or go on there; a checkpoint is written after every tick, in two halves; `begun` is a sign."""
+    run_config.build = lambda config, reduce, shared: make_built(scheduler=_scheduler)
+    checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
+    slow_down(DELAY_S)
+    begun.touch()
+    with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
+        run(make_config(**CHANGES), output_dir=folder, resume="auto")
+
+
+def _scheduler(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.5)
+
+
+def slow_down(seconds: float) -> None:
+    save, sync = torch.save, files.sync
+
+    def save_in_halves(content: Any, file: Any) -> None:
+        whole = io.BytesIO()
+        save(content, whole)
+        content = whole.getvalue()
+        file.write(content[: len(content) // 2])
+        file.flush()
+        time.sleep(seconds)
+        file.write(content[len(content) // 2 :])
+
+    def sync_slowly(path: Path) -> None:
+        time.sleep(seconds / 4)
+        sync(path)
+        time.sleep(seconds / 4)
+
+    torch.save, files.sync = save_in_halves, sync_slowly
+
+
+MAX_TICKS_OF_RANKS = 40
+CHANGES_OF_RANKS = {
+    "runner.devices": 2,
+    "runner.max_ticks": MAX_TICKS_OF_RANKS,
+    "runner.log_every": 3,
+    "runner.checkpoint_seconds": 1e-9,
+    "runner.keep_checkpoints": 2,
+    "evaluate.splits.val": 8,
+}
+TICK_S = 0.01
+
+
+def unrolled() -> Built:
+    """The steps are recorded, with dropout's random states."""
+    return make_built(_slow_loss, hypergradient=Unrolled(), unroll_steps=4)
+
+
+def normalised() -> Built:
+    """The running statistics follow each rank's own samples between two evaluations."""
+    return make_built(_slow_loss, between=[nn.BatchNorm1d(16, affine=False)], unroll_steps=2, roll_back=True)
+
+
+VARIANTS: dict[str, Callable[[], Built]] = {"unrolled": unrolled, "normalised": normalised}
+
+
+def train_rank(folder: Path, variant: str, rank: int, port: int) -> None:
+    """Run in `folder`, or go on there; a checkpoint is written whenever something is logged."""
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    run_config.build = lambda config, reduce, shared: _shared(VARIANTS[variant](), reduce)
+    checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
+    with (folder.parent / f"output_{rank}.txt").open("a") as output, contextlib.redirect_stderr(output):
+        try:
+            run(make_config(**CHANGES_OF_RANKS), output_dir=folder, resume="auto")
+        except Interrupted as interrupted:
+            sys.exit(interrupted.exit_code)
+
+
+def _shared(built: Built, reduce: Reduce | None) -> Built:
+    return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
+
+
+def _slow_loss(batch: Any, **roles: Any) -> Any:
+    time.sleep(TICK_S)
+    return lower_loss(batch, **roles)
+
 
 WHOLE_S = 120.0
 
 
-def kill_at_random(folder: Path, chance: random.Random, num_kills: int, longest_life: float) -> tuple[int, int]:
-    """Kill a run up to `num_kills` times; return how often it was killed, and how often while it wrote a checkpoint."""
+def kill_at_random(
+    train: Callable[..., None], folder: Path, chance: random.Random, num_kills: int, longest_life: float
+) -> tuple[int, int, float]:
+    """Kill a run up to `num_kills` times.
+
+    Returns:
+        How often it was killed, how often while it wrote a checkpoint, and the seconds of its last life.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
     begun = folder.parent / f"{folder.name}_has_begun"
     kills = within_writing = 0
     while True:
@@ -31,31 +145,27 @@ def kill_at_random(folder: Path, chance: random.Random, num_kills: int, longest_
         while not begun.exists():
             assert time.monotonic() < deadline
             time.sleep(0.002)
+        began = time.monotonic()
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(chance.uniform(0.0, longest_life) if kills < num_kills else WHOLE_S)
             assert code == 0, (folder.parent / "output.txt").read_text()
-            return kills, within_writing
+            return kills, within_writing, time.monotonic() - began
         process.kill()
         process.wait()
         kills += 1
-        within_writing += bool(list(folder.glob("checkpoints/.*.tmp")))
-        for path in folder.glob("checkpoints/*.ckpt"):
+        within_writing += bool(list(folder.rglob("checkpoints/.*.tmp")))
+        for path in folder.rglob("checkpoints/*.ckpt"):
             read_checkpoint(path)
 
 
 @pytest.mark.parametrize("num_kills", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
     chance = random.Random(num_kills)
-    # The first one starts the server.
-    for name in ("first", "whole"):
-        began = time.monotonic()
-        assert kill_at_random(tmp_path / name, chance, 0, WHOLE_S) == (0, 0)
-    longest_life = 0.6 * (time.monotonic() - began)
+    *_, seconds = kill_at_random(train, tmp_path / "whole", chance, 0, WHOLE_S)
     kills = within_writing = num_chains = 0
     while kills < num_kills:
         folder = tmp_path / f"chain_{num_chains}" / "run"
-        folder.parent.mkdir()
-        found = kill_at_random(folder, chance, num_kills - kills, longest_life)
+        found = kill_at_random(train, folder, chance, num_kills - kills, seconds)
         kills, within_writing, num_chains = kills + found[0], within_writing + found[1], num_chains + 1
         assert_same(folder, tmp_path / "whole")
         assert not list(folder.rglob("*.tmp"))
@@ -75,7 +185,7 @@ def stop_ranks(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [forked.start(killed_ranks.train, folder, variant, rank, port) for rank in range(2)]
+    ranks = [forked.start(train_rank, folder, variant, rank, port) for rank in range(2)]
     deadline = time.monotonic() + WHOLE_S
     while after is not None and last_tick(folder) < after:
         assert time.monotonic() < deadline
@@ -108,7 +218,7 @@ def output_of(folder: Path) -> str:
     return "".join(path.read_text() for path in folder.parent.glob("output_*.txt"))
 
 
-@pytest.mark.parametrize("variant", killed_ranks.VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path, variant: str) -> None:
     """Rank 1 is killed, then both are, then one is told to stop, and stops with the other."""
     for name in ("whole", "parts"):
@@ -119,10 +229,10 @@ def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path, variant: str) -> N
     stop_ranks(parts, variant, last_tick(parts) + 7, signal.SIGKILL, (0, 1))
     stop_ranks(parts, variant, last_tick(parts) + 2, signal.SIGTERM, (1,))
     assert read_summary(parts)["status"] == "interrupted"
-    assert 15 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] < killed_ranks.MAX_TICKS
+    assert 15 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] < MAX_TICKS_OF_RANKS
     stop_ranks(parts, variant, None, signal.SIGKILL, ())
     assert_same(parts, whole)
     before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
     stop_ranks(parts, variant, None, signal.SIGKILL, ())
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
-    assert f"has finished after {killed_ranks.MAX_TICKS} ticks; nothing is changed" in output_of(parts)
+    assert f"has finished after {MAX_TICKS_OF_RANKS} ticks; nothing is changed" in output_of(parts)

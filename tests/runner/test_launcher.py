@@ -17,9 +17,9 @@ import mlotool
 from mlotool.config import Origin, trust
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError
-from mlotool.runner import launcher, run_config
+from mlotool.runner import run_config
 from mlotool.runner.checkpoint import read_checkpoint
-from mlotool.runner.launcher import Launch
+from mlotool.runner.run_config import Launch
 from tests import forked
 
 FAULTY = """
@@ -177,7 +177,7 @@ def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
 
 
 def test_from_python_it_gives_the_result_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_start", forked.start_rank)
+    monkeypatch.setattr(run_config, "_start", forked.start_rank)
     words = [*QUIET[:3], "runner.devices=2", "runner.max_ticks=20", "debug.limit_samples=100"]
     result = mlotool.run(mlotool.compose("plain", words), output_dir=tmp_path / "run")
     assert result.output_dir == tmp_path / "run"
@@ -198,7 +198,7 @@ def test_packages_are_trusted_where_they_were_found(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     monkeypatch.chdir(tmp_path)
     trust("besides")
-    Launch(tmp_path).request({"name": "a_test"}, None, Origin("a test", (), None), None)
+    Launch(tmp_path).ask({"name": "a_test"}, None, Origin("a test", (), None), None)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in (str(home), str(tmp_path))])
     monkeypatch.setattr(run_config, "run", lambda *_, **__: None)
     assert (run_config.serve(tmp_path), trusted_packages()) == (0, {"besides": str(home)})

@@ -6,7 +6,6 @@ import signal
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from omegaconf import OmegaConf
 from pytorch_lightning import LightningModule, Trainer
 
 from mlotool.core.errors import ConfigError
+from mlotool.runner.evaluation import Objective
 from mlotool.runner.folder import RunFolder, is_stamp
-from mlotool.runner.plan import ChunkLoader, Objective, TickPlan, make_plan
-from mlotool.runner.process_settings import Interrupt, announcements, own_settings
-from mlotool.runner.session import advance_clock
+from mlotool.runner.process_settings import Interrupt, own_settings
+from mlotool.runner.session import advance_clock, make_plan
 from tests.runner.tiny import make_config
 
 
@@ -32,16 +31,6 @@ def test_settings_are_put_back_and_only_irrelevant_warnings_are_silenced() -> No
             warnings.warn("something else", stacklevel=1)
     assert (torch.get_num_threads(), logging.getLogger("lightning_fabric").level) == (threads, level)
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_what_is_announced_is_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = logging.getLogger("mlotool")
-    # pytest listens at the root.
-    monkeypatch.setattr(logger, "propagate", False)
-    with announcements():
-        logger.info("kept \x1b[2J")
-    logger.info("not said")
-    assert capsys.readouterr().err == "mlotool: kept \\x1b[2J\n"
 
 
 def test_the_second_ctrl_c_stops_at_once() -> None:
@@ -80,27 +69,6 @@ def test_two_runs_of_the_same_second_share_no_folder(tmp_path: Path) -> None:
     RunFolder.create(config, tmp_path / "mine")
     with pytest.raises(ConfigError, match="mine holds a run already"):
         RunFolder.create(config, tmp_path / "mine")
-
-
-def test_chunks_end_at_evaluations_and_at_the_last_tick() -> None:
-    plan = TickPlan(250, 50, 50, {"val": 120, "train": 90}, 120)
-    schedule: Any = SimpleNamespace(num_ticks=0)
-    loader, rounds = ChunkLoader(plan, schedule), []
-    while schedule.num_ticks < plan.max_ticks:
-        rounds.append(list(loader))
-        schedule.num_ticks = rounds[-1][-1][1]
-    assert rounds == [
-        [(0, 50), (50, 90), (90, 120)],
-        [(120, 170), (170, 180), (180, 230), (230, 240)],
-        [(240, 250)],
-    ]
-    assert [plan.due_splits(tick) for tick in (90, 100, 120, 250)] == [["train"], [], ["val"], ["val", "train"]]
-
-
-def test_flushes_do_not_depend_on_chunks() -> None:
-    plan = TickPlan(100, 50, 30, {}, 1000)
-    assert [plan.flush_end(tick, 50) for tick in (0, 30)] == [30, 50]
-    assert [tick for tick in range(1, 101) if plan.is_flush(tick)] == [30, 60, 90, 100]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import torch
 from mlotool import config as configuration
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
-from mlotool.fusion.comparison import Verdict
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord
+from mlotool.fusion.stacked_gradients import Verdict
 from mlotool.fusion.stacked_schedule import Layout
 from mlotool.losses import cross_entropy
 from mlotool.runner import RunResult, run_config, together
@@ -68,7 +68,7 @@ def train(folder: Path) -> None:
     ]
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlotool.fusion.comparison._fastest", lambda take, before: (before(), (0.0, take()))[1])
+        patch.setattr("mlotool.fusion.stacked_gradients._fastest", lambda take, before: (before(), (0.0, take()))[1])
         run_together(requests, record=folder / "fusion" / "0.json", when_ended=lambda number, result: None)
 
 
@@ -222,19 +222,13 @@ def test_what_is_no_record_of_these_jobs_is_as_good_as_none(tmp_path: Path, cont
     assert (stacks, began) == ([], []) and "found out anew" in text
 
 
-KB = 1024
-
-
 @pytest.mark.parametrize(
     ("free", "said"),
     [
         # A quarter stays free, and each run takes its memory twice: once to begin, and once to train.
         ([1000, 900, 450, 449], [True, False, False]),
-        ([1000, 750], [True]),
         # The largest one counts, whatever came after it.
         ([1000, 800, 790, 660, 640], [True, True, True, False]),
-        # Others may have let go of some meanwhile.
-        ([500, 600, 700], [True, True]),
         # Nothing is known.
         (["none", "none"], [True]),
     ],
@@ -255,15 +249,3 @@ def test_one_more_fits_after_the_largest_run(
         has(amount)
         found.append(room.takes_one_more())
     assert found == said
-
-
-def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo, limit, use = (tmp_path / name for name in ("meminfo", "limit", "use"))
-    monkeypatch.setattr(together, "_MEMINFO", meminfo)
-    monkeypatch.setattr(together, "_GROUPS", ((limit, use),))
-    meminfo.write_text("MemTotal: 1000 kB\nMemAvailable: 1000 kB\n")
-    limit.write_text(f"{400 * KB}\n")
-    use.write_text(f"{100 * KB}\n")
-    room = together.MemoryRoom(torch.device("cpu"))
-    use.write_text(f"{180 * KB}\n")
-    assert not room.takes_one_more()

@@ -1,23 +1,18 @@
 """Collected losses, the values of small upper problems, and which problem is named when a number is not finite."""
 
 import math
-import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import mlotool
 from mlotool.core.errors import NonFiniteLossError, NonFiniteParametersError
 from mlotool.models import PositiveVector
-from mlotool.program import Graph, Problem, Program, Schedule, StepResult, Stream
+from mlotool.program import Graph, Problem, Program, StepResult
 from mlotool.runner.values import MAX_VALUES, Window, check_parameters, explain, learned_values
-from mlotool.spaces import Operator, SharedSpace
-from tests.runner.tiny import Blobs
 
 
 def step(loss: float, **metrics: float) -> StepResult:
@@ -152,52 +147,3 @@ def test_all_problems_with_bad_parameters_are_named() -> None:
         tensors["lam"].fill_(math.inf)
     with pytest.raises(NonFiniteParametersError, match=r"the problems 'w', 'lam' were found .* after tick 5"):
         check_parameters(made, 5)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "lower", "rate", "max_ticks", "innocent"),
-    [
-        # During the warm-up nothing else had stepped.
-        ("mwn", "classifier", "classifier.optimizer.lr (1e+06 now)", 20, "reweight"),
-        ("learned_lr", "", "rate.optimizer.lr (1000 now)", 60, "classifier"),
-        ("logistic_hpo", "classifier", "decay.optimizer.lr (8 now)", 100, "nobody"),
-    ],
-)
-def test_a_run_with_a_wrong_rate_names_it_wherever_it_shows(
-    tmp_path: Path, recipe: str, lower: str, rate: str, max_ticks: int, innocent: str
-) -> None:
-    key, value = rate.removesuffix(" now)").split(" (")
-    plain = ["logger=csv", "runner.progress_bar=false", "runner.report=false", f"runner.max_ticks={max_ticks}"]
-    with warnings.catch_warnings(), pytest.raises(NonFiniteLossError) as caught:
-        # A rate that is wrong may have a solver say so first.
-        warnings.simplefilter("ignore")
-        mlotool.run(mlotool.compose(recipe, [*plain, f"problems.{key}={value}"]), output_dir=tmp_path / "run")
-    assert f"problems.{rate}" in str(caught.value) and f"problems.{innocent}.optimizer.lr" not in str(caught.value)
-    assert str(caught.value).startswith(f"The loss of problem '{lower}")
-
-
-class Root(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sqrt()
-
-
-def test_a_bad_loss_names_the_path_and_the_candidate() -> None:
-    path = {"activation_0": "relu", "activation_1": "root"}
-    activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "root": Root})
-    torch.manual_seed(0)
-    base = lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))  # noqa: E731
-
-    def loss(batch: Any, *, model: Any) -> Tensor:
-        return functional.cross_entropy(model(batch["input"], path=path), batch["target"])
-
-    settings = {"stream": Stream(Blobs(40, 0), 8, seed=0), "optimizer": partial(torch.optim.SGD, lr=0.1)}
-    space = SharedSpace(base, [activation], inputs=[4])
-    made = Program([Problem("net", space, loss, roles={"model": "net"}, **settings)], Graph())
-    window = Window(explain=partial(explain, made.problems))
-    window.append(Schedule(made).tick())
-    with pytest.raises(NonFiniteLossError, match=r"The loss of problem 'net' became nan at tick 1") as caught:
-        window.check()
-    where = "In the shared space of 'net': On the path activation_0: relu, activation_1: root the result was the first"
-    assert where in str(caught.value)
-    with pytest.raises(NonFiniteParametersError, match=r"In the shared space of 'net': On the path"):
-        check_parameters(made, 1)

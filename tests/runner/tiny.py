@@ -1,7 +1,6 @@
 """A two-level program of a few hundred parameters, and the config that goes with it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -124,40 +123,23 @@ def make_built(
     return Built(Program([upper, lower], graph), data)
 
 
-CONFIG: dict[str, Any] = {
-    "name": "tiny",
-    "seed": 0,
-    "problems": {"weights": {}, "classifier": {}},
-    "evaluate": {
-        "problem": "classifier",
-        "metrics": ["accuracy", "cross_entropy"],
-        "splits": {"val": 10, "test": "end"},
-        "batch_size": 7,
-    },
-    "objective": "val/accuracy",
-    "runner": {
-        "max_ticks": 30,
-        "ticks_per_chunk": 8,
-        "log_every": 5,
-        "accelerator": "cpu",
-        "tf32": False,
-        "deterministic": True,
-        "num_threads": None,
-        "checkpoint": True,
-        "checkpoint_seconds": 30.0,
-        "keep_checkpoints": 1,
-        "early_stopping_patience": None,
-        "progress_bar": False,
-        "report": False,
-    },
-    "logger": {"mode": "offline", "wandb": False, "tensorboard": False, "project": "mlotool"},
-    "debug": {"limit_ticks": None, "limit_samples": None},
-}
+CONFIG = """
+name: tiny
+seed: 0
+problems: {weights: {}, classifier: {}}
+evaluate: {problem: classifier, metrics: [accuracy, cross_entropy], splits: {val: 10, test: end}, batch_size: 7}
+objective: val/accuracy
+runner: {max_ticks: 30, ticks_per_chunk: 8, log_every: 5, accelerator: cpu, tf32: false, deterministic: true,
+  num_threads: null, checkpoint: true, checkpoint_seconds: 30.0, keep_checkpoints: 1, early_stopping_patience: null,
+  progress_bar: false, report: false}
+logger: {mode: offline, wandb: false, tensorboard: false, project: mlotool}
+debug: {limit_ticks: null, limit_samples: null}
+"""
 
 
 def make_config(**changes: Any) -> Any:
     """Return the config with dotted keys changed: `make_config(**{"runner.max_ticks": 5})`."""
-    config = OmegaConf.create(deepcopy(CONFIG))
+    config = OmegaConf.create(CONFIG)
     for key, value in changes.items():
         OmegaConf.update(config, key, value, merge=False)
     return config

@@ -19,7 +19,7 @@ import mlotool
 from mlotool.config.building import build_module, build_modules
 from mlotool.config.checks import checked
 from mlotool.core.errors import InfeasibleModelError
-from mlotool.sweep.trials import suggest
+from mlotool.sweep.study import suggest
 from tests.small_recipes import RECIPES
 
 ONE_SHOT = ("explore_darts", "explore_proxyless", "explore_enas", "explore_spos", "explore_spos_search")

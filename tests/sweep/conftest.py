@@ -19,5 +19,4 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             storages[url] = optuna.storages.InMemoryStorage()
         return storages[url]
 
-    for module in ("study", "watcher"):
-        monkeypatch.setattr(f"mlotool.sweep.{module}.open_storage", opened)
+    monkeypatch.setattr("mlotool.sweep.study.open_storage", opened)

@@ -9,9 +9,8 @@ from typing import Any
 from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.sweep import study
-from mlotool.sweep.driver import Sweep, run_jobs
-from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job
-from mlotool.sweep.launchers import AbstractHandle, Ending
+from mlotool.sweep.driver import Ending, Handle, run_jobs
+from mlotool.sweep.folder import JobOutcome, JobSpec, read_job
 from mlotool.sweep.points import AbstractPoints, GroupRecord, Point
 
 SHARED = JobSpec("mlotool run -m", ("+recipe=plain",), None, ())
@@ -60,7 +59,7 @@ def run(points: AbstractPoints, folder: Path, job: Job, *, num_workers: int = 1,
             announced.append((point.number, outcome.status))
 
     launcher = HereAndNow(job)
-    run_jobs(points, launcher, [{}] * num_workers, Sweep(folder, SHARED, announce, known(folder).add))
+    run_jobs(points, launcher, [{}] * num_workers, folder, SHARED, announce, known(folder).add)
     return launcher
 
 
@@ -92,17 +91,6 @@ def states(folder: Path) -> list[str]:
     return [trial.state.name for trial in trials(folder)]
 
 
-class Ended(AbstractHandle):
-    def is_done(self) -> bool:
-        return True
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-    def ending(self) -> Ending:
-        return Ending("it was made to die", was_killed=False)
-
-
 class HereAndNow:
     """Runs `job(folder, spec)`, which returns a status and a value, and more of a summary; None leaves none."""
 
@@ -111,12 +99,12 @@ class HereAndNow:
         self.started: list[str] = []
         self.groups: list[list[str]] = []
 
-    def __call__(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
+    def __call__(self, folders: Sequence[Path], environment: Mapping[str, str]) -> Handle:
         self.groups.append([folder.name for folder in folders])
         for folder in folders:
             if not (folder / "summary.json").exists():
                 self._run(folder)
-        return Ended()
+        return Handle(lambda: True, lambda: None, lambda: Ending("it was made to die", was_killed=False))
 
     def _run(self, folder: Path) -> None:
         self.started.append(folder.name)

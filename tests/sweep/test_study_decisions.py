@@ -8,9 +8,9 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from mlotool.config.sweep_plan import Dimension
-from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError, WriteError
-from mlotool.sweep.job_folder import JobSpec, read_job, read_outcome
-from mlotool.sweep.trials import words_of as words_of_trial
+from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError
+from mlotool.sweep.folder import JobSpec, read_job, read_outcome
+from mlotool.sweep.study import words_of as words_of_trial
 from tests.sweep.plans import RATE, Decide, Killed, run, states, study_of, take_up, trials, words_of
 
 optuna = pytest.importorskip("optuna")
@@ -194,20 +194,3 @@ def test_words_are_read_as_the_values_that_they_are_made_of(value: Any) -> None:
     trial = optuna.trial.create_trial(value=0.0, params={"decisions.kind": value}, distributions=distributions)
     [word] = words_of_trial(trial)
     assert OverridesParser.create().parse_override(word).value() == value
-
-
-def test_a_full_disk_while_a_decision_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Any, trial: int, name: str, *more: Any) -> None:
-        raise optuna.exceptions.StorageInternalError("the disk is full")
-
-    def careless(words: Sequence[str], decide: Decide) -> dict[str, Any]:
-        """Draw as the builder of models does, which takes errors that are not ours for wrong models."""
-        try:
-            return draw(words, decide)
-        except optuna.exceptions.StorageInternalError as error:
-            raise ConfigError("the model cannot be built") from error
-
-    points = take_up(tmp_path, draw=careless, num_trials=3)
-    monkeypatch.setattr(optuna.storages.InMemoryStorage, "set_trial_param", full)
-    with pytest.raises(WriteError, match=r"the disk is full\); expected room on its disk"):
-        points.next()

@@ -10,8 +10,7 @@ import pytest
 
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import InfeasibleModelError
-from mlotool.sweep.folder import choose_folder
-from mlotool.sweep.job_folder import JobSpec, read_job
+from mlotool.sweep.folder import JobSpec, choose_folder, read_job
 from mlotool.sweep.study import StudyPoints
 from tests.sweep.plans import Decide, Killed, known, make_plan, rate, run, states, take_up, words_of
 

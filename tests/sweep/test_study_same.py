@@ -8,9 +8,8 @@ import pytest
 
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError
-from mlotool.sweep.job_folder import JobSpec, read_job
-from mlotool.sweep.study import StudyPoints
-from mlotool.sweep.watcher import Watcher
+from mlotool.sweep.folder import JobSpec, read_job
+from mlotool.sweep.study import StudyPoints, Watcher
 from tests.sweep.plans import Decide, Killed, known, make_plan, run, states, study_of, take_up, trials
 
 optuna = pytest.importorskip("optuna")
@@ -105,52 +104,6 @@ def test_a_pruned_one_is_pruned_again(tmp_path: Path) -> None:
         assert each.intermediate_values == ({20: 20.0} if each.state.name == "PRUNED" else {})
 
 
-@pytest.mark.parametrize(
-    ("pruner", "options"),
-    [
-        ("median", {"n_startup_trials": 3}),
-        ("hyperband", {"max_resource": 2}),
-    ],
-)
-def test_copies_of_the_best_prune_no_others(tmp_path: Path, pruner: str, options: dict[str, Any]) -> None:
-    """A pruner ends the same jobs whether the best point is drawn again between them or not."""
-    ends = [_ends(tmp_path / name, pruner, options, has_copies=name == "copies") for name in ("copies", "none")]
-    assert ends[0] == ends[1]
-    assert len(ends[0]) == 10
-
-
-def _ends(folder: Path, pruner: str, options: dict[str, Any], *, has_copies: bool) -> dict[int, str]:
-    """Return how the jobs of ten points have ended, of which the first is the best and is then drawn again, twice."""
-
-    class InTurn(optuna.samplers.RandomSampler):
-        def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> int:
-            if not has_copies:
-                return int(trial.number)
-            return 0 if trial.number % 3 else trial.number // 3
-
-    def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
-        assert spec.study is not None
-        chosen = int(spec.words[-1].partition("=")[2])
-        value, watch = (1.0 if chosen == 0 else 0.1 + chosen / 100), Watcher(**spec.study)
-        for tick in (1, 2):
-            if watch(tick, value):
-                break
-        ends[chosen] = "pruned" if watch(3, value) else "finished"
-        return ends[chosen], value
-
-    ends = dict[int, str]()
-    points = take_up(
-        folder,
-        draw=lambda words, decide: {"point": decide("point", tuple(range(30)))},
-        num_trials=10,
-        pruner=pruner,
-        pruner_options=options,
-    )
-    points._study.sampler = InTurn()
-    run(points, folder, job)
-    return ends
-
-
 @pytest.mark.parametrize("value", [float("nan"), None])
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_one_that_diverged_would_diverge_again(tmp_path: Path, value: Any, repeats: int) -> None:
@@ -239,7 +192,7 @@ def test_two_sweeps_of_one_name_in_one_database(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir(parents=True)
     assert len(queued(folders[0], storage=storage, num_trials=2)) == 2
-    expected = r"sweep.storage: found a study 'search' with \d+ trials in sqlite:.*/all.db, while this sweep is a new"
+    expected = r"sweep.storage: found a study 'search' with \d+ trials in sqlite:.*/all.db; expected none"
     with pytest.raises(ConfigError, match=expected):
         StudyPoints(make_plan(folders[1], SIZE, storage=storage), folders[1], known(folders[1], is_resumed=False))
     assert len(queued(folders[0], storage=storage, num_trials=3)) == 1

@@ -4,10 +4,10 @@ import signal
 import sys
 
 from mlotool.cli.main import main
-from mlotool.sweep import launchers
+from mlotool.sweep import driver
 
 if __name__ == "__main__":
     # A shell gives what it runs in the background a SIGINT that is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    launchers.MODULE = "tests.sweep.tiny_job"
+    driver.MODULE = "tests.sweep.tiny_job"
     sys.exit(main(sys.argv[1:]))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.sweep_job import _end_with_parent
-from mlotool.sweep.job_folder import note_failure, read_job
-from mlotool.sweep.launchers import STOP
+from mlotool.sweep.driver import STOP
+from mlotool.sweep.folder import note_failure, read_job
 
 
 def main(folders: Sequence[Path]) -> int:
@@ -35,7 +35,7 @@ def _run(folder: Path) -> int:
         os.kill(os.getpid(), signal.SIGSEGV)
     watch = None
     if spec.study is not None:
-        from mlotool.sweep.watcher import Watcher
+        from mlotool.sweep.study import Watcher
 
         watch = Watcher(**spec.study)
     status = "finished"

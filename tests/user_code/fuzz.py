@@ -203,6 +203,6 @@ def _difference(found: State, expected: State) -> float:
 
 
 def untimed(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float, Any]:
-    """Take the place of `comparison._fastest`: runs are fused whether or not that is faster here."""
+    """Take the place of `stacked_gradients._fastest`: runs are fused whether or not that is faster here."""
     before()
     return 0.0, take()

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mlotool.fusion import comparison
+from mlotool.config import building
+from mlotool.fusion import stacked_gradients
 from tests.user_code.actions import ACTIONS, MODES
 from tests.user_code.fuzz import Fuzzed, untimed
 from tests.user_code.programs import by_hand
@@ -16,7 +17,8 @@ NUM_PROGRAMS, NUM_QUICK, TICKS = 200, 12, 60
 
 @pytest.fixture(autouse=True)
 def _like_a_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(comparison, "_fastest", untimed)
+    monkeypatch.setattr(stacked_gradients, "_fastest", untimed)
+    monkeypatch.setattr(building, "TRACE_FROM", 12)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -13,7 +13,7 @@ from benchmarks.scaling.programs import ALGORITHMS, LOWER, UPPER, Workload, prog
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Schedule
 from mlotool.runner.distributed import distribute
-from mlotool.runner.launcher import World, joined
+from mlotool.runner.run_config import World, joined
 
 NUM_RANKS, NUM_TICKS = 2, 3
 

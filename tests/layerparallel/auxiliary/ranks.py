@@ -14,7 +14,7 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Implicit, OptimizerPreconditioner
 from mlotool.program import Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement
-from mlotool.runner.launcher import World, joined
+from mlotool.runner.run_config import World, joined
 from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, reweighted, stack
 from tests.layerparallel.auxiliary.test_auxiliary import KINDS
 from tests.over_ranks import over

@@ -10,7 +10,7 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import ConjugateGradient, Implicit
 from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.random_state import random_states, with_own_steps
+from mlotool.runner.checkpoint import put_own, random_states
 from tests.layerparallel.multigrid.test_residual import Wave, dense
 
 
@@ -145,9 +145,9 @@ def test_each_ranks_warm_start_is_its_own() -> None:
         programs.append(program)
     first, second = programs
     states = random_states(second, SecondOfTwo(random_states(first, Ranks())))  # type: ignore[arg-type]
-    ranks = SecondOfTwo([])
-    state = with_own_steps(first.state_dict(), states, ranks)  # type: ignore[arg-type]
-    first.load_state_dict(state)
+    own = {"program": first.state_dict(), "schedule": {"snapshots": {}}, "random_states": states}
+    put_own(own, SecondOfTwo([]))  # type: ignore[arg-type]
+    first.load_state_dict(own["program"])
     found, expected = (each.problems["net"].parallel.state_dict()["residual"]["warm_start"] for each in programs)
     assert found.keys() == expected.keys() == {"states", "states known", "adjoints", "adjoints known"}
     assert all(torch.equal(found[key], expected[key]) for key in found)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.fusion import comparison
+from mlotool.fusion import stacked_gradients
 from mlotool.hypergradient import FirstOrder, Identity, Implicit
 from mlotool.losses import path_cross_entropy
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
@@ -99,7 +99,7 @@ def test_bf16_is_near(name: str) -> None:
 @pytest.mark.parametrize("name", MAKERS)
 def test_runs_in_one_process_compute_what_they_compute_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # One program of all members counts as the faster way.
-    monkeypatch.setattr(comparison, "_fastest", lambda take, before: (before(), (0.0, take()))[1])
+    monkeypatch.setattr(stacked_gradients, "_fastest", lambda take, before: (before(), (0.0, take()))[1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = compared(MAKERS[name], 3, 12)

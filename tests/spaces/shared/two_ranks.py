@@ -18,8 +18,8 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, Neumann, Penalty, Unrolled
 from mlotool.problem.shards import gathered
 from mlotool.program import Schedule
-from mlotool.runner.launcher import World, joined
-from mlotool.runner.records import trained_paths
+from mlotool.runner.folder import trained_paths
+from mlotool.runner.run_config import World, joined
 from mlotool.spaces import FairPaths, Operator, SharedSpace
 from mlotool.spaces.shared.shared_graph import AbstractPaths
 from mlotool.spaces.shared.shared_graph import Path as Choice
