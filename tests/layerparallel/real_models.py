@@ -16,7 +16,7 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Auxiliary, Multigrid, StackedLayers
 from mlotool.models import Decoder
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.launcher import World, joined
+from mlotool.runner.run_config import World, joined
 from tests.layerparallel.test_partition import Checked, block
 from tests.over_ranks import over
 
