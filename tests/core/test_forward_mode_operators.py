@@ -38,7 +38,6 @@ REFUSED = {
     **{name: name.removeprefix("linalg.").removesuffix("_loss") for name in NO_TANGENTS.split()},
     "checkpoint": "mlotool.remat",
     "ctc_loss": "_ctc_loss",
-    "embedding_bag max": "_embedding_bag",
     "grid_sample": "grid_sampler_2d",
     "grid_sample 3d": "grid_sampler_3d",
     "multi_margin_loss": "multi_margin_loss",
@@ -53,7 +52,6 @@ REFUSED = {
 REFUSED_TWICE = {
     "ctc_loss": "_ctc_loss_backward",
     "segment_reduce": "_segment_reduce_backward",
-    "embedding_bag max": "_embedding_bag",
     "multi_margin_loss": "multi_margin_loss_backward",
     "multilabel_margin_loss": "multilabel_margin_loss_backward",
 }
