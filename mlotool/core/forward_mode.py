@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core import private
 from mlotool.core.errors import ConfigError
-from mlotool.core.rematerialization import graph_inside
+from mlotool.core.rematerialization import graph_inside, unnoted
 from mlotool.core.replay import LossTraits, RandomState
 from mlotool.core.tangents import any_has_tangent
 
@@ -544,7 +544,11 @@ class _Decomposition(TorchFunctionMode):
                 return _opened(func)(*args, **(kwargs or {}))
         if self._switches is not None and func is private.set_grad_enabled:
             self._switches.follow(sys._getframe(1), *args)
-        return self._table.get(func, func)(*args, **(kwargs or {}))
+        if func not in self._table:
+            return func(*args, **(kwargs or {}))
+        # What another operator consists of is nothing that a block has computed.
+        with unnoted():
+            return self._table[func](*args, **(kwargs or {}))
 
 
 @cache

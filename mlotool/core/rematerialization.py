@@ -22,7 +22,7 @@ block run once, as ever, and what they change is kept; hooks of modules inside a
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -364,6 +364,11 @@ def _watching(mode: _Shapes | None) -> Iterator[None]:
         _SHAPES.reset(token)
 
 
+def unnoted() -> AbstractContextManager[None]:
+    """Return a context in which no block notes what shapes are computed."""
+    return _watching(None)
+
+
 @contextmanager
 def _noted_shapes(is_noted: bool) -> Iterator[set[torch.Size]]:
     """Note the shapes of all that is computed within."""
@@ -487,7 +492,7 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     """
     if _IS_PLAIN.get():
         return block(*inputs, **options)
-    with _watching(None):
+    with unnoted():
         call, tensors = BlockCall.of(block, inputs, options)
         is_recorded = torch.is_grad_enabled() and (_in_transform() or any(tensor.requires_grad for tensor in tensors))
         if is_recorded or any_has_tangent(tensors):

@@ -91,7 +91,7 @@ def warn_of_hidden_values(view: LowerView, theta: Vector, inputs: Vector, radius
     generator = torch.Generator().manual_seed(0)
     # At other inputs: where weights begin as constants, what depends on the hidden values is not to be seen yet.
     values = [
-        x + x.detach().square().mean().sqrt().clamp_min(0.1) * torch.randn(x.shape, generator=generator).to(x)
+        x + x.detach().abs().square().mean().sqrt().clamp_min(0.1) * torch.randn(x.shape, generator=generator).to(x)
         for x in constants(inputs)
     ]
     point = constants(theta)
