@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core import private
 from mlotool.core.errors import ConfigError
-from mlotool.core.rematerialization import graph_inside, unnoted
+from mlotool.core.rematerialization import computed_as_one, graph_inside
 from mlotool.core.replay import LossTraits, RandomState
 from mlotool.core.tangents import any_has_tangent
 
@@ -546,9 +546,7 @@ class _Decomposition(TorchFunctionMode):
             self._switches.follow(sys._getframe(1), *args)
         if func not in self._table:
             return func(*args, **(kwargs or {}))
-        # What another operator consists of is nothing that a block has computed.
-        with unnoted():
-            return self._table[func](*args, **(kwargs or {}))
+        return computed_as_one(self._table[func], *args, **(kwargs or {}))
 
 
 @cache

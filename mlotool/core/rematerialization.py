@@ -22,7 +22,7 @@ block run once, as ever, and what they change is kept; hooks of modules inside a
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -350,9 +350,13 @@ class _Shapes(TorchFunctionMode):
         """Call a function of torch."""
         found = func(*args, **(kwargs or {}))
         if _SHAPES.get() is self:
-            values = found if isinstance(found, tuple | list) else (found,)
-            self.shapes.update(value.shape for value in values if isinstance(value, Tensor))
+            self.note(found)
         return found
+
+    def note(self, found: Any) -> None:
+        """Note the shapes of tensors."""
+        values = found if isinstance(found, tuple | list) else (found,)
+        self.shapes.update(value.shape for value in values if isinstance(value, Tensor))
 
 
 @contextmanager
@@ -364,9 +368,14 @@ def _watching(mode: _Shapes | None) -> Iterator[None]:
         _SHAPES.reset(token)
 
 
-def unnoted() -> AbstractContextManager[None]:
-    """Return a context in which no block notes what shapes are computed."""
-    return _watching(None)
+def computed_as_one(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a function does, of which a block around notes the result alone."""
+    mode = _SHAPES.get()
+    with _watching(None):
+        found = function(*args, **kwargs)
+    if mode is not None:
+        mode.note(found)
+    return found
 
 
 @contextmanager
@@ -492,7 +501,7 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     """
     if _IS_PLAIN.get():
         return block(*inputs, **options)
-    with unnoted():
+    with _watching(None):
         call, tensors = BlockCall.of(block, inputs, options)
         is_recorded = torch.is_grad_enabled() and (_in_transform() or any(tensor.requires_grad for tensor in tensors))
         if is_recorded or any_has_tangent(tensors):
