@@ -220,3 +220,30 @@ def test_all_fall_back_with_auto(name: str | None, other: float) -> None:
     there = Pair([other, 0.0, 0.0]).of(view)
     assert chosen_product("auto", there, theta, inputs, (True,)) == "reverse"
     assert there.problem.traits.lacks_tangents
+
+
+def hiding(theta: Vector, inputs: Vector) -> Tensor:
+    losses = (torch.tanh(BATCH @ theta[0] + theta[1]) @ theta[2]).square()
+    return (torch.sigmoid(inputs[0] * losses.detach() + inputs[1]) * losses).mean()
+
+
+def kinked(theta: Vector, inputs: Vector) -> Tensor:
+    hidden = functional.dropout(torch.relu(BATCH @ theta[0] + theta[1]), 0.3)
+    return inputs[0] * (hidden @ theta[2]).square().mean()
+
+
+def look_at(function: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    theta = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((5, 4), (4,), (4,))]
+    inputs = [torch.tensor(0.5, dtype=torch.float64), torch.tensor(-0.5, dtype=torch.float64)]
+    finite_difference.warn_of_hidden_values(LowerView(LowerProblem("w"), tuple(theta), function), theta, inputs)
+
+
+# At the next two the hidden values take 8% and 1% of the change, which is too little to be told.
+@pytest.mark.parametrize("seed", range(6))
+def test_hidden_values_are_told_and_nothing_else(seed: int) -> None:
+    with pytest.warns(UserWarning, match=r"problems\.w\.loss: found a change along its gradient .*mlotool\.stop_gradient"):
+        look_at(hiding, seed)
+    # Warnings are errors here.
+    for function in (loss, plain, kinked):
+        look_at(function, seed)

@@ -46,7 +46,7 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
 
     The floor, 1.5e-4 in float32 and 2e-10 in float64, is for parameters that begin at zero: those of which a change by
     1 matters then have errors of 5e-3 and 1e-5. Parameters whose own scale is below 1e-3 in float32 want a radius of
-    their own; the first pullback of a problem finds out (`products.choice.warn_of_differences`).
+    their own; `mlotool check` tells how far products are from those of double backward.
 
     Example:
         >>> import torch
