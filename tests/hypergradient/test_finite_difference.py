@@ -242,7 +242,9 @@ def look_at(function: Any, seed: int) -> None:
 # At the next two the hidden values take 8% and 1% of the change, which is too little to be told.
 @pytest.mark.parametrize("seed", range(6))
 def test_hidden_values_are_told_and_nothing_else(seed: int) -> None:
-    with pytest.warns(UserWarning, match=r"problems\.w\.loss: found a change along its gradient .*mlotool\.stop_gradient"):
+    with pytest.warns(
+        UserWarning, match=r"problems\.w\.loss: found a change along its gradient .*mlotool\.stop_gradient"
+    ):
         look_at(hiding, seed)
     # Warnings are errors here.
     for function in (loss, plain, kinked):
