@@ -39,10 +39,11 @@ def pages() -> Iterator[tuple[str, str]]:
         lines += [f"## [`{package}`]({_file(package)})", "", summary, "", ", ".join(_links(package, names)), ""]
         body = [f"# `{package}`", "", summary, ""]
         for name in names:
-            # What a package finds in its files is no name of its source, which is all that the reference reads.
+            # What a package finds or loads late is no name of its source, which is all that the reference reads.
             value = getattr(import_module(package), name)
-            is_found = getattr(import_module(package), "_targets", {}).get(name) is value
-            place = f"{value.__module__}.{value.__qualname__}" if is_found else f"{package}.{name}"
+            home = getattr(value, "__module__", package)
+            is_found = home.startswith("mlotool.") and hasattr(value, "__qualname__")
+            place = f"{home}.{value.__qualname__}" if is_found else f"{package}.{name}"
             body += [*([f'<a id="{package}.{name}"></a>', ""] if is_found else []), f"::: {place}", ""]
         again = sorted(set(import_module(package).__all__) - set(names), key=str.lower)
         if again:

@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core import private
 from mlotool.core.errors import ConfigError
-from mlotool.core.rematerialization import graph_inside
+from mlotool.core.rematerialization import computed_as_one, graph_inside
 from mlotool.core.replay import LossTraits, RandomState
 
 Operator = Callable[..., Any]
@@ -585,7 +585,9 @@ class _Decomposition(TorchFunctionMode):
                 return _opened(func)(*args, **(kwargs or {}))
         if self._with_switches and func is private.set_grad_enabled:
             self._follow(sys._getframe(1), *args)
-        return self._table.get(func, func)(*args, **(kwargs or {}))
+        if func not in self._table:
+            return func(*args, **(kwargs or {}))
+        return computed_as_one(self._table[func], *args, **(kwargs or {}))
 
     def _follow(self, frame: FrameType | None, is_on: bool) -> None:
         """Switch tangents as gradients are switched, in a frame that may be the `__torch_function__` of a mode."""

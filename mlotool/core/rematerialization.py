@@ -335,9 +335,13 @@ class _Shapes(TorchFunctionMode):
         """Call a function of torch."""
         found = func(*args, **(kwargs or {}))
         if _SHAPES.get() is self:
-            values = found if isinstance(found, tuple | list) else (found,)
-            self.shapes.update(value.shape for value in values if isinstance(value, Tensor))
+            self.note(found)
         return found
+
+    def note(self, found: Any) -> None:
+        """Note the shapes of tensors."""
+        values = found if isinstance(found, tuple | list) else (found,)
+        self.shapes.update(value.shape for value in values if isinstance(value, Tensor))
 
 
 @contextmanager
@@ -347,6 +351,16 @@ def _watching(mode: _Shapes | None) -> Iterator[None]:
         yield
     finally:
         _SHAPES.reset(token)
+
+
+def computed_as_one(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a function does, of which a block around notes the result alone."""
+    mode = _SHAPES.get()
+    with _watching(None):
+        found = function(*args, **kwargs)
+    if mode is not None:
+        mode.note(found)
+    return found
 
 
 @contextmanager

@@ -34,7 +34,6 @@ REFUSED = {
     **{name: name for name in ("igamma", "index_reduce", "ormqr", "segment_reduce")},
     "checkpoint": "mlotool.remat",
     "ctc_loss": "_ctc_loss",
-    "embedding_bag max": "_embedding_bag",
     "grid_sample 3d": "grid_sampler_3d",
     "multi_margin_loss": "multi_margin_loss",
     "multilabel_margin_loss": "multilabel_margin_loss",
@@ -48,7 +47,6 @@ REFUSED = {
 REFUSED_TWICE = {
     "ctc_loss": "_ctc_loss_backward",
     "segment_reduce": "_segment_reduce_backward",
-    "embedding_bag max": "_embedding_bag",
     "multi_margin_loss": "multi_margin_loss_backward",
     "multilabel_margin_loss": "multilabel_margin_loss_backward",
 }

@@ -370,6 +370,27 @@ def test_kinks_and_masks_are_not_taken_for_hidden_values(seed: int) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_hidden_values_are_told_and_stopped_ones_are_not(seed: int) -> None:
+    def hiding(theta: Vector, inputs: Vector) -> Tensor:
+        losses = (torch.tanh(BATCH @ theta[0] + theta[1]) @ theta[2]).square()
+        return (torch.sigmoid(inputs[0] * losses.detach() + inputs[1]) * losses).mean()
+
+    def look_at(function: Callable[[Vector, Vector], Tensor]) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        theta = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((5, 4), (4,), (4,))]
+        inputs = [torch.tensor(0.5, dtype=torch.float64), torch.tensor(-0.5, dtype=torch.float64)]
+        warn_of_hidden_values(LowerView(LowerProblem("w"), tuple(theta), function), theta, inputs)
+
+    with pytest.warns(
+        UserWarning, match=r"problems\.w\.loss: found a change along its gradient .*mlotool\.stop_gradient"
+    ):
+        look_at(hiding)
+    # Warnings are errors here.
+    for function in (loss, plain):
+        look_at(function)
+
+
 def test_the_default_radius_is_a_share_of_the_root_mean_square_with_a_floor() -> None:
     for dtype, share, floor in ((torch.float32, 0.0295, 1.45e-4), (torch.float64, 3.63e-5, 2.2e-10)):
         point = [torch.full((4, 2), 3.0, dtype=dtype), torch.zeros(4, dtype=dtype)]

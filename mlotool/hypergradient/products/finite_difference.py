@@ -45,7 +45,7 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
 
     The floor, 1.5e-4 in float32 and 2e-10 in float64, is for parameters that begin at zero: those of which a change by
     1 matters then have errors of 5e-3 and 1e-5. Parameters whose own scale is below 1e-3 in float32 want a radius of
-    their own; `mlotool check` finds out.
+    their own; `mlotool check` tells how far products are from those of double backward.
 
     Example:
         >>> import torch
@@ -90,7 +90,7 @@ def warn_of_hidden_values(view: LowerView, theta: Vector, inputs: Vector, radius
     generator = torch.Generator().manual_seed(0)
     # At other inputs: where weights begin as constants, what depends on the hidden values is not to be seen yet.
     values = [
-        x + x.detach().square().mean().sqrt().clamp_min(0.1) * torch.randn(x.shape, generator=generator).to(x)
+        x + x.detach().abs().square().mean().sqrt().clamp_min(0.1) * torch.randn(x.shape, generator=generator).to(x)
         for x in constants(inputs)
     ]
     point = constants(theta)
