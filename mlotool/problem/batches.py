@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from mlotool.core.arguments import require
+from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import own_random
 from mlotool.core.user_code import Call, named, noted
@@ -190,7 +191,8 @@ def check_dataset(dataset: Any, key: str = "stream.dataset") -> None:
     if isinstance(dataset, DataLoader):
         advice = "Give its data set: Stream(loader.dataset, batch_size=32)."
     require(_is_map_style(dataset), key, dataset, "a map-style data set", advice)
-    require(len(dataset) > 0, key, dataset, "at least one sample in it", "Correct its sizes.")
+    if len(dataset) == 0:
+        raise ConfigError(f"{key}: found 0 samples; expected at least one. Correct the data set's sizes.")
 
 
 def _is_map_style(value: Any) -> bool:

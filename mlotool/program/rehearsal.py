@@ -15,6 +15,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.gradient import values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
@@ -178,6 +179,8 @@ class _Rehearsal:
         is_whole = self._problem.settings.precision != "fp16" and all(map(_is_whole, self._players.values()))
         if is_whole and self._is_moved:
             self._check_places()
+        if loss.requires_grad:
+            self._check_gradient(loss)
 
     def _check_repeated(self, loss: Tensor) -> None:
         """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
@@ -188,6 +191,27 @@ class _Rehearsal:
             found = f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch"
             advice = "Draw by torch's own generator (torch.rand), and let no call change the next one."
             raise WrongResultError(found, "the same value, since a hypergradient evaluates a loss many times", advice)
+
+    def _check_gradient(self, loss: Tensor) -> None:
+        """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
+        # Where nothing but what shapes it moves the loss, no step would.
+        own = [player for player in self._players if player not in self._shaping]
+        leaves = [tensor for player in own for tensor in self._values[player] or () if tensor.requires_grad]
+        slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradient = [values_of(slope) for slope in slopes if slope is not None]
+        if not gradient:
+            raise WrongResultError(
+                "a tensor whose gradient does not reach the parameters",
+                f"a loss that depends on the parameters of '{self._problem.name}' through its roles",
+                "Call those modules themselves, no copies of them.",
+            )
+        is_scaled = self._problem.settings.precision == "fp16"
+        if not is_scaled and bool(loss.isfinite().all()) and not all(bool(x.isfinite().all()) for x in gradient):
+            raise WrongResultError(
+                "a loss whose gradient is not finite before the first step",
+                "finite numbers",
+                "Look for sqrt, norm, log or a division at zero: add a small number inside, as in (x + 1e-12).sqrt().",
+            )
 
     def _check_places(self) -> None:
         """Refuse a loss that the modules' own tensors move, in whose places there are others."""

@@ -191,7 +191,7 @@ WRONG = {
     "a second choice": ("params: {seed: '1,x'}", "'x'"),
     "a key": ("params: {runner.max_tick: '1,2'}", "runner.max_tick"),
     "an option of a group": ("params: {data: 'digits,digitz'}", "Did you mean 'digits'?"),
-    "too many": ("params: {seed: 'range(0,1e30)'}", "100000"),
+    "too many": ("params: {seed: 'range(0,1e30)'}", "expected at most 1,000,000"),
     "the wrong way round": (f"method: optuna, params: {{{RATE}: 'interval(2,1)'}}", RATE),
     "the near end": (f"method: optuna, params: {{{RATE}: 'interval(-1,1)'}}", f"{RATE}: found -1.0"),
     "two seeds": ("method: optuna, repeats: 2, params: {seed: '1,2'}", "seed"),

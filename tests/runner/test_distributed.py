@@ -165,7 +165,7 @@ def scaled_losses(ranks: Ranks) -> dict[str, Any]:
     schedule, scales = Schedule(made), []
     for _ in range(3):
         schedule.tick()
-        scales.append(made.problems["model"].loss_scale.value)  # type: ignore[union-attr]
+        scales.append(made.problems["model"].optimizer_step.loss_scale.value)  # type: ignore[union-attr]
     return {"scales": scales, "parameters": parameters(made)}
 
 

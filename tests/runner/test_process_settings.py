@@ -16,8 +16,9 @@ from pytorch_lightning import LightningModule, Trainer
 from mlotool.core.errors import ConfigError
 from mlotool.runner.evaluation import Objective
 from mlotool.runner.folder import RunFolder, is_stamp
+from mlotool.runner.intervals import make_plan
 from mlotool.runner.process_settings import Interrupt, own_settings
-from mlotool.runner.session import advance_clock, make_plan
+from mlotool.runner.session import advance_clock
 from tests.runner.tiny import make_config
 
 
