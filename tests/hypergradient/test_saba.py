@@ -184,5 +184,5 @@ def test_two_ranks_equal_the_joined_batch() -> None:
 
 @pytest.mark.parametrize(("unroll_steps", "num_seen"), [(2, 2), (4, 1), (6, 2)])
 def test_batches_that_no_pullback_would_meet_are_refused(unroll_steps: int, num_seen: int) -> None:
-    with pytest.raises(ConfigError, match=rf"found 4 batches an epoch, .* meet {num_seen}, one of {unroll_steps} "):
+    with pytest.raises(ConfigError, match=rf"found {num_seen}; expected all 4 of an epoch\. .* one of {unroll_steps} "):
         program(SABA(step_size=0.1), unroll_steps=unroll_steps)
