@@ -29,22 +29,29 @@ class _MissingConstantsError(Exception):
     """A perturbed evaluation met `stop_gradient` before an unperturbed one had recorded its values."""
 
 
+class _RecordedAllError(Exception):
+    """As many values have been recorded as the loss has had so far: the rest of the evaluation is not needed."""
+
+
 class _Tape:
     """The values of the `stop_gradient` calls of one evaluation, in the order of the calls.
 
     Args:
         values: what to return; None records instead.
         outer: a tape whose values are recorded, in the place of those of the evaluation.
+        num_expected: how many to record before the evaluation is cut short; 0 lets it run to its end.
     """
 
-    def __init__(self, values: list[Tensor] | None, outer: "_Tape | None" = None) -> None:
+    def __init__(self, values: list[Tensor] | None, outer: "_Tape | None" = None, num_expected: int = 0) -> None:
         self.recorded: list[Tensor] = []
         self.left = None if values is None else values[::-1]
-        self._outer = outer
+        self._outer, self._num_expected = outer, num_expected
 
     def constant(self, tensor: Tensor) -> Tensor:
         if self.left is None:
             self.recorded.append(tensor.detach() if self._outer is None else self._outer.constant(tensor))
+            if len(self.recorded) == self._num_expected:
+                raise _RecordedAllError
             return self.recorded[-1]
         if not self.left:
             raise _MissingConstantsError
@@ -217,11 +224,11 @@ class Replay:
             ConfigError: the loss calls `stop_gradient` more or less often than at the unperturbed parameters.
         """
         if self._traits.num_constants and self._constants is None:
-            self._record()
+            self._record(self._traits.num_constants)
         result = self._run(evaluation)
         if result is None and not self._has_result:
-            # The constants are not known yet, or the loss has changed them.
-            self._record()
+            # The constants are not known yet, or the loss has changed them: record all there are.
+            self._record(0)
             result = self._run(evaluation)
         if result is None:
             raise ConfigError(_CHANGED_CONSTANTS)
@@ -243,9 +250,10 @@ class Replay:
         else:
             self._random.restore()
 
-    def _record(self) -> None:
+    def _record(self, num_expected: int) -> None:
         self._rewind()
-        with torch.no_grad(), _using(_Tape(None)) as tape:
+        tape = _Tape(None, num_expected=num_expected)
+        with torch.no_grad(), suppress(_RecordedAllError), _using(tape):
             self._base()
         self._constants = tape.recorded
         self._traits.num_constants = len(tape.recorded)
