@@ -82,7 +82,7 @@ def test_the_same(name: str, way: str) -> None:
     expected = gradient(SAME[name], base, None)
     assert expected.norm() > 1e-5
     for algorithm in algorithms:
-        for remat in (None, REMAT):
+        for remat in (None, REMAT) if algorithm.product == "forward" else (REMAT,):
             found = gradient(SAME[name], algorithm, remat)
             assert (found - expected).norm() < 1e-10 * expected.norm(), (algorithm.product, remat)
 

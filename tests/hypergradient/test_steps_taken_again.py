@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy
@@ -26,7 +26,7 @@ from tests.hypergradient import test_unrolled_readings as readings
 from tests.hypergradient.test_unrolled import BATCHES, OPTIMIZERS, Pair, lower_loss, program, upper_loss
 from tests.hypergradient.two_levels import two_levels
 from tests.live_storage import LiveStorage
-from tests.program.small import assert_identical, momentum, numbers, parameters, samples
+from tests.program.small import assert_identical, assert_resumes, momentum, numbers, parameters, samples
 from tests.programs import Point
 
 
@@ -101,9 +101,8 @@ def are_kept(built: Program, name: str = "w") -> set[bool]:
     return {record.graph is not None for record in built.problems[name].trajectory}
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize(("name", "accumulate"), [("momentum", 1), ("adam", 2)])
 @pytest.mark.parametrize("way", ["loss", "start", "lr"])
-@pytest.mark.parametrize("accumulate", [1, 2])
 def test_all_ways_are_equal_to_the_bit(name: str, way: str, accumulate: int) -> None:
     def run(hypergradient: Unrolled) -> tuple[dict[str, Tensor], set[bool]]:
         settings = {"stream": stream(), "accumulate_batches": accumulate, "gradient_clip_norm": 0.5}
@@ -332,7 +331,7 @@ def network(module: nn.Module, hypergradient: Unrolled, **settings: Any) -> Prog
     return two_levels((module, fit), upper, hypergradient, of_upper=of_upper, optimizer=optimizer, **settings)
 
 
-def after(program: Program, num_ticks: int = 12) -> Tensor:
+def after(program: Program, num_ticks: int = 8) -> Tensor:
     schedule = Schedule(program)
     for _ in range(num_ticks):
         schedule.tick()
@@ -346,12 +345,14 @@ def after(program: Program, num_ticks: int = 12) -> Tensor:
 )
 @pytest.mark.parametrize("kind", MOVING)
 def test_buffers_that_move_are_those_of_each_step(kind: str, way: str, settings: dict[str, Any]) -> None:
-    made = []
-    for each in (Unrolled(remat=False), WAYS[way]):
-        torch.manual_seed(0)
-        made.append(network(MOVING[kind]().double(), each, **settings))
-    whole, again = made
-    assert torch.allclose(after(again), after(whole), rtol=1e-10, atol=1e-12)
+    whole = moved(kind, Unrolled(remat=False), **settings)
+    assert torch.allclose(moved(kind, WAYS[way], **settings), whole, rtol=1e-10, atol=1e-12)
+
+
+@cache
+def moved(kind: str, algorithm: Unrolled, **settings: Any) -> Tensor:
+    torch.manual_seed(0)
+    return after(network(MOVING[kind]().double(), algorithm, **settings))
 
 
 def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
@@ -359,15 +360,7 @@ def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
         torch.manual_seed(0)
         return network(MOVING["running mean"]().double(), Unrolled(trajectory=Binomial(checkpoints=2)))
 
-    whole, first, second = make(), make(), make()
-    run, resumed = Schedule(first), Schedule(second)
-    for _ in range(6):
-        run.tick()
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(run.state_dict())
-    for _ in range(6):
-        resumed.tick()
-    assert torch.equal(second.problems["u"].current()[0], after(whole))
+    assert_resumes(make, num_ticks=6, num_more=6)
 
 
 def test_a_teacher_that_trains_beside_is_named() -> None:
@@ -405,6 +398,7 @@ STORES: dict[str, AbstractStepStore] = {
 }
 
 
+@cache
 def trained(way: str, name: str, algorithm: Unrolled, num_ticks: int, **settings: Any) -> dict[str, torch.Tensor]:
     stream = Stream(samples(12, 1), 4, seed=1)
     built = program(way, OPTIMIZERS[name], algorithm, stream=stream, **{"num_steps": 7, **settings})
@@ -457,17 +451,7 @@ def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll(store: str, n
         algorithm = Unrolled(trajectory=STORES[store])
         return program("loss", OPTIMIZERS["adam"], algorithm, stream=stream, num_steps=7)
 
-    whole, first, second = make(), make(), make()
-    runs = Schedule(whole), Schedule(first), Schedule(second)
-    for _ in range(num_before):
-        runs[1].tick()
-    second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
-    for _ in range(15):
-        runs[0].tick()
-    for _ in range(15 - num_before):
-        runs[2].tick()
-    assert_identical(parameters(second), parameters(whole))
+    assert_resumes(make, num_ticks=num_before, num_more=15 - num_before)
 
 
 @pytest.mark.parametrize(
