@@ -294,7 +294,7 @@ def test_a_deeper_net_holds_the_inputs_of_its_blocks_and_no_more(way: Callable[.
             way(loss, weights, weights)
         return live.peak
 
-    per_block, plain = ((peak(6, flag) - peak(3, flag)) / 3 for flag in (True, False))
+    per_block, plain = ((peak(12, flag) - peak(6, flag)) / 6 for flag in (True, False))
     one_input = 64 * 8 * 8
     # Inputs and cotangents, or their tangents; and the tensors of a weight's size that come and go.
     assert per_block < 4 * one_input

@@ -12,7 +12,7 @@ from mlotool.hypergradient import EvolutionStrategies, Unrolled
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from tests.hypergradient.test_unrolled import BATCHES, OPTIMIZERS, upper_values
 from tests.hypergradient.test_unrolled import program as unrolled_program
-from tests.hypergradient.two_levels import two_levels
+from tests.hypergradient.two_levels import ticked, two_levels
 from tests.program.small import assert_identical, assert_resumes, momentum, numbers, parameters, samples, web
 from tests.programs import Point
 
@@ -70,11 +70,7 @@ def test_in_the_limit_it_is_the_unrolled_gradient(name: str, way: str) -> None:
     size = 4 if way == "start" else 1 if way == "lr" else 3
     algorithm = EvolutionStrategies(size, sigma=1e-5, directions="orthogonal")
     built, reference = make(algorithm), make(Unrolled())
-    schedules = Schedule(built), Schedule(reference)
-    for _ in range(len(BATCHES)):
-        for schedule in schedules:
-            schedule.tick()
-    found, expected = (upper_values(each) for each in (built, reference))
+    found, expected = (upper_values(ticked(each, len(BATCHES))) for each in (built, reference))
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-8)
     assert not torch.allclose(found, upper_values(make(Unrolled())), rtol=1e-4)
 
@@ -88,11 +84,7 @@ def test_a_chain_of_solutions_is_rolled_out_in_turn(num_ticks: int) -> None:
 
     algorithm = partial(EvolutionStrategies, 3, 1e-5, "orthogonal")
     built, reference = make(algorithm), make(Unrolled)
-    for each in (built, reference):
-        schedule = Schedule(each)
-        for _ in range(num_ticks):
-            schedule.tick()
-    found, expected = (each.gradient("top")["x"] for each in (built, reference))
+    found, expected = (ticked(each, num_ticks).gradient("top")["x"] for each in (built, reference))
     # Once mid has read low, low's steps are simulated on, and mid's are replayed with low as it then is.
     assert torch.allclose(found, expected, rtol=1e-3 if num_ticks else 1e-5)
 

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from mlotool import Graph, Problem, Program, Schedule
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Implicit, Unrolled
+from tests.hypergradient.two_levels import ticked
 from tests.hypergradient.unrolled_cases import (
     BOTH,
     OPTIMIZERS,
@@ -132,10 +133,7 @@ def test_steps_of_a_schedule(way: str, optimizer: str, kind: str) -> None:
     case = UnrolledCase(way, optimizer, is_streamed=True)
     made = case.program(BOTH[kind], ["blocks.*"])
     before = parameters_of(made.problems["upper"])
-    schedule = Schedule(made)
-    for _ in range(3):
-        schedule.tick()
-    assert_exact(case, [before - parameters_of(made.problems["upper"])])
+    assert_exact(case, [before - parameters_of(ticked(made, 3).problems["upper"])])
 
 
 @pytest.mark.parametrize(("kind", "remat"), PAIRS)

@@ -31,7 +31,7 @@ def error(case: Case, program: Program, num_pullbacks: int) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_the_error_falls_like_one_over_the_multiplier(name: str) -> None:
     case = CASES[name](0.1)
-    made = [case.program(lambda m=m: Penalty(m, num_steps=60, step_size=0.3)) for m in (1e2, 1e3, 1e4)]
+    made = [case.program(lambda m=m: Penalty(m, num_steps=120, step_size=0.15)) for m in (1e2, 1e3, 1e4)]
     errors = [error(case, program, 1) for program in made]
     assert errors[0] < 0.02
     for larger, smaller in pairwise(errors):
@@ -47,7 +47,7 @@ def test_a_quadratic_lower_problem_is_exact_at_any_multiplier(name: str, multipl
 
 def settled(case: Case, num_pullbacks: int, **settings: float) -> tuple[float, float]:
     """Return the relative error of the last of several pullbacks under the barrier rule, and its multiplier."""
-    program = case.program(lambda: Penalty(rule="barrier", num_steps=20, step_size=0.3, **settings))
+    program = case.program(lambda: Penalty(rule="barrier", num_steps=40, step_size=0.3, **settings))
     found = error(case, program, num_pullbacks)
     return found, program.statistics()["w/penalty_multiplier"]
 

@@ -33,6 +33,7 @@ from mlotool.hypergradient.vector import add, norm
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
+from tests.hypergradient.nasty_blocks import OldSine
 from tests.hypergradient.unrolled_cases import REMAT, UnrolledCase, mixed
 from tests.live_storage import LiveStorage
 
@@ -77,16 +78,6 @@ def test_all_products_see_the_same_random_numbers() -> None:
     reverse = ReverseProduct(view, theta, inputs, [True])
     assert torch.allclose(reverse.hessian(direction)[0], first[0], rtol=1e-12)
     assert torch.equal(torch.rand(1), after)
-
-
-def test_a_loss_whose_modes_disagree_is_refused_once() -> None:
-    def hidden(theta: Vector, inputs: Vector) -> Tensor:
-        # What forward mode sees and double backward does not.
-        return ((Doubled.apply(theta[0]) ** 2) * inputs[0]).sum() + theta[1].square().sum()
-
-    view, theta, inputs = view_of(hidden)
-    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.product: found forward, whose product with H"):
-        check_forward_product(view, theta, inputs, (True,))
 
 
 class Doubled(torch.autograd.Function):
@@ -169,36 +160,6 @@ def test_on_ranks_all_exchange_the_same_tensors() -> None:
     step = RecordedStep(Unroll((), True, (), loss, *[None] * 5), view, record, [torch.ones(1)], [True])
     of_theta, _ = ForwardStepProduct(step).pull([torch.ones(1), torch.ones(1)], needs_theta=True)
     assert [float(each) for each in of_theta] == [6.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        nn.functional.silu,
-        lambda x: nn.functional.mse_loss(x, torch.ones_like(x)),
-        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None] ** 2, x[None]),
-        lambda x: nn.functional.group_norm(x[None].transpose(1, 2), 2).sin(),
-    ],
-    ids=["silu", "mse", "attention", "group_norm"],
-)
-@pytest.mark.parametrize("is_remat", [False, True])
-def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_remat: bool) -> None:
-    def loss(theta: Vector, inputs: Vector) -> Tensor:
-        x = torch.outer(theta[0], theta[1]).repeat(2, 2)
-        return ((remat(block, x) if is_remat else block(x)) * inputs[0].sum()).sum()
-
-    def by_differences(vector: Vector) -> list[Tensor]:
-        def slope(sign: float) -> list[Tensor]:
-            at = [(x + sign * 1e-5 * u).requires_grad_() for x, u in zip(theta, vector, strict=True)]
-            return list(torch.autograd.grad(loss(at, inputs), at))
-
-        return [(a - b) / 2e-5 for a, b in zip(slope(1.0), slope(-1.0), strict=True)]
-
-    view, theta, inputs = view_of(loss)
-    vector = [torch.tensor([0.3, -0.5], dtype=torch.float64), torch.tensor([0.2, 0.9], dtype=torch.float64)]
-    found = ForwardProduct(view, theta, inputs, [True]).hessian(vector)
-    for mine, its in zip(found, by_differences(vector), strict=True):
-        assert torch.allclose(mine, its, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("solver", [Identity(), Neumann(3, 0.1), ConjugateGradient(4, 1e-12, damping=1.0)])
@@ -416,22 +377,9 @@ def test_parameters_that_begin_at_zero(dtype: torch.dtype, tolerance: float, beg
     assert apart(found.cross(direction), exact.cross(direction)) < tolerance
 
 
-class OldStyle(torch.autograd.Function):
-    """Has no derivative in forward mode."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
-        return 2 * ctx.saved_tensors[0] * cotangent
-
-
 LOSSES = {
     "another derivative": lambda theta, inputs: quadratic(theta, inputs) + (Doubled.apply(theta[0]) ** 2).sum(),
-    "no derivative": lambda theta, inputs: quadratic(theta, inputs) + OldStyle.apply(theta[0]).sum(),
+    "no derivative": lambda theta, inputs: quadratic(theta, inputs) + OldSine.apply(theta[0]).sum(),
 }
 
 

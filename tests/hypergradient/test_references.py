@@ -27,10 +27,10 @@ from mlotool.hypergradient import (
     implicit,
 )
 from mlotool.hypergradient.compare import compare, solved_slope
-from mlotool.program import AbstractHypergradient, Program, Schedule
+from mlotool.program import AbstractHypergradient, Program
 from tests import programs
 from tests.hypergradient import every_algorithm
-from tests.hypergradient.two_levels import two_levels
+from tests.hypergradient.two_levels import ticked, two_levels
 from tests.program.small import assert_identical, numbers, pair, parameters
 from tests.programs import Case, Point
 
@@ -361,8 +361,7 @@ def test_the_slope_of_an_unrolled_program() -> None:
 def test_an_unrolled_recipe_is_compared_with_what_takes_one_batch() -> None:
     """`mlotool check mwn hypergradient=unrolled` gave the list of the unrolled steps' batches to a loss."""
     program = every_algorithm.program(Unrolled)
-    for _ in range(3):
-        Schedule(program).tick()
+    ticked(program, 3)
     lower, upper = program.problems["model"].stream, program.problems["weigher"].stream
     assert lower is not None
     assert upper is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.hypergradient import Exact, Implicit, Penalty
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
+from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient.every_algorithm import (
     DIFFERENTIATED,
     EVERY,
@@ -19,6 +19,7 @@ from tests.hypergradient.every_algorithm import (
     program,
     weighted,
 )
+from tests.hypergradient.two_levels import ticked
 from tests.program.reweighting import (
     FD,
     REVERSE,
@@ -28,19 +29,15 @@ from tests.program.reweighting import (
     reweighting,
     weighted_by_plain_detach,
 )
-from tests.program.small import Mlp, assert_identical, numbers, parameters
-from tests.programs import Point
+from tests.program.small import Mlp, assert_identical, parameters
+from tests.programs import nested
 
 # The small losses are not convex, and a Nystrom solve says so.
 pytestmark = pytest.mark.filterwarnings("ignore:The Nystrom solve")
 
 
 def trained(make: Callable[[], AbstractHypergradient], *modules: nn.Module, ticks: int, **options: Any) -> Program:
-    built = program(make, *modules, **options)
-    schedule = Schedule(built)
-    for _ in range(ticks):
-        schedule.tick()
-    return built
+    return ticked(program(make, *modules, **options), ticks)
 
 
 def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
@@ -227,28 +224,13 @@ def test_all_evaluations_of_one_differentiated_pullback_see_the_same_random_numb
     """Nested: the lower pullback is differentiated, for which its loss is evaluated again and again."""
     drawn: list[Tensor] = []
 
+    built = nested(shapes_both=False).program(lambda: Implicit(Exact()))
+
     def low(batch: None, *, low: Any, mid: Any) -> Tensor:
-        drawn.append(1 + torch.rand(2, dtype=torch.float64))
+        drawn.append(1 + torch.rand(3, dtype=torch.float64))
         return (drawn[-1] * (low() - mid()) ** 2 + 0.1 * low() ** 4).sum()
 
-    def mid(batch: None, *, mid: Any, low: Any, top: Any) -> Tensor:
-        return ((mid() - top()) ** 2 + (low() - 1) ** 2 + low() * mid() ** 2).sum()
-
-    def top(batch: None, *, mid: Any) -> Tensor:
-        return (mid() ** 3).sum()
-
-    roles = {"low": ("low", "mid"), "mid": ("mid", "low", "top"), "top": ("mid",)}
-    problems = [
-        Problem(
-            name,
-            Point(numbers(0.3, 0.5)),
-            loss,
-            roles={role: role for role in roles[name]},
-            hypergradient=Implicit(Exact()),
-        )
-        for name, loss in {"low": low, "mid": mid, "top": top}.items()
-    ]
-    graph = Graph({"top": ["mid"], "mid": ["low"]}, {"low": ["mid"], "mid": ["top"]})
-    Program(problems, graph).gradient("top")
+    built.problems["low"].loss = low
+    built.gradient("top")
     assert len(drawn) > 2
     assert all(torch.equal(draw, drawn[0]) for draw in drawn)

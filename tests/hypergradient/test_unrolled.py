@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler as rates
 
 from mlotool.hypergradient import Unrolled
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from tests.hypergradient.two_levels import two_levels
+from tests.hypergradient.two_levels import ticked, two_levels
 from tests.program.small import numbers, samples
 from tests.programs import Point
 
@@ -198,9 +198,7 @@ def test_a_problem_that_waits_for_a_slower_one_is_differentiated_through_all_its
     )
     problems = [lower("a", 1, starts[0]), lower("b", 3, starts[1]), upper]
     built = Program(problems, Graph({"u": ["a", "b"]}, {"a": ["u"], "b": ["u"]}))
-    schedule = Schedule(built)
-    for _ in range(3):
-        schedule.tick()
+    ticked(built, 3)
     moved = numbers(0.4, -0.6) - built.problems["u"].constants()["x"]
 
     def loop(u: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit, Unrolled
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from tests.hypergradient.test_unrolled import by_differences, flat
+from tests.hypergradient.two_levels import ticked
 from tests.program.small import numbers, samples
 from tests.programs import Point, newton
 
@@ -91,12 +92,9 @@ def program(
     return Program(problems, Graph(shaping, {"w": ["v"], "v": ["u"]}))
 
 
-def trained(built: Program, num_ticks: int | None = None) -> Program:
+def trained(built: Program) -> Program:
     """Return it after the steps of `v`, which the top problem, at a learning rate of zero, leaves as they are."""
-    schedule = Schedule(built)
-    for _ in range(schedule.cycle_length() if num_ticks is None else num_ticks):
-        schedule.tick()
-    return built
+    return ticked(built, Schedule(built).cycle_length())
 
 
 def plain_solve(v: Tensor, u: Tensor, number: int) -> Tensor:

@@ -6,10 +6,6 @@ from torch import Tensor
 from tests.core.operators.building import CHOICE, LABELS, MASK, ZERO, ZEROS, Operators, assigned, symmetric, zeroed
 
 
-def _exponential(u: Tensor, s: Tensor, v: Tensor) -> Tensor:
-    return u @ torch.diag(s.exp()) @ v
-
-
 def _logarithm(values: Tensor, vectors: Tensor) -> Tensor:
     return (vectors * values.log()) @ vectors.mT
 
