@@ -14,6 +14,7 @@ from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import forward_mode, refuse_scripted, twice_differentiable_mode
 from tests.core.operators.products import difference, distance, forward, forward_by_autograd, reverse
+from tests.hypergradient.nasty_blocks import OldSine
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
@@ -190,19 +191,6 @@ class RoundStraight(Sine):
 
     forward = staticmethod(lambda x: x.round())
     backward = jvp = staticmethod(lambda ctx, slope: 1.5 * slope)
-
-
-class OldSine(torch.autograd.Function):
-    """As it was written before torch.func."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * ctx.saved_tensors[0].cos()
 
 
 class NoTangent(Sine):

@@ -8,23 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import (
-    ConjugateGradient,
-    EvolutionStrategies,
-    Identity,
-    Implicit,
-    Neumann,
-    Penalty,
-    Unrolled,
-)
+from mlotool import ConjugateGradient, EvolutionStrategies, Identity, Implicit, Neumann, Penalty, Unrolled
 from mlotool.core.errors import ConfigError
 from tests.hypergradient.two_levels import ticked, two_levels
 from tests.programs import Point
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit",
-    "ignore:The .* solve at problem",
-    "ignore:The .grad attribute of a Tensor",
+    "ignore:`torch.jit", "ignore:The .* solve at problem", "ignore:The .grad attribute of a Tensor"
 )
 COMPILE = partial(torch.compile, backend="aot_eager")
 
@@ -86,9 +76,7 @@ ALGORITHMS = [
 def test_hypergradients_are_those_of_the_module_itself(name: str, algorithm: Any) -> None:
     torch.compiler.reset()
     if "TorchScript" in name and getattr(algorithm, "product", None) == "forward":
-        with pytest.raises(
-            ConfigError, match=r"a module of torch.jit, which has no .*Leave out torch.jit"
-        ):
+        with pytest.raises(ConfigError, match=r"a module of torch.jit, which has no .*Leave out torch.jit"):
             ends(COMPILED[name](), algorithm)
         return
     found, expected = ends(COMPILED[name](), algorithm), ends(Net(), algorithm)

@@ -7,17 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import (
-    SABA,
-    ConjugateGradient,
-    EvolutionStrategies,
-    Exact,
-    Identity,
-    Implicit,
-    Penalty,
-    Program,
-    Unrolled,
-)
+from mlotool import SABA, ConjugateGradient, EvolutionStrategies, Exact, Identity, Implicit, Penalty, Program, Unrolled
 from mlotool.core.errors import ConfigError
 from tests.hypergradient.two_levels import ticked, two_levels
 from tests.programs import Point

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlotool.hypergradient import EvolutionStrategies, Unrolled
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from tests.hypergradient.test_unrolled import BATCHES, OPTIMIZERS, upper_values
 from tests.hypergradient.test_unrolled import program as unrolled_program
 from tests.hypergradient.two_levels import ticked, two_levels
-from tests.program.small import assert_identical, assert_resumes, momentum, numbers, parameters, samples, web
+from tests.program.small import assert_resumes, momentum, numbers, samples, web
 from tests.programs import Point
 
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -87,25 +87,6 @@ def test_a_chain_of_solutions_is_rolled_out_in_turn(num_ticks: int) -> None:
     found, expected = (ticked(each, num_ticks).gradient("top")["x"] for each in (built, reference))
     # Once mid has read low, low's steps are simulated on, and mid's are replayed with low as it then is.
     assert torch.allclose(found, expected, rtol=1e-3 if num_ticks else 1e-5)
-
-
-def test_nothing_is_updated_and_the_generators_are_left_alone() -> None:
-    def noisy(batch: Any, *, w: Any, u: Any) -> Tensor:
-        return (nn.functional.dropout(w(), 0.5) - u()).square().sum()
-
-    built = program(EvolutionStrategies(4), lambda w, u: nn.functional.dropout(w, 0.5).round().sum())
-    built.problems["w"].loss = noisy
-    before, state = parameters(built), torch.get_rng_state()
-    built.gradient("u")
-    assert_identical(parameters(built), before)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_resumed_run_is_bit_identical() -> None:
-    def make() -> Program:
-        return program(EvolutionStrategies(2, shaping="rank"), quadratic)
-
-    assert_resumes(make, num_ticks=7, num_more=5)
 
 
 def test_a_diverged_rollout_is_left_out() -> None:
@@ -186,10 +167,12 @@ def test_a_schedule_equals_a_plain_loop_of_particles() -> None:
         assert torch.allclose(built.problems["u"].module.x, u, rtol=1e-9), number
 
 
-@pytest.mark.parametrize("restart_every", [None, 2])
-def test_a_resumed_run_of_particles_is_bit_identical(restart_every: int | None) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"shaping": "rank"}, {"persistent": True}, {"persistent": True, "restart_every": 2}]
+)
+def test_a_resumed_run_is_bit_identical(settings: dict[str, Any]) -> None:
     def make() -> Program:
-        built = program(EvolutionStrategies(2, persistent=True, restart_every=restart_every), quadratic)
+        built = program(EvolutionStrategies(2, **settings), quadratic)
         built.problems["w"].optimizer = momentum(built.problems["w"].theta.values())
         return built
 

@@ -10,14 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlotool import (
-    ConjugateGradient,
-    Identity,
-    Implicit,
-    Neumann,
-    Unrolled,
-    remat,
-)
+from mlotool import ConjugateGradient, Identity, Implicit, Neumann, Unrolled
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState, stop_gradient
 from mlotool.hypergradient.products import finite_difference, forward
@@ -33,9 +26,9 @@ from mlotool.hypergradient.vector import add, norm
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
+from tests.core.test_rematerialization import per_block
 from tests.hypergradient.nasty_blocks import OldSine
 from tests.hypergradient.unrolled_cases import REMAT, UnrolledCase, mixed
-from tests.live_storage import LiveStorage
 
 
 def quadratic(theta: Vector, inputs: Vector) -> Tensor:
@@ -101,32 +94,17 @@ class Doubled(torch.autograd.Function):
 
 
 def test_memory_does_not_grow_with_the_inside_of_blocks() -> None:
-    def peak(num_blocks: int, product: type[ForwardProduct] | type[ReverseProduct], is_remat: bool) -> int:
-        weights = [torch.eye(8, dtype=torch.float64) for _ in range(num_blocks)]
+    def of_block(product: Any, is_remat: bool) -> float:
+        def way(loss: Any, theta: Vector, vector: Vector) -> None:
+            view = LowerView(LowerProblem("w"), tuple(theta), lambda theta, inputs: loss(theta))
+            product(view, theta, [], []).own_hessian(vector)
 
-        def block(x: Tensor, weight: Tensor) -> Tensor:
-            for _ in range(6):
-                x = torch.softmax(x @ weight, dim=1)
-            return x
+        return per_block(way, is_remat)
 
-        def loss(theta: Vector, inputs: Vector) -> Tensor:
-            x = torch.ones(64, 8, dtype=torch.float64)
-            for weight in theta:
-                x = remat(block, x, weight) if is_remat else block(x, weight)
-            return x.square().sum()
-
-        view = LowerView(LowerProblem("w"), tuple(weights), loss)
-        with LiveStorage() as live:
-            product(view, weights, [], []).own_hessian(weights)
-        return live.peak
-
-    def per_block(*given: Any) -> float:
-        return (peak(6, *given) - peak(3, *given)) / 3
-
-    one_input = 64 * 8 * 8
-    assert per_block(ForwardProduct, True) < 3.5 * one_input
-    assert per_block(ForwardProduct, False) < 0.9 * per_block(ReverseProduct, False)
-    assert per_block(ForwardProduct, True) < per_block(ForwardProduct, False) / 5
+    with_blocks, without = of_block(ForwardProduct, True), of_block(ForwardProduct, False)
+    assert with_blocks < 3.5
+    assert with_blocks < without / 5
+    assert without < 0.9 * of_block(ReverseProduct, False)
 
 
 def test_parameters_without_a_gradient_are_compared_again() -> None:

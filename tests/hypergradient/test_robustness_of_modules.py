@@ -1,8 +1,7 @@
 """What real models and batches bring along, with every algorithm: each is compared with a plain twin."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -10,25 +9,9 @@ from torch import Tensor, nn
 
 from mlotool.hypergradient import Exact, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Program, Schedule
-from tests.hypergradient.every_algorithm import (
-    DIFFERENTIATED,
-    EVERY,
-    Batch,
-    Rows,
-    clean_and_decayed,
-    program,
-    weighted,
-)
+from tests.hypergradient.every_algorithm import DIFFERENTIATED, EVERY, Batch, Rows, clean_and_decayed, program, weighted
 from tests.hypergradient.two_levels import ticked
-from tests.program.reweighting import (
-    FD,
-    REVERSE,
-    by_torch,
-    flat,
-    relative_error,
-    reweighting,
-    weighted_by_plain_detach,
-)
+from tests.program.reweighting import FD, REVERSE, by_torch, flat, relative_error, reweighting, weighted_by_plain_detach
 from tests.program.small import Mlp, assert_identical, parameters
 from tests.programs import nested
 
@@ -74,42 +57,19 @@ def test_unused_parameters_are_left_alone_by_weight_decay(name: str, optimizer: 
     assert "nystrom" in name or close(ours, parameters(twin))
 
 
-class Named(NamedTuple):
-    x: Tensor
-    rest: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Derived:
-    """Its second field is not an argument."""
-
-    x: Tensor
-    target: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "target", self.x.sum(1))
-
-
-PACKINGS: dict[str, tuple[Callable[[Batch], Any], Callable[[Any], Batch]]] = {
-    "dict": (lambda b: {"a": {"b": dict(b)}, "n": 3}, lambda p: p["a"]["b"]),
-    "tuple": (lambda b: (1, (b["input"], [b["target"], None])), lambda p: {"input": p[1][0], "target": p[1][1][0]}),
-    "namedtuple": (lambda b: Named(b["input"], (b["target"],)), lambda p: {"input": p.x, "target": p.rest[0]}),
-    "dataclass": (lambda b: Derived(b["input"]), lambda p: {"input": p.x, "target": p.target}),
-}
-
-
 @pytest.mark.parametrize("name", ["neumann", "identity_difference", "unrolled_forward", "penalty", "saba", "evolution"])
 def test_nested_batches(name: str) -> None:
-    expected = parameters(trained(EVERY[name], ticks=2))
-    for pack, unpack in PACKINGS.values() if name == "neumann" else [PACKINGS["namedtuple"]]:
-        built = trained(
-            EVERY[name],
-            ticks=2,
-            pack=pack,
-            lower=lambda batch, unpack=unpack, **roles: weighted(unpack(batch), **roles),
-            upper=lambda batch, unpack=unpack, **roles: clean_and_decayed(unpack(batch), **roles),
-        )
-        assert_identical(parameters(built), expected)
+    def unpacked(batch: Any) -> Batch:
+        return {"input": batch["a"][1], "target": batch["a"][2][0]}
+
+    built = trained(
+        EVERY[name],
+        ticks=2,
+        pack=lambda batch: {"a": (1, batch["input"], [batch["target"], None]), "n": 3},
+        lower=lambda batch, **roles: weighted(unpacked(batch), **roles),
+        upper=lambda batch, **roles: clean_and_decayed(unpacked(batch), **roles),
+    )
+    assert_identical(parameters(built), parameters(trained(EVERY[name], ticks=2)))
 
 
 def _statistics(model: Mlp) -> nn.BatchNorm1d:

@@ -11,12 +11,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mlotool import SABA, Schedule
-from mlotool.hypergradient import (
-    ConjugateGradient,
-    FixedPoint,
-    Implicit,
-    Neumann,
-)
+from mlotool.hypergradient import ConjugateGradient, FixedPoint, Implicit, Neumann
 from mlotool.problem.interface import LowerProblem, LowerView, Memory
 from tests import programs
 from tests.hypergradient.two_levels import two_levels

@@ -244,15 +244,11 @@ class Counting:
 
 
 class OfNumpy(Counting):
-    """A loss with a random weight."""
-
     def factor(self) -> float:
         return 1 + float(numpy.random.rand())
 
 
 class OfGenerator(Counting):
-    """A loss with a random weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(0)

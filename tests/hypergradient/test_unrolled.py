@@ -103,9 +103,7 @@ def program(
     return Program([lower, top], Graph({"u": ["w"]}, {"w": ["u"]}))
 
 
-def by_loop(
-    way: str, make: Callable[..., torch.optim.Optimizer], values: Tensor, *, clip: float | None = None, rates: int = 1
-) -> Tensor:
+def by_loop(way: str, make: Callable[..., torch.optim.Optimizer], values: Tensor) -> Tensor:
     """Return the upper loss after a loop of torch's own optimizer; `values` are the upper parameters, flat."""
     start = [values[:3], values[3:]] if way == "start" else [START, numbers(0.2)]
     theta = [each.detach().clone().requires_grad_() for each in start]
@@ -118,8 +116,6 @@ def by_loop(
     for batch in BATCHES:
         optimizer.zero_grad()
         fit(theta, u, batch).backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(theta, clip)
         optimizer.step()
     return goal(theta).detach()
 

@@ -61,16 +61,7 @@ def call(module: nn.Module, theta: Vector, *inputs: Any) -> Any:
 class PlainUnroll:
     """A lower problem that is trained for some steps, and a loss above of where that leads.
 
-    Args:
-        start: where it begins.
-        loss: `(theta, meta, batch) -> loss`.
-        goal: `(theta, meta) -> loss above`.
-        update: of a parameter.
-        rate: learning rate, or from meta to it.
-        batches: by step, those that the gradient is averaged over.
-        is_start: whether it begins at meta.
-        clip: largest norm of a gradient.
-        horizon: how many of the last steps are differentiated; None for all.
+    The batches of a step are those that its gradient is averaged over. With `is_start` it begins at meta.
     """
 
     start: Vector
@@ -84,12 +75,7 @@ class PlainUnroll:
     horizon: int | None = None
 
     def gradient(self, meta: Vector, *, is_second_order: bool = True) -> Tensor:
-        """Return the derivative of the loss above with respect to meta, flat.
-
-        Args:
-            meta: what shapes the problem.
-            is_second_order: false takes the gradients of steps for constants.
-        """
+        """Return the derivative of the loss above with respect to meta, flat."""
         points = [each.detach().clone().requires_grad_() for each in meta]
         goal = self.goal(self.steps(points, is_second_order), points)
         if not goal.requires_grad:
@@ -214,14 +200,8 @@ class UnrolledCase:
 
     Args:
         way: what the problem above is: a learning rate, a start or weights of rows.
-        optimizer: its name.
-        num_steps: of training.
         network: from a seed to it.
-        accumulate: batches a step.
-        clip: largest norm of a gradient.
         mode: of the network in the loss above; None leaves it.
-        tasks: how many networks are trained, each on batches of its own.
-        is_autocast: whether the lower loss is evaluated in bf16 where autocast has it so.
         is_streamed: whether the program has a stream of its batches, one after the other.
     """
 
