@@ -13,7 +13,7 @@ from tests.hypergradient.every_algorithm import DIFFERENTIATED, EVERY, Batch, Ro
 from tests.hypergradient.two_levels import ticked
 from tests.program.reweighting import FD, REVERSE, by_torch, flat, relative_error, reweighting, weighted_by_plain_detach
 from tests.program.small import Mlp, assert_identical, parameters
-from tests.programs import nested
+from tests.programs import Case
 
 # The small losses are not convex, and a Nystrom solve says so.
 pytestmark = pytest.mark.filterwarnings("ignore:The Nystrom solve")
@@ -184,13 +184,18 @@ def test_all_evaluations_of_one_differentiated_pullback_see_the_same_random_numb
     """Nested: the lower pullback is differentiated, for which its loss is evaluated again and again."""
     drawn: list[Tensor] = []
 
-    built = nested(shapes_both=False).program(lambda: Implicit(Exact()))
-
-    def low(batch: None, *, low: Any, mid: Any) -> Tensor:
+    def low(low: Tensor, mid: Tensor) -> Tensor:
         drawn.append(1 + torch.rand(3, dtype=torch.float64))
-        return (drawn[-1] * (low() - mid()) ** 2 + 0.1 * low() ** 4).sum()
+        return (drawn[-1] * (low - mid) ** 2 + 0.1 * low**4).sum()
 
-    built.problems["low"].loss = low
-    built.gradient("top")
+    def mid(mid: Tensor, low: Tensor, top: Tensor) -> Tensor:
+        return ((mid - top) ** 2 + (low - 1) ** 2 + low * mid**2).sum()
+
+    def top(mid: Tensor) -> Tensor:
+        return (mid**3).sum()
+
+    graph = {"top": ["mid"], "mid": ["low"]}, {"low": ["mid"], "mid": ["top"]}
+    case = Case({"low": low, "mid": mid, "top": top}, *graph, lambda top: {"low": top, "mid": top}, "top")
+    case.program(lambda: Implicit(Exact())).gradient("top")
     assert len(drawn) > 2
     assert all(torch.equal(draw, drawn[0]) for draw in drawn)
