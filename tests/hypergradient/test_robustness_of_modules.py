@@ -72,15 +72,11 @@ def test_nested_batches(name: str) -> None:
     assert_identical(parameters(built), parameters(trained(EVERY[name], ticks=2)))
 
 
-def _statistics(model: Mlp) -> nn.BatchNorm1d:
-    return model.body[1]  # type: ignore[return-value]
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_batch_statistics_move_once_an_optimizer_step(name: str) -> None:
     model = Mlp(nn.BatchNorm1d(5, momentum=0.5))
     built = program(EVERY[name], model)
-    norm, schedule = _statistics(model), Schedule(built)
+    norm, schedule = model.body[1], Schedule(built)
     for tick in range(1, 4):
         first = model.body[0].weight.detach().clone(), model.body[0].bias.detach().clone()
         mean = norm.running_mean.clone()
