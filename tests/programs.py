@@ -6,6 +6,7 @@ Newton steps from the solution.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -85,21 +86,24 @@ class Case:
     top: str
     start: Tensor = field(default_factory=lambda: vector(99))
 
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """The start, and the solutions as functions of it."""
+        top = self.start.clone().requires_grad_()
+        return {self.top: top, **self.solve(top)}
+
     def reference(self) -> Tensor:
         """Return the gradient of the top loss of the solved program."""
-        top = self.start.clone().requires_grad_()
-        values = {self.top: top, **self.solve(top)}
-        loss = self.losses[self.top](**{name: values[name] for name in self._roles(self.top)})
-        return torch.autograd.grad(loss, top)[0]
+        loss = self.losses[self.top](**{name: self.values[name] for name in self._roles(self.top)})
+        return torch.autograd.grad(loss, self.values[self.top], retain_graph=True)[0]
 
     def program(self, make: Callable[[], AbstractHypergradient]) -> Program:
         """Return the program at the solutions of all lower problems."""
-        values = {self.top: self.start, **self.solve(self.start.clone().requires_grad_())}
         problems = []
         for name, loss in self.losses.items():
             roles = {role: role for role in self._roles(name)}
             problems.append(
-                Problem(name, Point(values[name].detach()), _as_loss(loss), roles=roles, hypergradient=make())
+                Problem(name, Point(self.values[name].detach()), _as_loss(loss), roles=roles, hypergradient=make())
             )
         return Program(problems, Graph(self.upper_to_lower, self.lower_to_upper))
 

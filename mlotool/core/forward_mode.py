@@ -269,6 +269,14 @@ def scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str,
     return torch.scatter_reduce(x, dim, index, src, reduce, **kwargs)
 
 
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Return x with the first values of `source` where the mask is true."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    if not source.numel():
+        return x.clone()
+    return torch.where(mask, source.reshape(-1)[mask.reshape(-1).cumsum(0) - 1].view(x.shape), x)
+
+
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
     """Return `log(z / (1 - z))`, with z = x kept `eps` away from 0 and 1."""
     z = x if eps is None else x.clamp(eps, 1.0 - eps)
@@ -282,16 +290,55 @@ def soft_margin_loss(input: Tensor, target: Tensor, *how: Any, **named: Any) -> 
 
 
 @_cast_once(_in_float32)
-def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
-    """Return `|x_i - y_j|_p`."""
-    return torch.linalg.vector_norm(x1[..., :, None, :] - x2[..., None, :, :], p, dim=-1)
+def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float = 1, *how: Any, **named: Any) -> Tensor:
+    """Return the mean over samples of `sum over j != y of w_y max(0, margin - x_y + x_j)^p / C`."""
+    weight = how[0] if how else named.pop("weight", None)
+    scores, labels = torch.atleast_2d(input), torch.atleast_1d(target)
+    excess = (margin - scores.gather(1, labels[:, None]) + scores).clamp_min(0.0) ** p
+    excess = excess if weight is None else excess * weight[labels][:, None]
+    losses = (excess * (torch.arange(scores.shape[1], device=scores.device) != labels[:, None])).mean(1)
+    return _reduced(losses if input.dim() > 1 else losses[0], _how(*how[1:], **named), None)
+
+
+@_cast_once(_in_float32)
+def multilabel_margin_loss(input: Tensor, target: Tensor, *how: Any, **named: Any) -> Tensor:
+    """Return the mean of `sum over labels y (up to the first -1) and others j of max(0, 1 - x_y + x_j) / C`."""
+    scores, labels = torch.atleast_2d(input), torch.atleast_2d(target)
+    is_label, labels = (labels >= 0).cumprod(1).bool(), labels.clamp_min(0)
+    is_other = torch.zeros_like(scores).scatter_add(1, labels, is_label.to(scores.dtype)) == 0
+    margins = 1.0 - scores.gather(1, labels)[:, :, None] + scores[:, None, :]
+    losses = (margins.clamp_min(0.0) * (is_label[:, :, None] & is_other[:, None, :])).sum((1, 2)) / scores.shape[1]
+    return _reduced(losses if input.dim() > 1 else losses[0], _how(*how, **named), None)
+
+
+def _power(sizes: Tensor, p: float) -> Tensor:
+    """Return `sizes^p`, of derivative zero at zero, where a slope is infinite."""
+    is_positive = sizes > 0
+    return torch.where(is_positive, torch.where(is_positive, sizes, 1.0) ** p, 0.0)
+
+
+def _norm(difference: Tensor, p: float) -> Tensor:
+    if p == 0.0 or math.isinf(p):
+        return torch.linalg.vector_norm(difference, p, dim=-1)
+    powers = difference.square() if p == 2.0 else _power(difference.abs(), p)
+    return _power(powers.sum(-1), 1.0 / p)
+
+
+@_cast_once(_in_float32)
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+    """Return `|x_i - y_j|_p`; with as many rows as torch does it for (25), by a product of matrices."""
+    is_large = max(x1.shape[-2], x2.shape[-2]) > 25 and compute_mode.endswith("necessary")
+    if p == 2.0 and (is_large or compute_mode == "use_mm_for_euclid_dist"):
+        squares = x1.square().sum(-1)[..., :, None] + x2.square().sum(-1)[..., None, :]
+        return _power(squares - 2.0 * (x1 @ x2.mT), 0.5)
+    return _norm(x1[..., :, None, :] - x2[..., None, :, :], p)
 
 
 @_cast_once(_in_float32)
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     """Return `|x_i - x_j|_p` for i < j."""
     first, second = torch.triu_indices(len(input), len(input), 1, device=input.device)
-    return torch.linalg.vector_norm(input[first] - input[second], p, dim=-1)
+    return _norm(input[first] - input[second], p)
 
 
 @_cast_once(_in_float32)
@@ -376,7 +423,13 @@ TWICE: Table = {
     torch._weight_norm: weight_norm,
     F.hardsigmoid: _activation(lambda x: F.hardtanh(x + 3.0, 0.0, 6.0) / 6.0),
     F.embedding_bag: embedding_bag,
+    **_table(multi_margin_loss, multilabel_margin_loss),
 }
+
+# What torch differentiates twice since 2.14.
+_OLDER = ("Cdist", "EuclideanDist", "Pdist", "GridSampler2D") if torch.__version__ < "2.14" else ()
+if _OLDER:
+    TWICE |= _table(cdist, pdist, grid_sample)
 
 # Since torch 2.15; the parts that its options cut it into have gradients alone.
 if hasattr(F, "linear_cross_entropy"):
@@ -398,8 +451,9 @@ FORWARD: Table = {
     Tensor.detach_: detach_in_place,
     torch.dropout: dropout,
     Tensor.logit_: lambda x, eps=None: x.copy_(logit(x.clone(), eps)),
+    Tensor.masked_scatter_: lambda x, *args: x.copy_(masked_scatter(x.clone(), *args)),
     Tensor.scatter_reduce_: lambda x, *args, **kwargs: x.copy_(scatter_reduce(x.clone(), *args, **kwargs)),
-    **_table(prod, cumprod, scatter_reduce, logit, soft_margin_loss, cdist, pdist, grid_sample),
+    **_table(prod, cumprod, masked_scatter, scatter_reduce, logit, soft_margin_loss, cdist, pdist, grid_sample),
     torch.linalg.solve: solve,
     **_table(solve_ex, tensorsolve, det, slogdet, logdet, cholesky_inverse, triangular_solve),
 }
@@ -631,6 +685,7 @@ _MARK = once_differentiable(lambda ctx: None).__code__
 _NODES = (
     "CompiledFunction",
     *("ScaledDotProduct.*Attention.*", "WeightNormInterface", "Hardsigmoid", "EmbeddingBag", ".*LinearCrossEntropy.*"),
+    *("MultiMarginLoss", "MultilabelMarginLoss", *_OLDER),
 )
 _REPLACEABLE = re.compile(f"({'|'.join(_NODES)})Backward")
 

@@ -1,7 +1,7 @@
 """What a loss may do besides calling operators: under forward over reverse it means what it means to gradients."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import forward_mode, refuse_scripted, twice_differentiable_mode
 from tests.core.operators.products import difference, distance, forward, forward_by_autograd, reverse
+from tests.hypergradient.nasty_blocks import OldSine
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
@@ -192,19 +193,6 @@ class RoundStraight(Sine):
     backward = jvp = staticmethod(lambda ctx, slope: 1.5 * slope)
 
 
-class OldSine(torch.autograd.Function):
-    """As it was written before torch.func."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * ctx.saved_tensors[0].cos()
-
-
 class NoTangent(Sine):
     """Without jvp."""
 
@@ -228,7 +216,6 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "jvp inside": ("Nested forward mode", lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]),
     "outside in place": ("copy_", lambda x: OUTSIDE.copy_(x) * x),
     "requires_grad_": (r"requires_grad_\(\)", lambda x: x.detach().requires_grad_() * x),
-    "operator": ("special_zeta", lambda x: torch.special.zeta(x.abs() + 2, x)),
 }
 
 
@@ -286,17 +273,6 @@ def test_the_mode_acts_in_blocks_and_in_tasks(is_remat: bool, num_tasks: int | N
     assert distance(found, difference(apart, theta, vector)) < 1e-8
     twice = reverse(whole, theta, vector, lambda: twice_differentiable_mode("w"))
     assert distance(twice, found) < 1e-12
-
-
-@pytest.mark.parametrize("mode", [forward_mode, twice_differentiable_mode])
-def test_dropout_of_attention_draws_what_a_training_step_draws(mode: Callable[[str], AbstractContextManager[None]]):
-    x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64).view(1, 2, 3, 4)
-    torch.manual_seed(0)
-    expected = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
-    torch.manual_seed(0)
-    with mode("w"):
-        found = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
-    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
 @ways

@@ -16,6 +16,7 @@ from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import Replay
 from mlotool.core.tangents import dual_level
+from tests.core.operators.products import distance
 from tests.live_storage import LiveStorage
 
 # torch.func opens levels of forward mode itself.
@@ -120,12 +121,6 @@ def grad_of_grad(loss: Loss, theta: list[Tensor], direction: list[Tensor]) -> li
 WAYS = [double_backward, forward_over_reverse, tangents_outside_a_transform, transforms, grad_of_grad]
 
 
-def apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the norm of the error over that of what is expected."""
-    errors = [(a - b).detach().norm() for a, b in zip(found, expected, strict=True)]
-    return float(torch.stack(errors).norm() / torch.stack([each.detach().norm() for each in expected]).norm())
-
-
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("num_tasks", [None, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -133,14 +128,14 @@ def test_gradient_and_product_are_those_without_it(way: Callable[..., Any], num_
     plain, theta, direction = loss_of(Net(False, dropout=dropout), num_tasks)
     ours, _, _ = loss_of(Net(True, dropout=dropout), num_tasks)
     expected = double_backward(plain, theta, direction)
-    assert apart(way(ours, theta, direction), expected) < 1e-12
+    assert distance(way(ours, theta, direction), expected) < 1e-12
 
 
 @pytest.mark.parametrize("way", [double_backward, forward_over_reverse])
 def test_batch_norm_in_train_mode(way: Callable[..., Any]):
     nets = [Net(is_remat, norm="batch", dropout=0.3) for is_remat in (False, True)]
     (plain, theta, direction), (ours, _, _) = loss_of(nets[0]), loss_of(nets[1])
-    assert apart(way(ours, theta, direction), double_backward(plain, theta, direction)) < 1e-12
+    assert distance(way(ours, theta, direction), double_backward(plain, theta, direction)) < 1e-12
     # Moved once an evaluation of the net, and not again in backward passes.
     for mine, its in zip(nets[1].buffers(), nets[0].buffers(), strict=True):
         assert torch.equal(mine, its)
@@ -156,7 +151,7 @@ def test_third_derivatives():
         product = torch.autograd.grad(slope, points, direction, create_graph=True)
         return list(torch.autograd.grad(product, points, direction, materialize_grads=True))
 
-    assert apart(third(ours), third(plain)) < 1e-12
+    assert distance(third(ours), third(plain)) < 1e-12
 
 
 def test_mode_autocast_and_buffers_are_those_of_the_call():
@@ -274,31 +269,36 @@ def test_what_would_be_wrong_is_refused():
             torch.autograd.grad(forward_ad.unpack_dual(y).tangent.sum(), x)
 
 
+def peak(way: Callable[..., Any], num_blocks: int, is_remat: bool) -> int:
+    """Return the most bytes that a product of a net of some blocks holds."""
+    weights = [torch.eye(8, dtype=torch.float64) / math.sqrt(2) for _ in range(num_blocks)]
+
+    def block(x: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(6):
+            x = torch.softmax(x @ weight, dim=1)
+        return x
+
+    def loss(theta: Sequence[Tensor]) -> Tensor:
+        x = torch.ones(64, 8, dtype=torch.float64)
+        for weight in theta:
+            x = remat(block, x, weight) if is_remat else block(x, weight)
+        return x.square().sum()
+
+    with LiveStorage() as live:
+        way(loss, weights, weights)
+    return live.peak
+
+
+def per_block(way: Callable[..., Any], is_remat: bool) -> float:
+    """Return it for one block more, in inputs of a block."""
+    return (peak(way, 10, is_remat) - peak(way, 5, is_remat)) / 5 / (64 * 8 * 8)
+
+
 @pytest.mark.parametrize("way", [double_backward, forward_over_reverse, tangents_outside_a_transform])
 def test_a_deeper_net_holds_the_inputs_of_its_blocks_and_no_more(way: Callable[..., Any]):
-    def peak(num_blocks: int, is_remat: bool) -> int:
-        weights = [torch.eye(8, dtype=torch.float64) / math.sqrt(2) for _ in range(num_blocks)]
-
-        def block(x: Tensor, weight: Tensor) -> Tensor:
-            for _ in range(6):
-                x = torch.softmax(x @ weight, dim=1)
-            return x
-
-        def loss(theta: Sequence[Tensor]) -> Tensor:
-            x = torch.ones(64, 8, dtype=torch.float64)
-            for weight in theta:
-                x = remat(block, x, weight) if is_remat else block(x, weight)
-            return x.square().sum()
-
-        with LiveStorage() as live:
-            way(loss, weights, weights)
-        return live.peak
-
-    per_block, plain = ((peak(12, flag) - peak(6, flag)) / 6 for flag in (True, False))
-    one_input = 64 * 8 * 8
     # Inputs and cotangents, or their tangents; and the tensors of a weight's size that come and go.
-    assert per_block < 4 * one_input
-    assert plain > 12 * one_input
+    assert per_block(way, True) < 4
+    assert per_block(way, False) > 12
 
 
 class _Products(TorchDispatchMode):

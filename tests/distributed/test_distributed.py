@@ -42,7 +42,7 @@ def test_all_exchanges_are_under_way_before_the_first_one_is_waited_for() -> Non
 
     def begin(flat: Tensor) -> Callable[[], object]:
         seen.append("begin")
-        flat.add_(1.0)
+        flat.add_(1)
         return lambda: seen.append("wait")
 
     tensors = [torch.ones(1, 2, requires_grad=True), torch.tensor(3), torch.empty(0), torch.ones(2)]

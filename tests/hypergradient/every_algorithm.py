@@ -49,7 +49,7 @@ DIFFERENTIATED: dict[str, Callable[[], AbstractHypergradient]] = {
     **{name: _implicit(make, "reverse") for name, make in SOLVERS.items()},
     # Solvers see a product as a function: tests/hypergradient/test_references.py has each with each.
     **{f"{name}_difference": _implicit(SOLVERS[name], "finite_difference") for name in ("identity", "cg", "optimizer")},
-    **{f"{name}_forward": _implicit(SOLVERS[name], "forward") for name in ("neumann", "exact")},
+    **{f"{name}_forward": _implicit(SOLVERS[name], "forward") for name in ("neumann", "cg")},
     "fresh": lambda: Implicit(Neumann(3, 0.1), batch="fresh"),
     "warm": lambda: Implicit(FixedPoint(3, 0.1), warm_start=True, report_every=2),
     "unrolled": Unrolled,

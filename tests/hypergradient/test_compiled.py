@@ -8,28 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import (
-    ConjugateGradient,
-    EvolutionStrategies,
-    Graph,
-    Identity,
-    Implicit,
-    Neumann,
-    Penalty,
-    Problem,
-    Program,
-    Schedule,
-    Unrolled,
-)
+from mlotool import ConjugateGradient, EvolutionStrategies, Identity, Implicit, Neumann, Penalty, Unrolled
 from mlotool.core.errors import ConfigError
+from tests.hypergradient.two_levels import ticked, two_levels
 from tests.programs import Point
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit",
-    "ignore:The .* solve at problem",
-    "ignore:The .grad attribute of a Tensor",
-    # FX follows no compiled function: its problem steps by the plan.
-    "ignore:problems.*its steps are not traced",
+    "ignore:`torch.jit", "ignore:The .* solve at problem", "ignore:The .grad attribute of a Tensor"
 )
 COMPILE = partial(torch.compile, backend="aot_eager")
 
@@ -61,24 +46,15 @@ COMPILED = {
 }
 
 
-def loss(batch: Any, *, model: Any, scale: Any = None) -> Tensor:
+def error(batch: Any, *, w: Any) -> Tensor:
     x = torch.tensor([[1.0, 2.0], [0.5, -1.0], [-1.0, 0.3]])
-    error = (model(x) - x.sum(1)).square().mean()
-    return error if scale is None else error * scale().exp().sum()
+    return (w(x) - x.sum(1)).square().mean()
 
 
-def program(model: nn.Module, algorithm: Any, trace: str | None = None) -> Program:
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    lower = Problem("model", model, loss, roles={"model": "model", "scale": "scale"}, optimizer=sgd,
-                    hypergradient=algorithm, unroll_steps=2)  # fmt: skip
-    upper = Problem("scale", Point(torch.zeros(1)), loss, roles={"model": "model"}, optimizer=sgd)
-    return Program([lower, upper], Graph({"scale": ["model"]}, {"model": ["scale"]}), trace=trace, trace_from=1)
-
-
-def ends(made: Program) -> list[Tensor]:
-    schedule = Schedule(made)
-    for _ in range(5):
-        schedule.tick()
+def ends(model: nn.Module, algorithm: Any) -> list[Tensor]:
+    sgd, lower = partial(torch.optim.SGD, lr=0.1), lambda batch, *, w, u: error(batch, w=w) * u().exp().sum()
+    settings = {"of_upper": {"optimizer": sgd}, "optimizer": sgd, "unroll_steps": 2}
+    made = ticked(two_levels((model, lower), (Point(torch.zeros(1)), error), algorithm, **settings), 5)
     return [each.detach() for problem in made.problems.values() for each in problem.theta.values()]
 
 
@@ -100,8 +76,8 @@ ALGORITHMS = [
 def test_hypergradients_are_those_of_the_module_itself(name: str, algorithm: Any) -> None:
     torch.compiler.reset()
     if "TorchScript" in name and getattr(algorithm, "product", None) == "forward":
-        with pytest.raises(ConfigError, match=r"a module of torch.jit, under product: forward; .*Leave out torch.jit"):
-            program(COMPILED[name](), algorithm)
+        with pytest.raises(ConfigError, match=r"a module of torch.jit, which has no .*Leave out torch.jit"):
+            ends(COMPILED[name](), algorithm)
         return
-    found, expected = ends(program(COMPILED[name](), algorithm)), ends(program(Net(), algorithm))
+    found, expected = ends(COMPILED[name](), algorithm), ends(Net(), algorithm)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))

@@ -15,15 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import mlotool.hypergradient
-from mlotool import (
-    ConjugateGradient,
-    EvolutionStrategies,
-    Implicit,
-    Neumann,
-    Penalty,
-    Unrolled,
-    hypergradient,
-)
+from mlotool import ConjugateGradient, EvolutionStrategies, Implicit, Neumann, Penalty, Unrolled, hypergradient
 from mlotool.config.trusted import trusted_names
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown

@@ -8,23 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import (
-    ConjugateGradient,
-    Graph,
-    Identity,
-    Implicit,
-    Neumann,
-    Penalty,
-    Problem,
-    Program,
-    Schedule,
-)
+from mlotool import ConjugateGradient, Identity, Implicit, Neumann, Penalty, Program, Schedule
 from mlotool.core.gradient import full_precision
 from mlotool.hypergradient.products.base import ReverseProduct
 from mlotool.hypergradient.vector import norm
 from mlotool.problem.interface import LowerProblem, LowerView
-
-GRAPH = Graph({"weigher": ["model"]}, {"model": ["weigher"]})
+from tests.hypergradient.two_levels import two_levels
 
 
 class Weights(nn.Module):
@@ -51,40 +40,22 @@ def program(
     *,
     upper: str | None = None,
     lower_loss: Callable[..., Tensor] | None = None,
-    **settings: Any,
 ) -> Program:
     """Learn a weight for each sample of a small classifier."""
     torch.manual_seed(0)
     inputs, target, clean_inputs, clean_target = data()
 
-    def weighted(batch: Any, *, model: Any, weigher: Any) -> Tensor:
-        losses = nn.functional.cross_entropy(model(inputs), target, reduction="none")
-        decay = sum(tensor.square().sum() for tensor in model.parameters())
-        return (weigher() * losses).mean() + 0.05 * decay
+    def weighted(batch: Any, *, w: Any, u: Any) -> Tensor:
+        losses = nn.functional.cross_entropy(w(inputs), target, reduction="none")
+        return (u() * losses).mean() + 0.05 * sum(tensor.square().sum() for tensor in w.parameters())
 
-    def clean(batch: Any, *, model: Any) -> Tensor:
-        return nn.functional.cross_entropy(model(clean_inputs), clean_target)
+    def clean(batch: Any, *, w: Any) -> Tensor:
+        return nn.functional.cross_entropy(w(clean_inputs), clean_target)
 
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
-    lower = Problem(
-        "model",
-        model,
-        lower_loss or weighted,
-        roles={"model": "model", "weigher": "weigher"},
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-        hypergradient=hypergradient,
-        precision=precision,
-        **settings,
-    )
-    weigher = Problem(
-        "weigher",
-        Weights(32),
-        clean,
-        roles={"model": "model"},
-        optimizer=partial(torch.optim.SGD, lr=1.0),
-        precision=upper or precision,
-    )
-    found = Program([lower, weigher], GRAPH)
+    of_upper = {"optimizer": partial(torch.optim.SGD, lr=1.0), "precision": upper or precision}
+    settings = {"optimizer": partial(torch.optim.SGD, lr=0.1), "precision": precision, "of_upper": of_upper}
+    found = two_levels((model, lower_loss or weighted), (Weights(32), clean), hypergradient, **settings)
     # Some steps towards the solution, the same in all precisions.
     with torch.no_grad(), full_precision():
         for tensor, value in zip(model.parameters(), _trained(weighted), strict=True):
@@ -99,7 +70,7 @@ def _trained(loss: Callable[..., Tensor]) -> list[Tensor]:
     for _ in range(100):
         optimizer.zero_grad()
         with torch.enable_grad():
-            loss(None, model=model, weigher=weigher).backward()
+            loss(None, w=model, u=weigher).backward()
         optimizer.step()
     return [tensor.detach() for tensor in model.parameters()]
 
@@ -139,8 +110,8 @@ def test_hessian_products_keep_their_digits_at_any_length(precision: str, bound:
     "solver", [Identity(0.1), Neumann(5, 0.1), ConjugateGradient(20, tolerance=1e-6, damping=0.1)], ids=repr
 )
 def test_hypergradients_are_near_those_of_full_precision(precision: str, bound: float, solver: Any) -> None:
-    expected = program(Implicit(solver)).gradient("weigher")["logits"]
-    found = program(Implicit(solver), precision).gradient("weigher")["logits"]
+    expected = program(Implicit(solver)).gradient("u")["logits"]
+    found = program(Implicit(solver), precision).gradient("u")["logits"]
     assert 0 < error(found, expected) < bound
 
 
@@ -150,19 +121,19 @@ def test_finite_differences_and_penalties_of_the_lower_loss_are_taken_in_full_pr
         lambda: Implicit(ConjugateGradient(5), "finite_difference"),
         lambda: Penalty(multiplier=10.0, num_steps=3),
     ):
-        expected = program(algorithm()).gradient("weigher")["logits"]
+        expected = program(algorithm()).gradient("u")["logits"]
         # The upper loss is in full precision in both: what is left is the lower one's.
-        found = program(algorithm(), precision, upper="fp32").gradient("weigher")["logits"]
+        found = program(algorithm(), precision, upper="fp32").gradient("u")["logits"]
         assert torch.equal(found, expected)
 
 
 def test_an_overflow_skips_the_step_of_its_problem_alone() -> None:
-    def overflowing(batch: Any, *, model: Any, weigher: Any) -> Tensor:
+    def overflowing(batch: Any, *, w: Any, u: Any) -> Tensor:
         # Its slope is 1e3 at a loss scale of 2^16: too much for fp16.
-        return (1e3 * model(data()[0]) * weigher().mean()).float().mean()
+        return (1e3 * w(data()[0]) * u().mean()).float().mean()
 
     found = program(Implicit(Identity(), "finite_difference"), "fp16", lower_loss=overflowing)
-    model, weigher = found.problems["model"], found.problems["weigher"]
+    model, weigher = found.problems["w"], found.problems["u"]
     before = {key: tensor.clone() for key, tensor in model.theta.items()}
     Schedule(found).tick()
     assert all(torch.equal(before[key], tensor) for key, tensor in model.theta.items())
@@ -172,4 +143,4 @@ def test_an_overflow_skips_the_step_of_its_problem_alone() -> None:
     state = found.state_dict()
     other = program(Implicit(Identity(), "finite_difference"), "fp16", lower_loss=overflowing)
     other.load_state_dict(state)
-    assert other.problems["model"].optimizer_step.loss_scale.value == 2.0**15  # type: ignore[union-attr]
+    assert other.problems["w"].optimizer_step.loss_scale.value == 2.0**15  # type: ignore[union-attr]

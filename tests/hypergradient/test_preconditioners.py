@@ -14,9 +14,9 @@ from torch.func import functional_call, jacrev
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import KFAC, Identity, Implicit, OptimizerPreconditioner, SolveResult, Status
 from mlotool.problem.interface import LowerProblem, LowerView
-from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from mlotool.program import Program, Stream
 from tests import programs
-from tests.hypergradient.two_levels import two_levels
+from tests.hypergradient.two_levels import ticked, two_levels
 
 needs_curvlinops = pytest.mark.skipif(find_spec("curvlinops") is None, reason="needs the extra curvature")
 DAMPING = 0.1
@@ -119,7 +119,7 @@ def test_the_factors_of_a_network_are_near_its_gauss_newton_matrix() -> None:
         assert 1e-3 < error < 0.7 * float((vector / DAMPING - expected).norm() / expected.norm())
 
 
-def regression(solver: KFAC, tasks: int | None = None) -> Program:
+def regression(solver: KFAC) -> Program:
     """Return a linear regression whose targets an upper problem shifts."""
     data = batch()
 
@@ -129,14 +129,8 @@ def regression(solver: KFAC, tasks: int | None = None) -> Program:
     torch.manual_seed(0)
     module = nn.Linear(3, 2).double()
     samples = [{key: value[index] for key, value in data.items()} for index in range(6)]
-    lower = Problem(
-        "w", module, fit, roles={"w": "w", "u": "u"}, stream=Stream(samples, 6, shuffle=False),
-        hypergradient=Implicit(solver), tasks=tasks,
-    )  # fmt: skip
-    upper = Problem(
-        "u", programs.Point(programs.vector(1, 2)), lambda _, *, w: (w(data["input"]) ** 2).sum(), roles={"w": "w"}
-    )
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    upper = programs.Point(programs.vector(1, 2)), lambda _, *, w: (w(data["input"]) ** 2).sum()
+    return two_levels((module, fit), upper, Implicit(solver), stream=Stream(samples, 6, shuffle=False))
 
 
 @needs_curvlinops
@@ -174,53 +168,35 @@ def program(optimizer: Any, hypergradient: Any, clip: float | None = None) -> Pr
     return two_levels((net, fit), upper, hypergradient, of_upper=of_upper, **settings)
 
 
-def flat_gradient(tensors: Any) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
 def stepped(made: Program, gradient: Tensor) -> Tensor:
     """Return the parameters after a step of a copy of torch's own optimizer."""
     lower = copy.deepcopy(made.problems["w"])
     parts = gradient.split([each.numel() for each in lower.theta.values()])
     lower.step([part.view_as(each) for part, each in zip(parts, lower.theta.values(), strict=True)])
-    return flat_gradient(lower.constants().values())
+    return flat(lower.constants().values())
 
 
 @pytest.mark.parametrize("product", ["reverse", "finite_difference"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_hypergradient_is_that_of_the_optimizers_jacobian(name: str, clip: float | None, product: Any) -> None:
-    made = program(OPTIMIZERS[name], Implicit(OptimizerPreconditioner(), product), clip)
-    schedule = Schedule(made)
-    for _ in range(3):
-        schedule.tick()
+    made = ticked(program(OPTIMIZERS[name], Implicit(OptimizerPreconditioner(), product), clip), 3)
     lower, upper = made.problems["w"], made.problems["u"]
     theta = list(lower.theta.values())
-    loss = lambda u: lower.loss(None, w=Role(lower.module), u=lambda: u)  # noqa: E731
+    loss = lambda u: lower.loss(None, w=lower.module, u=lambda: u)  # noqa: E731
     point = upper.theta["x"].detach().requires_grad_()
     slope = torch.autograd.grad(loss(point), theta, create_graph=True)
-    g = flat_gradient(slope).detach()
+    g = flat(slope).detach()
     rows = []
     for number in range(len(g)):
         move = torch.zeros_like(g)
         move[number] = 1e-6
         rows.append((stepped(made, g - move) - stepped(made, g + move)) / 2e-6)
     jacobian = torch.stack(rows, 1)
-    upper_slope = flat_gradient(torch.autograd.grad(upper.loss(None, w=Role(lower.module)), theta))
-    expected = -torch.autograd.grad(flat_gradient(slope), point, jacobian.T @ upper_slope)[0]
+    upper_slope = flat(torch.autograd.grad(upper.loss(None, w=lower.module), theta))
+    expected = -torch.autograd.grad(flat(slope), point, jacobian.T @ upper_slope)[0]
     found = made.gradient("u")["x"]
     assert float((found - expected).norm() / expected.norm()) < 1e-5
-
-
-class Role:
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        return self.module(batch)
-
-    def parameters(self) -> Any:
-        return self.module.parameters()
 
 
 def test_with_plain_sgd_it_is_the_identity_times_the_learning_rate() -> None:

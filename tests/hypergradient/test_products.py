@@ -10,14 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlotool import (
-    ConjugateGradient,
-    Identity,
-    Implicit,
-    Neumann,
-    Unrolled,
-    remat,
-)
+from mlotool import ConjugateGradient, Identity, Implicit, Neumann, Unrolled
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState, stop_gradient
 from mlotool.hypergradient.products import finite_difference, forward
@@ -33,8 +26,9 @@ from mlotool.hypergradient.vector import add, norm
 from mlotool.problem.interface import LowerProblem, LowerView, Unroll, Vector
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord
+from tests.core.test_rematerialization import per_block
+from tests.hypergradient.nasty_blocks import OldSine
 from tests.hypergradient.unrolled_cases import REMAT, UnrolledCase, mixed
-from tests.live_storage import LiveStorage
 
 
 def quadratic(theta: Vector, inputs: Vector) -> Tensor:
@@ -79,16 +73,6 @@ def test_all_products_see_the_same_random_numbers() -> None:
     assert torch.equal(torch.rand(1), after)
 
 
-def test_a_loss_whose_modes_disagree_is_refused_once() -> None:
-    def hidden(theta: Vector, inputs: Vector) -> Tensor:
-        # What forward mode sees and double backward does not.
-        return ((Doubled.apply(theta[0]) ** 2) * inputs[0]).sum() + theta[1].square().sum()
-
-    view, theta, inputs = view_of(hidden)
-    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.product: found forward, whose product with H"):
-        check_forward_product(view, theta, inputs, (True,))
-
-
 class Doubled(torch.autograd.Function):
     """Has another derivative in forward mode than in reverse mode."""
 
@@ -110,32 +94,17 @@ class Doubled(torch.autograd.Function):
 
 
 def test_memory_does_not_grow_with_the_inside_of_blocks() -> None:
-    def peak(num_blocks: int, product: type[ForwardProduct] | type[ReverseProduct], is_remat: bool) -> int:
-        weights = [torch.eye(8, dtype=torch.float64) for _ in range(num_blocks)]
+    def of_block(product: Any, is_remat: bool) -> float:
+        def way(loss: Any, theta: Vector, vector: Vector) -> None:
+            view = LowerView(LowerProblem("w"), tuple(theta), lambda theta, inputs: loss(theta))
+            product(view, theta, [], []).own_hessian(vector)
 
-        def block(x: Tensor, weight: Tensor) -> Tensor:
-            for _ in range(6):
-                x = torch.softmax(x @ weight, dim=1)
-            return x
+        return per_block(way, is_remat)
 
-        def loss(theta: Vector, inputs: Vector) -> Tensor:
-            x = torch.ones(64, 8, dtype=torch.float64)
-            for weight in theta:
-                x = remat(block, x, weight) if is_remat else block(x, weight)
-            return x.square().sum()
-
-        view = LowerView(LowerProblem("w"), tuple(weights), loss)
-        with LiveStorage() as live:
-            product(view, weights, [], []).own_hessian(weights)
-        return live.peak
-
-    def per_block(*given: Any) -> float:
-        return (peak(12, *given) - peak(6, *given)) / 6
-
-    one_input = 64 * 8 * 8
-    assert per_block(ForwardProduct, True) < 3.5 * one_input
-    assert per_block(ForwardProduct, False) < 0.9 * per_block(ReverseProduct, False)
-    assert per_block(ForwardProduct, True) < per_block(ForwardProduct, False) / 5
+    with_blocks, without = of_block(ForwardProduct, True), of_block(ForwardProduct, False)
+    assert with_blocks < 3.5
+    assert with_blocks < without / 5
+    assert without < 0.9 * of_block(ReverseProduct, False)
 
 
 def test_parameters_without_a_gradient_are_compared_again() -> None:
@@ -171,39 +140,8 @@ def test_on_ranks_all_exchange_the_same_tensors() -> None:
     assert [float(each) for each in of_theta] == [6.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        nn.functional.silu,
-        lambda x: nn.functional.mse_loss(x, torch.ones_like(x)),
-        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None] ** 2, x[None]),
-        lambda x: nn.functional.group_norm(x[None].transpose(1, 2), 2).sin(),
-    ],
-    ids=["silu", "mse", "attention", "group_norm"],
-)
-@pytest.mark.parametrize("is_remat", [False, True])
-def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_remat: bool) -> None:
-    def loss(theta: Vector, inputs: Vector) -> Tensor:
-        x = torch.outer(theta[0], theta[1]).repeat(2, 2)
-        return ((remat(block, x) if is_remat else block(x)) * inputs[0].sum()).sum()
-
-    def by_differences(vector: Vector) -> list[Tensor]:
-        def slope(sign: float) -> list[Tensor]:
-            at = [(x + sign * 1e-5 * u).requires_grad_() for x, u in zip(theta, vector, strict=True)]
-            return list(torch.autograd.grad(loss(at, inputs), at))
-
-        return [(a - b) / 2e-5 for a, b in zip(slope(1.0), slope(-1.0), strict=True)]
-
-    view, theta, inputs = view_of(loss)
-    vector = [torch.tensor([0.3, -0.5], dtype=torch.float64), torch.tensor([0.2, 0.9], dtype=torch.float64)]
-    found = ForwardProduct(view, theta, inputs, [True]).hessian(vector)
-    for mine, its in zip(found, by_differences(vector), strict=True):
-        assert torch.allclose(mine, its, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("again", REMAT)
 @pytest.mark.parametrize("solver", [Identity(), Neumann(3, 0.1), ConjugateGradient(4, 1e-12, damping=1.0)])
-def test_hypergradients_are_those_of_double_backward(solver: Any, again: str) -> None:
+def test_hypergradients_are_those_of_double_backward(solver: Any) -> None:
     """With dropout and BatchNorm in train mode, inside blocks that are evaluated again."""
     case = UnrolledCase("weighting", num_steps=1, network=partial(mixed, dropout=0.3))
 
@@ -213,7 +151,7 @@ def test_hypergradients_are_those_of_double_backward(solver: Any, again: str) ->
         return made.gradient("upper", {"model": case.batches[0]})["x"]
 
     expected = gradient("reverse", None)
-    for product in ("forward", "reverse"):
+    for product, again in (("forward", "plain"), ("forward", "remat"), ("reverse", "remat")):
         assert (gradient(product, REMAT[again]) - expected).norm() < 1e-10 * expected.norm()
 
 
@@ -417,22 +355,9 @@ def test_parameters_that_begin_at_zero(dtype: torch.dtype, tolerance: float, beg
     assert apart(found.cross(direction), exact.cross(direction)) < tolerance
 
 
-class OldStyle(torch.autograd.Function):
-    """Has no derivative in forward mode."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
-        return 2 * ctx.saved_tensors[0] * cotangent
-
-
 LOSSES = {
     "another derivative": lambda theta, inputs: quadratic(theta, inputs) + (Doubled.apply(theta[0]) ** 2).sum(),
-    "no derivative": lambda theta, inputs: quadratic(theta, inputs) + OldStyle.apply(theta[0]).sum(),
+    "no derivative": lambda theta, inputs: quadratic(theta, inputs) + OldSine.apply(theta[0]).sum(),
 }
 
 

@@ -27,10 +27,10 @@ from mlotool.hypergradient import (
     implicit,
 )
 from mlotool.hypergradient.compare import compare, solved_slope
-from mlotool.program import AbstractHypergradient, Program, Schedule
+from mlotool.program import AbstractHypergradient, Program
 from tests import programs
 from tests.hypergradient import every_algorithm
-from tests.hypergradient.two_levels import two_levels
+from tests.hypergradient.two_levels import ticked, two_levels
 from tests.program.small import assert_identical, numbers, pair, parameters
 from tests.programs import Case, Point
 
@@ -88,10 +88,19 @@ class Dense:
 
 
 @cache
+def case_of(name: str) -> Case:
+    return PROGRAMS[name](CUBIC)
+
+
+@cache
+def nested(shapes_both: bool = True) -> Case:
+    return programs.nested(CUBIC, shapes_both)
+
+
+@cache
 def dense(name: str) -> Dense:
-    case = PROGRAMS[name](CUBIC)
-    solved = case.solve(case.start.clone().requires_grad_())
-    values = {case.top: case.start, **{key: value.detach() for key, value in solved.items()}}
+    case = case_of(name)
+    values = {key: value.detach() for key, value in case.values.items()}
     hessians, crosses = {}, {}
     for lower, loss in case.losses.items():
         if lower == case.top:
@@ -111,7 +120,7 @@ def dense(name: str) -> Dense:
 
 
 def gradient(name: str, solver: AbstractSolver, product: str) -> Tensor:
-    case = PROGRAMS[name](CUBIC)
+    case = case_of(name)
     return case.program(lambda: Implicit(solver, product=product)).gradient(case.top)["x"]
 
 
@@ -156,10 +165,9 @@ def neumann(hessian: Tensor, num_terms: int, step: float) -> Tensor:
     return step * sum(torch.linalg.matrix_power(factor, k) for k in range(num_terms))
 
 
-@pytest.mark.parametrize("shapes_both", [True, False], ids=["shapes-both", "shapes-the-middle"])
-@pytest.mark.parametrize("solver", ["exact", "cg", "normal_cg"])
+@pytest.mark.parametrize(("solver", "shapes_both"), [("exact", True), ("cg", True), ("normal_cg", True), ("cg", False)])
 def test_a_nested_program(solver: str, shapes_both: bool) -> None:
-    case = programs.nested(CUBIC, shapes_both)
+    case = nested(shapes_both)
     found = case.program(lambda: Implicit(CONVERGED[solver](0.2, 1e-12))).gradient("top")["x"]
     assert relative_error(found, case.reference()) < 1e-8
 
@@ -167,7 +175,7 @@ def test_a_nested_program(solver: str, shapes_both: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("solver", [FixedPoint(1000, 0.2, 1e-10), Neumann(85, 0.2)], ids=["fixed_point", "neumann"])
 def test_series_are_differentiated_in_a_nested_program(solver: AbstractSolver) -> None:
-    case = programs.nested(CUBIC)
+    case = nested()
     found = case.program(lambda: Implicit(solver)).gradient("top")["x"]
     assert relative_error(found, case.reference()) < 1e-8
 
@@ -193,7 +201,7 @@ def by_problem(**algorithms: AbstractHypergradient) -> Callable[[], AbstractHype
 )
 def test_products_in_a_nested_program(low: str, mid: str, shapes_both: bool) -> None:
     """The lower solution follows the parameters that move."""
-    case = programs.nested(CUBIC, shapes_both)
+    case = nested(shapes_both)
     make = CONVERGED["cg"]
     make_both = by_problem(
         low=Implicit(make(0.2, TOLERANCE[mid]), product=low), mid=Implicit(make(0.2, TOLERANCE[mid]), product=mid)
@@ -202,14 +210,13 @@ def test_products_in_a_nested_program(low: str, mid: str, shapes_both: bool) -> 
     assert relative_error(found, case.reference()) < max(ACCURACY[low], ACCURACY[mid])
 
 
-@pytest.mark.parametrize("product", ["forward", "finite_difference"])
-def test_products_above_a_nested_program(product: str) -> None:
+def test_products_above_a_nested_program() -> None:
     """Two solutions follow, one inside the other."""
-    case = programs.doubly_nested(CUBIC)
-    exact = Implicit(Exact())
-    high = Implicit(Exact(), product=product)
-    found = case.program(by_problem(low=exact, mid=exact, high=high)).gradient("top")["x"]
-    assert relative_error(found, case.reference()) < ACCURACY[product]
+    case, exact = programs.doubly_nested(CUBIC), Implicit(Exact())
+    for product in ("forward", "finite_difference"):
+        high = Implicit(Exact(), product=product)
+        found = case.program(by_problem(low=exact, mid=exact, high=high)).gradient("top")["x"]
+        assert relative_error(found, case.reference()) < ACCURACY[product]
 
 
 def test_products_with_random_numbers_and_constants_in_a_nested_program() -> None:
@@ -224,8 +231,7 @@ def test_products_with_random_numbers_and_constants_in_a_nested_program() -> Non
 
         return with_noise
 
-    case = programs.nested(CUBIC)
-    found = []
+    case, found = nested(), []
     for product in ("reverse", "forward", "finite_difference"):
         program = case.program(by_problem(low=Implicit(Exact()), mid=Implicit(Exact(), product=product)))
         # Reverse products draw for the lower problem once, finite differences also for the way that it moves.
@@ -242,17 +248,18 @@ def test_finite_differences_of_a_differentiated_pullback_are_refused() -> None:
     exact, differences = Implicit(Exact()), Implicit(Exact(), product="finite_difference")
     match = r"problems\.{}\.hypergradient\.product: found product: finite_difference.*expected reverse"
     with pytest.raises(ConfigError, match=match.format("low")):
-        programs.nested().program(by_problem(low=differences, mid=exact))
+        nested().program(by_problem(low=differences, mid=exact))
+    deeper = programs.doubly_nested()
     for high in (exact, differences):
         with pytest.raises(ConfigError, match=match.format("mid")):
-            programs.doubly_nested().program(by_problem(low=exact, mid=differences, high=high))
+            deeper.program(by_problem(low=exact, mid=differences, high=high))
 
 
 def test_finite_differences_where_the_lower_solution_does_not_follow_are_refused() -> None:
     differences = Implicit(Exact(), product="finite_difference")
     match = r"problems\.mid\.hypergradient\.product: found .finite_difference.*SABA does not tell how the solution"
     with pytest.raises(ConfigError, match=match):
-        programs.nested().program(by_problem(low=SABA(step_size=0.1), mid=differences))
+        nested().program(by_problem(low=SABA(step_size=0.1), mid=differences))
 
 
 def test_the_middle_problem_of_a_nested_program_is_at_a_stationary_point_of_its_total_gradient() -> None:
@@ -354,8 +361,7 @@ def test_the_slope_of_an_unrolled_program() -> None:
 def test_an_unrolled_recipe_is_compared_with_what_takes_one_batch() -> None:
     """`mlotool check mwn hypergradient=unrolled` gave the list of the unrolled steps' batches to a loss."""
     program = every_algorithm.program(Unrolled)
-    for _ in range(3):
-        Schedule(program).tick()
+    ticked(program, 3)
     lower, upper = program.problems["model"].stream, program.problems["weigher"].stream
     assert lower is not None
     assert upper is not None
@@ -408,7 +414,7 @@ def statistics(algorithm: Implicit, num_pullbacks: int = 1) -> dict[str, float]:
 
 def dense_response() -> tuple[Tensor, Tensor, Tensor]:
     """Return H, M and v of the lower problem."""
-    solved = CASE.solve(CASE.start.clone().requires_grad_())["w"].detach()
+    solved = CASE.values["w"].detach()
     blocks = torch.autograd.functional.hessian(CASE.losses["w"], (solved, CASE.start))
     slope = torch.autograd.functional.jacobian(lambda w: CASE.losses["lam"](CASE.start, w), solved)
     return blocks[0][0], blocks[0][1], slope

@@ -1,51 +1,26 @@
 """What real models and batches bring along, with every algorithm: each is compared with a plain twin."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mlotool.hypergradient import Exact, Implicit, Penalty
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
-from tests.hypergradient.every_algorithm import (
-    DIFFERENTIATED,
-    EVERY,
-    Batch,
-    Rows,
-    clean_and_decayed,
-    program,
-    weighted,
-)
-from tests.program.reweighting import (
-    FD,
-    REVERSE,
-    by_torch,
-    flat,
-    relative_error,
-    reweighting,
-    weighted_by_plain_detach,
-)
-from tests.program.small import Mlp, assert_identical, numbers, parameters
-from tests.programs import Point
+from mlotool.program import AbstractHypergradient, Program, Schedule
+from tests.hypergradient.every_algorithm import DIFFERENTIATED, EVERY, Batch, Rows, clean_and_decayed, program, weighted
+from tests.hypergradient.two_levels import ticked
+from tests.program.reweighting import FD, REVERSE, by_torch, flat, relative_error, reweighting, weighted_by_plain_detach
+from tests.program.small import Mlp, assert_identical, parameters
+from tests.programs import Case
 
 # The small losses are not convex, and a Nystrom solve says so.
 pytestmark = pytest.mark.filterwarnings("ignore:The Nystrom solve")
 
-TICKS = 4
-"""Two rounds of two lower steps and an upper one."""
 
-
-def trained(
-    make: Callable[[], AbstractHypergradient], *modules: nn.Module, ticks: int = TICKS, **options: Any
-) -> Program:
-    built = program(make, *modules, **options)
-    schedule = Schedule(built)
-    for _ in range(ticks):
-        schedule.tick()
-    return built
+def trained(make: Callable[[], AbstractHypergradient], *modules: nn.Module, ticks: int, **options: Any) -> Program:
+    return ticked(program(make, *modules, **options), ticks)
 
 
 def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
@@ -73,7 +48,7 @@ OPTIMIZERS = {
     ("name", "optimizer"), [*[(name, "sgd") for name in EVERY], ("cg", "adamw"), ("unrolled", "adamw")]
 )
 def test_unused_parameters_are_left_alone_by_weight_decay(name: str, optimizer: str) -> None:
-    found, twin = (trained(EVERY[name], model, optimizer=OPTIMIZERS[optimizer]) for model in (Spare(), Mlp()))
+    found, twin = (trained(EVERY[name], model, ticks=2, optimizer=OPTIMIZERS[optimizer]) for model in (Spare(), Mlp()))
     spare = found.problems["model"].module.spare
     assert torch.equal(spare, torch.ones_like(spare))
     ours = parameters(found)
@@ -82,53 +57,27 @@ def test_unused_parameters_are_left_alone_by_weight_decay(name: str, optimizer: 
     assert "nystrom" in name or close(ours, parameters(twin))
 
 
-class Named(NamedTuple):
-    x: Tensor
-    rest: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Derived:
-    """Its second field is not an argument."""
-
-    x: Tensor
-    target: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "target", self.x.sum(1))
-
-
-PACKINGS: dict[str, tuple[Callable[[Batch], Any], Callable[[Any], Batch]]] = {
-    "dict": (lambda b: {"a": {"b": dict(b)}, "n": 3}, lambda p: p["a"]["b"]),
-    "tuple": (lambda b: (1, (b["input"], [b["target"], None])), lambda p: {"input": p[1][0], "target": p[1][1][0]}),
-    "namedtuple": (lambda b: Named(b["input"], (b["target"],)), lambda p: {"input": p.x, "target": p.rest[0]}),
-    "dataclass": (lambda b: Derived(b["input"]), lambda p: {"input": p.x, "target": p.target}),
-}
-
-
 @pytest.mark.parametrize("name", ["neumann", "identity_difference", "unrolled_forward", "penalty", "saba", "evolution"])
 def test_nested_batches(name: str) -> None:
-    expected = parameters(trained(EVERY[name]))
-    for pack, unpack in PACKINGS.values():
-        built = trained(
-            EVERY[name],
-            pack=pack,
-            lower=lambda batch, unpack=unpack, **roles: weighted(unpack(batch), **roles),
-            upper=lambda batch, unpack=unpack, **roles: clean_and_decayed(unpack(batch), **roles),
-        )
-        assert_identical(parameters(built), expected)
+    def unpacked(batch: Any) -> Batch:
+        return {"input": batch["a"][1], "target": batch["a"][2][0]}
 
-
-def _statistics(model: Mlp) -> nn.BatchNorm1d:
-    return model.body[1]  # type: ignore[return-value]
+    built = trained(
+        EVERY[name],
+        ticks=2,
+        pack=lambda batch: {"a": (1, batch["input"], [batch["target"], None]), "n": 3},
+        lower=lambda batch, **roles: weighted(unpacked(batch), **roles),
+        upper=lambda batch, **roles: clean_and_decayed(unpacked(batch), **roles),
+    )
+    assert_identical(parameters(built), parameters(trained(EVERY[name], ticks=2)))
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_batch_statistics_move_once_an_optimizer_step(name: str) -> None:
     model = Mlp(nn.BatchNorm1d(5, momentum=0.5))
     built = program(EVERY[name], model)
-    norm, schedule = _statistics(model), Schedule(built)
-    for tick in range(1, TICKS + 2):
+    norm, schedule = model.body[1], Schedule(built)
+    for tick in range(1, 4):
         first = model.body[0].weight.detach().clone(), model.body[0].bias.detach().clone()
         mean = norm.running_mean.clone()
         schedule.tick()
@@ -138,7 +87,7 @@ def test_batch_statistics_move_once_an_optimizer_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("ticks", [0, TICKS - 1])
+@pytest.mark.parametrize("ticks", [0, 3])
 def test_a_gradient_changes_no_bit(name: str, ticks: int) -> None:
     """Simulated steps and recorded ones, of which some are still missing."""
     torch.manual_seed(0)
@@ -146,8 +95,8 @@ def test_a_gradient_changes_no_bit(name: str, ticks: int) -> None:
     built = trained(EVERY[name], model, ticks=ticks)
     given = {"model": Rows(3).__getitems__([0, 1, 2, 3])}
     before = _bits(built)
-    for number in range(6):
-        built.gradient("weigher", given if number % 2 and name != "saba" else None)
+    for batches in (None, None if name == "saba" else given):
+        built.gradient("weigher", batches)
     assert_identical(_bits(built), before)
     assert all(tensor.grad is None for each in built.problems.values() for tensor in each.module.parameters())
 
@@ -231,28 +180,18 @@ def test_all_evaluations_of_one_differentiated_pullback_see_the_same_random_numb
     """Nested: the lower pullback is differentiated, for which its loss is evaluated again and again."""
     drawn: list[Tensor] = []
 
-    def low(batch: None, *, low: Any, mid: Any) -> Tensor:
-        drawn.append(1 + torch.rand(2, dtype=torch.float64))
-        return (drawn[-1] * (low() - mid()) ** 2 + 0.1 * low() ** 4).sum()
+    def low(low: Tensor, mid: Tensor) -> Tensor:
+        drawn.append(1 + torch.rand(3, dtype=torch.float64))
+        return (drawn[-1] * (low - mid) ** 2 + 0.1 * low**4).sum()
 
-    def mid(batch: None, *, mid: Any, low: Any, top: Any) -> Tensor:
-        return ((mid() - top()) ** 2 + (low() - 1) ** 2 + low() * mid() ** 2).sum()
+    def mid(mid: Tensor, low: Tensor, top: Tensor) -> Tensor:
+        return ((mid - top) ** 2 + (low - 1) ** 2 + low * mid**2).sum()
 
-    def top(batch: None, *, mid: Any) -> Tensor:
-        return (mid() ** 3).sum()
+    def top(mid: Tensor) -> Tensor:
+        return (mid**3).sum()
 
-    roles = {"low": ("low", "mid"), "mid": ("mid", "low", "top"), "top": ("mid",)}
-    problems = [
-        Problem(
-            name,
-            Point(numbers(0.3, 0.5)),
-            loss,
-            roles={role: role for role in roles[name]},
-            hypergradient=Implicit(Exact()),
-        )
-        for name, loss in {"low": low, "mid": mid, "top": top}.items()
-    ]
-    graph = Graph({"top": ["mid"], "mid": ["low"]}, {"low": ["mid"], "mid": ["top"]})
-    Program(problems, graph).gradient("top")
+    graph = {"top": ["mid"], "mid": ["low"]}, {"low": ["mid"], "mid": ["top"]}
+    case = Case({"low": low, "mid": mid, "top": top}, *graph, lambda top: {"low": top, "mid": top}, "top")
+    case.program(lambda: Implicit(Exact())).gradient("top")
     assert len(drawn) > 2
     assert all(torch.equal(draw, drawn[0]) for draw in drawn)

@@ -98,9 +98,9 @@ def test_a_key_numbers_the_batches_of_any_stream() -> None:
 
     built = program(SABA(step_size=0.1, key="group"), Stream(Groups(), 1, seed=3))
     built.problems["w"].loss = keyed
-    of_solution, of_gradient = errors(built, 120)
-    assert of_solution[-1] < 1e-8
-    assert of_gradient[-1] < 1e-8
+    of_solution, of_gradient = errors(built, 60)
+    assert of_solution[-1] < 1e-4
+    assert of_gradient[-1] < 1e-4
 
 
 def test_the_variance_of_the_lower_step_vanishes_at_the_solution() -> None:
@@ -109,14 +109,14 @@ def test_the_variance_of_the_lower_step_vanishes_at_the_solution() -> None:
     built = trained(algorithm, lower_rate=0.1, upper_rate=0.0)
     schedule, lower = Schedule(built), built.problems["w"]
     taken: list[float] = []
-    for _ in range(100 * NUM_BATCHES):
+    for _ in range(60 * NUM_BATCHES):
         before = lower.module.x.detach().clone()
         schedule.tick()
         taken.append(float((lower.module.x.detach() - before).norm()) / 0.1)
     u = built.problems["u"].module.x.detach()
     solution = torch.linalg.solve(HESSIAN, DATA.T @ (DATA**2 @ u) / len(DATA))
-    assert torch.allclose(lower.module.x, solution, rtol=1e-9)
-    assert max(taken[-NUM_BATCHES:]) < 1e-9
+    assert torch.allclose(lower.module.x, solution, rtol=1e-6)
+    assert max(taken[-NUM_BATCHES:]) < 1e-6
     of_batches = [
         torch.autograd.grad(built.direct_loss("w", part).loss, lower.module.x)[0].norm() for part in DATA.split(3)
     ]

@@ -66,7 +66,7 @@ def with_spectrum(smallest: float, largest: float, seed: int) -> Tensor:
 
 
 def systems() -> tuple[list[Tensor], list[Tensor]]:
-    """Return matrices that converge early and late, break down at once, later, by NaN, and by a singular matrix."""
+    """Return what converges early and late, breaks down at once, later or by NaN, and is singular."""
     singular = with_spectrum(1.0, 3.0, 6)
     singular[2] = singular[:, 2] = 0
     broken = with_spectrum(1.0, 3.0, 7)
@@ -80,13 +80,15 @@ def systems() -> tuple[list[Tensor], list[Tensor]]:
         with_spectrum(0.5, 4.0, 4),
         singular,
         with_spectrum(0.9, 1.1, 5),
+        with_spectrum(1.0, 3.0, 8),
     ]
     vectors = [rand(SIZE, seed=20 + number) for number in range(len(matrices))]
     vectors[5] = torch.zeros(SIZE, dtype=torch.float64)
+    vectors[8][0] = math.nan
     return matrices, vectors
 
 
-NUM_TASKS = 8
+NUM_TASKS = 9
 LIKE = [torch.zeros(NUM_TASKS, *shape, dtype=torch.float64) for shape in SHAPES]
 
 
@@ -128,10 +130,10 @@ def test_tasks_equal_separate_solves(name: str, is_warm: bool) -> None:
     singles = [alone(SOLVERS[name](), number, start) for number in range(NUM_TASKS)]
     for number, single in enumerate(singles):
         expected = flatten(single.solution)[0]
-        is_broken = singles[number].status is Status.NON_FINITE
-        scale = 0.0 if is_broken else float(expected.norm())
+        is_broken = single.status in (Status.NON_FINITE, Status.NON_FINITE_VECTOR)
+        scale = float(expected.nan_to_num().norm())
         assert torch.allclose(rows[number], expected, rtol=1e-7, atol=1e-9 * scale, equal_nan=True), number
-        assert bool(rows[number].isfinite().all()) is not is_broken
+        assert name == "identity" or bool(rows[number].isfinite().all()) is not is_broken
     assert found.task_statuses == tuple(single.status for single in singles)
     assert found.status is max((single.status for single in singles), key=list(Status).index)
     # One more where a task that broke down early is measured again at the end.
@@ -142,21 +144,23 @@ def test_tasks_equal_separate_solves(name: str, is_warm: bool) -> None:
     assert all(single.task_statuses == () for single in singles)
 
 
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
 @pytest.mark.parametrize(
-    "make",
-    [lambda: NormalEquationConjugateGradient(200, 1e-11), lambda: Neumann(4, 0.05), lambda: Nystrom(4, 1.0)],
-    ids=["normal_cg", "neumann", "nystrom"],
+    ("solver", "product"),
+    [
+        (NormalEquationConjugateGradient(200, 1e-11), "reverse"),
+        (Nystrom(4, 1.0), "reverse"),
+        *[(Neumann(4, 0.05), product) for product in ("reverse", "forward", "finite_difference")],
+    ],
+    ids=str,
 )
 @pytest.mark.filterwarnings("ignore:The .* solve at problem")
-def test_implicit_maml_equals_a_loop_over_tasks(make: Callable[[], AbstractSolver], product: Any) -> None:
+def test_implicit_maml_equals_a_loop_over_tasks(solver: AbstractSolver, product: Any) -> None:
     batch = maml.stacked(maml.episodes()[: maml.TASKS])
-    solver = make()
     program = maml.maml(maml.TASKS, Implicit(solver, product, report_every=1))
     found = program.gradient("meta", {"learner": batch, "meta": batch})
     singles = []
     for episode in maml.episodes()[: maml.TASKS]:
-        single = maml.maml(None, Implicit(make(), product))
+        single = maml.maml(None, Implicit(solver, product))
         singles.append(single.gradient("meta", {"learner": episode, "meta": episode}))
     for key, value in found.items():
         assert torch.allclose(value, sum(each[key] for each in singles) / maml.TASKS, rtol=1e-5, atol=1e-7)
@@ -282,54 +286,19 @@ def test_evolution_estimates_the_gradient_of_each_upper_task_from_its_own_loss(b
     assert built.statistics()["w/evolution_failed_pairs"] == (2 if broken else 0)
 
 
-OF_NAN: dict[str, AbstractSolver] = {
-    "cg": ConjugateGradient(20, 1e-10),
-    "damped cg": ConjugateGradient(20, 1e-10, damping=0.5),
-    "normal_cg": NormalEquationConjugateGradient(20, 1e-10),
-    "exact": Exact(),
-    "neumann": Neumann(20, 0.1),
-    "fixed_point": FixedPoint(20, 0.1),
-    "fixed_point with tolerance": FixedPoint(200, 0.1, 1e-8),
-    "nystrom": Nystrom(2, 0.1),
-}
 BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-HESSIAN = programs.definite(1)
-
-
-def solved(solver: AbstractSolver, vectors: Tensor, matrices: Tensor | None = None, start: Tensor | None = None) -> Any:
-    """Solve systems side by side, one a row."""
-    matrices = HESSIAN.expand(len(vectors), -1, -1) if matrices is None else matrices
-    view = LowerView(LowerProblem("w", num_tasks=len(vectors)), (vectors,), lambda theta, _: theta[0].sum())
-    return solver.solve(
-        lambda u: [(matrices @ u[0][..., None])[..., 0]], [vectors], start=None if start is None else [start], view=view
-    )
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-@pytest.mark.parametrize("solver", OF_NAN.values(), ids=OF_NAN)
-def test_a_vector_that_is_not_finite_is_said_to_be_the_reason(solver: AbstractSolver, bad: float) -> None:
-    vector = programs.vector(2)
+@pytest.mark.parametrize("name", sorted(SOLVERS.keys() - {"identity"}))
+def test_a_vector_that_is_not_finite_is_said_to_be_the_reason(name: str, bad: float) -> None:
+    solver, hessian, vector = SOLVERS[name](), programs.definite(1), programs.vector(2)
     vector[1] = bad
-    result = solver.solve(lambda u: [HESSIAN @ u[0]], [vector])
+    result = solver.solve(lambda u: [hessian @ u[0]], [vector])
     assert result.status is Status.NON_FINITE_VECTOR
     assert bool(result.solution[0].isnan().all())
     assert result.residual is None
     assert "loss of a problem above" in solver.failures[result.status]
-
-
-@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
-@pytest.mark.parametrize("solver", OF_NAN.values(), ids=OF_NAN)
-def test_of_tasks_those_alone(solver: AbstractSolver, is_warm: bool) -> None:
-    vectors = torch.stack([programs.vector(seed) for seed in range(4)])
-    matrices = HESSIAN.repeat(4, 1, 1)
-    start = 0.1 * vectors if is_warm and solver.uses_start else None
-    good = solved(solver, vectors, matrices, start)
-    vectors[1, 0], matrices[2, 0, 0] = math.nan, math.inf
-    found = solved(solver, vectors, matrices, start)
-    assert found.task_statuses[1:3] == (Status.NON_FINITE_VECTOR, Status.NON_FINITE)
-    assert [bool(each.isnan().all()) for each in found.solution[0]] == [False, True, True, False]
-    for sound in (0, 3):
-        torch.testing.assert_close(found.solution[0][sound], good.solution[0][sound], rtol=1e-12, atol=0)
 
 
 class Switch:
@@ -357,8 +326,9 @@ KEEPING: dict[str, Callable[[], AbstractHypergradient]] = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize(
+    ("name", "bad"), [*[(name, math.nan) for name in KEEPING], ("warm cg", math.inf), ("saba", -math.inf)]
+)
 @pytest.mark.filterwarnings("ignore:.*a right-hand side that is not finite")
 def test_nothing_of_it_is_kept(name: str, bad: float) -> None:
     """After a gradient that is not finite the next one is what it is without."""
@@ -375,19 +345,20 @@ def test_nothing_of_it_is_kept(name: str, bad: float) -> None:
     assert torch.equal(flat(program.gradient("weigher")), expected)
 
 
-@pytest.mark.parametrize("solver", [ConjugateGradient(20, 1e-10), Exact(), Neumann(20, 0.1), Identity()])
-@pytest.mark.parametrize("problem", ["top", "mid"])
 @pytest.mark.filterwarnings("ignore:.*not finite")
-def test_through_the_derivative_of_a_solve(solver: AbstractSolver, problem: str) -> None:
+def test_through_the_derivative_of_a_solve() -> None:
     case = programs.nested(0.02)
     own_top, own_mid = case.losses["top"], case.losses["mid"]
-    factors = {"top": 1.0, "mid": 1.0, problem: math.nan}
+    factors = {"top": 1.0, "mid": 1.0}
     case.losses |= {
         "top": lambda top, mid, low: own_top(top, mid, low) * factors["top"],
         "mid": lambda mid, low, top: own_mid(mid, low, top) * factors["mid"],
     }
-    found = case.program(lambda: Implicit(solver)).gradient("top")["x"]
-    assert bool(found.isnan().all())
+    for problem in factors:
+        factors |= {"top": 1.0, "mid": 1.0, problem: math.nan}
+        for solver in (ConjugateGradient(20, 1e-10), Exact(), Neumann(20, 0.1), Identity()):
+            found = case.program(lambda solver=solver: Implicit(solver)).gradient("top")["x"]
+            assert bool(found.isnan().all()), (problem, solver)
 
 
 @pytest.mark.parametrize("solver", [ConjugateGradient(3, damping=10.0), Exact(10.0), Neumann(3, 0.1)])

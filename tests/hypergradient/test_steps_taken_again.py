@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy
@@ -24,9 +24,9 @@ from mlotool.problem.trajectory import StepRecord
 from mlotool.program import Program, Schedule, Stream
 from tests.hypergradient import test_unrolled_readings as readings
 from tests.hypergradient.test_unrolled import BATCHES, OPTIMIZERS, Pair, lower_loss, program, upper_loss
-from tests.hypergradient.two_levels import two_levels
+from tests.hypergradient.two_levels import ticked, two_levels
 from tests.live_storage import LiveStorage
-from tests.program.small import assert_identical, momentum, numbers, parameters, samples
+from tests.program.small import assert_identical, assert_resumes, momentum, numbers, parameters, samples
 from tests.programs import Point
 
 
@@ -76,7 +76,6 @@ MOVING: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-NUM_TICKS = 10
 AUTO = partial(Unrolled, remat="auto")
 
 
@@ -84,11 +83,8 @@ def stream() -> Stream:
     return Stream(samples(12, 1), 4, seed=1)
 
 
-def ticked(built: Program, num_ticks: int = NUM_TICKS) -> dict[str, Tensor]:
-    schedule = Schedule(built)
-    for _ in range(num_ticks):
-        schedule.tick()
-    return parameters(built)
+def after_ticks(built: Program, num_ticks: int = 10) -> dict[str, Tensor]:
+    return parameters(ticked(built, num_ticks))
 
 
 def decision(built: Program, name: str = "w") -> bool | None:
@@ -101,14 +97,13 @@ def are_kept(built: Program, name: str = "w") -> set[bool]:
     return {record.graph is not None for record in built.problems[name].trajectory}
 
 
-@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize(("name", "accumulate"), [("momentum", 1), ("adam", 2)])
 @pytest.mark.parametrize("way", ["loss", "start", "lr"])
-@pytest.mark.parametrize("accumulate", [1, 2])
 def test_all_ways_are_equal_to_the_bit(name: str, way: str, accumulate: int) -> None:
     def run(hypergradient: Unrolled) -> tuple[dict[str, Tensor], set[bool]]:
         settings = {"stream": stream(), "accumulate_batches": accumulate, "gradient_clip_norm": 0.5}
         built = program(way, OPTIMIZERS[name], hypergradient, **settings)
-        return ticked(built), are_kept(built)
+        return after_ticks(built), are_kept(built)
 
     (again, none), (kept, both) = run(Unrolled(remat=True)), run(Unrolled(remat=False))
     (fitting, all_of_them), (beyond, none_of_them) = run(AUTO()), run(AUTO(graph_budget=0))
@@ -140,7 +135,7 @@ def test_a_graph_is_kept_where_it_changes_no_bit(
 ) -> None:
     caplog.set_level(logging.INFO, logger="mlotool")
     built, again = with_activation(activation(), AUTO()), with_activation(activation(), Unrolled(remat=True))
-    assert_identical(ticked(built), ticked(again))
+    assert_identical(after_ticks(built), after_ticks(again))
     assert decision(built) is is_exact
     assert are_kept(built) == {is_exact}
     expected = "keeps the graphs of its steps: 3 of them take" if is_exact else "is rounded otherwise with a graph"
@@ -157,10 +152,10 @@ def test_the_budget_is_what_the_steps_take_together(caplog: pytest.LogCaptureFix
             seen.append(3 * measure(view.unroll, inputs, view)[0])
             return super().pullback(view, inputs)
 
-    ticked(with_activation(nn.Tanh(), Watched(remat="auto")))
+    after_ticks(with_activation(nn.Tanh(), Watched(remat="auto")))
     size = seen[0]
     within, beyond = (with_activation(nn.Tanh(), AUTO(graph_budget=budget)) for budget in (size, size - 1))
-    assert_identical(ticked(within), ticked(beyond))
+    assert_identical(after_ticks(within), after_ticks(beyond))
     assert (decision(within), decision(beyond)) == (True, False)
     assert "w.hypergradient computes its steps again in the backward pass: 3 of them take" in caplog.records[-1].message
 
@@ -188,35 +183,15 @@ def test_steps_that_read_solutions_keep_no_graph() -> None:
     assert are_kept(built, "v") == {False}
 
 
-def resume(first: Program, second: Program, num_ticks: int) -> None:
-    """Let one program take ticks, and another one as many from its state on."""
-    schedule = Schedule(first)
-    for _ in range(num_ticks):
-        schedule.tick()
-    assert len(first.problems["w"].trajectory) % 3
-    second.load_state_dict(first.state_dict())
-    second.random.load_state_dict(first.random.state_dict())
-    resumed = Schedule(second)
-    resumed.load_state_dict(schedule.state_dict())
-    for _ in range(num_ticks):
-        resumed.tick()
-
-
 def test_the_decision_is_taken_once_and_resumed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="mlotool")
-
-    def make(budget: int = 2**30) -> Program:
-        return with_activation(nn.Tanh(), AUTO(graph_budget=budget))
-
-    whole, first, second = make(), make(), make(budget=0)
-    expected = ticked(whole, 14)
-    caplog.clear()
-    resume(first, second, 7)
+    first = ticked(with_activation(nn.Tanh(), AUTO()), 7)
     assert first.state_dict()["w"]["hypergradient"] == {"keeps_graphs": True}
     # With another budget, which has no part in it any more.
-    assert decision(second) is True
+    second = with_activation(nn.Tanh(), AUTO(graph_budget=0))
+    second.load_state_dict(first.state_dict())
+    assert decision(ticked(second, 7)) is True
     assert len(caplog.records) == 1
-    assert_identical(parameters(second), expected)
 
 
 READERS: dict[str, Callable[[], nn.Module]] = {
@@ -237,13 +212,11 @@ def test_a_forward_pass_that_reads_buffers_is_the_same_with_graphs_and_without_a
             net[1].train(False)  # type: ignore[index]
         return built
 
-    whole, first, second = (make(AUTO()) for _ in range(3))
-    expected = ticked(whole, 14)
-    assert_identical(ticked(make(Unrolled(remat=True)), 14), expected)
+    expected = after_ticks(make(AUTO()), 14)
+    for other in (Unrolled(remat=True), Unrolled(remat=False)):
+        assert_identical(after_ticks(make(other), 14), expected)
     # In the middle of an unroll: one of its three steps has been taken.
-    resume(first, second, 7)
-    assert_identical(parameters(second), expected)
-    assert_identical(ticked(make(Unrolled(remat=False)), 14), expected)
+    assert_resumes(lambda: make(AUTO()), num_ticks=7, num_more=7)
 
 
 WAYS = {
@@ -271,15 +244,11 @@ class Counting:
 
 
 class OfNumpy(Counting):
-    """A loss with a random weight."""
-
     def factor(self) -> float:
         return 1 + float(numpy.random.rand())
 
 
 class OfGenerator(Counting):
-    """A loss with a random weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(0)
@@ -288,20 +257,18 @@ class OfGenerator(Counting):
         return 1 + float(torch.rand((), generator=self.generator))
 
 
-def scheduled(loss: Any, hypergradient: Unrolled) -> Schedule:
+def with_loss(loss: Any, hypergradient: Unrolled) -> Program:
     slow = {"optimizer": partial(torch.optim.SGD, lr=0.01)}
     settings = {"optimizer": partial(torch.optim.SGD, lr=0.05), "unroll_steps": 4, "of_upper": slow}
-    return Schedule(two_levels((Pair(), loss), (Point(numbers(0.1, 0.2, -0.4)), upper_loss), hypergradient, **settings))
+    return two_levels((Pair(), loss), (Point(numbers(0.1, 0.2, -0.4)), upper_loss), hypergradient, **settings)
 
 
 @pytest.mark.parametrize("loss", [Counting, OfNumpy, OfGenerator])
 @pytest.mark.parametrize("way", [each for each in WAYS if each != "first order"])
 def test_a_loss_that_is_no_function_is_refused(loss: type[Counting], way: str) -> None:
-    schedule = scheduled(loss(), WAYS[way])
     # The rehearsal before the first step puts numbers in Python back, but not a generator.
     with pytest.raises(MlotoolError, match=r"problems\.w\.loss: (found another gradient|.* for the same batch)"):
-        for _ in range(4):
-            schedule.tick()
+        ticked(with_loss(loss(), WAYS[way]), 4)
 
 
 def test_a_converged_problem_goes_on() -> None:
@@ -314,9 +281,7 @@ def test_a_converged_problem_goes_on() -> None:
             self.num_calls += 1
             return 1.0 if self.num_calls <= 8 else 1e-16 * (1 + self.num_calls % 7)
 
-    schedule = scheduled(Converging(), Unrolled(horizon=1))
-    for _ in range(40):
-        schedule.tick()
+    ticked(with_loss(Converging(), Unrolled(horizon=1)), 40)
 
 
 def network(module: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
@@ -332,11 +297,8 @@ def network(module: nn.Module, hypergradient: Unrolled, **settings: Any) -> Prog
     return two_levels((module, fit), upper, hypergradient, of_upper=of_upper, optimizer=optimizer, **settings)
 
 
-def after(program: Program, num_ticks: int = 12) -> Tensor:
-    schedule = Schedule(program)
-    for _ in range(num_ticks):
-        schedule.tick()
-    return torch.cat([each.detach().reshape(-1) for each in program.problems["u"].current()])
+def after(program: Program, num_ticks: int = 8) -> Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in ticked(program, num_ticks).problems["u"].current()])
 
 
 @pytest.mark.parametrize(
@@ -346,12 +308,14 @@ def after(program: Program, num_ticks: int = 12) -> Tensor:
 )
 @pytest.mark.parametrize("kind", MOVING)
 def test_buffers_that_move_are_those_of_each_step(kind: str, way: str, settings: dict[str, Any]) -> None:
-    made = []
-    for each in (Unrolled(remat=False), WAYS[way]):
-        torch.manual_seed(0)
-        made.append(network(MOVING[kind]().double(), each, **settings))
-    whole, again = made
-    assert torch.allclose(after(again), after(whole), rtol=1e-10, atol=1e-12)
+    whole = moved(kind, Unrolled(remat=False), **settings)
+    assert torch.allclose(moved(kind, WAYS[way], **settings), whole, rtol=1e-10, atol=1e-12)
+
+
+@cache
+def moved(kind: str, algorithm: Unrolled, **settings: Any) -> Tensor:
+    torch.manual_seed(0)
+    return after(network(MOVING[kind]().double(), algorithm, **settings))
 
 
 def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
@@ -359,15 +323,7 @@ def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
         torch.manual_seed(0)
         return network(MOVING["running mean"]().double(), Unrolled(trajectory=Binomial(checkpoints=2)))
 
-    whole, first, second = make(), make(), make()
-    run, resumed = Schedule(first), Schedule(second)
-    for _ in range(6):
-        run.tick()
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(run.state_dict())
-    for _ in range(6):
-        resumed.tick()
-    assert torch.equal(second.problems["u"].current()[0], after(whole))
+    assert_resumes(make, num_ticks=6, num_more=6)
 
 
 def test_a_teacher_that_trains_beside_is_named() -> None:
@@ -389,10 +345,8 @@ def test_a_teacher_that_trains_beside_is_named() -> None:
                  unroll_steps=4, hypergradient=Unrolled()),
         streamed("u", Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w: (w(batch) - 1).square().mean(), {"w": "w"}),
     ]  # fmt: skip
-    schedule = Schedule(Program(problems, Graph({"u": ["w"]}, {"w": ["u"], "t": ["w"]})))
     with pytest.raises(ConfigError, match="read no moving buffers of other problems"):
-        for _ in range(12):
-            schedule.tick()
+        ticked(Program(problems, Graph({"u": ["w"]}, {"w": ["u"], "t": ["w"]})), 12)
 
 
 STORES: dict[str, AbstractStepStore] = {
@@ -405,13 +359,10 @@ STORES: dict[str, AbstractStepStore] = {
 }
 
 
+@cache
 def trained(way: str, name: str, algorithm: Unrolled, num_ticks: int, **settings: Any) -> dict[str, torch.Tensor]:
-    stream = Stream(samples(12, 1), 4, seed=1)
-    built = program(way, OPTIMIZERS[name], algorithm, stream=stream, **{"num_steps": 7, **settings})
-    schedule = Schedule(built)
-    for _ in range(num_ticks):
-        schedule.tick()
-    return parameters(built)
+    built = program(way, OPTIMIZERS[name], algorithm, stream=stream(), **{"num_steps": 7, **settings})
+    return after_ticks(built, num_ticks)
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -453,21 +404,9 @@ def test_with_a_horizon(store: str, horizon: int) -> None:
 @pytest.mark.parametrize("num_before", [2, 10])
 def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll(store: str, num_before: int) -> None:
     def make() -> Any:
-        stream = Stream(samples(12, 1), 4, seed=1)
-        algorithm = Unrolled(trajectory=STORES[store])
-        return program("loss", OPTIMIZERS["adam"], algorithm, stream=stream, num_steps=7)
+        return program("loss", OPTIMIZERS["adam"], Unrolled(trajectory=STORES[store]), stream=stream(), num_steps=7)
 
-    whole, first, second = make(), make(), make()
-    runs = Schedule(whole), Schedule(first), Schedule(second)
-    for _ in range(num_before):
-        runs[1].tick()
-    second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
-    for _ in range(15):
-        runs[0].tick()
-    for _ in range(15 - num_before):
-        runs[2].tick()
-    assert_identical(parameters(second), parameters(whole))
+    assert_resumes(make, num_ticks=num_before, num_more=15 - num_before)
 
 
 @pytest.mark.parametrize(

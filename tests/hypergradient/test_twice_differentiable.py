@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Implicit, Neumann, Penalty, Unrolled
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program
+from mlotool.program import AbstractHypergradient, Program
+from tests.hypergradient.two_levels import two_levels
 from tests.program.small import numbers
 from tests.programs import Point
 
@@ -42,15 +43,9 @@ def program(
         cubes = cube(w())
         return (cubes.sum() if is_hidden else (cubes**2).sum()) + ((w() - u()) ** 2).sum()
 
+    upper = Point(numbers(0.2, -0.4)), lambda _, *, w: (w() ** 2).sum()
     optimizer = partial(torch.optim.SGD, lr=0.1)
-    return Program(
-        [
-            Problem("w", Point(numbers(0.5, 1.0)), fit, roles={"w": "w", "u": "u"}, optimizer=optimizer,
-                    unroll_steps=2, hypergradient=make()),
-            Problem("u", Point(numbers(0.2, -0.4)), lambda _, *, w: (w() ** 2).sum(), roles={"w": "w"}),
-        ],
-        Graph({"u": ["w"]}, {"w": ["u"]}),
-    )  # fmt: skip
+    return two_levels((Point(numbers(0.5, 1.0)), fit), upper, make(), optimizer=optimizer, unroll_steps=2)
 
 
 @pytest.mark.parametrize("is_hidden", [True, False])

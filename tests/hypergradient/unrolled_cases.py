@@ -1,7 +1,7 @@
 """Tiny networks that are trained for some steps: as programs, and as loops in plain PyTorch."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy
 from mlotool import Graph, Problem, Program, Stream
 from mlotool.hypergradient import Unrolled
 from mlotool.models import Decoder
+from tests.program.small import numbers
+from tests.programs import Point
 
 Vector = Sequence[Tensor]
 Slopes = Sequence[Tensor | None]
@@ -59,16 +61,7 @@ def call(module: nn.Module, theta: Vector, *inputs: Any) -> Any:
 class PlainUnroll:
     """A lower problem that is trained for some steps, and a loss above of where that leads.
 
-    Args:
-        start: where it begins.
-        loss: `(theta, meta, batch) -> loss`.
-        goal: `(theta, meta) -> loss above`.
-        update: of a parameter.
-        rate: learning rate, or from meta to it.
-        batches: by step, those that the gradient is averaged over.
-        is_start: whether it begins at meta.
-        clip: largest norm of a gradient.
-        horizon: how many of the last steps are differentiated; None for all.
+    The batches of a step are those that its gradient is averaged over. With `is_start` it begins at meta.
     """
 
     start: Vector
@@ -82,12 +75,7 @@ class PlainUnroll:
     horizon: int | None = None
 
     def gradient(self, meta: Vector, *, is_second_order: bool = True) -> Tensor:
-        """Return the derivative of the loss above with respect to meta, flat.
-
-        Args:
-            meta: what shapes the problem.
-            is_second_order: false takes the gradients of steps for constants.
-        """
+        """Return the derivative of the loss above with respect to meta, flat."""
         points = [each.detach().clone().requires_grad_() for each in meta]
         goal = self.goal(self.steps(points, is_second_order), points)
         if not goal.requires_grad:
@@ -144,23 +132,15 @@ TOKENS = torch.randint(VOCABULARY, (17, ROWS, LENGTH + 1), generator=torch.Gener
 ONES = torch.ones(ROWS, dtype=torch.float64)
 
 
-class Rate(nn.Module):
+class Rate(Point):
     """A learning rate by its logarithm."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.tensor([value], dtype=torch.float64).log())
 
     def forward(self) -> Tensor:
         return self.x.exp()
 
 
-class Weights(nn.Module):
+class Weights(Point):
     """Some weights between 0 and 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.linspace(-1, 1, ROWS, dtype=torch.float64))
 
     def forward(self) -> Tensor:
         return self.x.sigmoid()
@@ -220,18 +200,9 @@ class UnrolledCase:
 
     Args:
         way: what the problem above is: a learning rate, a start or weights of rows.
-        optimizer: its name.
-        num_steps: of training.
         network: from a seed to it.
-        accumulate: batches a step.
-        clip: largest norm of a gradient.
         mode: of the network in the loss above; None leaves it.
-        offset: number of the first batch.
-        sizes: rows of each batch; None has `ROWS` in all.
-        tasks: how many networks are trained, each on batches of its own.
-        is_autocast: whether the lower loss is evaluated in bf16 where autocast has it so.
         is_streamed: whether the program has a stream of its batches, one after the other.
-        settings: of the lower problem.
     """
 
     way: str
@@ -241,24 +212,21 @@ class UnrolledCase:
     accumulate: int = 1
     clip: float | None = None
     mode: str | None = None
-    offset: int = 0
-    sizes: tuple[int, ...] | None = None
     tasks: int | None = None
     is_autocast: bool = False
     is_streamed: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def batches(self) -> list[Tensor]:
-        if self.sizes is not None:
-            return list(TOKENS.flatten(0, 1)[: sum(self.sizes)].split(self.sizes))
         if self.tasks is not None:
             return list(TOKENS[: self.num_steps * self.tasks].unflatten(0, (self.num_steps, self.tasks)))
-        return list(TOKENS[self.offset :][: self.num_steps * self.accumulate])
+        return list(TOKENS[: self.num_steps * self.accumulate])
 
     def upper(self) -> nn.Module:
-        modules = {"lr": lambda: Rate(RATES[self.optimizer]), "maml": lambda: self.network(1), "weighting": Weights}
-        return modules[self.way]()
+        if self.way == "maml":
+            return self.network(1)
+        is_rate = self.way == "lr"
+        return Rate(numbers(RATES[self.optimizer]).log()) if is_rate else Weights(torch.linspace(-1, 1, ROWS).double())
 
     def loss(self, logits: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
         """Return the loss of the lower problem: a row has the weight of its first token."""
@@ -290,7 +258,8 @@ class UnrolledCase:
             if self.is_streamed
             else None,
             precision="bf16" if self.is_autocast else "fp32",
-            **{"unroll_steps": self.num_steps, **lower, **self.settings},
+            unroll_steps=self.num_steps,
+            **lower,
         )
         role = "model" if self.mode is None else {"problem": "model", "mode": self.mode}
         high = Problem("upper", self.upper(), goal, roles={"model": role}, optimizer=partial(torch.optim.SGD, lr=1.0))

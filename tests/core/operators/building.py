@@ -115,5 +115,5 @@ def ones(x: Tensor) -> Tensor:
     return torch.ones(x.shape, dtype=x.dtype)
 
 
-def sampled(x: Tensor, grid: Tensor) -> Tensor:
-    return F.grid_sample(x, grid * 0.5, align_corners=False)
+def sampled(mode: str, x: Tensor, grid: Tensor) -> Tensor:
+    return F.grid_sample(x, grid * 0.5, mode=mode, align_corners=False)

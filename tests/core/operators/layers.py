@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
@@ -71,6 +71,12 @@ ATTENTION: Operators = {
 }
 
 
+def _bags(choice: Tensor, mode: str, weight: Tensor) -> Tensor:
+    """Return what is in three bags, of which the last two are empty at times."""
+    flat = choice.flatten()
+    return F.embedding_bag(flat, weight, torch.tensor([0, 1, 1]).clamp_max(len(flat)), mode=mode)
+
+
 LAYERS: Operators = {
     "linear": ("r3,4 r2,4 r2", F.linear),
     "bilinear": ("r3,4 r3,2 r2,4,2 r2", F.bilinear),
@@ -83,18 +89,17 @@ LAYERS: Operators = {
     "embedding": ("r4,3", lambda w: F.embedding(CHOICE, w)),
     "embedding padding": ("r4,3", lambda w: F.embedding(CHOICE, w, padding_idx=1, scale_grad_by_freq=True)),
     "embedding_bag": ("r4,3", lambda w: F.embedding_bag(CHOICE, w)),
-    "embedding_bag sum": ("r4,3", lambda w: F.embedding_bag(CHOICE, w, mode="sum")),
+    "embedding_bag sum": ("r4,3 r2,2", lambda w, p: F.embedding_bag(CHOICE, w, mode="sum", per_sample_weights=p)),
     "embedding_bag max": ("r4,3", lambda w: F.embedding_bag(CHOICE, w, mode="max")),
-    "embedding_bag offsets": (
-        "r4,3",
-        lambda w: F.embedding_bag(CHOICE.flatten(), w, torch.tensor([0, 1, 1]), mode="mean"),
-    ),
+    **{f"embedding_bag {mode} offsets": ("r4,3", partial(_bags, CHOICE, mode)) for mode in ("mean", "max")},
+    **{f"embedding_bag {mode} of nothing": ("r4,3", partial(_bags, CHOICE[:0], mode)) for mode in ("mean", "max")},
     "dropout": ("r3,4", seeded(F.dropout)),
     "dropout2d": ("r2,3,2,2", seeded(F.dropout2d)),
     "alpha_dropout": ("r3,4", seeded(lambda x: F.alpha_dropout(x, training=True))),
     "interpolate bilinear": ("r1,1,3,3", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")),
-    "grid_sample": ("r1,1,4,4 u1,2,2,2", sampled),
-    "grid_sample 3d": ("r1,1,3,3,3 u1,2,2,2,3", lambda x, grid: F.grid_sample(x, grid * 0.5, align_corners=False)),
+    **{f"grid_sample {mode}": ("r1,1,4,4 u1,2,2,2", partial(sampled, mode)) for mode in ("nearest", "bicubic")},
+    "grid_sample": ("r1,1,4,4 u1,2,2,2", partial(sampled, "bilinear")),
+    "grid_sample 3d": ("r1,1,3,3,3 u1,2,2,2,3", partial(sampled, "bilinear")),
     "pad reflect 2d": ("r1,2,3,3", lambda x: F.pad(x, (1, 2, 1, 1), mode="reflect")),
     "RNN": ("r3,1,2 r", from_module(lambda: nn.RNN(2, 3), select=lambda y: y[0])),
     "LSTM": ("r3,1,2 r", from_module(lambda: nn.LSTM(2, 3), select=lambda y: y[0])),

@@ -83,8 +83,8 @@ def forward_by_autograd(loss: Loss, tensors: Sequence[Tensor], vector: Any, mode
 
 def distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return the 2-norm of the difference, over that of what is expected where that is not tiny."""
-    size = sum(float(each.double().square().sum()) for each in expected) ** 0.5
-    parts = zip(found, expected, strict=True)
+    size = sum(float(each.detach().double().square().sum()) for each in expected) ** 0.5
+    parts = [(x.detach(), y.detach()) for x, y in zip(found, expected, strict=True)]
     error = sum(float((x.double() - y.double()).square().sum()) for x, y in parts) ** 0.5
     return error / size if size > 1e-6 else error
 
