@@ -151,24 +151,21 @@ def test_the_super_graph_shows_the_shares_of_its_candidates_and_what_was_found(r
 
 
 WIDTH = 200.0
-# name: problems, edges (upper, lower), expected levels
-GRAPHS: dict[str, tuple[str, str, list[int]]] = {
-    "one": ("a", "", [0]),
-    "three levels": ("uml", "um ml", [2, 1, 0]),
-    "skip": ("uml", "ul um ml", [2, 1, 0]),
-    "two uppers": ("uvl", "ul vl", [1, 1, 0]),
-    "diamond of five": ("tabcl", "tl al cl ta tb tc bl", [2, 1, 1, 1, 0]),
-    "apart": ("ab", "", [0, 0]),
-}
+# Problems, edges (upper, lower), expected levels.
+GRAPHS = [
+    ("uml", "ul um ml", [2, 1, 0]),
+    ("uvl", "ul vl", [1, 1, 0]),
+    ("tabcl", "tl al cl ta tb tc bl", [2, 1, 1, 1, 0]),
+    ("ab", "", [0, 0]),
+]
 
 
 def lay_out(problems: str, edges: str) -> Layout:
     return arrange(dict.fromkeys(problems, WIDTH), [(upper, lower) for upper, lower in edges.split()], 44.0, 30.0)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_uppers_stand_above_lowers(name: str) -> None:
-    problems, edges, levels = GRAPHS[name]
+@pytest.mark.parametrize(("problems", "edges", "levels"), GRAPHS)
+def test_uppers_stand_above_lowers(problems: str, edges: str, levels: list[int]) -> None:
     layout = lay_out(problems, edges)
     assert [layout.num_rows - 1 - layout.row[problem] for problem in problems] == levels
     assert all(WIDTH / 2 <= layout.x[problem] <= layout.width - WIDTH / 2 for problem in problems)
