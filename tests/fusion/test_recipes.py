@@ -1,4 +1,4 @@
-"""Every recipe with seeds 0, 1, 2 as one stack computes what it computes alone, in float64, or says why it is apart."""
+"""Every recipe with seeds 0 and 1 as one stack computes what it computes alone, in float64, or says why it is apart."""
 
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient.radius. finite differences at a radius"),
 ]
 
-QUICK = ("plain", "mwn", "maml", "learned_lr", "oneshot_peaks")
+QUICK = ("plain", "mwn", "maml", "oneshot_peaks")
 """Those that take a few seconds."""
 
 LAYER_PARALLEL = {"classifier": "its training is layer-parallel"}
@@ -75,9 +75,9 @@ def after_one_rounding(recipe: str, images: Path) -> float:
 @pytest.mark.parametrize(
     "recipe", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
 )
-def test_a_stack_of_three_seeds(recipe: str, image_folder: Path) -> None:
-    assert len({structure_of(config(recipe, seed, image_folder)) for seed in range(3)}) == 1
-    found = compared(lambda seed: made(recipe, seed, image_folder), ticks=TICKS)
+def test_a_stack_of_two_seeds(recipe: str, image_folder: Path) -> None:
+    assert len({structure_of(config(recipe, seed, image_folder)) for seed in range(2)}) == 1
+    found = compared(lambda seed: made(recipe, seed, image_folder), 2, TICKS)
     assert found.reason == ""
     assert not found.failures
     assert min(found.steps.values()) >= 2
@@ -90,18 +90,11 @@ def test_a_stack_of_three_seeds(recipe: str, image_folder: Path) -> None:
         assert found.error < ROUNDING * after_one_rounding(recipe, image_folder) < 1e-6
 
 
-SLOW = pytest.mark.slow
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "words", "tolerance"),
-    [
-        ("mwn", "hypergradient.product=reverse", 1e-13),
-        pytest.param("mwn", "hypergradient.radius=0.01", 1e-11, marks=SLOW),
-        pytest.param("data_cleaning", "hypergradient.product=reverse", 1e-13, marks=SLOW),
-        pytest.param("data_cleaning", "hypergradient.radius=0.01", 1e-11, marks=SLOW),
-    ],
+    ("words", "tolerance"), [("hypergradient.radius=0.01", 1e-11), ("hypergradient.product=reverse", 1e-13)]
 )
+@pytest.mark.parametrize("recipe", ["mwn", "data_cleaning"])
 def test_without_small_differences_rounding_stays_rounding(
     recipe: str, words: str, tolerance: float, image_folder: Path
 ) -> None:

@@ -235,10 +235,11 @@ def test_a_record_that_lies_makes_no_gradient_wrong(tmp_path: Path, name: str) -
         "a counter": lambda k: plain(k, loss=Counted()),
         "other functions": lambda k: plain(k, lambda: network(Scaled(1 + 1e-3 * k))),
     }
-    right = train(makes[name], LENGTHS, tmp_path / "right" / "0.json")
+    lengths = {0: 6, 1: 3, 2: 5}
+    right = train(makes[name], lengths, tmp_path / "right" / "0.json")
     record, chance = tmp_path / "0" / "0.json", random.Random(name)
     record.parent.mkdir()
-    jobs = [*LENGTHS]
+    jobs = [*lengths]
     for number in range(4):
         verdict = {"is_fused": True, "fused_s": 1e-9, "alone_s": 1e9, "reason": "", "at_once": number or None}
         verdict |= {"since_tick": chance.choice([0, 3, 10**12]), "before": None}
@@ -253,10 +254,10 @@ def test_a_record_that_lies_makes_no_gradient_wrong(tmp_path: Path, name: str) -
         stack = {"jobs": jobs, "rounds": {"classifier": verdict, "other": verdict}, "layouts": [layout]}
         stack["apart"] = {"reason": "", "since_tick": number}
         record.write_text(json.dumps({"waves": [jobs], "stacks": [stack]}))
-        found = train(makes[name], LENGTHS, record)
+        found = train(makes[name], lengths, record)
         assert found.ends == right.ends and not found.errors
         for member, states in found.states.items():
-            assert_close(states[LENGTHS[member]][0], right.states[member][LENGTHS[member]][0])
+            assert_close(states[lengths[member]][0], right.states[member][lengths[member]][0])
 
 
 def assert_close(found: Any, expected: Any) -> None:
