@@ -20,6 +20,7 @@ UNROLLS: dict[str, Callable[[int], dict[str, Any]]] = {
     "kept": lambda k: {},
     "truncated": lambda k: {"hypergradient": Unrolled(horizon=2), "unroll_steps": 4},
     "budgeted": lambda k: {"hypergradient": Unrolled(remat="auto")},
+    "clipped": lambda k: {"gradient_clip_norm": 0.5},
     "statistics": lambda k: {"module": lambda: network(nn.BatchNorm1d(8))},
     "plain steps": lambda k: {"optimizer": partial(SGD, lr=0.1)},
     "nesterov": lambda k: {"optimizer": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1)},
@@ -31,7 +32,7 @@ UNROLLS: dict[str, Callable[[int], dict[str, Any]]] = {
         "optimizer": partial(ADAM, lr=[0.01, 0.02, 0.03][k], betas=([0.8, 0.9, 0.7][k], 0.95), eps=[1e-8, 1e-4, 0.1][k])
     },
 }
-ALSO_UNROLLED = ("scheduler", "clipping", "accumulated", "warm-up", "look-ahead", "from the start")
+ALSO_UNROLLED = ("scheduler", "accumulated", "warm-up", "look-ahead", "from the start")
 
 
 def unrolled(seed: int, **settings: Any) -> Program:

@@ -84,23 +84,13 @@ def test_boxes_do_not_touch(tmp_path: Path, nodes: list[Any]) -> None:
     assert all(layout.row[upper] < layout.row[lower] for upper, lower in edges)
 
 
-STRANGE: list[Any] = [
-    {"problems": {"a": {"nodes": {"id": "x"}, "decisions": "x", "num_parameters": "many"}}},
-    {"problems": {"a": {"nodes": [None], "decisions": [{"name": ["a"], "candidates": 7}], "num_parameters": -1e300}}},
-    '{"problems": {"a": {"nodes": [' + ", ".join(["{}"] * 800_000) + "]}}}",
-]
-
-
 def test_strange_files_are_a_note(run: Path) -> None:
-    for content in STRANGE:
-        (run / "nodes.json").write_text(content if isinstance(content, str) else json.dumps(content))
-        models, [note] = read_models(run)
-        assert models == [] and note.startswith("nodes.json could not be read")
+    (run / "nodes.json").write_text('{"problems": {"a": {"nodes": {"id": "x"}, "num_parameters": "many"}}}')
+    models, [note] = read_models(run)
+    assert models == [] and note.startswith("nodes.json could not be read")
     assert note in page_of(run).text
     for counted, learned in (
-        ([{**COUNTED, "counts": [1, "many"]}], []),
         ([{**COUNTED, "counts": [1]}], []),
-        ([{"name": ["x"]}], []),
         ([COUNTED], [{**LEARNED, "probabilities": [0.5, "x"]}]),
     ):
         spaces, [note] = read_paths(write_paths(run, counted, learned))
@@ -178,9 +168,7 @@ def test_edges_do_not_cross_boxes_or_each_other() -> None:
     assert abs(layout.x[lane] - layout.x["m"]) > WIDTH / 2
     layout = lay_out("tabcdl", "ta tb ad bc dl cl")
     assert (layout.x["a"] < layout.x["b"]) == (layout.x["d"] < layout.x["c"])
-
-
-def test_a_cycle_still_gives_a_picture() -> None:
+    # A cycle still gives a picture.
     assert set(lay_out("ab", "ab ba").row) == {"a", "b"}
 
 

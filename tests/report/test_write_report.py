@@ -106,20 +106,17 @@ def test_extreme_values_still_give_a_page(tmp_path: Path) -> None:
         read_page(write_report(write_run(tmp_path / str(values[0]), rows=rows, arrays=arrays)))
 
 
-def test_unreadable_lines_are_counted_and_the_rest_is_drawn(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", rows=[(1, "classifier/loss", 2.3), (2, "classifier/loss", 2.1)])
+def test_unreadable_lines_and_many_keys_are_counted_and_the_rest_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlotool.report.run_page.MAX_SERIES", 3)
+    run = write_run(tmp_path / "run", rows=[*FEW_ROWS, *((1, f"classifier/m{index}", 1.0) for index in range(7))])
     with (run / "metrics.csv").open("a") as out:
         out.write("3,classifier/loss\nx,y,z\nnan,classifier/loss,1\n4,classifier/lo")
     page = read_page(write_report(run))
     assert "metrics.csv has 4 lines that could not be read." in page.text
-    assert (run / "report" / "loss-classifier.svg").is_file()
-
-
-def test_many_keys_are_not_all_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlotool.report.run_page.MAX_SERIES", 3)
-    run = write_run(tmp_path / "run", rows=[(1, f"classifier/m{index}", 1.0) for index in range(9)])
-    assert "9 keys; only the first 3 are drawn" in read_page(write_report(run)).text
-    assert not (run / "report" / "training-m3.svg").exists()
+    assert "9 keys; only the first 3 are drawn" in page.text
+    assert (run / "report" / "loss-classifier.svg").is_file() and not (run / "report" / "training-m3.svg").exists()
 
 
 def test_weights_of_other_forms_and_of_a_warm_up(tmp_path: Path) -> None:
