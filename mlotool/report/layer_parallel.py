@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from mlotool.core.run_files import read_json
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
-from mlotool.report.figure import NUM_PROBLEM_COLOURS, Card, Sketchbook, light
+from mlotool.report.figure import DASHES, NUM_PROBLEM_COLOURS, Card, Sketchbook, light
 from mlotool.report.run_figures import Line, curve_card
 from mlotool.report.run_folder import Series, read_artifacts
 
@@ -215,18 +215,25 @@ def timeline_card(book: Sketchbook, timeline: Timeline) -> Card:
     plot.legend([Patch(color=light(WORK_COLOURS.get(what, OTHER_COLOUR))) for what in kinds], kinds)
     recorded = len({span.batch for span in timeline.spans})
     note = f"Batches {batches[0]} to {batches[-1]} of the first {recorded}; numbers are those of the batches."
-    note += f" {_speedup(timeline)}" if timeline.num_stages > 1 else ""
     return plot.card(f"timeline-{timeline.problem}", f"{timeline.problem}: what each rank did when", note)
 
 
-def _speedup(timeline: Timeline) -> str:
-    """Say the speed-up that the spans show, and the one that equation 27 makes of their parts."""
-    if not timeline.is_simultaneous:
-        return "The stages ran one after the other, in one process: there is no speed-up to see."
+def speedup_card(book: Sketchbook, timeline: Timeline) -> Card:
+    """Draw the speed-up that the spans show beside the one that equation 27 makes of their parts."""
+    ideal, num_stages = f"{timeline.num_stages} ranks, nothing added", float(timeline.num_stages)
+    rows = {ideal: num_stages, "equation 27": timeline.predicted, "measured": timeline.measured}
+    plot = book.new(left=1.45)
+    colours = [light(name) for name in ("right", "problem-1", "problem-0")]
+    bars = plot.axes.barh(list(rows), list(rows.values()), color=colours, height=0.6)
+    plot.axes.bar_label(bars, fmt="%.2f", padding=3)
+    plot.axes.axvline(1.0, color=light("muted"), linewidth=0.8, linestyle=DASHES, zorder=0.5)
+    plot.axes.set_xlim(0, 1.12 * max(rows.values()))
+    plot.axes.grid(visible=False, axis="y")
+    plot.label("times as fast as all stages one after the other")
     seconds = timeline.seconds
     parts = {"forward": seconds.forward, "backward": seconds.backward, "auxiliary": seconds.auxiliary}
-    return (
-        f"Speed-up over all stages one after the other: {timeline.measured:.2f} measured, {timeline.predicted:.2f} by "
-        f"equation 27, at most {timeline.num_stages}; a batch has "
-        f"{', '.join(f'{name} {1e3 * one:.3g} ms' for name, one in parts.items())} on the busiest rank."
-    )
+    note = "A batch, all stages together: " + ", ".join(f"{name} {1e3 * one:.3g} ms" for name, one in parts.items())
+    note += " on the busiest rank. Loading and the optimizer's step are in neither."
+    if not timeline.is_simultaneous:
+        note += " The stages ran one after the other, in one process: there is no speed-up to see."
+    return plot.card(f"speedup-{timeline.problem}", f"{timeline.problem}: speed-up", note)

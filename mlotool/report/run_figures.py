@@ -52,9 +52,11 @@ class Line:
 def training_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[str, str]) -> list[Card]:
     """Draw what the problems logged while they trained; losses first, the learning rate last.
 
-    Not the number of steps: it is a straight line, and the table of last values has it.
+    Not the number of steps: it is a straight line, and the table of last values has it. Nor rates that stay what they
+    are, which `constant_rates` tells.
     """
-    shown = [one for one in series if one.owner in colours and one.metric != "step"]
+    own = [one for one in series if one.owner in colours]
+    shown = [one for one in own if one.metric != "step" and not _is_constant_rate(one)]
     owners = list(colours)
     shown.sort(key=lambda one: (-1, owners.index(one.owner)) if one.metric == "loss" else (one.metric == "lr", 0))
     groups: dict[tuple[str, str], list[Series]] = {}
@@ -67,6 +69,17 @@ def training_cards(book: Sketchbook, series: Sequence[Series], colours: Mapping[
         curve_card(book, slug, title, group, [Line(colours[one.owner], one.owner) for one in group])
         for (slug, title), group in groups.items()
     ]
+
+
+def constant_rates(series: Iterable[Series], colours: Mapping[str, str]) -> str:
+    """Return a sentence of the learning rates that stay what they are; empty where there are none."""
+    own = [one for one in series if one.owner in colours and _is_constant_rate(one)]
+    rates = ", ".join(f"{one.owner} {number(float(one.values[0]))}" for one in own)
+    return f"Constant learning rate{'s' if len(own) > 1 else ''}: {rates}." if own else ""
+
+
+def _is_constant_rate(series: Series) -> bool:
+    return series.metric == "lr" and bool((series.values == series.values[:1]).all())
 
 
 def evaluation_cards(
@@ -116,9 +129,15 @@ def curve_card(
     handles = [_draw(plot, one, line) for one, line in zip(group, lines, strict=True)]
     labels = [line.label for line in lines]
     if best is not None and best.tick is not None and len(values):
-        is_objective = best.value is not None and any(one.key == best.key for one in group)
-        labels.append(f"best {number(best.value)} at {best.tick}" if is_objective else f"best checkpoint, {best.tick}")
+        labels.append(f"best checkpoint, {best.tick}")
         handles.append(plot.axes.axvline(best.tick, color=light("muted"), linewidth=0.8, linestyle=drawing.DASHES))
+        for one, line in zip(group, lines, strict=True):
+            if one.key == best.key and isinstance(best.value, int | float) and abs(best.value) < LARGEST:
+                star: dict[str, Any] = {"color": light(line.colour), "markersize": 9, "clip_on": False, "zorder": 5}
+                labels[-1] = f"best {number(best.value)} at {best.tick}"
+                handles[-1:] = plot.axes.plot([best.tick], [best.value], "*", linestyle="none", **star)
+                # It may lie outside the curve, where metrics.csv was cut.
+                values = np.append(values, best.value)
     if not len(values):
         place: dict[str, Any] = {"transform": plot.axes.transAxes, "ha": "center", "color": light("muted")}
         plot.axes.text(0.5, 0.5, "no finite value", **place)

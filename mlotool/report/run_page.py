@@ -73,6 +73,7 @@ def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
         *run_figures.training_cards(book, series, colours),
     ]
     timeline_cards = [layer_parallel.timeline_card(book, timeline) for timeline in timelines]
+    speedup_cards = [layer_parallel.speedup_card(book, timeline) for timeline in timelines if timeline.num_stages > 1]
     weighting = [
         card
         for one in weightings
@@ -84,11 +85,13 @@ def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
         "has_shaping": bool(graph.get("upper_to_lower")),
         "has_reading": bool(graph.get("lower_to_upper")),
         "curves": curves,
+        "rates": run_figures.constant_rates(series, colours),
         "models": [model_section(model, shares(paths.get(model.problem, {}))) for model in models],
         "paths": paths,
-        "parallel": [*timeline_cards, *layer_parallel.numbered_cards(book, parallel)],
+        "parallel": [*timeline_cards, *speedup_cards, *layer_parallel.numbered_cards(book, parallel)],
         "learned": run_figures.learned_cards(book, learned[:MAX_SERIES], colours),
         "weighting": weighting,
+        "idle": _idle(run),
     }
 
 
@@ -110,6 +113,15 @@ def _first(run: RunFolder, series: list[Series]) -> list[Series]:
 def _weigher(run: RunFolder, analysis: str, colours: Mapping[str, str]) -> str:
     roles = as_dict(as_dict(as_dict(run.config.get("analyses")).get(analysis)).get("roles"))
     return colours.get(str(roles.get("weigher")), "ink")
+
+
+def _idle(run: RunFolder) -> str:
+    """Say which problems had made no step at the checkpoint that is analysed, as in a warm-up of others."""
+    is_best = run.best_tick is not None
+    steps = run.best_metrics if is_best else run.metrics
+    idle = [name for name in run.problems if steps.get(f"{name}/step") == 0]
+    when = f"at the best checkpoint (tick {run.best_tick})" if is_best else "in this run"
+    return f"No step had been made {when} by {', '.join(idle)}: what is drawn is how it began." if idle else ""
 
 
 def _tiles(run: RunFolder) -> list[tuple[str, ...]]:

@@ -3,7 +3,7 @@ import pytest
 from mlotool.fusion import stacked_gradients
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one program of all members count as the faster way."""
 

@@ -103,7 +103,12 @@ class Compared:
 
 
 def compared(
-    make: Callable[[int], Program], num_members: int = 3, ticks: int = 12, *, ends: Mapping[int, int] | None = None
+    make: Callable[[int], Program],
+    num_members: int = 3,
+    ticks: int = 12,
+    *,
+    ends: Mapping[int, int] | None = None,
+    change: tuple[int, Callable[[Program], Any]] | None = None,
 ) -> Compared:
     """Return how members 0, 1, ... do as a stack, beside each alone.
 
@@ -112,17 +117,19 @@ def compared(
         num_members: how many.
         ticks: that each takes.
         ends: by member that leaves early, after how many ticks.
+        change: what is done to member 1, and before which tick.
     """
     alone, fused = ([Schedule(make(number), with_norms=True) for number in range(num_members)] for _ in range(2))
-    together = FusedTicks(dict.fromkeys(range(num_members), "the same"))
-    for number, schedule in enumerate(fused):
-        together.join(number, schedule)
+    together = joined(fused)
     live = list(range(num_members))
     found = Compared({}, "")
     for tick in range(ticks):
         for number in [each for each in live if (ends or {}).get(each) == tick]:
             live.remove(number)
             together.leave(number)
+        if change is not None and tick == change[0]:
+            for schedules in (alone, fused):
+                change[1](schedules[1].program)
         if tick % 5 == 0:
             together.begin(live)
         outcomes = together.tick(live)
@@ -149,6 +156,13 @@ def compared(
     errors = [state_difference(alone[number].program, fused[number].program) for number in live]
     found.error = max([found.error, *errors])
     return found
+
+
+def joined(schedules: Sequence[Schedule]) -> FusedTicks:
+    together = FusedTicks(dict.fromkeys(range(len(schedules)), "the same"))
+    for number, schedule in enumerate(schedules):
+        together.join(number, schedule)
+    return together
 
 
 def _tick(schedule: Schedule) -> Any:

@@ -11,57 +11,34 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool import Problem, Program, Schedule
-from mlotool.config import compose
-from mlotool.config.checks import build
 from mlotool.core.errors import RunError
 from mlotool.fusion import stacked_gradients
-from mlotool.fusion.fused_ticks import FusedTicks
-from mlotool.fusion.stacked_schedule import StackedSchedule
-from tests.fusion.members import bilevel, compared, network, plain, state_difference
-
-WORDS = ["problems.classifier.module.hidden=[8]", "problems.classifier.stream.batch_size=4"]
-
-
-def schedules(count: int) -> list[Schedule]:
-    return [Schedule(build(compose("plain", [f"seed={seed}", *WORDS])).program) for seed in range(count)]
+from tests.fusion.members import bilevel, compared, joined, network, plain
 
 
 def test_the_gradients_are_taken_for_fewer_members_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused, alone = schedules(5), schedules(5)
-    stack = StackedSchedule(fused)
     direct = stacked_gradients.StackedGradients._traced
 
-    def traced(self: Any, leader: Any, batches: Any, arguments: Any, *others: Any) -> Any:
+    def traced(self: Any, *arguments: Any) -> Any:
         if self.at_once > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return direct(self, leader, batches, arguments, *others)
+        return direct(self, *arguments)
 
     monkeypatch.setattr(stacked_gradients.StackedGradients, "_traced", traced)
-    monkeypatch.setattr("mlotool.fusion.stacked_gradients._fastest", lambda take, before: (before(), (0.0, take()))[1])
-    for _ in range(5):
-        outcomes = stack.tick(range(5))
-        expected = [schedule.tick() for schedule in alone]
-    for outcome, result in zip(outcomes.values(), expected, strict=True):
-        assert isinstance(outcome, dict)
-        torch.testing.assert_close(outcome["classifier"].loss, result["classifier"].loss)
-    verdict = stack.verdicts["classifier"]
+    found = compared(plain, 5, 5)
+    verdict = found.verdicts["classifier"]
     assert verdict.is_fused and verdict.at_once == 2
+    assert found.error < 1e-12 and not found.failures
 
 
 def test_one_that_does_not_fit_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = StackedSchedule(schedules(2))
-
     def traced(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(stacked_gradients.StackedGradients, "_traced", traced)
-    for _ in range(3):
-        outcomes = stack.tick([0, 1])
-    assert all(isinstance(outcome, dict) for outcome in outcomes.values())
-    assert "do not fit into memory" in stack.verdicts["classifier"].reason
-
-
-pytestmark = pytest.mark.usefixtures("no_clock")
+    found = compared(plain, 2, 3)
+    assert "do not fit into memory" in found.reasons[0]
+    assert found.error == 0 and not found.failures
 
 
 def norms() -> nn.Module:
@@ -104,24 +81,10 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_of_one_member_counts_there(name: str) -> None:
     change, reason = CHANGES[name]
-    alone, fused = ([Schedule(plain(number, norms)) for number in range(3)] for _ in range(2))
-    together = FusedTicks(dict.fromkeys(range(3), "the same"))
-    for number, schedule in enumerate(fused):
-        together.join(number, schedule)
-    for tick in range(12):
-        if tick == 6:
-            for schedules in (alone, fused):
-                change(schedules[1].program.problems["classifier"])
-        if tick % 5 == 0:
-            together.begin(range(3))
-        outcomes = together.tick(range(3))
-        for schedule in alone:
-            schedule.tick()
-        assert not [each for each in outcomes.values() if isinstance(each, Exception)]
-    [verdict] = together.records[0].verdicts.values()
-    assert reason in verdict.reason and verdict.is_fused == (not reason)
-    errors = [state_difference(*(each.program for each in pair)) for pair in zip(alone, fused, strict=True)]
-    assert max(errors) < 1e-10
+    done = 6, lambda program: change(program.problems["classifier"])
+    found = compared(lambda k: plain(k, norms), 2, 9, change=done)
+    assert reason in " ".join(found.reasons) and bool(found.reasons) == bool(reason)
+    assert found.error < 1e-10 and not found.failures
 
 
 def test_what_a_scheduler_does_counts_in_the_next_round_of_its_tick() -> None:
@@ -139,22 +102,18 @@ def test_what_a_scheduler_does_counts_in_the_next_round_of_its_tick() -> None:
         scheduler = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=rate)
         return bilevel(number, lambda: module, scheduler=scheduler, scheduler_interval="step")
 
-    found = compared(make)
+    found = compared(make, ticks=8)
     assert "has a hook" in found.reasons[0]
     assert found.error < 1e-10
 
 
 def test_a_frozen_parameter_ends_its_run_alone() -> None:
     schedules = [Schedule(plain(number)) for number in range(3)]
-    together = FusedTicks(dict.fromkeys(range(3), "the same"))
-    for number, schedule in enumerate(schedules):
-        together.join(number, schedule)
-    for tick in range(8):
-        if tick == 5:
-            first(schedules[1].program.problems["classifier"]).requires_grad_(False)
-        outcomes = together.tick(range(3))
-        if tick >= 5:
-            break
+    together = joined(schedules)
+    for _ in range(5):
+        together.tick(range(3))
+    first(schedules[1].program.problems["classifier"]).requires_grad_(False)
+    outcomes = together.tick(range(3))
     assert [type(each) for each in outcomes.values()] == [dict, RunError, dict]
     assert "'0.weight' was replaced, added, removed or frozen" in str(outcomes[1])
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from mlotool import ConjugateGradient, Implicit, Program, Schedule, Stream, Unrolled
 from mlotool.fusion.fused_ticks import FusedTicks
@@ -20,8 +21,6 @@ from mlotool.runner.together import FusionRecord
 from tests.fusion.members import Blobs, bilevel, network, plain
 from tests.fusion.test_unlike_members import Broken, Counted, Failing, Mislabelled, Scaled, Tempered, tempered_loss
 from tests.runner.test_resume import assert_equal
-
-pytestmark = pytest.mark.usefixtures("no_clock")
 
 Make = Callable[[int], Program]
 
@@ -106,7 +105,7 @@ def _state(schedule: Schedule) -> Any:
     return deepcopy((problems, schedule.state_dict(), program.random.state_dict()))
 
 
-LENGTHS = {0: 11, 1: 4, 2: 9, 3: 7, 4: 6}
+LENGTHS = {0: 9, 1: 4, 2: 8, 3: 6}
 
 
 def partly_frozen(number: int) -> nn.Module:
@@ -236,10 +235,11 @@ def test_a_record_that_lies_makes_no_gradient_wrong(tmp_path: Path, name: str) -
         "a counter": lambda k: plain(k, loss=Counted()),
         "other functions": lambda k: plain(k, lambda: network(Scaled(1 + 1e-3 * k))),
     }
-    right = train(makes[name], LENGTHS, tmp_path / "right" / "0.json")
+    lengths = {0: 6, 1: 3, 2: 5}
+    right = train(makes[name], lengths, tmp_path / "right" / "0.json")
     record, chance = tmp_path / "0" / "0.json", random.Random(name)
     record.parent.mkdir()
-    jobs = [*LENGTHS]
+    jobs = [*lengths]
     for number in range(4):
         verdict = {"is_fused": True, "fused_s": 1e-9, "alone_s": 1e9, "reason": "", "at_once": number or None}
         verdict |= {"since_tick": chance.choice([0, 3, 10**12]), "before": None}
@@ -254,19 +254,13 @@ def test_a_record_that_lies_makes_no_gradient_wrong(tmp_path: Path, name: str) -
         stack = {"jobs": jobs, "rounds": {"classifier": verdict, "other": verdict}, "layouts": [layout]}
         stack["apart"] = {"reason": "", "since_tick": number}
         record.write_text(json.dumps({"waves": [jobs], "stacks": [stack]}))
-        found = train(makes[name], LENGTHS, record)
+        found = train(makes[name], lengths, record)
         assert found.ends == right.ends and not found.errors
         for member, states in found.states.items():
-            assert_close(states[LENGTHS[member]][0], right.states[member][LENGTHS[member]][0])
+            assert_close(states[lengths[member]][0], right.states[member][lengths[member]][0])
 
 
 def assert_close(found: Any, expected: Any) -> None:
-    if isinstance(found, torch.Tensor):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    elif isinstance(found, dict):
-        assert found.keys() == expected.keys()
-        for key in found:
-            assert_close(found[key], expected[key])
-    elif isinstance(found, list | tuple):
-        for one, other in zip(found, expected, strict=True):
-            assert_close(one, other)
+    for one, other in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        if isinstance(one, Tensor):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)

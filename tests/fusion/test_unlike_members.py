@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool import EvolutionStrategies, Program, Schedule, Stream
-from mlotool.fusion.fused_ticks import FusedTicks
-from tests.fusion.members import NUM_CLASSES, NUM_FEATURES, Blobs, bilevel, compared, network, plain, plain_loss
-
-pytestmark = pytest.mark.usefixtures("no_clock")
+from tests.fusion.members import NUM_CLASSES, NUM_FEATURES, Blobs, bilevel, compared, joined, network, plain, plain_loss
 
 
 class Scaled(nn.Module):
@@ -37,7 +34,7 @@ def test_a_member_that_overflows_leaves_the_others_alone() -> None:
     def make(k: int) -> Program:
         return bilevel(k, optimizer=partial(torch.optim.SGD, lr=1e9 if k == 1 else 0.1))
 
-    found = compared(make, ticks=20)
+    found = compared(make, ticks=5)
     assert not found.reasons
     assert found.failures == {}
 
@@ -175,6 +172,10 @@ UNLIKE: dict[str, tuple[Callable[[int], Program], str]] = {
         lambda k: plain(k, optimizer=LINE_SEARCH[k]),
         "problems.classifier: its optimizer evaluates the loss itself",
     ),
+    "a mean of all batches": (
+        lambda k: plain(k, lambda: network(nn.BatchNorm1d(8, momentum=None))),
+        "takes the value of a tensor",
+    ),
     "a buffer that grows": (lambda k: plain(k, lambda: network(Growing())), "a buffer of a module changes its shape"),
     "a number that is no arithmetic": (
         lambda k: plain(k, loss=partial(top_loss, k=1 + k)),
@@ -205,7 +206,7 @@ FAILURES: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("name", FAILURES)
 def test_an_exception_of_one_member_is_its_own(name: str) -> None:
     settings, text = FAILURES[name]
-    found = compared(lambda k: bilevel(k, **settings(k)))
+    found = compared(lambda k: plain(k, **settings(k)))
     [(number, (alone, fused))] = found.failures.items()
     assert number == 1
     assert alone is not None and text in alone
@@ -251,10 +252,8 @@ def test_a_change_that_nobody_sees_ends_the_runs_that_it_concerns(at: int, only:
     Hidden.scale = 1.0
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        together = FusedTicks(dict.fromkeys(range(3), "the same"))
         schedules = [Schedule(make(number)) for number in range(3)]
-        for number, schedule in enumerate(schedules):
-            together.join(number, schedule)
+        together = joined(schedules)
         live, errors = [0, 1, 2], {}
         for _ in range(12):
             for number, outcome in together.tick(live).items():
@@ -296,7 +295,7 @@ def test_rounding_of_gradients_that_vanish_is_no_difference() -> None:
 @pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient")
 def test_evolution_strategies_are_left_to_the_plans() -> None:
     algorithm = EvolutionStrategies()
-    found = compared(lambda k: bilevel(k, hypergradient=algorithm, unroll_steps=2))
+    found = compared(lambda k: bilevel(k, hypergradient=algorithm, unroll_steps=2), ticks=4)
     assert list(found.verdicts) == ["classifier", "weights"] and found.verdicts["classifier"].is_fused
     assert "keeps something from one use to the next" in found.reasons[0]
     assert found.error < 1e-9

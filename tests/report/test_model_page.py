@@ -84,23 +84,13 @@ def test_boxes_do_not_touch(tmp_path: Path, nodes: list[Any]) -> None:
     assert all(layout.row[upper] < layout.row[lower] for upper, lower in edges)
 
 
-STRANGE: list[Any] = [
-    {"problems": {"a": {"nodes": {"id": "x"}, "decisions": "x", "num_parameters": "many"}}},
-    {"problems": {"a": {"nodes": [None], "decisions": [{"name": ["a"], "candidates": 7}], "num_parameters": -1e300}}},
-    '{"problems": {"a": {"nodes": [' + ", ".join(["{}"] * 800_000) + "]}}}",
-]
-
-
 def test_strange_files_are_a_note(run: Path) -> None:
-    for content in STRANGE:
-        (run / "nodes.json").write_text(content if isinstance(content, str) else json.dumps(content))
-        models, [note] = read_models(run)
-        assert models == [] and note.startswith("nodes.json could not be read")
+    (run / "nodes.json").write_text('{"problems": {"a": {"nodes": {"id": "x"}, "num_parameters": "many"}}}')
+    models, [note] = read_models(run)
+    assert models == [] and note.startswith("nodes.json could not be read")
     assert note in page_of(run).text
     for counted, learned in (
-        ([{**COUNTED, "counts": [1, "many"]}], []),
         ([{**COUNTED, "counts": [1]}], []),
-        ([{"name": ["x"]}], []),
         ([COUNTED], [{**LEARNED, "probabilities": [0.5, "x"]}]),
     ):
         spaces, [note] = read_paths(write_paths(run, counted, learned))
@@ -151,24 +141,21 @@ def test_the_super_graph_shows_the_shares_of_its_candidates_and_what_was_found(r
 
 
 WIDTH = 200.0
-# name: problems, edges (upper, lower), expected levels
-GRAPHS: dict[str, tuple[str, str, list[int]]] = {
-    "one": ("a", "", [0]),
-    "three levels": ("uml", "um ml", [2, 1, 0]),
-    "skip": ("uml", "ul um ml", [2, 1, 0]),
-    "two uppers": ("uvl", "ul vl", [1, 1, 0]),
-    "diamond of five": ("tabcl", "tl al cl ta tb tc bl", [2, 1, 1, 1, 0]),
-    "apart": ("ab", "", [0, 0]),
-}
+# Problems, edges (upper, lower), expected levels.
+GRAPHS = [
+    ("uml", "ul um ml", [2, 1, 0]),
+    ("uvl", "ul vl", [1, 1, 0]),
+    ("tabcl", "tl al cl ta tb tc bl", [2, 1, 1, 1, 0]),
+    ("ab", "", [0, 0]),
+]
 
 
 def lay_out(problems: str, edges: str) -> Layout:
     return arrange(dict.fromkeys(problems, WIDTH), [(upper, lower) for upper, lower in edges.split()], 44.0, 30.0)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_uppers_stand_above_lowers(name: str) -> None:
-    problems, edges, levels = GRAPHS[name]
+@pytest.mark.parametrize(("problems", "edges", "levels"), GRAPHS)
+def test_uppers_stand_above_lowers(problems: str, edges: str, levels: list[int]) -> None:
     layout = lay_out(problems, edges)
     assert [layout.num_rows - 1 - layout.row[problem] for problem in problems] == levels
     assert all(WIDTH / 2 <= layout.x[problem] <= layout.width - WIDTH / 2 for problem in problems)
@@ -181,9 +168,7 @@ def test_edges_do_not_cross_boxes_or_each_other() -> None:
     assert abs(layout.x[lane] - layout.x["m"]) > WIDTH / 2
     layout = lay_out("tabcdl", "ta tb ad bc dl cl")
     assert (layout.x["a"] < layout.x["b"]) == (layout.x["d"] < layout.x["c"])
-
-
-def test_a_cycle_still_gives_a_picture() -> None:
+    # A cycle still gives a picture.
     assert set(lay_out("ab", "ab ba").row) == {"a", "b"}
 
 

@@ -197,20 +197,11 @@ def test_reasons_of_draws_that_make_no_model_are_counted(tmp_path: Path) -> None
     folder = search(tmp_path / "mixed", 5)
     refused(folder, 0, "+decisions.kernel_0=k3", error="found no input.")
     for number in (1, 2, 3):
-        refused(
-            folder,
-            number,
-            f"+decisions.x={number}",
-            "+decisions.y=k7",
-            error=f"node {number} does not take (b, {7 * number}).",
-        )
-    with pytest.raises(RunError) as caught:
+        error = f"node {number} does not take (b, {7 * number})."
+        refused(folder, number, f"+decisions.x={number}", "+decisions.y=k7", error=error)
+    with pytest.raises(RunError, match="found no model in 4 draws") as caught:
         exit_code(folder)
-    for part in (
-        "found no model in 4 draws",
-        "job 1 (+decisions.x=1 +decisions.y=k7) (each has decisions.y=k7): node 1",
-    ):
-        assert part in str(caught.value)
+    assert "job 1 (+decisions.x=1 +decisions.y=k7) (each has decisions.y=k7): node 1" in str(caught.value)
     job(folder, 4, 0.5, "+decisions.kernel_0=k5")
     text = printed(folder)
     assert "draws that make no model (infeasible), untrained: 4" in text
@@ -252,7 +243,7 @@ def wide(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("width", [50, 80, 200])
+@pytest.mark.parametrize("width", [50, 200])
 def test_the_tables_fit_the_terminal(wide: Path, width: int) -> None:
     text = printed(wide, width)
     lines = table_of(text)
@@ -263,15 +254,12 @@ def test_the_tables_fit_the_terminal(wide: Path, width: int) -> None:
     assert "val/loss" in lines[0]
 
 
-def test_a_wide_terminal_has_all_columns(wide: Path) -> None:
-    head, first, *_ = table_of(printed(wide, 300))
+def test_a_wide_terminal_has_all_columns_and_names_the_best_setting_with_its_seeds(wide: Path) -> None:
+    text = printed(wide, 300)
+    head, first, *_ = table_of(text)
     hyperparameters = [f"optimizer.parameter_{key}" for key in range(4)]
     assert head.split() == ["job", *hyperparameters, "hypergradient", "seed", "val/loss", "status", "time"]
     assert first.split() == ["0", *["0.1235"] * 4, "conjugate_gradient_0", "0", "0", "finished,", "best", "1.5", "s"]
-
-
-def test_the_best_setting_is_named_with_its_seeds(wide: Path) -> None:
-    text = printed(wide, 300)
     best = "best: jobs 0, 1, 2, val/loss 0.01 ± 0.0058 (mean ± standard error of 3 seeds; smaller is better)"
     assert best in text and "seed=" not in text.partition("best:")[2]
     [line] = [line for line in text.splitlines() if "★" in line]

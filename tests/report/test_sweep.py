@@ -36,8 +36,6 @@ def sweep(tmp_path: Path) -> Path:
     write_job(tmp_path / "1", "seed=1", status=None)
     (tmp_path / "3").mkdir()
     (tmp_path / ".hydra").mkdir()
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "multirun.yaml").write_text("x: 1\n")
     return tmp_path
 
 
@@ -79,20 +77,16 @@ def test_jobs_of_a_sweep_that_lives_have_begun(tmp_path: Path) -> None:
     assert sweep_rows(tmp_path)[0].status == "unfinished"
 
 
-@pytest.mark.parametrize(
-    "summary",
-    [
+def test_summaries_of_other_types_are_read_as_far_as_they_make_sense(tmp_path: Path) -> None:
+    for job, summary in enumerate((
         {"status": ["x"], "objective": "text", "metrics": [1], "error": {"a": 1}, "num_ticks": -1},
         {"status": "finished", "objective": {"key": 3, "value": "high", "mode": ["max"]}, "metrics": {"a/b": None}},
         {"status": "finished", "objective": {"key": "a/b", "value": 10**400, "mode": 1}, "num_ticks": 1e400},
-    ],
-)
-def test_a_summary_of_other_types_is_read_as_far_as_it_makes_sense(tmp_path: Path, summary: dict[str, object]) -> None:
-    write_job(tmp_path / "0", value=0.5)
-    (tmp_path / "0" / "summary.json").write_text(json.dumps(summary))
+    )):  # fmt: skip
+        write_job(tmp_path / str(job), value=0.5)
+        (tmp_path / str(job) / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "plan.json").write_text('{"keys": [1], "num_jobs": "many", "mode": {}}')
-    [row] = sweep_rows(tmp_path)
-    assert isinstance(row.error, str)
+    assert all(isinstance(row.error, str) for row in sweep_rows(tmp_path))
     assert read_plan(tmp_path).num_jobs == 0
     write_sweep_summary(tmp_path)
 
@@ -137,11 +131,10 @@ def test_settings_csv_is_a_row_a_setting_the_best_first(tmp_path: Path) -> None:
     assert (other["num_seeds"], other["num_planned"], other["is_best"]) == ("2", "2", "false")
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", " =1+1", "\uff1d1+1"])
-def test_no_cell_is_a_formula(tmp_path: Path, text: str) -> None:
-    write_job(tmp_path / "0", f"problems.classifier.x={text}", value=-0.5, error=text, metrics={text: 1.0})
-    write_job(tmp_path / text.replace("/", ""), f"{text.strip()}=1", status=text, value=0.5)
-    (tmp_path / text.replace("/", "") / "overrides.txt").write_text(f"\n{text}=1\n")
+def test_no_cell_is_a_formula(tmp_path: Path) -> None:
+    for job, text in enumerate(("=1+1", "+cmd|' /C calc'!A0", " =1+1", "\uff1d1+1")):
+        write_job(tmp_path / str(job), f"problems.classifier.x={text}", value=-0.5, error=text, metrics={text: 1.0})
+        write_job(tmp_path / text.replace("/", ""), f"{text.strip()}=1", status=text, value=0.5)
     with write_sweep_summary(tmp_path).open(newline="", encoding="utf-8") as lines:
         cells = [cell for row in csv.reader(lines) for cell in row]
     assert not [cell for cell in cells if cell.lstrip().startswith(("=", "+", "@", "\uff1d"))]
@@ -232,13 +225,6 @@ def test_jobs_that_differ_in_the_seed_are_one_setting(tmp_path: Path, key: str, 
     assert (seeds(first), first.jobs, mean_text(first)) == ("3 seeds", "0, 1, 2", "1.2 ± 0.12")
 
 
-def test_several_kinds_of_seed_are_samples_too(tmp_path: Path) -> None:
-    for job in range(8):
-        words = (f"seed={job % 2}", f"data.seed={job // 2 % 2}", f"lr={job // 4}")
-        write_job(tmp_path / str(job), *words, value=float(job))
-    assert [len(setting.values) for setting in compare(tmp_path).settings] == [4, 4]
-
-
 def test_a_job_that_repeats_a_setting_and_a_seed_is_no_further_sample(tmp_path: Path) -> None:
     for job, (rate, seed, value) in enumerate(
         [("0.1", 0, 1.0), ("0.1", 1, 2.0), ("0.1", 1, 2.0), ("1", 0, 3.0), ("1", 0, 3.0), ("0.1", 1, None)]
@@ -253,14 +239,6 @@ def test_a_job_that_repeats_a_setting_and_a_seed_is_no_further_sample(tmp_path: 
     [note] = comparison.notes
     assert note == "Not counted, as another job has the same setting and the same seed: 1, 3, 5."
     assert note in write_sweep_page(tmp_path, comparison).read_text()
-
-
-def test_a_sweep_over_the_seed_alone_has_no_best(tmp_path: Path) -> None:
-    for seed in range(3):
-        write_job(tmp_path / str(seed), f"seed={seed}", value=float(seed))
-    comparison = compare(tmp_path)
-    assert (comparison.best, comparison.columns) == (None, ())
-    assert comparison.only is not None and comparison.only.mean == 1
 
 
 def test_a_setting_that_lost_seeds_is_not_the_best_one(tmp_path: Path) -> None:
@@ -283,17 +261,13 @@ def test_seeds_that_have_not_begun_are_counted(tmp_path: Path) -> None:
     assert comparison.notes == ["No setting has all of its jobs yet; the best one has 1 of 3 seeds."]
 
 
-def test_settings_of_one_value_are_told(tmp_path: Path) -> None:
-    comparison = grid(tmp_path, {"0.1": [1.0, 1.0], "1": [1.0, 1.0], "9": [2.0, 2.0]})
-    assert comparison.notes == ["1 other setting has exactly the same value."]
-
-
 def test_only_finite_values_of_the_same_objective_are_compared(tmp_path: Path) -> None:
-    for job, value in enumerate([float("nan"), float("-inf"), -1e300, 0.5, 0.7]):
+    for job, value in enumerate([float("nan"), float("-inf"), -1e300, 0.5, 0.5]):
         write_job(tmp_path / str(job), f"a={job}", value=value)
     write_job(tmp_path / "5", "a=5", value=0.1, key="train/loss")
     assert best_jobs(tmp_path) == "3"
-    assert compare(tmp_path).notes == ["Jobs with another objective are not compared: train/loss."]
+    same = "1 other setting has exactly the same value."
+    assert compare(tmp_path).notes == [same, "Jobs with another objective are not compared: train/loss."]
 
 
 def test_a_job_that_has_only_begun_makes_no_constant_a_hyperparameter(tmp_path: Path) -> None:
@@ -306,9 +280,11 @@ def test_a_job_that_has_only_begun_makes_no_constant_a_hyperparameter(tmp_path: 
 
 
 def test_the_direction_is_that_of_the_metric_then_of_the_plan(tmp_path: Path) -> None:
-    for job in range(2):
-        write_job(tmp_path / "a" / str(job), f"a={job}", value=float(job), key="val/loss", mode="max")
-    assert best_jobs(tmp_path / "a") == "0"
+    for job in range(8):
+        words = (f"seed={job % 2}", f"data.seed={job // 2 % 2}", f"lr={job // 4}")
+        write_job(tmp_path / "a" / str(job), *words, value=float(job), key="val/loss", mode="max")
+    # Several kinds of seed are samples too.
+    assert best_jobs(tmp_path / "a") == "0, 1, 2, 3"
     write_plan(tmp_path / "b", 3)
     write_begun(tmp_path / "b" / "0", "a=1")
     assert (compare(tmp_path / "b").objective, compare(tmp_path / "b").mode) == ("val/loss", "min")

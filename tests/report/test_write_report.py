@@ -25,6 +25,7 @@ def test_the_page_and_the_figures_of_a_finished_run(tmp_path: Path) -> None:
     for text in (
         *("mwn", "finished", "objective val/accuracy 0.9371", "best checkpoint at tick 800", "1 min 12 s"),
         *("test: 0.9127 at tick 1000.", "best 0.9371 at 800", "best checkpoint (tick 800)", "AUC 0.9731", "median"),
+        "Constant learning rate: reweight 0.001.",
         *("implicit · identity · finite difference", "WeightNet", "SGD · lr 0.1 · 5 steps", "torch 2.9.0"),
         "mlotool run +recipe=mwn seed=0 problems.classifier.optimizer.lr=0.1",
         "0123456789abcdef0123456789abcdef01234567 with uncommitted changes",
@@ -37,6 +38,8 @@ def test_the_page_and_the_figures_of_a_finished_run(tmp_path: Path) -> None:
     names = "loss-reweight loss-classifier training-gradient_norm training-lr evaluation-accuracy evaluation-loss"
     assert set(drawn) == {*names.split(), "weights-against-loss", "weights-histogram"}
     assert all(content.startswith(b"<svg ") and len(content) > 3000 for content in drawn.values())
+    # Of its kinds of marks one is the star at the best value.
+    assert drawn["evaluation-accuracy"].count(b"<path id=") == drawn["evaluation-loss"].count(b"<path id=") + 1
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
@@ -96,41 +99,38 @@ def test_a_failed_run_shows_its_error_and_its_last_finite_values(tmp_path: Path)
         assert text in page.text
 
 
-@pytest.mark.parametrize("values", [[float("nan")] * 3, [float("inf"), 1.0, -float("inf")], [1e300, 1e-300, 0.0]])
-def test_extreme_values_still_give_a_page(tmp_path: Path, values: list[float]) -> None:
-    keys = ("classifier/loss", "val/accuracy", "reweight/lr")
-    rows = [(tick, key, value) for tick, value in enumerate(values) for key in keys]
-    arrays = {"loss": np.array(values), "weight": np.array(values)}
-    read_page(write_report(write_run(tmp_path / "run", rows=rows, arrays=arrays)))
+def test_extreme_values_still_give_a_page(tmp_path: Path) -> None:
+    for values in ([float("nan")] * 3, [float("inf"), 1.0, -float("inf")], [1e300, 1e-300, 0.0]):
+        rows = [(tick, key, value) for tick, value in enumerate(values) for key in ("classifier/loss", "val/accuracy")]
+        arrays = {"loss": np.array(values), "weight": np.array(values)}
+        read_page(write_report(write_run(tmp_path / str(values[0]), rows=rows, arrays=arrays)))
 
 
-def test_unreadable_lines_are_counted_and_the_rest_is_drawn(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", rows=[(1, "classifier/loss", 2.3), (2, "classifier/loss", 2.1)])
+def test_unreadable_lines_and_many_keys_are_counted_and_the_rest_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlotool.report.run_page.MAX_SERIES", 3)
+    run = write_run(tmp_path / "run", rows=[*FEW_ROWS, *((1, f"classifier/m{index}", 1.0) for index in range(7))])
     with (run / "metrics.csv").open("a") as out:
         out.write("3,classifier/loss\nx,y,z\nnan,classifier/loss,1\n4,classifier/lo")
     page = read_page(write_report(run))
     assert "metrics.csv has 4 lines that could not be read." in page.text
-    assert (run / "report" / "loss-classifier.svg").is_file()
+    assert "9 keys; only the first 3 are drawn" in page.text
+    assert (run / "report" / "loss-classifier.svg").is_file() and not (run / "report" / "training-m3.svg").exists()
 
 
-def test_many_keys_are_not_all_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlotool.report.run_page.MAX_SERIES", 3)
-    run = write_run(tmp_path / "run", rows=[(1, f"classifier/m{index}", 1.0) for index in range(9)])
-    assert "9 keys; only the first 3 are drawn" in read_page(write_report(run)).text
-    assert not (run / "report" / "training-m3.svg").exists()
-
-
-@pytest.mark.parametrize("change", ["no clean", "one sample", "other name"])
-def test_weight_artifacts(tmp_path: Path, change: str) -> None:
-    arrays = weight_arrays(1 if change == "one sample" else 400)
-    if change == "no clean":
-        del arrays["clean"]
-    run = write_run(tmp_path / "run", rows=[], arrays=arrays)
-    if change == "other name":
-        (run / "artifacts" / "weights.npz").rename(run / "artifacts" / "difficulty.npz")
+def test_weights_of_other_forms_and_of_a_warm_up(tmp_path: Path) -> None:
+    arrays, summary = weight_arrays(400), mwn_summary()
+    summary["best"]["metrics"]["reweight/step"] = 0
+    run = write_run(tmp_path / "a", rows=[], arrays=arrays, summary=summary)
+    (run / "artifacts" / "weights.npz").rename(run / "artifacts" / "difficulty.npz")
     page = read_page(write_report(run))
-    assert "who got which weight" in page.text and ("wrong label" in page.text) == (change == "other name")
-    assert ("difficulty: weight against loss" in page.text) == (change == "other name")
+    assert "difficulty: weight against loss" in page.text and "wrong label" in page.text
+    assert "No step had been made at the best checkpoint (tick 800) by reweight: what is drawn is" in page.text
+    del arrays["clean"]
+    for each in (arrays, {"weight": arrays["weight"][:1]}):
+        text = read_page(write_report(write_run(tmp_path / str(len(each)), rows=[], arrays=each))).text
+        assert "who got which weight" in text and "wrong label" not in text and "No step" not in text
 
 
 def test_artifacts_that_are_no_weights_are_left_out(tmp_path: Path) -> None:

@@ -137,3 +137,4 @@ NARROW = partial(Operator, candidates={"linear": nn.Linear, "id": nn.Identity})
 def test_a_grow_within_another_is_refused_before_it_takes_minutes(grow: Grow) -> None:
     with pytest.raises(InfeasibleModelError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):
         Space(linears(2), [grow], inputs=[2])
+    assert len(Space(linears(1), [nested(2, {"deepen": DEEPEN}, steps=3)], inputs=[2]).nodes) == 3 + 9

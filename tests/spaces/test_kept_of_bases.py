@@ -1,6 +1,7 @@
 """What a base offers beside its forward: it works in its space and its copies, or is refused by name."""
 
 import copy
+import io
 import pickle
 from functools import partial
 from typing import Any, Self
@@ -186,7 +187,14 @@ MUTATORS: dict[str, list[AbstractMutator]] = {
 }
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda space: pickle.loads(pickle.dumps(space))])
+def saved(space: Space) -> Any:
+    file = io.BytesIO()
+    torch.save(space, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda space: pickle.loads(pickle.dumps(space)), saved])
 @pytest.mark.parametrize("mutators", MUTATORS)
 def test_a_copy_computes_the_same(copied: Any, mutators: str) -> None:
     space = Space(Pickled, MUTATORS[mutators], inputs=[4])

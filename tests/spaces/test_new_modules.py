@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import mlotool
+from mlotool.config.building import build_module, derived_seed
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces import Branch, Cell, Insert, Operator, Repeat, Space, choose, deciding
 
@@ -25,6 +27,26 @@ def test_spaces_of_one_seed_and_other_places() -> None:
     starts = [weight(space(seed=3, place=place)) for place in ("", "left", "right", "left.0")]
     assert len({tuple(each.flatten().tolist()) for each in starts}) == 4
     assert torch.equal(starts[1], weight(space(seed=3, place="left")))
+
+
+def described(name: str) -> dict[str, Any]:
+    linear = {"_target_": "torch.nn.Linear"}
+    operator = {"_target_": "mlotool.spaces.Operator", "name": name, "at": "0", "candidates": {"other": linear}}
+    base = {"_target_": "torch.nn.Sequential", "_args_": [{**linear, "in_features": 4, "out_features": 4}]}
+    return {"_target_": "mlotool.spaces.Space", "base": base, "inputs": [4], "mutators": [operator]}
+
+
+def test_two_spaces_of_a_recipe_start_apart() -> None:
+    config = mlotool.compose("mwn", ["logger=csv"])
+    both = {"_target_": "torch.nn.Sequential", "_args_": [described("left"), described("right")]}
+    config.problems.classifier.module, config.problems.reweight.module = both, described("only")
+    one, again = (build_module(config, "classifier") for _ in range(2))
+    other = build_module(config, "reweight")
+    starts = [weight(one, "0.0"), weight(one, "1.0"), weight(other)]
+    assert not any(torch.equal(starts[i], starts[j]) for i in range(3) for j in range(i))
+    assert torch.equal(weight(one, "1.0"), weight(again, "1.0"))
+    # A space that is the whole module has no place.
+    assert torch.equal(weight(other), weight(space(seed=derived_seed(config.seed, "module", "reweight"))))
 
 
 def base() -> nn.Module:

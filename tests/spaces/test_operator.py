@@ -102,15 +102,13 @@ def of_a_recipe(**settings: Any) -> Any:
 )
 def test_a_kernel_by_position_or_of_a_recipe_is_one(other: Any) -> None:
     assert replaced(nn.Conv2d(8, 8, 3, padding=1), other).padding == (2, 2)
+    by_position = partial(nn.Conv2d, 8, 8, 5, 1, 0)
+    assert replaced(nn.Conv2d(8, 8, 3, padding=1), by_position).padding == (0, 0), "one that is given stays"
 
 
 def test_a_pooling_has_no_dilation_of_the_convolution_before() -> None:
     dilated = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
     assert replaced(dilated, partial(nn.AvgPool2d, 5)).padding == (2, 2)
     assert replaced(dilated, nn.AvgPool2d).padding == (1, 1)
-
-
-@pytest.mark.parametrize("settings", [{"kernel_size": 5}, {"dilation": 2}, {"kernel_size": [5, 5]}], ids=str)
-def test_a_candidate_of_a_recipe_is_fitted_too(settings: dict[str, Any]) -> None:
-    other = node_factory("candidates.other", {"_target_": "torch.nn.Conv2d", **settings})
-    assert replaced(nn.Conv2d(8, 8, 3, padding=1), other).padding == (2, 2)
+    assert replaced(nn.MaxPool2d(3, 1, 1), partial(nn.MaxPool2d, 5)).padding == 2
+    assert replaced(nn.MaxPool2d(3, 1, 1), partial(nn.MaxPool2d, (3, 5))).padding == (1, 2)

@@ -36,6 +36,11 @@ def infeasible_half() -> None:
         raise InfeasibleModelError("no model")
 
 
+def inputs() -> None:
+    kernels(8)
+    choose("input", range(choose("num_inputs", [2, 3])))
+
+
 INDEPENDENT = "decisions, none of which changes the others"
 
 
@@ -49,6 +54,7 @@ INDEPENDENT = "decisions, none of which changes the others"
         (lambda: kernels(10), 3**10, "", f"10 {INDEPENDENT}"),
         (lambda: kernels(100), 3**100, "", f"100 {INDEPENDENT}"),
         (lambda: kernels(choose("depth", [1, 2, 9, 10])), 3 + 9 + 3**9 + 3**10, "", "all values of depth"),
+        (inputs, 3**8 * (2 + 3), "", "all values of"),
         (infeasible_half, 2 * 3**10, "at most", "make no model"),
     ],
 )

@@ -1,6 +1,7 @@
 """Gradients of what decides between candidates, against closed forms, enumeration and finite differences."""
 
 import itertools
+import math
 from functools import partial
 
 import torch
@@ -133,6 +134,16 @@ def test_the_policys_gradient_is_that_of_the_enumerated_expectation():
         weight = (log_probabilities[i] + log_probabilities[j]).detach().exp()
         found = found + weight * torch.cat(torch.autograd.grad(estimate, logits, retain_graph=True))
     assert torch.allclose(found, expected, rtol=1e-10)
+
+
+def test_draws_of_the_policy_have_its_probabilities():
+    policy, counts = random_logits(PathPolicy(eight_paths)), {}
+    torch.manual_seed(0)
+    for _ in range(1000):
+        path, log_probability = policy()
+        counts.setdefault(tuple(path.values()), [0, log_probability.exp().item()])[0] += 1
+    for count, probability in counts.values():
+        assert abs(count / 1000 - probability) < 5 * math.sqrt(probability * (1 - probability) / 1000)
 
 
 def test_shared_is_a_setting_of_a_space():

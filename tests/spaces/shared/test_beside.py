@@ -57,7 +57,7 @@ MAKERS = {
 }
 
 
-def trained(made: Program, ticks: int = 12) -> tuple[list[float], Any]:
+def trained(made: Program, ticks: int = 6) -> tuple[list[float], Any]:
     schedule, losses = Schedule(made), []
     with warnings.catch_warnings():
         # That a round is not traced.
@@ -102,7 +102,7 @@ def test_runs_in_one_process_compute_what_they_compute_alone(name: str, monkeypa
     monkeypatch.setattr(stacked_gradients, "_fastest", lambda take, before: (before(), (0.0, take()))[1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = compared(MAKERS[name], 3, 12)
+        found = compared(MAKERS[name], 2, 4)
     assert not found.failures
     assert found.error < 1e-9
     # Which path is taken is a value, which a program of several runs does not know.

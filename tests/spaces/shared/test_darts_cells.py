@@ -131,6 +131,7 @@ def test_the_search_runs_under_autocast() -> None:
     torch.testing.assert_close(reduced.float(), space(images, path=architecture()), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.slow
 def test_the_published_network_has_the_published_size() -> None:
     # Liu et al.'s search network on CIFAR-10: 8 cells of width 16.
     config = mlotool.compose("darts_paper", ["data.root=."])

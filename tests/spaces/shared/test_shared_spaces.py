@@ -81,6 +81,9 @@ def test_fair_paths_take_each_candidate_equally_often():
     drawn = [space.paths(space.table) for _ in range(6)]
     assert sorted(each["depth_0"] for each in drawn) == [0, 0, 1, 1, 3, 3]
     assert sorted(each["kernel_1"] for each in drawn) == ["k3"] * 3 + ["k5"] * 3
+    before = space.paths.left.clone()
+    space.eval()(torch.randn(2, 1, 6, 6))
+    assert torch.equal(space.paths.left, before)
 
 
 def test_its_nodes_are_told_apart_and_say_which_candidates_they_are():
@@ -110,6 +113,14 @@ def test_training_calls_are_counted_by_candidate():
         "kernel_1": {"k3": 0, "k5": 4},
         "kernel_2": {"k3": 4, "k5": 0},
     }
+
+
+def test_what_a_path_does_not_ask_for_is_not_counted():
+    space = shared([kernel(tied=True), depth((1, 0))])
+    for last in (1, 0):
+        path = {"kernel": "k5", "depth_0": 0, "depth_1": last, "depth_2": 0}
+        space(torch.randn(2, 1, 6, 6), path=path)
+        assert space.path_counts["kernel"] == {"k3": 0, "k5": 1}
 
 
 def test_counts_are_kept_by_states_and_copies():
@@ -168,7 +179,7 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
     schedule = Schedule(Program([problem], Graph()))
     given = [{"shape": [1, 6, 6], "dtype": "float64"}]
     statistics = {}
-    for _ in range(12):
+    for _ in range(8):
         weights = copy.deepcopy(space.state_dict())
         schedule.tick()
         path, batch = drawn[-1], stream.next()
@@ -189,6 +200,24 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
         model.load_state_dict(found)
         x = rows.values["input"][:8]
         assert torch.equal(model.eval()(x), space.eval()(x, path=path))
+
+
+def test_statistics_of_paths_are_saved_and_are_left_by_mixtures_evaluation_and_gradients():
+    space, rows = of_paths(statistics="path"), samples(8, 3)
+    x = rows.values["input"]
+    space(x, path=PATH)
+    before = {name: each.clone() for name, each in space.state_of(PATH).items()}
+    assert before["first.norm.num_batches_tracked"] == 1
+    space(x, path={**PATH, "kernel_0": torch.tensor([0.5, 0.5])})
+    space.eval()(x, path=PATH)
+    loss = lambda batch, *, model: cross_entropy(batch, model=partial(model, path=PATH))  # noqa: E731
+    problem = Problem("net", space.train(), loss, roles={"model": "net"}, stream=Stream(rows, 8, seed=0))
+    Program([problem], Graph()).gradient("net")
+    other = of_paths(statistics="path")
+    other.load_state_dict(space.state_dict())
+    for each in (space, other, copy.deepcopy(space)):
+        assert all(torch.equal(value, before[name]) for name, value in each.state_of(PATH).items())
+    assert space.state_of({**PATH, "kernel_0": "k5"})["first.norm.num_batches_tracked"] == 0
 
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
