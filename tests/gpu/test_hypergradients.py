@@ -63,7 +63,7 @@ def by_torch(device: torch.device, name: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("remat", [True, False], ids=["computed_again", "kept"])
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_equals_plain_autograd(name: str, fused: bool, remat: bool, device: torch.device) -> None:
     optimizer = partial(OPTIMIZERS[name], fused=True) if fused else OPTIMIZERS[name]

@@ -1,7 +1,6 @@
 """Layer-parallel steps on the device: multigrid across layers, auxiliary variables, streams of their own."""
 
 from collections import OrderedDict
-from typing import Any
 
 import pytest
 import torch
@@ -9,19 +8,12 @@ from torch import nn
 
 from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual, StackedLayers
 from tests.gpu.placed import CPU, follow, on_the_cpu, parameters, placed, relative_error
-from tests.layerparallel.auxiliary.small import alone, auxiliary, reweighted, stack
+from tests.layerparallel.auxiliary.small import KINDS, alone, auxiliary, reweighted, stack
 
 # Stages of a few numbers each cannot be balanced.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.* times their mean:UserWarning")]
 
 NUM_LAYERS = 16
-KINDS: dict[str, dict[str, Any]] = {
-    "penalty": {},
-    "lagrangian": {"method": "lagrangian"},
-    "auxnet": {"variables": "auxnet", "auxnet_lr": 0.01},
-    "chain": {"variables": "auxnet", "auxnet_lr": 0.01, "auxnet_gradient": "chain"},
-    "recursive": {"variables": "recursive", "auxnet_lr": 0.01, "auxnet_optimizer": "adam"},
-}
 
 
 def dense() -> nn.Module:

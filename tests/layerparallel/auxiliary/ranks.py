@@ -15,8 +15,7 @@ from mlotool.hypergradient import Implicit, OptimizerPreconditioner
 from mlotool.program import Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement
 from mlotool.runner.run_config import World, joined
-from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, reweighted, stack
-from tests.layerparallel.auxiliary.test_auxiliary import KINDS
+from tests.layerparallel.auxiliary.small import KINDS, Rows, alone, auxiliary, reweighted, stack
 from tests.over_ranks import over
 
 Make = Callable[..., Program]

@@ -16,21 +16,11 @@ from mlotool.hypergradient import SABA, Identity, Implicit
 from mlotool.layerparallel import Auxiliary
 from mlotool.layerparallel.auxiliary.variables import StageStep, StepSchedule
 from mlotool.program import Program, Schedule, Stream
-from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, follow, reweighted, sgd, squared_error, stack
+from tests.layerparallel.auxiliary.small import KINDS, Rows, alone, auxiliary, follow, reweighted, sgd, squared_error, stack
 from tests.program.small import assert_identical, parameters
 
 # Stages of a few numbers each cannot be balanced.
 pytestmark = pytest.mark.filterwarnings("ignore:.* times their mean:UserWarning")
-
-KINDS: dict[str, dict[str, Any]] = {
-    "penalty": {},
-    "lagrangian": {"method": "lagrangian"},
-    "auxnet": {"variables": "auxnet", "auxnet_lr": 0.01},
-    "chain": {"variables": "auxnet", "auxnet_lr": 0.01, "auxnet_gradient": "chain", "distillation_steps": 2},
-    "recursive": {"variables": "recursive", "auxnet_lr": 0.01, "auxnet_optimizer": "adam"},
-    "mean": {"reduction": "mean", "lambda_lr": None, "beta": {"start": 1.0, "factor": 2.0, "every": 2}},
-}
-
 
 def test_a_schedule_is_multiplied_until_it_is_as_large_as_it_may_be() -> None:
     """However many the steps: 10^400 is no floating-point number."""
