@@ -63,10 +63,10 @@ def layer(width: int, dropout: float = 0.1) -> nn.Module:
 class Masked(nn.Module):
     """Makes its mask for as many tokens as its embedding returns, as language models do."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_layers: int = 6) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
-        self.encoder = nn.TransformerEncoder(layer(16, 0.0), 6, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer(16, 0.0), num_layers, enable_nested_tensor=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -88,6 +88,10 @@ def resnet18() -> nn.Module:
     return torchvision.models.resnet18(num_classes=4)
 
 
+def resnet10() -> nn.Module:
+    return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4)
+
+
 def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer(16), num_layers=4)
 
@@ -100,7 +104,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
         tokens(),
         "blocks.2",
     ),
-    "resnet18": (resnet18, drawn(2, 3, 64, 64), "layer3.1"),
+    "resnet18": (resnet18, drawn(2, 3, 32, 32), "layer4.0"),
     "vision transformer": (vision_transformer, drawn(4, 3, 32, 32), "encoder.layers.encoder_layer_2"),
     "tied decoder": (lambda: Decoder(20, width=16, hidden=32, num_heads=2, num_layers=6), tokens(), "blocks.3"),
     "encoder": (encoder, drawn(2, 6, 16), "layers.2"),
@@ -111,7 +115,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
 }
 NESTED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "a mask by the size of an embedding": (Masked, tokens(), "encoder.layers.3"),
-    "a network in a Sequential": (lambda: nn.Sequential(Rgb(), resnet18()), drawn(2, 1, 64, 64), "1.layer3.1"),
+    "a network in a Sequential": (lambda: nn.Sequential(Rgb(), resnet10()), drawn(2, 1, 32, 32), "1.layer4.0"),
     "an encoder in a Sequential": (
         lambda: nn.Sequential(nn.Linear(4, 16), encoder(), nn.Linear(16, 2)),
         drawn(2, 6, 4),

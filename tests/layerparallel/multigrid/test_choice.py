@@ -57,14 +57,14 @@ def bias_of(layers: nn.Module, method: Method) -> float:
 
 @pytest.mark.parametrize(("threshold", "nested"), [(0.3, False), (0.03, True)])
 def test_it_is_the_cheapest_plan_within_the_bound(threshold: float, nested: bool) -> None:
-    part = auto(wave(64), guard_threshold=threshold, nested=nested)
-    serial = step(MultigridResidual(wave(64)).serial())
+    part = auto(wave(32), guard_threshold=threshold, nested=nested)
+    serial = step(MultigridResidual(wave(32)).serial())
     # The first step is serial, and so is each gradient that is compared.
     torch.testing.assert_close(step(part), serial, rtol=1e-11, atol=1e-13)
     assert isinstance(part.guard, Choice)
     plans = part.guard.plans
     assert [plan.cost for plan in plans] == sorted(plan.cost for plan in plans)
-    assert plans[-1].cost < 64
+    assert plans[-1].cost < 32
     expected = next((plan for plan in plans if bias_of(part.layers, plan.forward) <= threshold), None)
     assert part.guard.plan == expected
     assert expected is not None
@@ -114,7 +114,7 @@ def test_it_goes_serial_where_no_plan_is_near_enough_and_comes_back() -> None:
 def test_it_goes_on_bit_by_bit() -> None:
     def make() -> Program:
         parallel = Multigrid(cycles="auto", workers=64, guard_every=3, guard_threshold=0.05)
-        return Program([problem(parallel, network(wave(64)))], Graph())
+        return Program([problem(parallel, network(wave()))], Graph())
 
     whole, other = make(), make()
     schedules = [Schedule(whole), Schedule(other)]
