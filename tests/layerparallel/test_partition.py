@@ -1,6 +1,7 @@
 """Stages, one after the other, are the module: ours, torch's, torchvision's, and code that looks at its inputs."""
 
 import time
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,23 @@ class Masked(nn.Module):
         return self.head(self.encoder(x, mask=mask, is_causal=True))
 
 
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+class Packed(nn.Module):
+    """Takes a mapping with a named tuple in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(6))
+
+    def forward(self, given: Any) -> Tensor:
+        x = given["pair"].first
+        for each in self.blocks:
+            x = each(x)
+        return x * given["pair"].second + given["shift"]
+
+
 class Rgb(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.expand(-1, 3, -1, -1)
@@ -96,7 +114,7 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer(16), num_layers=4)
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+CASES: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "ours": (lambda: ResNet(14, 4, [3, 8, 8], width=4), drawn(3, 3, 8, 8), "stages.1.0"),
     "perceptron": (lambda: MLP([8], 4, hidden=[16, 16, 16]), drawn(8, 8), "layers.5"),
     "transformer": (
@@ -109,11 +127,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "tied decoder": (lambda: Decoder(20, width=16, hidden=32, num_heads=2, num_layers=6), tokens(), "blocks.3"),
     "encoder": (encoder, drawn(2, 6, 16), "layers.2"),
     "checked": (Checked, drawn(16, 8), "blocks.3.0"),
+    "packed": (Packed, {"pair": Pair(drawn(16, 8), drawn(16, 8)), "shift": drawn(16, 1)}, "blocks.3.0"),
     "blocks": (lambda: BlockLayers([block() for _ in range(6)], 0.5), drawn(16, 8), "blocks.3.0"),
     "stacked": (lambda: StackedLayers(block, 6, 0.5), drawn(16, 8), "layers.3"),
     "dense residual": (lambda: DenseResidualNetwork([8], 3, num_layers=16), drawn(16, 8), "layers.8"),
 }
-NESTED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+NESTED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "a mask by the size of an embedding": (Masked, tokens(), "encoder.layers.3"),
     "a network in a Sequential": (lambda: nn.Sequential(Rgb(), resnet10()), drawn(2, 1, 32, 32), "1.layer4.0"),
     "an encoder in a Sequential": (

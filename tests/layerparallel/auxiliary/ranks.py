@@ -37,8 +37,8 @@ def programs(num_stages: int, *, processes: bool) -> dict[str, Program]:
         num_stages: K.
         processes: whether each stage gets a process of its own, where there are several.
     """
-    cut = ["2"] if num_stages == 2 else ["1", "2", "3"]
-    more = {"stages": num_stages, "cut": cut, "processes": processes}
+    cuts = {2: ["2"], 3: ["1", "3"], 4: ["1", "2", "3"]}
+    more = {"stages": num_stages, "cut": cuts[num_stages], "processes": processes}
     made: dict[str, Program] = {}
     for kind, settings in ALONE.items():
         # Two batches an epoch: the third step meets samples again.
@@ -126,11 +126,13 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        found: dict[str, Any] = {"stages": compute(ranks, 2, processes=True)}
+        found: dict[str, Any] = {}
+        if ranks.size % 2 == 0:
+            found["stages"] = compute(ranks, 2, processes=True)
         if ranks.size == 2:
             found["parts"] = compute(ranks, 2, processes=False)
             found["resumed"] = resumed(ranks)
             found["refused"] = refused(ranks)
         else:
-            found["four"] = compute(ranks, 4, processes=True)
+            found["each"] = compute(ranks, ranks.size, processes=True)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")

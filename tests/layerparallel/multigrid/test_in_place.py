@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -71,14 +72,37 @@ def by_name(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return x
 
 
+Pair = namedtuple("Pair", ["gain", "shift"])
+
+
+class Packed(Residual):
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+        return super().forward(x + scale["pair"].shift, scale["pair"].gain)
+
+
+def packed(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """Gives its blocks a mapping with a named tuple in it, of which one entry has a gradient."""
+    pair = Pair(blocks[0].linear.weight.mean(), 0.1)
+    for each in blocks:
+        x = each(x, {"pair": pair})
+    return x
+
+
 RUNS = [chained, all_states, twice, by_name]
 
 
-@pytest.mark.parametrize(("run", "is_one"), [*((run, False) for run in RUNS), (chained, True)])
-def test_whatever_the_module_does_around_its_blocks(run: Any, is_one: bool) -> None:
+@pytest.mark.parametrize(
+    ("run", "make"),
+    [
+        *((run, lambda: eight(Residual)) for run in RUNS),
+        (chained, lambda: [Residual()] * 8),
+        (packed, lambda: eight(Packed)),
+    ],
+)
+def test_whatever_the_module_does_around_its_blocks(run: Any, make: Callable[[], list[nn.Module]]) -> None:
     """Also where one block stands in all places."""
     torch.manual_seed(0)
-    module = Stack(run, [Residual()] * 8 if is_one else None).double()
+    module = Stack(run, make()).double()
     parallel = attached(module, coarsening=2, cycles=4)
     x = torch.randn(4, 3, dtype=torch.float64)
     found, expected = (
