@@ -148,9 +148,7 @@ def test_image_folder(image_root: Path, max_memory_gb: float) -> None:
     assert batch["input"].shape == (3, 3, 6, 8)
     red = batch["input"][:, 0].mean(dim=(1, 2)) * 255
     torch.testing.assert_close(red, 100.0 * batch["target"], atol=2.0, rtol=0)  # JPEG is lossy
-
-
-def test_image_folder_scales_and_without_a_test_part_draws_test_from_train(image_root: Path) -> None:
+    # It scales, and without a test part draws test from train.
     (image_root / "test").rename(image_root / "unused")
     data = ImageFolder(str(image_root), {"train": 24, "test": 6}, 2, [3, 4, 4])
     assert data.split("test")[0]["input"].shape == (3, 4, 4)
@@ -286,7 +284,7 @@ def _write(folder: Path, num_bands: int = 220, corrected: bool = False) -> tuple
 
 @pytest.mark.parametrize("num_bands", [220, 200])
 def test_indian_pines_are_the_labelled_pixels(tmp_path: Path, num_bands: int) -> None:
-    _write(tmp_path, num_bands, corrected=num_bands == 200)
+    image, labels = _write(tmp_path, num_bands, corrected=num_bands == 200)
     data = IndianPines(str(tmp_path), SPECTRA_SIZES, image_shape=[num_bands])
     assert {name: len(data.split(name)) for name in data.splits} == SPECTRA_SIZES
     train = data.split("train").__getitems__(range(32))
@@ -296,13 +294,8 @@ def test_indian_pines_are_the_labelled_pixels(tmp_path: Path, num_bands: int) ->
     others = torch.arange(num_bands) != 7
     torch.testing.assert_close(inputs.mean(dim=0), torch.zeros(num_bands).double(), atol=1e-5, rtol=0)
     torch.testing.assert_close(inputs[:, others].std(dim=0, correction=0), torch.ones(num_bands - 1).double())
-
-
-def test_pixels_keep_their_labels(tmp_path: Path) -> None:
-    image, labels = _write(tmp_path)
-    data = IndianPines(str(tmp_path), {"train": 96})
-    batch = data.split("train").__getitems__(range(96))
-    # All labelled pixels are there: sorted by their first band they are those of the file.
+    # All labelled pixels keep their labels: sorted by their first band they are those of the file.
+    batch = IndianPines(str(tmp_path), {"train": 96}, image_shape=[num_bands]).split("train").__getitems__(range(96))
     pixels, kinds = image[labels > 0].astype(float), labels[labels > 0] - 1
     expected = (pixels[:, 0] - pixels[:, 0].mean()) / pixels[:, 0].std()
     order, found = np.argsort(expected), batch["input"][:, 0].argsort()
@@ -397,12 +390,8 @@ def dataset() -> InMemoryDataset:
 @pytest.mark.parametrize("indices", [[4, 1], torch.tensor([4, 1])])
 def test_batches_are_collated_and_normalised(dataset: InMemoryDataset, indices: list[int] | torch.Tensor) -> None:
     batch = dataset.without_augmentation().__getitems__(indices)
-    assert {name: values.dtype for name, values in batch.items()} == {
-        "input": torch.float32,
-        "target": torch.int64,
-        "index": torch.int64,
-        "clean_target": torch.int64,
-    }
+    labels = dict.fromkeys(("target", "index", "clean_target"), torch.int64)
+    assert {name: values.dtype for name, values in batch.items()} == {"input": torch.float32, **labels}
     assert batch["target"].tolist() == batch["index"].tolist() == [4, 1]
     assert batch["clean_target"].tolist() == [0, 1]
     for channel, (mean, std) in enumerate([(0.4, 0.1), (0.5, 0.2), (0.6, 0.3)]):
@@ -410,12 +399,11 @@ def test_batches_are_collated_and_normalised(dataset: InMemoryDataset, indices: 
         torch.testing.assert_close(batch["input"][:, channel].double(), expected, atol=1e-5, rtol=0)
 
 
-def test_a_data_loader_takes_the_batches_as_they_are(dataset: InMemoryDataset) -> None:
+def test_a_data_loader_takes_the_batches_and_a_seeded_one_leaves_the_global_generator_alone(
+    dataset: InMemoryDataset,
+) -> None:
     loader = DataLoader(dataset, batch_size=4, collate_fn=lambda batch: batch)
     assert [batch["target"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
-
-
-def test_a_seeded_batch_leaves_the_global_generator_alone(dataset: InMemoryDataset) -> None:
     before = torch.get_rng_state()
     dataset.__getitems__([0, 1], seed=3)
     assert torch.equal(before, torch.get_rng_state())
@@ -489,20 +477,18 @@ def test_noise_goes_to_all_classes_or_to_one_other(kind: Any, rate: float) -> No
 SPLIT_SIZES = {"train": 120, "meta": 20, "val": 40}
 
 
-@pytest.fixture
-def split_target() -> torch.Tensor:
-    return torch.arange(200) % 4
-
-
 @pytest.mark.parametrize("seed", [0, 1])
-def test_splits_are_disjoint_and_stratified_exactly_where_the_classes_are_balanced(
-    split_target: torch.Tensor, seed: int
-) -> None:
+def test_splits_are_disjoint_and_stratified_exactly_where_the_classes_are_balanced(seed: int) -> None:
+    split_target = torch.arange(200) % 4
     splits = split_indices(split_target, SPLIT_SIZES, seed=seed)
     assert len(torch.cat(list(splits.values())).unique()) == sum(SPLIT_SIZES.values())
     for name, indices in splits.items():
         assert torch.bincount(split_target[indices]).tolist() == [SPLIT_SIZES[name] // 4] * 4
     assert not torch.equal(splits["train"], split_indices(split_target, SPLIT_SIZES, seed=2)["train"])
+    # The size of train leaves the others alone.
+    small = split_indices(split_target, SPLIT_SIZES | {"train": 10}, seed=seed)
+    assert torch.equal(small.pop("train"), splits["train"][:10])
+    assert all(torch.equal(indices, splits[name]) for name, indices in small.items())
 
 
 def test_splits_are_stratified_to_one_sample_where_they_are_not() -> None:
@@ -510,13 +496,6 @@ def test_splits_are_stratified_to_one_sample_where_they_are_not() -> None:
     for name, indices in split_indices(split_target, {"train": 400, "val": 100, "test": 200}, seed=2).items():
         expected = torch.tensor([500, 37, 163]) * len(indices) / 700
         assert ((torch.bincount(split_target[indices]) - expected).abs() <= 1).all(), name
-
-
-def test_the_size_of_train_leaves_the_other_splits_alone(split_target: torch.Tensor) -> None:
-    small, large = (split_indices(split_target, SPLIT_SIZES | {"train": size}, seed=0) for size in (10, 140))
-    assert torch.equal(small["meta"], large["meta"])
-    assert torch.equal(small["val"], large["val"])
-    assert torch.equal(small["train"], large["train"][:10])
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
 """Models that people have, in stages and with multigrid: what several processes and one compute of them."""
 
-import os
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +13,6 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Auxiliary, Multigrid, StackedLayers
 from mlotool.models import Decoder
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.run_config import World, joined
 from tests.layerparallel.test_partition import Checked, Masked, block
 from tests.over_ranks import over
 
@@ -143,17 +139,9 @@ def trained(made: Program, num_ticks: int = 2) -> dict[str, Any]:
 
 def compute(ranks: Ranks, **over_ranks: bool) -> dict[str, Any]:
     """Return what all cases become on some ranks; stages' variables act in the parameters after the next step."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = {
-            f"{model} {method}": trained(over(ranks, staged(model, method, processes=True))) for model, method in CASES
-        }
-        stages = {name: {**each, "parallel": each["parallel"]["cut"]} for name, each in found.items()}
-        layers = {model: trained(over(ranks, layered(model, **over_ranks)))["net"] for model in OVER_RANKS}
-        return {"stages": stages, "layers": layers}
-
-
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        torch.save(compute(ranks, over_ranks=True), folder / f"rank_{ranks.rank}.pt")
+    found = {
+        f"{model} {method}": trained(over(ranks, staged(model, method, processes=True))) for model, method in CASES
+    }
+    stages = {name: {**each, "parallel": each["parallel"]["cut"]} for name, each in found.items()}
+    layers = {model: trained(over(ranks, layered(model, **over_ranks)))["net"] for model in OVER_RANKS}
+    return {"stages": stages, "layers": layers}

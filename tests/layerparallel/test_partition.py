@@ -2,7 +2,7 @@
 
 import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -223,11 +223,11 @@ def test_stages_balanced_by_time() -> None:
 
 
 class Called(nn.Module):
-    """Four linear layers, called as `run` says; those of the same number share their weight."""
+    """Linear layers, called as `run` says; those of the same number share their weight."""
 
-    def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], shares: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], shares: Sequence[int] = (0, 1, 2, 3)) -> None:
         super().__init__()
-        self.blocks, self.run = nn.ModuleList(nn.Linear(3, 3) for _ in shares), run
+        self.blocks, self.run = nn.ModuleList(nn.Linear(4, 4) for _ in shares), run
         for linear, number in zip(self.blocks, shares, strict=True):
             linear.weight = self.blocks[number].weight
 
@@ -252,8 +252,8 @@ def masking(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return chained(blocks, x * mask) * (1 - mask)
 
 
-norm = nn.BatchNorm1d(3)
-TWICE = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3, 3))
+norm = nn.BatchNorm1d(4)
+TWICE = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm, nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ TWICE = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3,
     ],
 )
 def test_where_it_may_be_cut(module: nn.Module, names: list[str]) -> None:
-    assert Chain(module, inputs=(drawn(4, 3),)).names == names
+    assert Chain(module, inputs=(drawn(4, 4),)).names == names
 
 
 class Measured(nn.Module):
@@ -309,17 +309,9 @@ def test_what_the_inputs_are_is_still_looked_at() -> None:
         partition(module, 2, example=drawn(4, 7))
 
 
-class Chained(nn.Module):
-    """Six layers, with what `around` does before them."""
-
-    def __init__(self, around: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.opening = nn.Linear(4, 4)
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
-        self.around = around
-
-    def forward(self, x: Tensor) -> Tensor:
-        return chained(self.blocks, self.around(self.opening(x)))
+def opened(around: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return seven layers, with something done behind the first."""
+    return Called(lambda blocks, x: chained(blocks[1:], around(blocks[0](x))), range(7))
 
 
 def decides_then_divides(x: Tensor) -> Tensor:
@@ -365,10 +357,10 @@ def test_later_batches_are_right_or_refused(around: Any, first: Tensor, later: T
 
     With a default device torch asks a size for its value more than once, and from code of its own.
     """
-    module = Chained(around)
+    module = opened(around)
     try:
         torch.set_default_device(device)
-        stages = chain_for(module, "parallel", (first,), None, num_stages=2).stages(["blocks.3"])
+        stages = chain_for(module, "parallel", (first,), None, num_stages=2).stages(["blocks.4"])
         state = run(stages, later)
     except RunError as error:
         assert around in (decides_then_divides, loops_over_a_size)
@@ -420,7 +412,7 @@ def test_what_runs_without_gradients_has_none() -> None:
             x = torch.relu(blocks[0](x))
         return chained(blocks[1:], x)
 
-    module, x = Called(frozen), drawn(4, 3)
+    module, x = Called(frozen), drawn(4, 4)
     value = run(Chain(module, inputs=(x,)).stages(["blocks.2"]), x)
     assert torch.equal(value, module(x))
     slopes = torch.autograd.grad(value.sum(), list(module.parameters()), allow_unused=True)
@@ -444,8 +436,8 @@ PERCEPTRON = MLP([8], 4, hidden=[16, 16, 16])
         (PERCEPTRON, drawn(2, 8), 3, ["layers.5", "layers.3"], "expected each once, in the order"),
         (PERCEPTRON, None, 2, None, "example: found None; expected a batch, by which stages are balanced"),
         (Checked(), None, 2, ["blocks.3"], "Give an example of its inputs, by whose values it may decide"),
-        (Called(masking), drawn(4, 3), 2, None, "expected at most 1, since Called .* no layer"),
-        (Chained(casts), drawn(4, 4), 2, None, "it switches autocast; set the problem's precision"),
+        (Called(masking), drawn(4, 4), 2, None, "expected at most 1, since Called .* no layer"),
+        (opened(casts), drawn(4, 4), 2, None, "it switches autocast; set the problem's precision"),
     ],
 )
 def test_what_cannot_be_cut(module: nn.Module, example: Tensor, num_stages: int, cut: Any, message: str) -> None:

@@ -1,7 +1,6 @@
-"""Models that people have: the same in one process, in several, and after an interruption."""
+"""Models that people have: all of them learns, also after an interruption; test_processes.py has them in several."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,34 +9,11 @@ from torch import Tensor, nn
 
 from mlotool.layerparallel import MultigridResidual
 from mlotool.layerparallel.multigrid.setting import Multigrid, find_parts
-from tests.layerparallel import real_models
-from tests.layerparallel.auxiliary.test_processes import computed_alone, unequal
+from tests.layerparallel.auxiliary.test_processes import unequal
 from tests.layerparallel.multigrid.test_exchange import on_ranks
 from tests.layerparallel.real_models import CASES, LAYERED, OVER_RANKS, layered, spread, staged, trained
-from tests.runner.processes import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What one process has found, and what two have."""
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    alone = computed_alone(real_models.compute)
-    return alone, run_ranks(real_models.main, 2, folder, meanwhile=lambda: None)[1]
-
-
-def test_stages_in_two_processes_are_those_of_one_bit_by_bit(found: Any) -> None:
-    alone, ranks = found
-    for rank in ranks:
-        assert unequal(rank["stages"], alone["stages"], 0.0) == []
-
-
-def test_layers_in_two_processes_train_as_in_one(found: Any) -> None:
-    alone, ranks = found
-    for rank in ranks:
-        torch.testing.assert_close(rank["layers"], alone["layers"], rtol=1e-9, atol=1e-11)
-    assert unequal(ranks[0]["layers"], ranks[1]["layers"], 0.0) == []
 
 
 MAKERS: dict[str, Any] = {

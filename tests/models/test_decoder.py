@@ -12,13 +12,7 @@ from mlotool.models import Decoder, SequenceWeigher
 from mlotool.models.decoder import RMSNorm, rotate, token_losses
 from tests.data.test_conf import CONF, resolved
 from tests.live_storage import LiveStorage
-from tests.models.derivatives import (
-    assert_second_derivatives,
-    direction,
-    finite_differences,
-    forward_over_reverse,
-    reverse_over_reverse,
-)
+from tests.models import derivatives
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu": {"feedforward": "gelu"},
@@ -110,7 +104,7 @@ def _logits_by_loops(weights: dict[str, np.ndarray], text: list[int], num_heads:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_second_derivatives_agree_in_every_mode(variant: str) -> None:
-    assert_second_derivatives(_model(**VARIANTS[variant]), _loss)
+    derivatives.assert_second_derivatives(_model(**VARIANTS[variant]), _loss)
 
 
 def test_a_tied_head_adds_its_gradient_to_that_of_the_embedding() -> None:
@@ -280,17 +274,17 @@ def test_losses_are_the_plain_ones(chunk: int | None) -> None:
 @pytest.mark.parametrize("chunk", [4, 7])
 def test_derivatives_are_the_plain_ones(chunk: int) -> None:
     head = _Head()
-    theta, vector = list(head.parameters()), direction(head)
+    theta, vector = list(head.parameters()), derivatives.direction(head)
     slopes, plain = (torch.autograd.grad(head.losses(each).square().sum(), theta) for each in (chunk, 21))
     torch.testing.assert_close(slopes, plain, rtol=1e-12, atol=1e-12)
 
     def loss(module: nn.Module) -> torch.Tensor:
         return module.losses(chunk).square().sum()  # type: ignore[operator]
 
-    plainly = reverse_over_reverse(head, lambda module: module.losses(21).square().sum(), vector)  # type: ignore[operator]
-    for product in (reverse_over_reverse, forward_over_reverse):
+    plainly = derivatives.reverse_over_reverse(head, lambda module: module.losses(21).square().sum(), vector)  # type: ignore[operator]
+    for product in (derivatives.reverse_over_reverse, derivatives.forward_over_reverse):
         torch.testing.assert_close(product(head, loss, vector), plainly, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(finite_differences(head, loss, vector, 1e-5), plainly, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(derivatives.finite_differences(head, loss, vector, 1e-5), plainly, rtol=1e-6, atol=1e-6)
 
 
 def test_coarse_logits_have_precise_losses() -> None:
@@ -325,13 +319,9 @@ def _weigher(**settings: Any) -> SequenceWeigher:
     return SequenceWeigher(Decoder(11, width=8, hidden=12, num_heads=2), **settings).double()
 
 
-def _weigher_tokens() -> torch.Tensor:
-    return torch.randint(0, 11, (3, 6), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize(("per", "shape"), [("sequence", (3,)), ("token", (3, 6))])
 def test_all_weights_begin_as_said_and_then_differ(per: str, shape: tuple[int, ...]) -> None:
-    weigher, tokens = _weigher(per=per, initial=0.3), _weigher_tokens()
+    weigher, tokens = _weigher(per=per, initial=0.3), _tokens(3)
     weights = weigher(tokens)
     torch.testing.assert_close(weights, torch.full(shape, 0.3, dtype=torch.float64))
     (weights * torch.arange(weights.numel()).reshape(shape)).sum().backward()
@@ -343,7 +333,7 @@ def test_all_weights_begin_as_said_and_then_differ(per: str, shape: tuple[int, .
 
 
 def test_no_weight_falls_below_the_smallest() -> None:
-    weigher, tokens = _weigher(initial=0.3, smallest=0.1), _weigher_tokens()
+    weigher, tokens = _weigher(initial=0.3, smallest=0.1), _tokens(3)
     torch.testing.assert_close(weigher(tokens), torch.full((3,), 0.3, dtype=torch.float64))
     with torch.no_grad():
         weigher.output.bias.fill_(-50.0)
@@ -353,7 +343,7 @@ def test_no_weight_falls_below_the_smallest() -> None:
 
 
 def test_the_weight_of_a_token_knows_what_comes_before_it_alone() -> None:
-    weigher, tokens = _weigher(per="token"), _weigher_tokens()
+    weigher, tokens = _weigher(per="token"), _tokens(3)
     torch.nn.init.normal_(weigher.output.weight)
     changed = torch.cat([tokens[:, :5], (tokens[:, 5:] + 1) % 11], dim=1)
     found, expected = weigher(changed), weigher(tokens)
@@ -363,6 +353,6 @@ def test_the_weight_of_a_token_knows_what_comes_before_it_alone() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
 def test_second_derivatives_of_weights_agree_in_every_mode() -> None:
-    weigher, tokens = _weigher(), _weigher_tokens()
+    weigher, tokens = _weigher(), _tokens(3)
     torch.nn.init.normal_(weigher.output.weight)
-    assert_second_derivatives(weigher, lambda module: module(tokens).square().sum())
+    derivatives.assert_second_derivatives(weigher, lambda module: module(tokens).square().sum())

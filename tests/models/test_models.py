@@ -134,6 +134,11 @@ def test_perturbations_stay_within_the_radius_and_end_at_the_last_sample() -> No
     assert change[[1, 3]].abs().sum() == 0
     size = change[[0, 2]].abs()
     assert (size <= 0.5).all() and (size > 0.49).all()
+    perturbation = BoundedPerturbation([2], num_samples=2, radius=0.5)
+    change = perturbation(torch.tensor([0, 1]))
+    assert change.abs().sum() == 0
+    change.sum().backward()
+    torch.testing.assert_close(perturbation.raw.grad, torch.full((2, 2), 0.5))
 
 
 def test_corrected_labels_are_distributions_between_given_and_predicted() -> None:
@@ -144,13 +149,9 @@ def test_corrected_labels_are_distributions_between_given_and_predicted() -> Non
     torch.testing.assert_close(corrected.sum(dim=1), torch.ones(5))
     predicted = corrector.predict(features).softmax(dim=1)
     torch.testing.assert_close(corrected, trust * torch.eye(3)[target] + (1 - trust) * predicted)
-
-
-def test_trust_starts_where_it_is_told() -> None:
     corrector = LabelCorrector(4, 3, initial_trust=0.9)
     torch.nn.init.zeros_(corrector.trust_output.weight)
-    trust = corrector.trust(torch.randn(2, 4), torch.tensor([0, 1]))
-    torch.testing.assert_close(trust, torch.full((2,), 0.9))
+    torch.testing.assert_close(corrector.trust(features, target), torch.full((5,), 0.9))
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.models import PretrainedCausalLM, PretrainedText, SequenceWeigher, TextTransformer
 from mlotool.models.text_network import attended
-from tests.models.derivatives import (
-    assert_second_derivatives,
-    direction,
-    finite_differences,
-    forward_over_reverse,
-    reverse_over_reverse,
-)
+from tests.models import derivatives
 
 
 def _model(**settings: object) -> TextTransformer:
@@ -55,7 +49,7 @@ def test_second_derivatives_agree_in_every_mode() -> None:
     def loss(module: nn.Module) -> torch.Tensor:
         return F.cross_entropy(module(tokens), target)
 
-    assert_second_derivatives(model, loss)
+    derivatives.assert_second_derivatives(model, loss)
 
 
 def test_a_folder_without_weights_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -141,12 +135,12 @@ def test_a_language_model_of_a_folder(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(model.losses(tokens, tokens, chunk=3), expected)
     assert (kind == "Gemma2") is not torch.allclose(logits, model.features(tokens) @ model.head_weight.T)
 
-    vector = {name: 0.02 * each for name, each in direction(model).items()}
-    reverse = reverse_over_reverse(model, _loss, vector)
+    vector = {name: 0.02 * each for name, each in derivatives.direction(model).items()}
+    reverse = derivatives.reverse_over_reverse(model, _loss, vector)
     # Llama and Gemma go through fp32, whatever they are in.
     exact, step, near = (1e-10, 1e-5, 1e-6) if kind == "GPT2" else (1e-5, 1e-3, 1e-3)
-    assert _distance(forward_over_reverse(model, _loss, vector), reverse) < exact
-    assert _distance(finite_differences(model, _loss, vector, step), reverse) < near
+    assert _distance(derivatives.forward_over_reverse(model, _loss, vector), reverse) < exact
+    assert _distance(derivatives.finite_differences(model, _loss, vector, step), reverse) < near
 
 
 def _distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

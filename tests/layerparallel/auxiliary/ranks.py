@@ -15,6 +15,7 @@ from mlotool.hypergradient import Implicit, OptimizerPreconditioner
 from mlotool.program import Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement
 from mlotool.runner.run_config import World, joined
+from tests.layerparallel import real_models
 from tests.layerparallel.auxiliary.small import KINDS, Rows, alone, auxiliary, reweighted, stack
 from tests.over_ranks import over
 
@@ -132,6 +133,7 @@ def main(folder: Path) -> None:
         if ranks.size == 2:
             found["parts"] = compute(ranks, 2, processes=False)
             found["resumed"] = resumed(ranks)
+            found["models"] = real_models.compute(ranks, over_ranks=True)
             found["refused"] = refused(ranks)
         else:
             found["each"] = compute(ranks, ranks.size, processes=True)

@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.layerparallel import Multigrid, MultigridResidual
+from mlotool.layerparallel import MultigridResidual
 from mlotool.layerparallel.multigrid.guard import Choice
 from mlotool.layerparallel.multigrid.solver import Method
-from mlotool.program import Graph, Program, Schedule
 from tests.layerparallel.multigrid.test_residual import Wave, loss_of
-from tests.layerparallel.multigrid.test_setting import network, problem
 
 U0 = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -109,23 +107,6 @@ def test_it_goes_serial_where_no_plan_is_near_enough_and_comes_back() -> None:
         for _ in range(3):
             step(part)
     assert part.guard.is_serial
-
-
-def test_it_goes_on_bit_by_bit() -> None:
-    def make() -> Program:
-        parallel = Multigrid(cycles="auto", workers=64, guard_every=3, guard_threshold=0.05)
-        return Program([problem(parallel, network(wave()))], Graph())
-
-    whole, other = make(), make()
-    schedules = [Schedule(whole), Schedule(other)]
-    for _ in range(4):
-        schedules[0].tick()
-    other.load_state_dict(whole.state_dict())
-    schedules[1].load_state_dict(schedules[0].state_dict())
-    for _ in range(4):
-        assert torch.equal(*(schedule.tick()["net"].loss for schedule in schedules))
-    assert whole.statistics() == other.statistics()
-    assert "net/layers_in_a_row" in whole.statistics()
 
 
 @pytest.mark.parametrize("settings", [{"cycles": "auto", "workers": 64}, {"cycles": 0, "guard_every": 1}])
