@@ -301,7 +301,7 @@ def test_indian_pines_are_the_labelled_pixels(tmp_path: Path, num_bands: int) ->
     distance, places = torch.cdist(batch["input"].double(), expected).min(dim=1)
     assert distance.max() < 1e-3
     assert sorted(places.tolist()) == list(range(96))
-    assert batch["target"].tolist() == (labels[labels > 0][places].astype(int) - 1).tolist()
+    assert batch["target"].tolist() == (labels[labels > 0][places.numpy()].astype(int) - 1).tolist()
 
 
 @pytest.mark.parametrize(
