@@ -9,20 +9,31 @@ import torch
 from torch import Tensor
 
 from mlotool import EvolutionStrategies, Unrolled
-from mlotool import hypergradient as by
 from mlotool.hypergradient import AbstractSolver, ConjugateGradient, Exact, Implicit
 from mlotool.program import Program, Schedule
 from tests import programs
 from tests.gpu.placed import CPU, follow, on_the_cpu, parameters, placed, relative_error
 from tests.hypergradient.every_algorithm import EVERY, program
+from tests.hypergradient.unrolled_cases import OPTIMIZERS, RATES, UPDATES
 from tests.problem.test_tasks import TASKS, maml
 from tests.program.small import lower_loss, pair, upper_loss
 
+pytestmark = [
+    pytest.mark.gpu,
+    # A few steps of a network of forty parameters: solvers say what they think of its curvature.
+    pytest.mark.filterwarnings("ignore:The .* solve at problem '(model|learner)'"),
+]
+
+TICKS = 4
+"""Two steps of the upper problem."""
+
+
+def tolerance(name: str) -> float:
+    """Differences of losses magnify rounding errors; all else is as exact as float64."""
+    return 1e-5 if name.endswith("_difference") or name == "evolution" else 1e-9
+
+
 STEPS = 4
-OPTIMIZERS = {
-    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "adam": partial(torch.optim.Adam, lr=0.05, weight_decay=0.01),
-}
 
 
 def unrolled_program(device: torch.device, optimizer: Any, hypergradient: Any) -> Program:
@@ -44,29 +55,23 @@ def moved(device: torch.device, optimizer: Any, hypergradient: Any) -> tuple[Ten
 
 def by_torch(device: torch.device, name: str) -> tuple[Tensor, Tensor]:
     """Return the same by the updates of torch's optimizers, written out."""
-    problems = unrolled_program(device, OPTIMIZERS[name], Unrolled()).problems
+    problems = unrolled_program(device, torch.optim.SGD, Unrolled()).problems
     x = problems["w"].theta["x"].detach().requires_grad_()
     u = problems["u"].theta["x"].detach().requires_grad_()
-    first, second = torch.zeros_like(x), torch.zeros_like(x)
+    state: dict[str, Tensor] = {}
     for number in range(1, STEPS + 1):
         loss = lower_loss(problems["w"].stream.next(), w=lambda x=x: x, u=lambda: u)
         (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-        slope = slope + 0.01 * x
-        if name == "momentum":
-            first = 0.9 * first + slope
-            x = x - 0.1 * first
-        else:
-            first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
-            x = x - 0.05 * (first / (1 - 0.9**number)) / ((second / (1 - 0.999**number)).sqrt() + 1e-8)
+        x = UPDATES[name](x, slope, state, number, RATES[name])
     loss = upper_loss(problems["u"].stream.next(), w=lambda: x)
     return x.detach(), torch.autograd.grad(loss, u)[0]
 
 
 @pytest.mark.parametrize("remat", [True, False], ids=["computed_again", "kept"])
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("name", ["momentum", "adam", "adamw"])
 def test_it_equals_plain_autograd(name: str, fused: bool, remat: bool, device: torch.device) -> None:
-    optimizer = partial(OPTIMIZERS[name], fused=True) if fused else OPTIMIZERS[name]
+    optimizer = partial(OPTIMIZERS[name], lr=RATES[name], fused=fused)
     found, expected = moved(device, optimizer, Unrolled(remat=remat)), by_torch(device, name)
     assert all(tensor.device == device for tensor in (*found, *expected))
     # Adam's own rounding, of which fused kernels have another one.
@@ -74,54 +79,22 @@ def test_it_equals_plain_autograd(name: str, fused: bool, remat: bool, device: t
     assert relative_error(found[1], expected[1]) < 1e-8
 
 
-# Damped: an error of the loss's curvature would decide which way a solver goes.
-ALGORITHMS: dict[str, Callable[[], Any]] = {
-    "unrolled": by.Unrolled,
-    "kept": lambda: by.Unrolled(remat=False),
-    "exact": lambda: by.Implicit(by.Exact(damping=1.0)),
-    "cg": lambda: by.Implicit(by.ConjugateGradient(4, 1e-8, damping=5.0), warm_start=True),
-    "normal_cg": lambda: by.Implicit(by.NormalEquationConjugateGradient(3, 1e-8, damping=5.0)),
-    "neumann": lambda: by.Implicit(by.Neumann(4, 0.05)),
-    "fixed_point": lambda: by.Implicit(by.FixedPoint(4, 0.05), warm_start=True),
-    "nystrom": lambda: by.Implicit(by.Nystrom(rank=3, rho=5.0)),
-    "finite_difference": lambda: by.Implicit(by.Neumann(2, 0.05), "finite_difference"),
-    "penalty": lambda: by.Penalty(multiplier=20.0, num_steps=2, step_size=0.02),
-    "saba": lambda: by.SABA(step_size=0.02),
-    "evolution": lambda: by.EvolutionStrategies(num_pairs=2, sigma=0.01),
-}
+TASKED = (
+    *("unrolled", "exact", "cg", "normal_cg", "neumann", "fixed_point", "nystrom", "warm"),
+    *("identity_difference", "penalty", "saba", "evolution"),
+)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_tasks_equal_the_cpu(name: str, device: torch.device) -> None:
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("name", TASKED)
+def test_tasks_equal_the_cpu(name: str, clip: float | None, device: torch.device) -> None:
     found = []
     for where in (CPU, device):
-        program = follow(placed(maml(TASKS, ALGORITHMS[name]()), where), 4)
-        assert program.problems["learner"].theta["0.weight"].shape[0] == TASKS
-        found.append((parameters(program), program.gradient("meta")))
-    tolerance = 1e-5 if name in ("finite_difference", "evolution") else 1e-9
-    assert relative_error(found[1][0], found[0][0]) < tolerance
-    assert relative_error(found[1][1], found[0][1]) < tolerance
-
-
-def test_each_task_is_clipped_on_the_device(device: torch.device) -> None:
-    clipped = (placed(maml(TASKS, by.Unrolled(), gradient_clip_norm=0.3), where) for where in (CPU, device))
-    expected, found = (parameters(follow(program, 4)) for program in clipped)
-    assert relative_error(found, expected) < 1e-9
-
-
-pytestmark = [
-    pytest.mark.gpu,
-    # A few steps of a network of forty parameters: solvers say what they think of its curvature.
-    pytest.mark.filterwarnings("ignore:The .* solve at problem '(model|learner)'"),
-]
-
-TICKS = 4
-"""Two steps of the upper problem."""
-
-
-def tolerance(name: str) -> float:
-    """Differences of losses magnify rounding errors; all else is as exact as float64."""
-    return 1e-5 if name.endswith("_difference") or name == "evolution" else 1e-9
+        made = follow(placed(maml(TASKS, EVERY[name](), gradient_clip_norm=clip), where), TICKS)
+        assert made.problems["learner"].theta["0.weight"].shape[0] == TASKS
+        found.append((parameters(made), made.gradient("meta")))
+    for expected, ours in zip(*found, strict=True):
+        assert relative_error(ours, expected) < tolerance(name)
 
 
 @pytest.mark.parametrize("name", EVERY)

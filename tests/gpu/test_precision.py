@@ -19,10 +19,10 @@ from tests.program.test_trace import is_traced, ticked
 
 NUM_TICKS = 6
 OPTIMIZERS = {
+    "fused_adamw": partial(torch.optim.AdamW, lr=0.05, fused=True),
+    "fused_sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, fused=True),
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": partial(torch.optim.Adam, lr=0.05),
-    "fused_sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, fused=True),
-    "fused_adamw": partial(torch.optim.AdamW, lr=0.05, fused=True),
 }
 
 

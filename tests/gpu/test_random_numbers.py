@@ -91,6 +91,11 @@ def test_what_is_made_of_a_stream_is_on_its_device(device: torch.device) -> None
         assert {tensor.device for tensor in each.values()} == {device}
     assert torch.equal(same["input"], batch["input"])
     assert torch.equal(others[0]["input"], batch["input"])
+    converted = Stream(Whole(), 5).to(device, torch.float32).next()
+    assert (converted["input"].dtype, converted["index"].dtype) == (torch.float32, torch.int64)
+    again = Stream(Whole(), 5, repeat=2).to(device)
+    again.load_state_dict(stream.state_dict())
+    assert_same(again.next(), {key: tensor.cpu() for key, tensor in stream.next().items()}, device)
 
 
 pytestmark = pytest.mark.gpu

@@ -20,20 +20,12 @@ from tests.runner.tiny import Built, lower_loss, make_built, make_config
 go, at_every_tick = on_the_cpu.go, on_the_cpu.at_every_tick
 
 # All have a layer of dropout; the steps that are recorded are in the middle of an unroll at tick 13.
+NAMES = (
+    *("finite_difference", "cg_with_warm_start", "unrolled", "unrolled_with_kept_graphs"),
+    *("penalty", "saba", "roll_back", "tasks"),
+)
 CASES: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
-    **{
-        name: ALGORITHMS[name]
-        for name in (
-            "finite_difference",
-            "cg_with_warm_start",
-            "unrolled",
-            "unrolled_with_kept_graphs",
-            "penalty",
-            "saba",
-            "roll_back",
-            "tasks",
-        )
-    },
+    **{name: ALGORITHMS[name] for name in NAMES},
     "persistent_evolution": (tiny(lambda: EvolutionStrategies(num_pairs=2, persistent=True), unroll_steps=2), {}),
 }
 

@@ -1,10 +1,7 @@
 """Models that people have, in stages and with multigrid: what several processes and one compute of them."""
 
-import os
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +13,7 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Auxiliary, Multigrid, StackedLayers
 from mlotool.models import Decoder
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.run_config import World, joined
-from tests.layerparallel.test_partition import Checked, block
+from tests.layerparallel.test_partition import Checked, Masked, block
 from tests.over_ranks import over
 
 METHODS: dict[str, dict[str, Any]] = {"penalty": {}, "auxnet": {"variables": "auxnet", "auxnet_lr": 0.01}}
@@ -25,12 +21,10 @@ OVER_RANKS = ("decoder", "encoder", "masked")
 
 
 def samples(*shape: int, are_tokens: bool = False) -> InMemoryTensors:
-    """Return eight samples of a shape, or of token ids."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 20, (8, *shape), generator=generator) if are_tokens else None
-    return InMemoryTensors(
-        {"input": torch.randn(8, *shape, dtype=torch.float64, generator=generator) if tokens is None else tokens}
-    )
+    """Return a batch of samples of a shape, or of token ids: each step meets them again."""
+    torch.manual_seed(0)
+    rows = torch.randint(0, 20, (4, *shape)) if are_tokens else torch.randn(4, *shape, dtype=torch.float64)
+    return InMemoryTensors({"input": rows})
 
 
 def resnet(num_blocks: int) -> nn.Module:
@@ -58,19 +52,6 @@ def decoder(num_layers: int) -> nn.Module:
 
 def encoder(width: int, num_layers: int) -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 2, 16, dropout=0.0, batch_first=True), num_layers)
-
-
-class Masked(nn.Module):
-    """Torch's encoder with a causal mask, as language models are built of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, num_layers=8, enable_nested_tensor=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
-        return self.encoder(x, mask=mask, is_causal=True)
 
 
 class Conditioned(nn.Module):
@@ -110,11 +91,11 @@ STAGED: dict[str, Model] = {
 """To be cut into stages."""
 LAYERED: dict[str, Model] = {
     "resnet": (partial(resnet, 3), IMAGES, None),
-    "resnet50": (resnet50, samples(3, 64, 64), "layer3[1:]"),
+    "resnet50": (resnet50, samples(3, 32, 32), "layer3[1:]"),
     "vision transformer": (partial(vision_transformer, 8), IMAGES, None),
     "decoder": (partial(decoder, 8), TOKENS, None),
     "encoder": (partial(encoder, 16, 8), samples(5, 16), None),
-    "masked": (Masked, samples(5, 16), None),
+    "masked": (partial(Masked, 8), TOKENS, None),
     "checked": (Checked, samples(8), None),
     "conditioned": (Conditioned, samples(5, 8), None),
 }
@@ -158,17 +139,9 @@ def trained(made: Program, num_ticks: int = 2) -> dict[str, Any]:
 
 def compute(ranks: Ranks, **over_ranks: bool) -> dict[str, Any]:
     """Return what all cases become on some ranks; stages' variables act in the parameters after the next step."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = {
-            f"{model} {method}": trained(over(ranks, staged(model, method, processes=True))) for model, method in CASES
-        }
-        stages = {name: {**each, "parallel": each["parallel"]["cut"]} for name, each in found.items()}
-        layers = {model: trained(over(ranks, layered(model, **over_ranks)))["net"] for model in OVER_RANKS}
-        return {"stages": stages, "layers": layers}
-
-
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        torch.save(compute(ranks, over_ranks=True), folder / f"rank_{ranks.rank}.pt")
+    found = {
+        f"{model} {method}": trained(over(ranks, staged(model, method, processes=True))) for model, method in CASES
+    }
+    stages = {name: {**each, "parallel": each["parallel"]["cut"]} for name, each in found.items()}
+    layers = {model: trained(over(ranks, layered(model, **over_ranks)))["net"] for model in OVER_RANKS}
+    return {"stages": stages, "layers": layers}

@@ -1,7 +1,8 @@
 """Stages, one after the other, are the module: ours, torch's, torchvision's, and code that looks at its inputs."""
 
 import time
-from collections.abc import Callable
+from collections import namedtuple
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,15 +64,32 @@ def layer(width: int, dropout: float = 0.1) -> nn.Module:
 class Masked(nn.Module):
     """Makes its mask for as many tokens as its embedding returns, as language models do."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_layers: int = 6) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
-        self.encoder = nn.TransformerEncoder(layer(16, 0.0), 6, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer(16, 0.0), num_layers, enable_nested_tensor=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device, dtype=x.dtype)
         return self.head(self.encoder(x, mask=mask, is_causal=True))
+
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+class Packed(nn.Module):
+    """Takes a mapping with a named tuple in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(6))
+
+    def forward(self, given: Any) -> Tensor:
+        x = given["pair"].first
+        for each in self.blocks:
+            x = each(x)
+        return x * given["pair"].second + given["shift"]
 
 
 class Rgb(nn.Module):
@@ -88,11 +106,15 @@ def resnet18() -> nn.Module:
     return torchvision.models.resnet18(num_classes=4)
 
 
+def resnet10() -> nn.Module:
+    return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4)
+
+
 def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer(16), num_layers=4)
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+CASES: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "ours": (lambda: ResNet(14, 4, [3, 8, 8], width=4), drawn(3, 3, 8, 8), "stages.1.0"),
     "perceptron": (lambda: MLP([8], 4, hidden=[16, 16, 16]), drawn(8, 8), "layers.5"),
     "transformer": (
@@ -100,18 +122,19 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
         tokens(),
         "blocks.2",
     ),
-    "resnet18": (resnet18, drawn(2, 3, 64, 64), "layer3.1"),
+    "resnet18": (resnet18, drawn(2, 3, 32, 32), "layer4.0"),
     "vision transformer": (vision_transformer, drawn(4, 3, 32, 32), "encoder.layers.encoder_layer_2"),
     "tied decoder": (lambda: Decoder(20, width=16, hidden=32, num_heads=2, num_layers=6), tokens(), "blocks.3"),
     "encoder": (encoder, drawn(2, 6, 16), "layers.2"),
     "checked": (Checked, drawn(16, 8), "blocks.3.0"),
+    "packed": (Packed, {"pair": Pair(drawn(16, 8), drawn(16, 8)), "shift": drawn(16, 1)}, "blocks.3.0"),
     "blocks": (lambda: BlockLayers([block() for _ in range(6)], 0.5), drawn(16, 8), "blocks.3.0"),
     "stacked": (lambda: StackedLayers(block, 6, 0.5), drawn(16, 8), "layers.3"),
     "dense residual": (lambda: DenseResidualNetwork([8], 3, num_layers=16), drawn(16, 8), "layers.8"),
 }
-NESTED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+NESTED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "a mask by the size of an embedding": (Masked, tokens(), "encoder.layers.3"),
-    "a network in a Sequential": (lambda: nn.Sequential(Rgb(), resnet18()), drawn(2, 1, 64, 64), "1.layer3.1"),
+    "a network in a Sequential": (lambda: nn.Sequential(Rgb(), resnet10()), drawn(2, 1, 32, 32), "1.layer4.0"),
     "an encoder in a Sequential": (
         lambda: nn.Sequential(nn.Linear(4, 16), encoder(), nn.Linear(16, 2)),
         drawn(2, 6, 4),
@@ -200,11 +223,11 @@ def test_stages_balanced_by_time() -> None:
 
 
 class Called(nn.Module):
-    """Four linear layers, called as `run` says; those of the same number share their weight."""
+    """Linear layers, called as `run` says; those of the same number share their weight."""
 
-    def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], shares: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+    def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], shares: Sequence[int] = (0, 1, 2, 3)) -> None:
         super().__init__()
-        self.blocks, self.run = nn.ModuleList(nn.Linear(3, 3) for _ in shares), run
+        self.blocks, self.run = nn.ModuleList(nn.Linear(4, 4) for _ in shares), run
         for linear, number in zip(self.blocks, shares, strict=True):
             linear.weight = self.blocks[number].weight
 
@@ -229,8 +252,8 @@ def masking(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return chained(blocks, x * mask) * (1 - mask)
 
 
-norm = nn.BatchNorm1d(3)
-TWICE = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3, 3))
+norm = nn.BatchNorm1d(4)
+TWICE = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm, nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +267,7 @@ TWICE = nn.Sequential(nn.Linear(3, 3), norm, nn.Linear(3, 3), norm, nn.Linear(3,
     ],
 )
 def test_where_it_may_be_cut(module: nn.Module, names: list[str]) -> None:
-    assert Chain(module, inputs=(drawn(4, 3),)).names == names
+    assert Chain(module, inputs=(drawn(4, 4),)).names == names
 
 
 class Measured(nn.Module):
@@ -286,17 +309,9 @@ def test_what_the_inputs_are_is_still_looked_at() -> None:
         partition(module, 2, example=drawn(4, 7))
 
 
-class Chained(nn.Module):
-    """Six layers, with what `around` does before them."""
-
-    def __init__(self, around: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.opening = nn.Linear(4, 4)
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
-        self.around = around
-
-    def forward(self, x: Tensor) -> Tensor:
-        return chained(self.blocks, self.around(self.opening(x)))
+def opened(around: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return seven layers, with something done behind the first."""
+    return Called(lambda blocks, x: chained(blocks[1:], around(blocks[0](x))), range(7))
 
 
 def decides_then_divides(x: Tensor) -> Tensor:
@@ -342,10 +357,10 @@ def test_later_batches_are_right_or_refused(around: Any, first: Tensor, later: T
 
     With a default device torch asks a size for its value more than once, and from code of its own.
     """
-    module = Chained(around)
+    module = opened(around)
     try:
         torch.set_default_device(device)
-        stages = chain_for(module, "parallel", (first,), None, num_stages=2).stages(["blocks.3"])
+        stages = chain_for(module, "parallel", (first,), None, num_stages=2).stages(["blocks.4"])
         state = run(stages, later)
     except RunError as error:
         assert around in (decides_then_divides, loops_over_a_size)
@@ -397,7 +412,7 @@ def test_what_runs_without_gradients_has_none() -> None:
             x = torch.relu(blocks[0](x))
         return chained(blocks[1:], x)
 
-    module, x = Called(frozen), drawn(4, 3)
+    module, x = Called(frozen), drawn(4, 4)
     value = run(Chain(module, inputs=(x,)).stages(["blocks.2"]), x)
     assert torch.equal(value, module(x))
     slopes = torch.autograd.grad(value.sum(), list(module.parameters()), allow_unused=True)
@@ -421,8 +436,8 @@ PERCEPTRON = MLP([8], 4, hidden=[16, 16, 16])
         (PERCEPTRON, drawn(2, 8), 3, ["layers.5", "layers.3"], "expected each once, in the order"),
         (PERCEPTRON, None, 2, None, "example: found None; expected a batch, by which stages are balanced"),
         (Checked(), None, 2, ["blocks.3"], "Give an example of its inputs, by whose values it may decide"),
-        (Called(masking), drawn(4, 3), 2, None, "expected at most 1, since Called .* no layer"),
-        (Chained(casts), drawn(4, 4), 2, None, "it switches autocast; set the problem's precision"),
+        (Called(masking), drawn(4, 4), 2, None, "expected at most 1, since Called .* no layer"),
+        (opened(casts), drawn(4, 4), 2, None, "it switches autocast; set the problem's precision"),
     ],
 )
 def test_what_cannot_be_cut(module: nn.Module, example: Tensor, num_stages: int, cut: Any, message: str) -> None:

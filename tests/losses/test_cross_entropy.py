@@ -1,34 +1,27 @@
+"""Cross-entropy, squared error, and what is added to them."""
+
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from mlotool.core import BoundModule, LossOutput
 from mlotool.core.errors import RunError
 from mlotool.losses import (
     cross_entropy,
+    decay_analysis,
+    decayed_cross_entropy,
     depth_regularized_cross_entropy,
     mean_squared_error,
-    weight_against_loss,
 )
 from mlotool.losses.regularized import depth_penalty
-from mlotool.losses.reweighted import wrong_label_metrics
-from mlotool.models import WeightNet
-
-
-@pytest.fixture
-def batch() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "input": torch.randn(6, 4, generator=generator, dtype=torch.float64),
-        "target": torch.randint(0, 3, (6,), generator=generator),
-    }
+from mlotool.models import PositiveVector
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_cross_entropy_is_the_formula(batch: dict[str, torch.Tensor], label_smoothing: float) -> None:
-    model = nn.Linear(4, 3).double()
+def test_cross_entropy_is_the_formula(batch: dict[str, torch.Tensor], model: nn.Linear, label_smoothing: float) -> None:
     output = cross_entropy(batch, model=BoundModule(model), label_smoothing=label_smoothing)
     logits = batch["input"] @ model.weight.T + model.bias
     log_probability = logits - logits.exp().sum(dim=1, keepdim=True).log()
@@ -73,45 +66,6 @@ def test_forward_over_reverse_gives_the_same_hessian_vector_product(loss: object
     torch.testing.assert_close(list(forward.values()), list(reverse))
 
 
-@pytest.fixture
-def batches() -> list[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    target = torch.tensor([0, 1, 2, 0, 1])
-    inputs = torch.randn(5, 4, generator=generator)
-    whole = {"input": inputs, "target": target, "index": torch.arange(5), "clean_target": torch.tensor([0, 1, 2, 1, 1])}
-    return [{name: values[:3] for name, values in whole.items()}, {name: values[3:] for name, values in whole.items()}]
-
-
-def test_weight_against_loss(batches: list[dict[str, torch.Tensor]]) -> None:
-    model, weigher = nn.Linear(4, 3), WeightNet(hidden=4)
-    result = weight_against_loss(batches, model=BoundModule(model), weigher=BoundModule(weigher))
-    inputs, target = torch.cat([b["input"] for b in batches]), torch.cat([b["target"] for b in batches])
-    losses = -torch.log_softmax(model(inputs), dim=1)[torch.arange(5), target]
-    torch.testing.assert_close(result["loss"], losses.detach())
-    torch.testing.assert_close(result["weight"], weigher(losses[:, None]).squeeze(1).detach())
-    assert result["target"].tolist() == target.tolist()
-    assert result["clean"].tolist() == [True, True, True, False, True]
-    weight = result["weight"]
-    torch.testing.assert_close(result["mean_weight"], weight.mean())
-    torch.testing.assert_close(result["mean_weight_wrong"], weight[3])
-    torch.testing.assert_close(result["mean_weight_right"], weight[[0, 1, 2, 4]].mean())
-    assert not any(values.requires_grad for values in result.values())
-
-
-def test_wrong_label_auc_is_the_share_of_right_pairs() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight = (torch.rand(60, generator=generator) * 10).round() / 10  # with ties
-    is_wrong = torch.rand(60, generator=generator) < 0.4
-    pairs = weight[is_wrong][:, None] - weight[~is_wrong][None, :]
-    expected = ((pairs < 0).float() + 0.5 * (pairs == 0).float()).mean()
-    assert float(wrong_label_metrics(weight, is_wrong)["wrong_label_auc"]) == pytest.approx(float(expected))
-
-
-def test_tiny_weights_are_told_apart() -> None:
-    weight = torch.tensor([1e-12, 2e-12, 3e-12, 4e-12])
-    assert wrong_label_metrics(weight, torch.tensor([True, True, False, False]))["wrong_label_auc"] == 1.0
-
-
 class Stacked(nn.Module):
     """Weights of three layers in one tensor, and a classifier."""
 
@@ -152,3 +106,30 @@ def test_it_is_added_to_the_cross_entropy() -> None:
     assert found.loss.item() == pytest.approx(math.log(2) + penalty)
     assert found.metrics["penalty"].item() == pytest.approx(penalty)
     assert found.metrics["accuracy"].item() == 1.0
+
+
+@pytest.mark.parametrize("size", [1, 15])
+def test_a_decay_by_hand(batch: dict[str, torch.Tensor], model: nn.Linear, size: int) -> None:
+    decay = PositiveVector(size, initial=0.3).double()
+    output = decayed_cross_entropy(batch, model=BoundModule(model), decay=BoundModule(decay))
+    output.loss.backward()
+    theta = torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()])
+    cross_entropy = F.cross_entropy(model(batch["input"]), batch["target"])
+    torch.testing.assert_close(output.loss, cross_entropy + 0.15 * theta.square().sum())
+    # d/d log d_j = d_j theta_j^2 / 2, and the model's gradient has d_j theta_j beside the data's.
+    slopes = 0.15 * theta.square()
+    torch.testing.assert_close(decay.logarithm.grad, slopes if size > 1 else slopes.sum()[None])
+    plain = torch.autograd.grad(cross_entropy, list(model.parameters()))
+    for parameter, slope in zip(model.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad, slope + 0.3 * parameter.detach())
+
+
+def test_the_analysis_tells_useless_features() -> None:
+    decay = PositiveVector(8)
+    with torch.no_grad():
+        decay.logarithm.copy_(torch.tensor([0.1, 0.1, 10.0, 1.0, 0.1, 0.1, 10.0, 100.0]).log())
+    found = decay_analysis([{"input": torch.zeros(3, 4)}], decay=BoundModule(decay), num_informative=2)
+    torch.testing.assert_close(found["decay"], torch.tensor([0.1, 0.1, 10.0, 10.0]))
+    assert float(found["useless_auc"]) == 1.0
+    assert float(found["log10_ratio"]) == pytest.approx(2.0)
+    assert set(decay_analysis([{"input": torch.zeros(3, 4)}], decay=BoundModule(decay), num_informative=4)) == {"decay"}

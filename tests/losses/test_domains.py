@@ -8,18 +8,10 @@ from mlotool.core.errors import RunError
 from mlotool.losses import (
     domain_weight_analysis,
     input_weighted_cross_entropy,
+    joint_cross_entropy,
     proximal_cross_entropy,
 )
 from mlotool.models import Anchored
-
-
-@pytest.fixture
-def batch() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "input": torch.randn(6, 4, generator=generator, dtype=torch.float64),
-        "target": torch.randint(0, 3, (6,), generator=generator),
-    }
 
 
 def _linear(seed: int, num_outputs: int = 3) -> nn.Linear:
@@ -62,6 +54,13 @@ def test_finetuning_by_hand(batch: dict[str, torch.Tensor]) -> None:
     torch.testing.assert_close(output.metrics["distance"], distance.sqrt())
     torch.testing.assert_close(center.weight.grad, -0.2 * (model.weight - center.weight).detach())
     assert center.bias.grad is None or not center.bias.grad.any()
+
+
+def test_both_models_count(batch: dict[str, torch.Tensor]) -> None:
+    model, source = _linear(0), _linear(1)
+    output = joint_cross_entropy(batch, model=BoundModule(model), source=BoundModule(source), source_weight=0.25)
+    losses = [F.cross_entropy(each(batch["input"]), batch["target"]) for each in (model, source)]
+    torch.testing.assert_close(output.loss, losses[0] + 0.25 * losses[1])
 
 
 def test_modules_that_differ_and_names_that_are_not_there_are_refused(batch: dict[str, torch.Tensor]) -> None:

@@ -8,26 +8,14 @@ from mlotool.models import BoundedPerturbation
 
 
 @pytest.fixture
-def batch() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "input": torch.randn(6, 4, generator=generator, dtype=torch.float64),
-        "target": torch.tensor([0, 1, 1, 2, 1, 0]),
-        "index": torch.tensor([0, 3, 1, 2, 8, 4]),
-    }
-
-
-@pytest.fixture
-def model() -> nn.Linear:
-    torch.manual_seed(0)
-    return nn.Linear(4, 3).double()
+def batch(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**batch, "target": torch.tensor([0, 1, 1, 2, 1, 0]), "index": torch.tensor([0, 3, 1, 2, 8, 4])}
 
 
 def test_only_the_first_samples_of_the_base_class_change(batch: dict[str, torch.Tensor], model: nn.Linear) -> None:
     perturbation = BoundedPerturbation([4], num_samples=5, radius=0.5, start="random").double()
-    output = poisoned_cross_entropy(
-        batch, model=BoundModule(model), perturbation=BoundModule(perturbation), base_class=1
-    )
+    roles = {"model": BoundModule(model), "perturbation": BoundModule(perturbation)}
+    output = poisoned_cross_entropy(batch, **roles, base_class=1)
     inputs = batch["input"].clone()
     for row, index in ((1, 3), (2, 1)):  # the sample at index 8 is of class 1 too, but has no perturbation
         inputs[row] += 0.5 * torch.tanh(perturbation.raw[index])
@@ -35,6 +23,10 @@ def test_only_the_first_samples_of_the_base_class_change(batch: dict[str, torch.
     assert float(output.metrics["poisoned"]) == pytest.approx(2 / 6)
     output.loss.backward()
     assert perturbation.raw.grad.abs().sum(dim=1).ne(0).tolist() == [False, True, False, True, False]
+    # Where no class is named, those of all classes change.
+    every = poisoned_cross_entropy(batch, **roles)
+    inputs = batch["input"] + perturbation(batch["index"])
+    torch.testing.assert_close(every.loss, nn.functional.cross_entropy(model(inputs), batch["target"]))
 
 
 def test_the_attacker_s_loss_is_the_classifier_s_turned(batch: dict[str, torch.Tensor], model: nn.Linear) -> None:
@@ -47,6 +39,8 @@ def test_attack_looks_at_victims_alone(batch: dict[str, torch.Tensor], model: nn
     logits = model(batch["input"])[[0, 5]]
     torch.testing.assert_close(output.loss, -torch.log_softmax(logits, dim=1)[:, 2].mean())
     assert float(output.metrics["success"]) == pytest.approx(float((logits.argmax(dim=1) == 2).double().mean()))
+    none = attack_cross_entropy(batch, model=BoundModule(model), victim_class=3, base_class=2)
+    assert float(none.loss.detach()) == 0.0
 
 
 def test_analysis_tells_success_from_mistakes(batch: dict[str, torch.Tensor]) -> None:

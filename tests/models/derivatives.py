@@ -34,7 +34,9 @@ def direction(module: nn.Module) -> dict[str, Tensor]:
 def reverse_over_reverse(module: nn.Module, loss: Loss, vector: dict[str, Tensor]) -> dict[str, Tensor]:
     theta = {f"module.{name}": each for name, each in module.named_parameters()}
     slopes = torch.autograd.grad(loss(module), list(theta.values()), create_graph=True)
-    product = torch.autograd.grad(slopes, list(theta.values()), [vector[name] for name in theta])
+    product = torch.autograd.grad(
+        slopes, list(theta.values()), [vector[name] for name in theta], materialize_grads=True
+    )
     return dict(zip(theta, product, strict=True))
 
 
@@ -62,3 +64,12 @@ def finite_differences(module: nn.Module, loss: Loss, vector: dict[str, Tensor],
 
     above, below = slopes(1), slopes(-1)
     return {name: (above[name] - below[name]) / (2 * step) for name in theta}
+
+
+def assert_second_derivatives(module: nn.Module, loss: Loss) -> None:
+    """The three ways agree, and not on zero."""
+    vector = direction(module)
+    reverse = reverse_over_reverse(module, loss, vector)
+    torch.testing.assert_close(forward_over_reverse(module, loss, vector), reverse, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(finite_differences(module, loss, vector, 1e-6), reverse, rtol=1e-5, atol=1e-7)
+    assert all(bool(each.any()) for each in reverse.values())

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mlotool.config import compose
 from mlotool.core.bound_module import BoundModule
 from mlotool.models import Decoder, SequenceWeigher
-from mlotool.models.decoder import rotate, token_losses
+from mlotool.models.decoder import RMSNorm, rotate, token_losses
+from tests.data.test_conf import CONF, resolved
 from tests.live_storage import LiveStorage
-from tests.models.derivatives import direction, finite_differences, forward_over_reverse, reverse_over_reverse
+from tests.models import derivatives
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu": {"feedforward": "gelu"},
@@ -105,12 +104,7 @@ def _logits_by_loops(weights: dict[str, np.ndarray], text: list[int], num_heads:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_second_derivatives_agree_in_every_mode(variant: str) -> None:
-    model = _model(**VARIANTS[variant])
-    vector = direction(model)
-    reverse = reverse_over_reverse(model, _loss, vector)
-    torch.testing.assert_close(forward_over_reverse(model, _loss, vector), reverse, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(finite_differences(model, _loss, vector, 1e-6), reverse, rtol=1e-5, atol=1e-7)
-    assert all(bool(each.any()) for each in reverse.values())
+    derivatives.assert_second_derivatives(_model(**VARIANTS[variant]), _loss)
 
 
 def test_a_tied_head_adds_its_gradient_to_that_of_the_embedding() -> None:
@@ -173,8 +167,6 @@ def test_depth_changes_neither_the_logits_nor_the_slopes_at_the_start() -> None:
     assert found[32][0] < math.log(50) + 1.0
 
 
-CONFIGS = Path(__file__).parents[2] / "conf" / "model"
-MODULE = "problems.classifier.module"
 # From table 6 of Kemaev et al. 2025: parameters (million), d_model, ffw_size, kv_size, n_heads, n_layers.
 LADDER = [
     (44, 512, 2048, 64, 8, 8),
@@ -189,22 +181,11 @@ LADDER = [
 ]
 
 
-def _settings(name: str, *overrides: str) -> dict[str, Any]:
-    config = compose("plain", [f"model@{MODULE}={name}", "data=synthetic_text", *overrides])
-    settings = dict(config.problems.classifier.module)
-    assert settings.pop("_target_") == "mlotool.models.Decoder"
-    return settings
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(each.numel() for each in module.parameters())
-
-
 @pytest.mark.parametrize(("millions", "width", "hidden", "kv_size", "num_heads", "num_layers"), LADDER)
 def test_the_ladder_is_the_papers(
     millions: int, width: int, hidden: int, kv_size: int, num_heads: int, num_layers: int
 ) -> None:
-    settings = _settings(f"decoder_{millions}m")
+    _, settings = resolved("model", f"decoder_{millions}m", "synthetic_text")
     with torch.device("meta"):
         model = Decoder(**settings)
     assert (settings["vocabulary_size"], settings["feedforward"], settings["tied"]) == (32000, "gelu", True)
@@ -214,10 +195,11 @@ def test_the_ladder_is_the_papers(
     # Hoffmann et al. have relative positions with a projection (width, heads x kv_size) a layer, where here are
     # rotations; the embedding counts, once. Below a million are their biases, and what their table rounds away.
     projections = num_layers * width * num_heads * kv_size
-    assert abs(_num_parameters(model) + projections - millions * 1e6) < 0.8e6
-    told = f"with {_num_parameters(model) / 1e6:.1f} million parameters"
-    assert told in (CONFIGS / f"decoder_{millions}m.yaml").read_text()
-    assert f"counts {projections / 1e6:.1f} million" in (CONFIGS / f"decoder_{millions}m.yaml").read_text()
+    num_parameters = sum(each.numel() for each in model.parameters())
+    assert abs(num_parameters + projections - millions * 1e6) < 0.8e6
+    told = (CONF / "model" / f"decoder_{millions}m.yaml").read_text()
+    assert f"with {num_parameters / 1e6:.1f} million parameters" in told
+    assert f"counts {projections / 1e6:.1f} million" in told
 
 
 @pytest.mark.parametrize(
@@ -232,7 +214,7 @@ def test_the_ladder_is_the_papers(
     ],
 )
 def test_the_sweeps_of_table_5(changes: list[str], expected: tuple[int, ...]) -> None:
-    settings = _settings("decoder_sweep", *[f"{MODULE}.{each}" for each in changes])
+    _, settings = resolved("model", "decoder_sweep", "synthetic_text", changes)
     with torch.device("meta"):
         model = Decoder(**settings)
     attention: Any = model.blocks[0].attention
@@ -241,17 +223,30 @@ def test_the_sweeps_of_table_5(changes: list[str], expected: tuple[int, ...]) ->
     assert (model.width, hidden, kv_size, attention.num_heads, len(model.blocks)) == expected
 
 
-def _draw(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+def test_a_rotation_is_a_product_of_complex_numbers() -> None:
+    """So scores depend on the difference of positions alone, and lengths stay; exactly in half precision too."""
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    frequency = torch.tensor([100.0 ** (-2 * plane / 6) for plane in range(3)], dtype=torch.float64)
+    angle = torch.arange(7, dtype=torch.float64)[:, None] * frequency
+    turned = torch.complex(x[:, :3], x[:, 3:]) * torch.polar(torch.ones_like(angle), angle)
+    expected = torch.cat([turned.real, turned.imag], dim=1)
+    torch.testing.assert_close(rotate(x, base=100.0), expected, rtol=1e-13, atol=1e-13)
+    coarse = torch.ones(4096, 2, dtype=torch.bfloat16)  # positions that bf16 does not hold
+    torch.testing.assert_close(rotate(coarse), rotate(coarse.double()).to(torch.bfloat16), rtol=0.01, atol=0.01)
 
 
-def test_scores_of_rotated_vectors_depend_on_the_difference_of_positions_alone() -> None:
-    length, query, key = 9, _draw(8), _draw(3, 8)[0]
-    scores = rotate(query.expand(length, 8)) @ rotate(key.expand(length, 8)).T
-    for difference in range(-length + 1, length):
-        diagonal = scores.diagonal(difference)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12)
-    assert len({round(float(scores.diagonal(each)[0]), 6) for each in range(-length + 1, length)}) == 2 * length - 1
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_norm_is_torchs_and_that_of_single_precision_rounded_once(dtype: torch.dtype) -> None:
+    norm, x = RMSNorm(64), (300 * torch.randn(4, 64)).to(dtype)  # squares that fp16 does not hold
+    if dtype is torch.float64:
+        reference = nn.RMSNorm(64, eps=1e-6).double()
+        with torch.no_grad():
+            for each in (norm.double(), reference):
+                each.weight.copy_(torch.linspace(0.5, 2, 64))
+        torch.testing.assert_close(norm(x), reference(x), rtol=1e-14, atol=1e-14)
+    else:
+        assert norm(x).dtype is dtype
+        assert torch.equal(norm(x), norm(x.float()).to(dtype))
 
 
 TARGETS = torch.randint(0, 13, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -279,17 +274,17 @@ def test_losses_are_the_plain_ones(chunk: int | None) -> None:
 @pytest.mark.parametrize("chunk", [4, 7])
 def test_derivatives_are_the_plain_ones(chunk: int) -> None:
     head = _Head()
-    theta, vector = list(head.parameters()), direction(head)
+    theta, vector = list(head.parameters()), derivatives.direction(head)
     slopes, plain = (torch.autograd.grad(head.losses(each).square().sum(), theta) for each in (chunk, 21))
     torch.testing.assert_close(slopes, plain, rtol=1e-12, atol=1e-12)
 
     def loss(module: nn.Module) -> torch.Tensor:
         return module.losses(chunk).square().sum()  # type: ignore[operator]
 
-    plainly = reverse_over_reverse(head, lambda module: module.losses(21).square().sum(), vector)  # type: ignore[operator]
-    for product in (reverse_over_reverse, forward_over_reverse):
+    plainly = derivatives.reverse_over_reverse(head, lambda module: module.losses(21).square().sum(), vector)  # type: ignore[operator]
+    for product in (derivatives.reverse_over_reverse, derivatives.forward_over_reverse):
         torch.testing.assert_close(product(head, loss, vector), plainly, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(finite_differences(head, loss, vector, 1e-5), plainly, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(derivatives.finite_differences(head, loss, vector, 1e-5), plainly, rtol=1e-6, atol=1e-6)
 
 
 def test_coarse_logits_have_precise_losses() -> None:
@@ -324,13 +319,9 @@ def _weigher(**settings: Any) -> SequenceWeigher:
     return SequenceWeigher(Decoder(11, width=8, hidden=12, num_heads=2), **settings).double()
 
 
-def _weigher_tokens() -> torch.Tensor:
-    return torch.randint(0, 11, (3, 6), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize(("per", "shape"), [("sequence", (3,)), ("token", (3, 6))])
 def test_all_weights_begin_as_said_and_then_differ(per: str, shape: tuple[int, ...]) -> None:
-    weigher, tokens = _weigher(per=per, initial=0.3), _weigher_tokens()
+    weigher, tokens = _weigher(per=per, initial=0.3), _tokens(3)
     weights = weigher(tokens)
     torch.testing.assert_close(weights, torch.full(shape, 0.3, dtype=torch.float64))
     (weights * torch.arange(weights.numel()).reshape(shape)).sum().backward()
@@ -342,7 +333,7 @@ def test_all_weights_begin_as_said_and_then_differ(per: str, shape: tuple[int, .
 
 
 def test_no_weight_falls_below_the_smallest() -> None:
-    weigher, tokens = _weigher(initial=0.3, smallest=0.1), _weigher_tokens()
+    weigher, tokens = _weigher(initial=0.3, smallest=0.1), _tokens(3)
     torch.testing.assert_close(weigher(tokens), torch.full((3,), 0.3, dtype=torch.float64))
     with torch.no_grad():
         weigher.output.bias.fill_(-50.0)
@@ -352,7 +343,7 @@ def test_no_weight_falls_below_the_smallest() -> None:
 
 
 def test_the_weight_of_a_token_knows_what_comes_before_it_alone() -> None:
-    weigher, tokens = _weigher(per="token"), _weigher_tokens()
+    weigher, tokens = _weigher(per="token"), _tokens(3)
     torch.nn.init.normal_(weigher.output.weight)
     changed = torch.cat([tokens[:, :5], (tokens[:, 5:] + 1) % 11], dim=1)
     found, expected = weigher(changed), weigher(tokens)
@@ -362,13 +353,6 @@ def test_the_weight_of_a_token_knows_what_comes_before_it_alone() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
 def test_second_derivatives_of_weights_agree_in_every_mode() -> None:
-    weigher, tokens = _weigher(), _weigher_tokens()
+    weigher, tokens = _weigher(), _tokens(3)
     torch.nn.init.normal_(weigher.output.weight)
-    vector = direction(weigher)
-
-    def loss(module: torch.nn.Module) -> torch.Tensor:
-        return module(tokens).square().sum()
-
-    reverse = reverse_over_reverse(weigher, loss, vector)
-    torch.testing.assert_close(forward_over_reverse(weigher, loss, vector), reverse, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(finite_differences(weigher, loss, vector, 1e-6), reverse, rtol=1e-5, atol=1e-7)
+    derivatives.assert_second_derivatives(weigher, lambda module: module(tokens).square().sum())

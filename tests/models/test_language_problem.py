@@ -65,7 +65,7 @@ def _program(hypergradient: Any, chunk: int | None, dropout: float = 0.0) -> Pro
 
 def _after(program: Program) -> list[Tensor]:
     schedule = Schedule(program)
-    for _ in range(3):
+    for _ in range(2):
         schedule.tick()
     return [each.detach() for problem in program.problems.values() for each in problem.module.parameters()]
 

@@ -1,6 +1,7 @@
 import doctest
 import importlib
 import pkgutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,18 @@ def _num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (56, 0.85)])
-def test_resnets_have_the_published_number_of_parameters(depth: int, millions: float) -> None:
-    model = ResNet(depth, 10, (3, 32, 32))
-    assert round(_num_parameters(model) / 1e6, 2) == millions
+@pytest.mark.parametrize(
+    ("widen_factor", "depth", "millions"),
+    [(None, 20, 0.27), (None, 32, 0.46), (None, 56, 0.85), (4, 40, 8.9), (8, 16, 11.0), (10, 28, 36.5), (10, 40, 55.8)],
+)
+def test_resnets_have_the_published_number_of_parameters(widen_factor: int | None, depth: int, millions: float) -> None:
+    shape = (3, 32, 32)
+    with torch.device("meta"):
+        model = ResNet(depth, 10, shape) if widen_factor is None else WideResNet(depth, widen_factor, 10, shape)
+    assert _num_parameters(model) / 1e6 == pytest.approx(millions, abs=0.005 if widen_factor is None else 0.05)
     num_layers = sum(isinstance(module, nn.Conv2d | nn.Linear) for module in model.modules())
-    assert num_layers == depth
+    # The paper of wide ones counts convolutions, those of shortcuts too; the last layer is one more.
+    assert num_layers == depth + (widen_factor is not None)
 
 
 def test_resnet_shortcuts_pass_every_second_pixel_on() -> None:
@@ -78,22 +85,6 @@ def test_weight_net_is_a_1_100_1_network_into_the_unit_interval() -> None:
 def test_sample_weights_start_where_they_are_told() -> None:
     weights = SampleWeights(4, initial=0.2)
     torch.testing.assert_close(weights(torch.tensor([3, 0])), torch.tensor([0.2, 0.2]))
-    with pytest.raises(ConfigError, match="initial: found 1"):
-        SampleWeights(4, initial=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": "resnet_18"}, "name: found 'resnet_18'; .* Did you mean 'resnet18'"),
-        ({"name": "inception_v3"}, "name: found 'inception_v3'; expected a classifier"),
-        ({"name": "resnet18", "weights": "DEFAULT"}, "weights: found 'DEFAULT'; expected null"),
-        ({"name": "resnet18", "image_shape": (1, 8, 8)}, r"expected 3 channels \(RGB\)"),
-    ],
-)
-def test_torchvision_models_that_cannot_be_had_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        torchvision_model(num_classes=10, **options)
 
 
 def test_anchored_remembers_its_start() -> None:
@@ -118,9 +109,6 @@ def test_positive_vectors_start_where_they_are_told_and_stay_positive() -> None:
     with torch.no_grad():
         vector.logarithm.sub_(20.0)
     assert (vector() > 0).all()
-    for settings in ({"size": 0}, {"initial": 0.0}, {"initial": float("nan")}):
-        with pytest.raises(ConfigError, match=r"PositiveVector.*: found"):
-            PositiveVector(**settings)  # type: ignore[arg-type]
 
 
 def test_torchvision_parameters_come_from_a_file_but_for_the_last_layer(tmp_path: Path) -> None:
@@ -146,6 +134,11 @@ def test_perturbations_stay_within_the_radius_and_end_at_the_last_sample() -> No
     assert change[[1, 3]].abs().sum() == 0
     size = change[[0, 2]].abs()
     assert (size <= 0.5).all() and (size > 0.49).all()
+    perturbation = BoundedPerturbation([2], num_samples=2, radius=0.5)
+    change = perturbation(torch.tensor([0, 1]))
+    assert change.abs().sum() == 0
+    change.sum().backward()
+    torch.testing.assert_close(perturbation.raw.grad, torch.full((2, 2), 0.5))
 
 
 def test_corrected_labels_are_distributions_between_given_and_predicted() -> None:
@@ -156,15 +149,9 @@ def test_corrected_labels_are_distributions_between_given_and_predicted() -> Non
     torch.testing.assert_close(corrected.sum(dim=1), torch.ones(5))
     predicted = corrector.predict(features).softmax(dim=1)
     torch.testing.assert_close(corrected, trust * torch.eye(3)[target] + (1 - trust) * predicted)
-
-
-def test_trust_starts_where_it_is_told() -> None:
     corrector = LabelCorrector(4, 3, initial_trust=0.9)
     torch.nn.init.zeros_(corrector.trust_output.weight)
-    trust = corrector.trust(torch.randn(2, 4), torch.tensor([0, 1]))
-    torch.testing.assert_close(trust, torch.full((2,), 0.9))
-    with pytest.raises(ConfigError, match="initial_trust: found 1"):
-        LabelCorrector(4, 3, initial_trust=1)
+    torch.testing.assert_close(corrector.trust(features, target), torch.full((5,), 0.9))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +233,7 @@ def _sigma(x: np.ndarray) -> np.ndarray:
 def test_smooth_relu_is_the_papers_and_has_a_continuous_derivative() -> None:
     x = torch.linspace(-0.5, 0.5, 1001, dtype=torch.float64, requires_grad=True)
     np.testing.assert_allclose(smooth_relu(x).detach().numpy(), _sigma(x.detach().numpy()), atol=1e-16)
-    assert torch.autograd.gradcheck(smooth_relu, x)
+    assert torch.autograd.gradcheck(smooth_relu, x[::25])
     slope = torch.autograd.grad(smooth_relu(x).sum(), x)[0]
     assert slope.diff().abs().max() <= 5 * 1e-3 * (1 + 1e-9)  # its second derivative is 5 or 0
 
@@ -284,6 +271,10 @@ def test_convolutions_are_sums_over_neighbours() -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_many_layers_at_once_are_those_one_by_one(kernel_size: int | None, activation: str) -> None:
     layers = _layers(kernel_size, activation)
+    state = expected = torch.randn(2, 4, *([] if kernel_size is None else [5, 5]), dtype=torch.float64)
+    for n in range(layers.num_layers):
+        expected = layers.layer(expected, n)
+    assert torch.equal(layers(state), expected)
     chosen = range(1, 6, 2)
     states = torch.randn(3, 2, 4, *([] if kernel_size is None else [5, 5]), dtype=torch.float64, requires_grad=True)
     one_by_one = torch.stack([layers.layer(state, n, 0.75) for state, n in zip(states, chosen, strict=True)])
@@ -298,13 +289,11 @@ def test_many_layers_at_once_are_those_one_by_one(kernel_size: int | None, activ
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_the_layers_of_a_run_are_its_steps() -> None:
-    layers = _layers(3)
-    state = torch.randn(2, 4, 5, 5, dtype=torch.float64)
-    expected = state
-    for n in range(layers.num_layers):
-        expected = layers.layer(expected, n)
-    assert torch.equal(layers(state), expected)
+def test_layers_can_start_alike() -> None:
+    equal = ResidualLayers(5, 8, equal_start=True)
+    assert (equal.weight == equal.weight[0]).all()
+    apart = ResidualLayers(200, 8, initial_scale=0.5)
+    assert float(apart.weight.detach().std()) == pytest.approx(0.5 / 8**0.5, rel=0.05)
 
 
 def test_the_networks_are_opening_layers_and_classifier() -> None:
@@ -332,6 +321,18 @@ def test_the_networks_are_opening_layers_and_classifier() -> None:
         (lambda: DenseResidualNetwork([4], 5, width=8, opening="identity"), "Set width=4"),
         (lambda: ConvolutionalResidualNetwork([3, 8, 8], 5, channels=8), "channels: found 8; expected a multiple"),
         (lambda: WideResNet(20, 1, 10, (3, 8, 8)), r"depth: found 20; expected 6n \+ 4"),
+        (lambda: SampleWeights(4, initial=1), "initial: found 1"),
+        (lambda: PositiveVector(initial=float("nan")), "PositiveVector.*: found"),
+        (lambda: LabelCorrector(4, 3, initial_trust=1), "initial_trust: found 1"),
+        *(
+            (partial(torchvision_model, num_classes=10, **options), message)
+            for options, message in (
+                ({"name": "resnet_18"}, "name: found 'resnet_18'; .* Did you mean 'resnet18'"),
+                ({"name": "inception_v3"}, "name: found 'inception_v3'; expected a classifier"),
+                ({"name": "resnet18", "weights": "DEFAULT"}, "weights: found 'DEFAULT'; expected null"),
+                ({"name": "resnet18", "image_shape": (1, 8, 8)}, r"expected 3 channels \(RGB\)"),
+            )
+        ),
     ],
 )
 def test_networks_that_cannot_be_are_refused(build: Any, message: str) -> None:
@@ -339,23 +340,20 @@ def test_networks_that_cannot_be_are_refused(build: Any, message: str) -> None:
         build()
 
 
-@pytest.mark.parametrize(
-    ("depth", "widen_factor", "millions"), [(40, 4, 8.9), (16, 8, 11.0), (28, 10, 36.5), (40, 10, 55.8)]
-)
-def test_wide_resnets_have_the_published_number_of_parameters(depth: int, widen_factor: int, millions: float) -> None:
-    with torch.device("meta"):
-        model = WideResNet(depth, widen_factor, 10, (3, 32, 32))
-    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
-    # The paper counts convolutions, those of shortcuts too; the last layer is one more.
-    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    assert len(layers) == depth + 1
+def test_wide_blocks_normalise_before_they_convolve() -> None:
+    block = WideResNet(10, 2, 7, (3, 8, 8), width=4).eval().stages[1][0]
+    images = torch.randn(2, 8, 8, 8)
+    active = torch.relu(block.norm_1(images))
+    residual = block.convolution_2(torch.relu(block.norm_2(block.convolution_1(active))))
+    torch.testing.assert_close(block(images), block.shortcut(active) + residual)
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_an_expanded_resnet18_has_the_shapes_of_a_resnet50(num_stages: int) -> None:
-    images = torch.randn(2, 3, 32, 32)
-    small = ExpandedResNet18(5, (3, 32, 32), num_stages=num_stages)
-    large = torchvision_model("resnet50", 5, (3, 32, 32))
+    with torch.device("meta"):
+        images = torch.randn(2, 3, 32, 32)
+        small = ExpandedResNet18(5, (3, 32, 32), num_stages=num_stages)
+        large = torchvision_model("resnet50", 5, (3, 32, 32))
     names = ("conv1", "bn1", "relu", "maxpool", *(f"layer{stage + 1}" for stage in range(num_stages)))
     beginning = nn.Sequential(*(large.get_submodule(name) for name in names))
     assert small.expansion(small.stages(small.stem(images))).shape == beginning(images).shape

@@ -15,8 +15,8 @@ from mlotool.hypergradient import Implicit, OptimizerPreconditioner
 from mlotool.program import Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement
 from mlotool.runner.run_config import World, joined
-from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, reweighted, stack
-from tests.layerparallel.auxiliary.test_auxiliary import KINDS
+from tests.layerparallel import real_models
+from tests.layerparallel.auxiliary.small import KINDS, Rows, alone, auxiliary, reweighted, stack
 from tests.over_ranks import over
 
 Make = Callable[..., Program]
@@ -38,8 +38,8 @@ def programs(num_stages: int, *, processes: bool) -> dict[str, Program]:
         num_stages: K.
         processes: whether each stage gets a process of its own, where there are several.
     """
-    cut = ["2"] if num_stages == 2 else ["1", "2", "3"]
-    more = {"stages": num_stages, "cut": cut, "processes": processes}
+    cuts = {2: ["2"], 3: ["1", "3"], 4: ["1", "2", "3"]}
+    more = {"stages": num_stages, "cut": cuts[num_stages], "processes": processes}
     made: dict[str, Program] = {}
     for kind, settings in ALONE.items():
         # Two batches an epoch: the third step meets samples again.
@@ -127,11 +127,14 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        found: dict[str, Any] = {"stages": compute(ranks, 2, processes=True)}
+        found: dict[str, Any] = {}
+        if ranks.size % 2 == 0:
+            found["stages"] = compute(ranks, 2, processes=True)
         if ranks.size == 2:
             found["parts"] = compute(ranks, 2, processes=False)
             found["resumed"] = resumed(ranks)
+            found["models"] = real_models.compute(ranks, over_ranks=True)
             found["refused"] = refused(ranks)
         else:
-            found["four"] = compute(ranks, 4, processes=True)
+            found["each"] = compute(ranks, ranks.size, processes=True)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")

@@ -13,6 +13,14 @@ from mlotool.program import Graph, Problem, Program, Schedule, Stream
 
 Batch = Mapping[str, Tensor]
 sgd = partial(torch.optim.SGD, lr=0.05)
+KINDS: dict[str, dict[str, Any]] = {
+    "penalty": {},
+    "lagrangian": {"method": "lagrangian"},
+    "auxnet": {"variables": "auxnet", "auxnet_lr": 0.01},
+    "chain": {"variables": "auxnet", "auxnet_lr": 0.01, "auxnet_gradient": "chain", "distillation_steps": 2},
+    "recursive": {"variables": "recursive", "auxnet_lr": 0.01, "auxnet_optimizer": "adam"},
+    "mean": {"reduction": "mean", "lambda_lr": None, "beta": {"start": 1.0, "factor": 2.0, "every": 2}},
+}
 
 
 class Rows:

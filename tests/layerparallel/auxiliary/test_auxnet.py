@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.data.splits import InMemoryTensors
 from mlotool.layerparallel import Auxiliary
-from mlotool.layerparallel.auxiliary.equations import local_loss, next_multiplier, variable_slope
+from mlotool.layerparallel.auxiliary.equations import next_multiplier
 from mlotool.layerparallel.auxiliary.variables import matching_parts, thinned_parts
 from mlotool.layerparallel.partition import Chain, partition
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
@@ -92,28 +92,6 @@ class Flattened(nn.Module):
 def test_a_state_needs_a_row_for_each_sample(variables: str) -> None:
     with pytest.raises(ConfigError, match=r"cut: the state: found .* \(20, 3\); expected a row for each of 4 samples"):
         step(Flattened(), (4, 5, 3), "blocks.2", variables=variables)
-
-
-def draw(seed: int) -> Tensor:
-    return torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("weight", [1.0, 1 / 12])
-@pytest.mark.parametrize("has_multiplier", [True, False])
-def test_slopes_are_those_of_the_augmented_lagrangian(weight: float, has_multiplier: bool) -> None:
-    """L = phi(lambda) + beta c norm(lambda - X)^2 - c <kappa, lambda - X>."""
-    variable, state, beta = draw(0).requires_grad_(), draw(1).requires_grad_(), 3.0
-    multiplier = draw(2) if has_multiplier else None
-    phi = (variable**3).sum()
-    lagrangian = phi + beta * weight * ((variable - state) ** 2).sum()
-    if multiplier is not None:
-        lagrangian = lagrangian - weight * (multiplier * (variable - state)).sum()
-    of_variable, of_state = torch.autograd.grad(lagrangian, [variable, state], retain_graph=True)
-    onward = torch.autograd.grad(phi, variable)[0]
-    loss = local_loss(state, variable.detach(), multiplier, beta, weight)
-    torch.testing.assert_close(torch.autograd.grad(loss, state)[0], of_state, rtol=1e-13, atol=1e-13)
-    found = variable_slope(variable.detach(), state.detach(), multiplier, beta, weight, onward)
-    torch.testing.assert_close(found, of_variable, rtol=1e-13, atol=1e-13)
 
 
 def violation_after(rate: float, beta: float, num_steps: int) -> float:

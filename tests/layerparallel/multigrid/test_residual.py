@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import BlockLayers, MultigridResidual, StackedLayers
 from mlotool.layerparallel.multigrid import WholeLayers
@@ -79,6 +80,19 @@ def test_gradients_equal_those_of_autograd_at_convergence(name: str, relaxation:
     expected = torch.autograd.grad(expected_loss, inputs)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_gradcheck() -> None:
+    torch.manual_seed(0)
+    part = MultigridResidual(Wave(8, 2), coarsening=2, cycles=4, levels=2)
+    points = [torch.randn(2, 2, dtype=torch.float64), *part.parameters()]
+
+    def run(u0: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return BoundModule(part, {"layers.weight": weight, "layers.bias": bias})(u0)
+
+    given = tuple(each.detach().clone().requires_grad_() for each in points)
+    assert torch.autograd.gradcheck(run, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", ["stacked by hand", "dense blocks", "convolutions, stacked"])

@@ -105,10 +105,17 @@ def test_hypergradients_do_not_see_it() -> None:
     assert gradients[0].abs() > 1e-6
 
 
-def test_it_goes_on_bit_by_bit() -> None:
+@pytest.mark.parametrize(
+    ("settings", "statistic"),
+    [
+        ({"cycles": 1, "relaxation": "F", "warm_start": True}, "net/gradient_bias"),
+        ({"cycles": "auto", "workers": 64}, "net/layers_in_a_row"),
+    ],
+)
+def test_it_goes_on_bit_by_bit(settings: dict[str, Any], statistic: str) -> None:
     def make() -> Program:
-        parallel = Multigrid(cycles=1, relaxation="F", warm_start=True, guard_every=3, guard_threshold=10.0)
-        return Program([problem(parallel)], Graph())
+        parallel = Multigrid(guard_every=3, guard_threshold=10.0, **settings)
+        return Program([problem(parallel, network(Wave(64, h=0.02)))], Graph())
 
     whole, other = make(), make()
     schedules = [Schedule(whole), Schedule(other)]
@@ -120,7 +127,7 @@ def test_it_goes_on_bit_by_bit() -> None:
     for _ in range(4):
         assert torch.equal(*(schedule.tick()["net"].loss for schedule in schedules))
     assert whole.statistics() == other.statistics()
-    assert "net/gradient_bias" in whole.statistics()
+    assert statistic in whole.statistics()
 
 
 class SecondOfTwo:
