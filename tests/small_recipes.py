@@ -9,8 +9,8 @@ import mlotool
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 CELLS = [f"problems.classifier.module.base.{size}" for size in ("num_cells=3", "width=4")]
-# Cells of two nodes have a third of the edges of four, and each edge has all operations.
-SEARCH = ["problems.classifier.module.base.num_nodes=2", "debug.limit_ticks=2"]
+# A cell of one node has two edges, of four nodes fourteen, and each edge has all operations.
+SEARCH = ["problems.classifier.module.base.num_nodes=1", "debug.limit_ticks=2"]
 # A penalty for states of the paper's size.
 PARALLEL = ["problems.classifier.parallel.beta=1"]
 # On CIFAR-10 at the size of their paper; what of it is too much for a test is made smaller.
@@ -19,6 +19,7 @@ SMALLER = {
     "darts_evaluate_paper": CELLS,
     "darts_paper": [*CELLS, *SEARCH],
     "label_correction_paper": [],
+    "mwn_cifar10": ["problems.classifier.module.depth=8"],
     "layerparallel_imagenet_paper": [
         *(*PARALLEL, "debug.limit_ticks=2", "problems.classifier.stream.num_workers=0"),
         "problems.classifier.module.name=resnet18",
@@ -31,8 +32,15 @@ SMALLER = {
         *("problems.classifier.module.depth=16", "problems.classifier.parallel.auxnet.depth=10", *PARALLEL),
     ],
 }
-SHORT = ["data.length=32", "data.sizes={train: 50, meta: 10, val: 10, test: 20}"]
-EPISODES = ["data.length=16", "data.sizes={train: 20, val: 4, test: 4}"]
+SHORT = ["data.length=16", "data.sizes={train: 16, meta: 8, val: 8, test: 8}"]
+EPISODES = ["data.length=16", "data.sizes={train: 16, val: 4, test: 4}"]
+
+
+def narrow(*names: str) -> list[str]:
+    """Return what makes the decoders of problems narrow."""
+    return [f"problems.{name}.{size}" for name in names for size in ("width=16", "hidden=32", "num_heads=2")]
+
+
 # On data that has to be downloaded, or more of it than a test needs: on the embedded one here, with a model for it.
 ELSEWHERE = {
     "darts": [*SEARCH, *CELLS, *(f"problems.{name}.stream.batch_size=16" for name in ("architecture", "classifier"))],
@@ -44,17 +52,26 @@ ELSEWHERE = {
         *(f"problems.{name}.stream.num_workers=0" for name in ("reweight", "finetune", "pretrain")),
     ],
     # On a small model and short texts.
-    "lm_data_mixture": [*SHORT, "problems.model.unroll_steps=2"],
-    "lm_loss_weighting": SHORT,
-    "lm_maml": [*EPISODES, *(f"problems.{name}.module.hidden=32" for name in ("meta", "learner"))],
-    "lm_plain_start": [*EPISODES, "problems.meta.module.hidden=32"],
-    "lm_learning_rate_paper": [*SHORT, "model@problems.model.module=decoder", "problems.rate.module.size=14"],
+    **{name: [*SHORT, *narrow("model.module")] for name in ("lm_data_mixture", "lm_learning_rate", "lm_plain")},
+    "lm_loss_weighting": [*SHORT, *narrow("model.module", "weigher.module.decoder")],
+    "lm_maml": [*EPISODES, *narrow("meta.module", "learner.module")],
+    "lm_plain_start": [*EPISODES, *narrow("meta.module")],
+    "lm_learning_rate_paper": [
+        *(*SHORT, "model@problems.model.module=decoder", "problems.rate.module.size=14", *narrow("model.module"))
+    ],
     "lm_loss_weighting_paper": [
         *SHORT,
         *(f"model@problems.{node}=decoder" for node in ("weigher.module.decoder", "model.module")),
+        *narrow("weigher.module.decoder", "model.module"),
     ],
-    "lm_maml_paper": [*SHORT, *(f"model@problems.{name}.module=decoder" for name in ("meta", "learner"))],
-    "mwn_text_paper": ["data=synthetic_text", "~data.tokenizer", "model@problems.classifier.module=text_transformer"],
+    "lm_maml_paper": [
+        *(*SHORT, *(f"model@problems.{name}.module=decoder" for name in ("meta", "learner"))),
+        *narrow("meta.module", "learner.module"),
+    ],
+    "mwn_text_paper": [
+        *("data=synthetic_text", "~data.tokenizer", "model@problems.classifier.module=text_transformer"),
+        "problems.classifier.accumulate_batches=2",
+    ],
 }
 CIFAR = [name for name in RECIPES if "cifar10" in name or name in SMALLER]
 
@@ -67,7 +84,7 @@ def small(recipe: str, image_folder: Path, overrides: Sequence[str] = ()) -> Dic
         image_folder: the fixture of that name.
         overrides: more words of a command line.
     """
-    words = ["debug=fast", "logger=csv", "runner.progress_bar=false"]
+    words = ["debug=fast", "debug.limit_ticks=4", "logger=csv", "runner.progress_bar=false"]
     if recipe in CIFAR:
         sizes = "{train: 50, meta: 10, val: 10, test: 20}"
         words += ["data=cifar10_folder_longtailed", f"data.root={image_folder}", f"data.sizes={sizes}"]

@@ -13,24 +13,21 @@ PACKAGE = Path(__file__).parents[1] / "mlotool"
 FILES = {
     "data/stripes.py": '''
 """Stripes."""
-from collections.abc import Mapping
 import torch
-from mlotool.core.settings import Count, Whole, target
-from mlotool.data.splits import InMemoryTensors
-from mlotool.data.splits import AbstractData
+from mlotool.core.settings import Count, target
+from mlotool.data.splits import AbstractData, InMemoryTensors
 
 @target("data")
 class Stripes(AbstractData[InMemoryTensors]):
     """Stripes that are thin or thick.
 
     Args:
-        sizes: samples by split.
-        num_stripes: of an image.
+        size: of each split.
     """
-    def __init__(self, sizes: Mapping[str, Whole], num_stripes: Count = 3) -> None:
+    def __init__(self, size: Count) -> None:
         self.num_classes = 2
-        make = lambda size: InMemoryTensors({"input": torch.randn(size, 4), "target": torch.arange(size) % 2})
-        super().__init__({name: make(size) for name, size in sizes.items()})
+        samples = InMemoryTensors({"input": torch.randn(size, 4), "target": torch.arange(size) % 2})
+        super().__init__(dict.fromkeys(("train", "val"), samples))
 ''',
     "models/gate.py": '''
 """A gate."""
@@ -105,7 +102,7 @@ class CoinSampler(RandomSampler):
 }
 RECIPE = """# @package _global_
 name: stripes
-data: {_target_: mlotool.data.Stripes, sizes: {train: 20, val: 20}}
+data: {_target_: mlotool.data.Stripes, size: 20}
 objective: val/accuracy
 problems:
   gate:

@@ -1,20 +1,13 @@
-"""Every recipe runs, and its header says how; one of them, written as Python, takes the same steps."""
+"""Every recipe runs, and its header says how."""
 
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import mlotool
 from benchmarks.recipe_table import BEGIN, END, table
-from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Stream
-from mlotool.config import build, derived_seed
 from mlotool.config.recipes import TASKS
-from mlotool.losses import cross_entropy, reweighted_cross_entropy
-from mlotool.models import MLP, WeightNet
 from tests.small_recipes import RECIPES, small
 
 # Both have the radius of the DARTS paper, meant for its images; of a few that are noise, eight pixels wide, the cells'
@@ -43,48 +36,6 @@ def test_every_recipe_runs(recipe: str, tmp_path: Path, image_folder: Path) -> N
     assert min(steps.values(), default=0) >= min(config.runner.max_ticks, 1), "a problem never stepped"
     assert config.evaluate is None or any(key.startswith("test/") for key in result.metrics)
     assert result.checkpoint is not None
-
-
-def test_a_recipe_as_a_dozen_lines_of_python() -> None:
-    config = mlotool.compose("mwn", ["debug.limit_warmup_steps=2", "logger=csv"])
-    built = build(config)
-    expected = _losses(Schedule(built.program))
-
-    def seeded(name: str, make: type[nn.Module], *args: object) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(0, "module", name))
-            return make(*args)
-
-    def stream(name: str, split: str) -> Stream:
-        return Stream(built.data.split(split), 100, seed=derived_seed(0, "stream", name))
-
-    reweight = Problem(
-        "reweight",
-        seeded("reweight", WeightNet, 100),
-        cross_entropy,
-        roles={"model": "classifier"},
-        stream=stream("reweight", "meta"),
-        optimizer=partial(torch.optim.Adam, lr=1e-3),
-    )
-    classifier = Problem(
-        "classifier",
-        seeded("classifier", MLP, (1, 8, 8), 10, (128, 128)),
-        partial(reweighted_cross_entropy, normalize=False),
-        roles={"model": "classifier", "weigher": "reweight"},
-        stream=stream("classifier", "train"),
-        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=5e-3),
-        hypergradient=Implicit(Identity(), product="finite_difference"),
-        warmup_steps=2,
-    )
-    graph = Graph({"reweight": ["classifier"]}, {"classifier": ["reweight"]})
-    found = _losses(Schedule(Program([reweight, classifier], graph)))
-    # The recipe's optimizers are fused, which rounds in another order.
-    assert [each.keys() for each in found] == [each.keys() for each in expected]
-    assert all(each == pytest.approx(wanted, rel=1e-5) for each, wanted in zip(found, expected, strict=True))
-
-
-def _losses(schedule: Schedule) -> list[dict[str, float]]:
-    return [{name: float(step.loss) for name, step in schedule.tick().items()} for _ in range(6)]
 
 
 FILES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))

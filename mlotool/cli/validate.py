@@ -13,12 +13,14 @@ here.
 from contextlib import suppress
 from importlib.util import find_spec
 
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mlotool import config
 from mlotool.cli.arguments import Request, compose_request, open_sources, recipe_parser
 from mlotool.cli.terminal import warn
 from mlotool.config import composition, sweep_plan
+from mlotool.config.sources import loaded_recipes
 from mlotool.core import errors, messages
 from mlotool.sweep import driver, study, study_options
 
@@ -36,7 +38,10 @@ def main(words: list[str]) -> int:
         warnings = config.check(composed, targets=arguments.targets, machine=machine, parts=arguments.targets)
     except errors.ConfigError as error:
         first = str(error)
-    faults = _sweep_faults(request, arguments.trust, machine=machine)
+    params = OmegaConf.select(composed, "sweep.params", throw_on_resolution_failure=False)
+    # Only a recipe that sweeps is composed once more, as a sweep.
+    is_swept = bool(params) or any("hydra" in recipe.data for recipe in loaded_recipes())
+    faults = _sweep_faults(request, arguments.trust, machine=machine) if is_swept else []
     # A reference that leads nowhere is for the check to say.
     with suppress(OmegaConfBaseException):
         faults += study_options.option_faults(composition.plain(composed.sweep)) if arguments.targets else []

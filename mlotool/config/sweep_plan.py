@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -287,16 +288,26 @@ def check_first_point(plan: SweepPlan) -> None:
     """
     ranges = [dimension for dimension in plan.dimensions if not dimension.choices]
     of_all = ("sweep.", *(f"{dimension.key.lstrip('+')}: " for dimension in ranges))
-    if faults := [fault for fault in _faults_of(plan, plan.first_words) if fault.startswith(of_all)]:
-        raise ConfigError("\n".join(faults))
+    faults = list[str]()
+    with _noted(faults):
+        check(composition.compose(None, [*plan.shared_words, *plan.first_words]))
+    if found := [fault for fault in faults if fault.startswith(of_all)]:
+        raise ConfigError("\n".join(found))
 
 
 def choice_faults(plan: SweepPlan) -> list[str]:
     """Return what is wrong with the values of a sweep, each beside the first ones of the other keys."""
-    first = plan.first_words
-    faults = _faults_of(plan, first)
-    for place, word in islice(_others(plan), MAX_LOOKED_AT):
-        faults += _faults_of(plan, [*first[:place], word, *first[place + 1 :]])
+    words, faults, first = [*plan.shared_words, *plan.first_words], list[str](), None
+    with _noted(faults):
+        first = composition.compose(None, words)
+        check(first)
+    for number, word in islice(_others(plan), MAX_LOOKED_AT):
+        place = len(plan.shared_words) + number
+        changed = [*words[:place], word, *words[place + 1 :]]
+        with _noted(faults):
+            is_alone = first is not None and composition.is_apart(changed, place)
+            varied = composition.with_values(first, [word]) if is_alone else None
+            check(composition.compose(None, changed) if varied is None else varied)
     return list(dict.fromkeys(faults))
 
 
@@ -310,10 +321,10 @@ def _others(plan: SweepPlan) -> Iterator[tuple[int, str]]:
             yield place, f"{dimension.key}={value}"
 
 
-def _faults_of(plan: SweepPlan, words: Sequence[str]) -> list[str]:
-    """Return what is wrong with a point."""
+@contextmanager
+def _noted(faults: list[str]) -> Iterator[None]:
+    """Add what is wrong to a list."""
     try:
-        check(composition.compose(None, [*plan.shared_words, *words]))
+        yield
     except ConfigError as error:
-        return str(error).splitlines()
-    return []
+        faults += str(error).splitlines()

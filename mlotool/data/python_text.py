@@ -37,6 +37,7 @@ _Docstring = tuple[int, int, str]
 """Its first and its last line, from 1, and its text without the indentation."""
 
 
+@cache
 def read_domain(name: str) -> Documents:
     """Return the documents of one domain of Python's own text, in an order that is always the same.
 

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import mlotool
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import child, kit
-from benchmarks.gpu.checks import training
-from benchmarks.gpu.listing import checks
 from tests import forked
 
 ROOT = Path(__file__).parents[2]
@@ -83,13 +80,6 @@ def test_a_gpu_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert code == 1 and "--device: found cuda, but torch sees no GPU on this machine" in printed
 
 
-def test_the_checks_stand_in_the_order_of_their_worth() -> None:
-    found = checks()
-    assert next(iter(found)) == "correctness"
-    assert [check.order for check in found.values()] == sorted({check.order for check in found.values()})
-    assert {check.kind for check in found.values()} == {"correctness", "speed", "memory", "training", "multi"}
-
-
 def test_wheels_take_the_place_of_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit, "NEEDED", {"surely_missing": "surely_missing"})
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -104,11 +94,3 @@ def test_wheels_take_the_place_of_what_is_missing(tmp_path: Path, monkeypatch: p
         wheel.writestr(f"{about}/RECORD", "")
     assert kit.install(tmp_path, tmp_path / "packages") == ["surely_missing-1.0-py3-none-any.whl"]
     assert __import__("surely_missing").value == 3
-
-
-def test_the_trainings_compose() -> None:
-    words = ["data.root=images", "logger=csv"]
-    for recipe, *more in training.RUNS.values():
-        config = mlotool.compose(recipe, [*more, *training.LARGE, *words])
-        assert (config.runner.max_ticks, config.problems.classifier.optimizer.lr) == (10_000, 0.1)
-        assert config.problems.classifier.module.depth == 32

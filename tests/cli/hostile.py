@@ -6,7 +6,6 @@ what it tries, and what the refusal has to name: CANARY is a path outside the wo
 variable; what a target makes is `here`, inside it.
 """
 
-import io
 import json
 import os
 import shutil
@@ -26,6 +25,9 @@ SWEEPS: dict[str, Builder] = {}
 SECRET = "the-secret-of-the-user"
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+LAUGHS = "a: &a [x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
 TEXTS = ("config.yaml", "summary.json", "provenance.json", "metrics.csv", "recipe.yaml", "overrides.txt")
 
 
@@ -80,10 +82,37 @@ CONFIGS: dict[str, Callable[[Any, Path], object]] = {
     "a_config_that_calls": lambda config, outside: config["problems"]["classifier"].update(
         module={"_target_": "os.mkdir", "path": str(outside / "made")}
     ),
-    "a_config_of_a_model_larger_than_its_checkpoint": lambda config, outside: config["problems"]["classifier"][
-        "module"
-    ].update(hidden=[9_000, 9_000]),
 }
+
+
+DIGITS = '{"status": "finished", "num_ticks": D, "metrics": {"a/b": D}, "objective": {"key": "a", "value": D}}'
+KEYS = "".join(f"1,classifier/k{index},1\n" for index in range(3_000))
+# Files with another text.
+TEXTS_OF_RUNS = {
+    "a_billion_laughs": {"config.yaml": LAUGHS},
+    "texts_of_other_types": {
+        "config.yaml": "problems: 3\nrunner: [1]\nevaluate: x\ngraph: {a: {b: 1}}\nname: {a: b}\n",
+        "summary.json": '{"status": "finished", "num_ticks": "x", "objective": 3, "best": 1}',
+        "provenance.json": '{"versions": 3, "resumes": "x", "started": [], "git": 0}',
+        "nodes.json": '{"problems": {"a": [3]}}',
+    },
+    "texts_without_end": {
+        "summary.json": DIGITS.replace("D", "9" * 100_000),
+        "provenance.json": '{"a":' * 300_000,
+        "recipe.yaml": "# x\n" * 1_000_000,
+        "metrics.csv": f"tick,key,value\n{KEYS}{'1,' * 1_000_000}\n",
+    },
+}
+ENDLESS = {
+    "multirun.yaml": LAUGHS,
+    "plan.json": '{"keys":' * 100_000,
+    "sweep.json": '{"keys": {' + ", ".join(f'"k{i}": {{}}' for i in range(200_000)) + "}}",
+}
+
+
+def _written(texts: Mapping[str, str], folder: Path, outside: Path) -> None:
+    for name, text in texts.items():
+        (folder / name).write_text(text)
 
 
 def _linked(places: Mapping[str, str], folder: Path, outside: Path) -> None:
@@ -102,35 +131,16 @@ def _changed(change: Callable[[Any, Path], object], folder: Path, outside: Path)
 
 
 RUNS |= {name: partial(_linked, places) for name, places in LINKS.items()}
+RUNS |= {name: partial(_written, texts) for name, texts in TEXTS_OF_RUNS.items()}
 RUNS |= {"pipes": partial(_piped, PIPES), **{name: partial(_changed, change) for name, change in CONFIGS.items()}}
 SWEEPS |= {name: partial(_linked, places) for name, places in LINKS_OF_SWEEPS.items()}
-SWEEPS |= {"pipes_in_a_sweep": partial(_piped, PIPES_OF_SWEEPS)}
+SWEEPS |= {"pipes_in_a_sweep": partial(_piped, PIPES_OF_SWEEPS), "records_without_end": partial(_written, ENDLESS)}
 
 
 @run
 def checkpoints_behind_links(folder: Path, outside: Path) -> None:
     shutil.copytree(folder / "checkpoints", outside / "checkpoints")
     _link(folder / "checkpoints", outside / "checkpoints")
-
-
-@run
-def names_of_commands(folder: Path, outside: Path) -> None:
-    for name in (ESCAPE, "a\nb", "'\"`$(touch made)`", "${oc.env:HOME}", os.fsdecode(b"\xff\xfe")):
-        for place in (f"artifacts/{name}.npz", f"artifacts/parallel_{name}.json", f"checkpoints/{name}.ckpt"):
-            (folder / place).write_text("x")
-
-
-@run
-def a_billion_laughs(folder: Path, outside: Path) -> None:
-    (folder / "config.yaml").write_text(LAUGHS)
-
-
-@run
-def texts_of_other_types(folder: Path, outside: Path) -> None:
-    (folder / "config.yaml").write_text("problems: 3\nrunner: [1]\nevaluate: x\ngraph: {a: {b: 1}}\nname: {a: b}\n")
-    (folder / "summary.json").write_text('{"status": "finished", "num_ticks": "x", "objective": 3, "best": 1}')
-    (folder / "provenance.json").write_text('{"versions": 3, "resumes": "x", "started": [], "git": 0}')
-    (folder / "nodes.json").write_text('{"problems": {"a": [3]}}')
 
 
 @run
@@ -146,20 +156,13 @@ def commands_to_the_terminal_and_markup(folder: Path, outside: Path) -> None:
 
 
 @run
-def texts_without_end(folder: Path, outside: Path) -> None:
-    digits = '{"status": "finished", "num_ticks": D, "metrics": {"a/b": D}, "objective": {"key": "a", "value": D}}'
-    (folder / "summary.json").write_text(digits.replace("D", "9" * 100_000))
-    (folder / "provenance.json").write_text('{"a":' * 300_000)
-    (folder / "recipe.yaml").write_text("# x\n" * 10_000_000)
-    keys = "".join(f"1,classifier/k{index},1\n" for index in range(30_000))
-    (folder / "metrics.csv").write_text(f"tick,key,value\n{keys}{'1,' * 10_000_000}\n")
-
-
-@run
-def artifacts_that_lie(folder: Path, outside: Path) -> None:
+def artifacts_that_lie_by_names_of_commands(folder: Path, outside: Path) -> None:
+    for name in (ESCAPE, "a\nb", "'\"`$(touch made)`", "${oc.env:HOME}", os.fsdecode(b"\xff\xfe")):
+        for place in (f"artifacts/{name}.npz", f"artifacts/parallel_{name}.json", f"checkpoints/{name}.ckpt"):
+            (folder / place).write_text("x")
     array = np.array([_Made(outside / "made")], dtype=object)
     np.savez(folder / "artifacts" / "pickle.npz", loss=array, weight=array)
-    for name, shape, num in (("zeros", (60_000_000,), 60), ("claims", (10**13,), 0)):
+    for name, shape, num in (("zeros", (26_000_000,), 26), ("claims", (10**13,), 0)):
         with zipfile.ZipFile(folder / "artifacts" / f"{name}.npz", "w", zipfile.ZIP_DEFLATED) as archive:
             for part in ("loss", "weight"):
                 with archive.open(f"{part}.npy", "w", force_zip64=True) as member:
@@ -169,53 +172,44 @@ def artifacts_that_lie(folder: Path, outside: Path) -> None:
                         member.write(bytes(8_000_000))
 
 
-# Checkpoints.
-def _checkpoints(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change our part of each."""
-    for file in (folder / "checkpoints").glob("*.ckpt"):
-        content = torch.load(file, weights_only=True)
-        change(content["mlotool"])
-        torch.save(content, file)
+def pickle(file: Path, outside: Path) -> None:
+    torch.save({"mlotool": _Made(outside / "made")}, file)
 
 
-@run
-def a_checkpoint_with_a_pickle(folder: Path, outside: Path) -> None:
-    for file in (folder / "checkpoints").iterdir():
-        torch.save({"mlotool": _Made(outside / "made")}, file)
-
-
-@run
-def a_checkpoint_of_two_lists(folder: Path, outside: Path) -> None:
+def of_two_lists(file: Path, outside: Path) -> None:
     """Two zip files, one behind the other: who reads from the front finds another one than who reads from the end."""
-    for file in (folder / "checkpoints").iterdir():
-        evil = io.BytesIO()
-        torch.save({"mlotool": _Made(outside / "made")}, evil)
-        file.write_bytes(evil.getvalue() + file.read_bytes())
+    whole = file.read_bytes()
+    pickle(file, outside)
+    file.write_bytes(file.read_bytes() + whole)
 
 
-@run
-def a_checkpoint_that_unpacks_without_end(folder: Path, outside: Path) -> None:
-    for file in (folder / "checkpoints").iterdir():
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x/data.pkl", "w") as member:
-            for _ in range(300):
-                member.write(bytes(1_000_000))
+def unpacks_without_end(file: Path, outside: Path) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", bytes(30_000_000))
 
 
-@run
-def a_checkpoint_that_expands(folder: Path, outside: Path) -> None:
-    def change(state: dict[str, Any]) -> None:
-        module = state["program"]["classifier"]["module"]
-        module.update({key: torch.zeros(1).expand(10**12) for key in module})
-
-    _checkpoints(folder, change)
+def expands(file: Path, outside: Path) -> None:
+    content = torch.load(file, weights_only=True)
+    module = content["mlotool"]["program"]["classifier"]["module"]
+    module.update({key: torch.zeros(1).expand(10**12) for key in module})
+    torch.save(content, file)
 
 
-@run
-def a_checkpoint_of_lists_in_lists(folder: Path, outside: Path) -> None:
-    laughs: Any = "x"
+def of_lists_in_lists(file: Path, outside: Path) -> None:
+    content, laughs = torch.load(file, weights_only=True), list[Any]()
     for _ in range(40):
         laughs = [laughs] * 10
-    _checkpoints(folder, lambda state: state.update(tick=laughs, metrics={"a/b": laughs}))
+    content["mlotool"].update(tick=laughs, metrics={"a/b": laughs})
+    torch.save(content, file)
+
+
+def _spoiled(spoil: Callable[[Path, Path], None], folder: Path, outside: Path) -> None:
+    for file in (folder / "checkpoints").glob("*.ckpt"):
+        spoil(file, outside)
+
+
+CHECKPOINTS = (pickle, of_two_lists, unpacks_without_end, expands, of_lists_in_lists)
+RUNS |= {f"a_checkpoint_{spoil.__name__}": partial(_spoiled, spoil) for spoil in CHECKPOINTS}
 
 
 # Sweeps.
@@ -227,13 +221,6 @@ def _plan(folder: Path, **changes: Any) -> None:
 def _summaries(folder: Path, **changes: Any) -> None:
     for file in folder.glob("*/summary.json"):
         _change(file, lambda summary: summary.update(changes))
-
-
-@sweep
-def records_without_end(folder: Path, outside: Path) -> None:
-    (folder / "multirun.yaml").write_text(LAUGHS)
-    (folder / "plan.json").write_text('{"keys":' * 100_000)
-    (folder / "sweep.json").write_text('{"keys": {' + ", ".join(f'"k{i}": {{}}' for i in range(1_000_000)) + "}}")
 
 
 @sweep
@@ -270,55 +257,26 @@ class _Made:
         return os.mkdir, (str(self.path),)
 
 
-"""Recipes that a stranger could hand on: what each tries, and what the refusal has to name; a few rows a rule.
-
-CANARY is a path outside the working folder, SECRET an environment variable; what a target makes is `here`, inside it.
-"""
-
 HEADER = "# @package _global_\n# Harmless.\n"
-BASE = "defaults: [plain, _self_]\n"
-LAUGHS = "a: &a [x, x, x]\n" + "".join(
-    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
 
 
 def _classifier(part: str) -> str:
     return f"problems: {{classifier: {{{part}}}}}"
 
 
-# What each is: (lines behind the header, words that the message must hold).
-HYDRA = {
+# What each is: (lines behind the header, words that the message must hold). What is refused before Hydra reads a file
+# has its rows in tests/config/test_safety.py, and names that are not trusted in test_trusted.py.
+RECIPES: dict[str, tuple[str, list[str]]] = {
     "callback": ("hydra: {callbacks: {x: {_target_: os.mkdir, path: CANARY}}}", ["hydra.callbacks"]),
-    "run-folder": ("hydra: {run: {dir: CANARY}}", ["hydra.run"]),
-    "searchpath": ("hydra: {searchpath: ['file://CANARY']}", ["hydra.searchpath"]),
-    "sweep-of-hydra": ("hydra: {sweeper: {params: {hydra.run.dir: CANARY}}}", ["hydra.run.dir"]),
     "sweep-of-upload": ("hydra: {sweeper: {params: {logger.mode: 'online,offline'}}}", ["logger.mode"]),
-}
-DEFAULTS = {
-    "hydra-group": ("defaults: [plain, {/hydra/callbacks: x}]", ["hydra/callbacks"]),
     "recipe-as-logger": ("defaults: [plain, parts/upload@logger]", ["package 'logger'"]),
-    "parent": ("defaults: [../../outside]", ["../../outside"]),
-    "file-scheme": ("defaults: ['file:///etc/x']", ["file:"]),
-    "environment": ("defaults: ['${oc.env:SECRET}']", ["oc.env"]),
-    "circle": ("defaults: [plain, hostile]", ["twice", "hostile"]),
+    "circle-of-recipes": ("defaults: [plain, hostile]", ["twice", "hostile"]),
     "choices": (
         "defaults:\n- plain\n" + "".join(f"- /model@problems.q{i}.module: mlp\n" for i in range(200)),
         ["recipes and options"],
     ),
-}
-YAML = {
     "python-apply": ("seed: !!python/object/apply:os.mkdir [CANARY]", ["python/object/apply:os.mkdir"]),
-    "billion-laughs": (LAUGHS, ["aliases", "1000"]),
-    "self-alias": ("a: &a [*a]", ["40 levels"]),
-    "deep": ("a: " + "[" * 500 + "]" * 500, ["40 levels"]),
-    "large": ("# x\n" * 40_000, ["100000 bytes"]),
-    "long-number": (f"seed: {'9' * 5_000}", ["999", "2000"]),
-    "escape-sequence": ('name: "\\e]0;owned\\a"', ["\\x1b]0;owned"]),
-}
-REFERENCES = {
     "environment": ("data: {root: '${oc.env:SECRET}'}", ["data.root", "oc.env"]),
-    "hydra-node": ("objective: '${hydra.runtime.cwd}'", ["hydra.runtime.cwd"]),
-    "inside-select": ("objective: '${oc.select:seed,${oc.env:SECRET}}'", ["oc.env"]),
     "node-laughs": (
         "analyses:\n  a0: [x, x, x, x]\n"
         + "".join(f"  a{i}: ['${{analyses.a{i - 1}}}', '${{analyses.a{i - 1}}}']\n" for i in range(1, 40)),
@@ -326,44 +284,25 @@ REFERENCES = {
     ),
     "circle": ("analyses: {a: '${analyses.b}', b: '${analyses.a}'}", ["analyses.a"]),
     "whole-logger": ("logger: '${analyses.x}'\nanalyses: {x: {mode: online}}", ["logger", "${analyses.x}"]),
-}
-PLACES = {
-    "name-outside": ("name: ../../outside", ["../../outside"]),
     "upload": ("logger: {mode: online}", ["logger.mode", "online"]),
-    "root-absolute": ("data: {root: /etc}", ["data.root", "/etc"]),
-    "loader": ("data: {loader: torch.load}", ["data.loader", "torch.load"]),
-    "weights-only": (_classifier("module: {weights_only: false}"), ["weights_only", "False"]),
-    "download": ("data: {download: true}", ["data.download", "True"]),
-}
-TARGETS = {
-    **{
-        name: (_classifier(f"loss: {{_target_: '{name}', path: here}}"), ["classifier.loss._target_", name])
-        for name in ("os.mkdir", "builtins.eval", "torch.load", "torch.nn.Linear.__init__", "torch.nn.linear",
-                     "mlotool.config.provenance.subprocess.run", "mlotool.losses.cross_entropy.__globals__")
-    },
-    "nested": (
-        _classifier("module: {inner: [{x: {_target_: os.mkdir, path: here}}]}"), ["module.inner[0].x._target_"],
-    ),
-    "layer": (
-        _classifier("module: {_target_: torch.nn.Sequential, _args_: [{_target_: os.mkdir}]}"), ["_args_[0]._target_"],
-    ),
+    "target": (_classifier("loss: {_target_: os.mkdir, path: here}"), ["classifier.loss._target_", "os.mkdir"]),
     "partial": (_classifier("module: {_partial_: true}"), ["module._partial_", "True"]),
     "referred": ("data: {_target_: '${analyses.x}'}\nanalyses: {x: os.mkdir}", ["data._target_", "os.mkdir"]),
 }  # fmt: skip
 OPERATOR = "_target_: mlotool.spaces.Operator, name: kernel, at: {type: ReLU}, candidates: {k: null}"
 
 
-def _space(mutator: str = OPERATOR, decisions: str = "{}") -> str:
+def _space(mutator: str) -> str:
     base = "{_target_: mlotool.models.MLP, image_shape: [1, 8, 8], hidden: [8, 8], num_classes: 10}"
     space = f"{{_target_: mlotool.spaces.Space, base: {base}, inputs: [1, 8, 8], mutators: [{{{mutator}}}]}}"
-    return f"{_classifier(f'module: {space}')}\ndecisions: {decisions}"
+    return _classifier(f"module: {space}")
 
 
-SPACES = {
-    "predicate": (
-        _space(OPERATOR.replace("{type: ReLU}", "{where: {_target_: os.mkdir, path: here}}")),
-        ["mutators[0].at.where._target_", "os.mkdir"],
-    ),
+def _many(lines: str, num: int, end: str = "\n") -> str:
+    return end.join(lines.replace("#", str(index)) for index in range(num))
+
+
+RECIPES |= {
     "candidate": (
         _space(OPERATOR.replace("{k: null}", "{k: {_target_: os.mkdir, path: here}}")), ["candidates.k._target_"],
     ),
@@ -374,28 +313,11 @@ SPACES = {
     "counts": (
         _space("_target_: mlotool.spaces.Repeat, name: m, at: {type: ReLU}, counts: [1, 1000000000]"), ["1000"],
     ),
-    "decision-path": (_space(decisions="{kernel_0: ../../etc/passwd}"), ["decisions.kernel_0", "../../etc/passwd"]),
-}  # fmt: skip
-
-
-def _many(lines: str, num: int, end: str = "\n") -> str:
-    return end.join(lines.replace("#", str(index)) for index in range(num))
-
-
-# Small files that cost Hydra, OmegaConf or our own checks much more than their size, as they once did.
-LARGE = {
-    "problems-by-alias": ("analyses: {x: &a {}}\nproblems:\n" + _many("  p#: *a", 130), ["nothing is set"]),
+    # Small files that cost Hydra, OmegaConf or our own checks much more than their size, as they once did.
+    "problems-by-alias": ("analyses: {x: &a {}}\nproblems:\n" + _many("  p#: *a", 60), ["nothing is set"]),
     "edges": (
         "graph: {lower_to_upper: {x: &a [" + _many("q#", 80, ", ") + "], " + _many("b#: *a", 9, ", ") + "}}",
         ["... and"],
     ),
     "metrics": ("evaluate: {metrics: [" + _many("accurac#", 850, ", ") + "]}", ["and 830 more"]),
-}
-RECIPES: dict[str, tuple[str, list[str]]] = {
-    f"{kind}:{name}": (lines if "defaults:" in lines else BASE + lines, words)
-    for kind, group in (
-        ("hydra", HYDRA), ("defaults", DEFAULTS), ("yaml", YAML), ("references", REFERENCES), ("places", PLACES),
-        ("targets", TARGETS), ("spaces", SPACES), ("large", LARGE),
-    )
-    for name, (lines, words) in group.items()
 }  # fmt: skip

@@ -1,7 +1,6 @@
 """What the command line says, and leaves, where the disk or a signal comes in between."""
 
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,14 +88,3 @@ def test_a_job_whose_failure_cannot_be_written_does_not_end_the_sweep(
     code, out, err = call(*WORDS, "-m", "seed=0,1", "hydra.sweep.dir=sweep")
     assert code == 1 and err.count("failed: the disk is full") == 2
     assert "Error executing job" not in out + err
-
-
-def test_a_copy_that_does_not_fit_leaves_nothing(call: Call, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
-    try:
-        code, _, err = call("copy", "mwn", "recipes/mine.yaml")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert code == 1 and "mine.yaml: cannot be written (File too large); expected room for it" in err
-    assert not list((tmp_path / "recipes").iterdir())

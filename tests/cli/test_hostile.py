@@ -22,8 +22,8 @@ from tests.cli.hostile import HEADER, RECIPES, RUNS, SECRET, SWEEPS, Builder
 
 # Of this process's own work; two are usual.
 SECONDS = 20
-ONE_OF_EACH_KIND = ("hydra:callback", "defaults:recipe-as-logger", "yaml:python-apply", "references:environment",
-                    "places:upload", "targets:os.mkdir", "hydra:sweep-of-upload", "references:node-laughs")  # fmt: skip
+ONE_OF_EACH_KIND = ("callback", "python-apply", "environment", "upload", "target", "sweep-of-upload")
+OTHER_VERBS = (["show"], ["copy"], ["check"], ["run", "-m", "seed=0,1"], ["run", "--cfg", "job", "--resolve"])
 WORDS = ("runner.accelerator=cpu", "logger.wandb=false", "runner.report=false", "runner.progress_bar=false")
 RUN = ("run", "plain", *WORDS, "runner.max_ticks=2")
 SWEEP = ("run", "-m", "plain", *WORDS, "seed=1,2", "runner.max_ticks=2")
@@ -65,7 +65,8 @@ def write(tmp_path: Path, canary: Path) -> Callable[[str], Path]:
         (folder / "parts").mkdir(parents=True)
         (folder / "parts" / "upload.yaml").write_text(f"{HEADER}mode: online\n")
         lines = RECIPES[name][0].replace("CANARY", str(canary))
-        (folder / "hostile.yaml").write_text(f"{HEADER}{lines}\n", encoding="utf-8")
+        base = "" if "defaults:" in lines else "defaults: [plain, _self_]\n"
+        (folder / "hostile.yaml").write_text(f"{HEADER}{base}{lines}\n", encoding="utf-8")
         return folder / "hostile.yaml"
 
     return write_one
@@ -82,39 +83,26 @@ def test_nothing_of_a_recipe_runs(
             result = call(*verb, str(file))
         check(result, codes=(2,))
         assert [word for word in RECIPES[name][1] if word not in result[2]] == [], result[2]
-    for words in (["show", str(file)], ["copy", str(file), "copied.yaml"]) if name in ONE_OF_EACH_KIND else ():
-        with in_time(words):
-            check(call(*words), codes=(0, 2))
-    assert not canary.exists() and not list(file.parent.rglob("here"))
     # Hydra makes the folder of a run before its config is checked; the run's own is taken away again.
     outputs = file.with_name("outputs")
-    left = {path for path in file.parent.rglob("*") if "parts" not in str(path)}
-    assert left <= {file, file.with_name("copied.yaml"), outputs, outputs / "plain"}
-
-
-@pytest.mark.parametrize("words", [["check"], ["run", "-m", "seed=0,1"], ["run", "--cfg", "job", "--resolve"]])
-def test_other_ways_into_a_recipe(
-    words: list[str], call: Call, write: Callable[[str], Path], canary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write(ONE_OF_EACH_KIND[0])
-    monkeypatch.chdir(file.parent)
-    for name in ONE_OF_EACH_KIND:
-        file.write_text(f"{HEADER}{RECIPES[name][0].replace('CANARY', str(canary))}\n")
-        # `--cfg` shows a target without a word on it, as `show` does.
-        check(call(*words, str(file)), codes=(1, 2, 0) if name.startswith("targets") else (1, 2))
-    assert not canary.exists()
-    assert not list(file.parent.rglob("here"))
+    assert {path for path in file.parent.rglob("*") if "parts" not in str(path)} <= {file, outputs, outputs / "plain"}
+    for words in OTHER_VERBS if name in ONE_OF_EACH_KIND else ():
+        # What only shows a target says no word on it.
+        is_shown = words[0] in ("show", "copy") or (name == "target" and "--cfg" in words)
+        with in_time(words):
+            check(call(*words, str(file)), codes=(0, 1, 2) if is_shown else (1, 2))
+    assert not canary.exists() and not list(file.parent.rglob("here"))
 
 
 def test_the_payloads_would_run(write: Callable[[str], Path], canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make sure of the canary: where YAML's tags are obeyed, or Hydra builds what it is told, it is there."""
     from hydra.utils import instantiate
 
-    file = write("yaml:python-apply")
+    file = write("python-apply")
     yaml.unsafe_load(file.read_text())
     assert canary.is_dir()
     monkeypatch.chdir(file.parent)
-    instantiate(yaml.safe_load(RECIPES["targets:os.mkdir"][0])["problems"]["classifier"]["loss"])
+    instantiate(yaml.safe_load(RECIPES["target"][0])["problems"]["classifier"]["loss"])
     assert (file.parent / "here").is_dir()
 
 

@@ -102,6 +102,8 @@ def test_a_reader_that_has_gone_ends_no_command_and_a_full_disk_is_told_once_the
     done = _called(tmp_path, GONE, "copy plain")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "recipes/plain.yaml").is_file()
+    done = _called(tmp_path, "{command} >&- 2>/dev/full <&-", "copy maml")
+    assert done.returncode == 0 and (tmp_path / "recipes/maml.yaml").is_file()
     done = _called(tmp_path, "{command} > /dev/full", "copy mwn")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
@@ -109,6 +111,7 @@ def test_a_reader_that_has_gone_ends_no_command_and_a_full_disk_is_told_once_the
     assert (tmp_path / "recipes/mwn.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_trains_whoever_reads(tmp_path: Path) -> None:
     words = "run plain runner.max_ticks=2 runner.report=false"
     assert _called(tmp_path, "{command} >&- 2>/dev/full <&-", words).returncode == 0

@@ -12,41 +12,15 @@ from typing import Any, NamedTuple
 import pytest
 from omegaconf import OmegaConf
 
-from mlotool.config import compose, trusted
-from mlotool.core import user_code
+from mlotool.config import compose, package_dir, trusted
+from mlotool.core import process, user_code
 from tests import forked
 from tests.cli.conftest import Call
 from tests.cli.user_package import write_package
 
-RECIPE = """\
-# @package _global_
-defaults:
-  - /model@problems.classifier.module: mlp
-  - /model@problems.reweight.module: weight_net
-  - _self_
-  - override /data: digits_noisy
-  - override /hypergradient: finite_difference
-name: odd
-problems:
-  reweight:
-    loss: {_target_: mlotool.losses.cross_entropy, roles: {model: classifier}}
-    stream: {split: meta, batch_size: 100}
-    optimizer: {_target_: torch.optim.Adam, lr: 1.0e-3}
-  classifier:
-    loss:
-      _target_: mlotool.losses.reweighted_cross_entropy
-      roles: {model: classifier, weigher: reweight}
-    stream: {split: train, batch_size: 100}
-    optimizer: {_target_: torch.optim.SGD, lr: 0.01}
-graph:
-  upper_to_lower: {reweight: [classifier]}
-  lower_to_upper: {classifier: [reweight]}
-evaluate: {problem: classifier, metrics: [accuracy], splits: {val: 2, test: end}}
-objective: val/accuracy
-runner: {max_ticks: 2, progress_bar: false, report: false}
-logger: {wandb: false}
-"""
+RECIPE = (package_dir("recipes") / "mwn.yaml").read_text().replace("max_ticks: 2000", "max_ticks: 2")
 PLAIN = "# @package _global_\ndefaults: [plain, _self_]\nrunner: {max_ticks: 1, progress_bar: false, report: false}\nlogger: {wandb: false}\n"
+QUIET = ("logger=csv", "runner.report=false", "runner.progress_bar=false")
 P, RATE = "problems.classifier.", "problems.classifier.optimizer.lr"
 SLIP = """\
 import torch
@@ -82,12 +56,11 @@ def run(line: str, *says: str, **end: Any) -> Mistake:
 def changed(old: str, new: str, *says: str, **end: Any) -> Mistake:
     """The recipe of two problems with another text in the place of one."""
     assert old in RECIPE, old
-    return Mistake(("run", "odd.yaml"), says, files={"odd.yaml": RECIPE.replace(old, new)}, **end)
+    return Mistake(("run", "odd.yaml", *QUIET), says, files={"odd.yaml": RECIPE.replace(old, new)}, **end)
 
 
 def built_in(line: str, *says: str) -> Mistake:
-    quiet = ("debug=fast", "logger=csv", "runner.report=false", "runner.progress_bar=false")
-    return Mistake(("run", *line.split("  "), *quiet), says)
+    return Mistake(("run", *line.split("  "), "debug=fast", *QUIET), says)
 
 
 def slip(source: str, line: str, *says: str, **end: Any) -> Mistake:
@@ -122,15 +95,11 @@ def metric(result: str, *says: str) -> Mistake:
 # fmt: off
 COMMANDS = {
     "spaces around the equals sign": run("seed  =  3", "Found two recipes", "key=value"),
-    "another program's key": run("max_epochs=3", "'max_epochs'", "runner.max_ticks"),
     "a folder of 300 letters": run(f"hydra.run.dir={'a' * 300}", "File name too long", code=1),
     "a folder of groups that is not there": run("-cd  nowhere", "--config-dir"),
-    "a sweep without end": run("-m  seed=range(0,1000000000)", "expected at most 1,000,000"),
     "settings of a search in a grid": run("-m  seed=0,1  sweep.num_trials=5", "warning: sweep.num_trials", code=0, leaves=True),
     "jobs in one folder": run("-m  seed=0,1  hydra.sweep.dir=outputs/x  hydra.sweep.subdir=y", "holds a run already", leaves=True),
-    "a folder with a sweep for another one": run("-m  seed=2,3  hydra.sweep.dir=swept", "holds a sweep already"),
     "a sweep of another recipe to go on with": run("-m  seed=0,1  resume=swept", "Repeat the command that began that sweep"),
-    "a sweep that resumes a folder of no sweep": run("-m  seed=0,1  resume=empty", "has no sweep.json"),
     "trust in a file": run("--trust  mypackage/losses.py", "expected the top-level name of a package of yours"),
     "resume of an empty folder": run("resume=empty", "resume: found 'empty'"),
     "resume of another program's run": run("resume=other", "resume: found 'other'"),
@@ -138,21 +107,18 @@ COMMANDS = {
     "report of another program's run": typed("report  other", "found another folder"),
 }
 RECIPES = {
-    "a seed with a leading zero": changed("name: odd", "name: odd\nseed: 010", "010", "octal"),
-    "splits as a list": changed("{val: 2, test: end}", "[val]", "evaluate.splits", "val"),
-    "an optimizer by its short name": changed("torch.optim.SGD", "SGD", f"{P}optimizer._target_", "Did you mean 'torch.optim.SGD'?"),
+    "splits as a list": changed("{val: 100, test: end}", "[val]", "evaluate.splits", "val"),
     "a stream that is a split": changed("{split: train, batch_size: 100}", "train", f"{P}stream", "'train'"),
-    "a reset to another kind of module": changed("SGD, lr: 0.01}", "SGD, lr: 0.01}\n    reset_to: reweight", f"{P}reset_to", "layers.1.weight"),
-    "splits larger than the data": changed("name: odd", "name: odd\ndata: {sizes: {train: 1700}}", "data.sizes", "1797"),
-    "a scheduler that ends before the run": changed("SGD, lr: 0.01}", "SGD, lr: 0.01}\n    scheduler: {_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1, total_steps: 1}", "OneCycleLR failed", code=1, leaves=True),
-    "an upper problem that never steps": changed("SGD, lr: 0.01}", "SGD, lr: 0.01}\n    warmup_steps: 300", "runner.max_ticks", "602", code=0, leaves=True),
+    "a reset to another kind of module": changed("warmup_steps: 300", "reset_to: reweight", f"{P}reset_to", "layers.1.weight"),
+    "splits larger than the data": changed("name: mwn", "name: mwn\ndata: {sizes: {train: 1700}}", "data.sizes", "1797"),
+    "a scheduler that ends before the run": changed("5.0e-3}", "5.0e-3}\n    scheduler: {_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1, total_steps: 1}", "OneCycleLR failed", code=1, leaves=True),
+    "an upper problem that never steps": changed("warmup_steps: 300", "warmup_steps: 3", "runner.max_ticks: found 2", "waits for 4 steps of 'classifier'", code=0, leaves=True),
     "a start from a solver that takes no steps": built_in("maml  hypergradient=cg", "reset_to", "hypergradient: unrolled"),
     "a learned rate and a scheduler": built_in(f"learned_lr  +{P}scheduler={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}}", f"{P}scheduler"),
 }
 CODE = {
     "inputs of another size": slip("", f"+{P}module.inputs=10", ", in forward", "8x64 and 10x10", BATCH),
     "a loss a sample": loss(f"return {CROSS_ENTROPY[:-1]}, reduction='none')", "slip.loss (slip/__init__.py", "shape (8,)", "expected a 0-D tensor", BATCH),
-    "parameters that are changed in place": loss(f"with torch.no_grad():\n        next(iter(model.parameters())).mul_(0.5)\n    return {CROSS_ENTROPY}", "has changed the parameter 'layer.weight' of 'classifier'", "pure function"),
     "roles by position": slip(f"def loss(batch, model):\n    return {CROSS_ENTROPY}", f"{P}loss._target_=slip.loss", "unknown role 'model'", "Write a * before it: def f(batch, *, model)"),
     "a syntax error": slip("def loss(batch, *, model)\n    return 0", f"{P}loss._target_=slip.loss", "slip/__init__.py", "SyntaxError"),
     "an optimizer whose step fails": slip("class Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        raise ZeroDivisionError('no step')", f"{P}optimizer._target_=slip.Mine", "After tick 0: problems.classifier: its step failed at slip/__init__.py", code=1, leaves=True),
@@ -160,12 +126,9 @@ CODE = {
     "a split without targets": data('return Dicts(*samples()) if name == "train" else [{"input": x} for x in samples()[0]]', "evaluate.problem", "KeyError: 'target'", "a batch with input and target"),
     "data without splits": slip("class Mine:\n    def split(self, name):\n        return Dicts(*samples())", "data._target_=slip.Mine", "slip.Mine (slip/__init__.py, line", "has no splits", "split(name)"),
     "a split without samples": data("return Dicts(*samples(0 if name == 'val' else 40))", "val: found 0 samples"),
-    "an iterable": data("class Endless(IterableDataset):\n            def __iter__(self):\n                yield {'input': torch.zeros(1, 8, 8), 'target': 0}\n\n        return Endless()", "found an Endless", "map-style", before="from torch.utils.data import IterableDataset\n\n\n"),
     "a sample that fails later": slip("class Items(Dicts):\n    def __getitem__(self, index):\n        if index == 39:\n            raise ValueError('sample 39 is broken')\n        return super().__getitem__(index)\n\n\nclass Mine(Data):\n    def split(self, name):\n        return Items(*samples()) if name == 'train' else super().split(name)", f"data._target_=slip.Mine  {P}stream.shuffle=false  runner.max_ticks=9", "After tick 4: data: slip.Items", "in __getitem__: ValueError: sample 39 is broken", code=1, leaves=True),
     "samples of different shapes": item('return {"input": torch.zeros(1, 8, 8 + index), "target": 0}', "the first = {input: float32 (1, 8,", "the last = {input:", "tensors of one shape"),
-    "an objective that no metric has": slip("", "evaluate.metrics=[accuracy,{_target_: mypackage.metrics.top}]  objective=val/top3", "found 'val/top3'", "val/top2"),
     "exit at import": loss(f"return {CROSS_ENTROPY}", "importing 'slip' failed", "SystemExit", before="import sys\nsys.exit(0)\n"),
-    "a loss that is a module": slip(f"class loss(nn.Module):\n    def forward(self, batch, *, model):\n        return {CROSS_ENTROPY}", f"{P}loss._target_=slip.loss", "unexpected keyword argument 'model'"),
     "torch's loss in place of a function": slip("", f"{P}loss._target_=torch.nn.CrossEntropyLoss", "mlotool.losses.cross_entropy"),
     "no_grad around a loss": loss(f"return {CROSS_ENTROPY}", "returned a tensor without", before="@torch.no_grad()\n"),
     "backward in a loss": loss(f"loss = {CROSS_ENTROPY}\n    loss.backward()\n    return loss", "Correct the loss, the module or the data"),
@@ -255,13 +218,18 @@ def test_an_odd_environment_changes_nothing_and_letters_that_it_has_not_are_esca
         assert r"To \u2192" in _process(tmp_path, "list", **{**environment, "COLUMNS": "99"}).stdout
 
 
+def _impatient(words: tuple[str, ...]) -> int:
+    process.SECONDS_TO_END = 0.5
+    return forked.call_mlotool(words)
+
+
 def test_a_thread_that_a_package_leaves_does_not_keep_the_command_alive(folder: Path) -> None:
     source = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='beat').start()\n"
     (folder / "mypackage/__init__.py").write_text(source)
     words = ("validate", "mine.yaml", "--trust", "mypackage", "--targets")
-    done = forked.run(forked.call_mlotool, words, folder=folder)
+    done = forked.run(_impatient, words, folder=folder)
     assert done.returncode == 0, done.stderr
-    assert "is valid" in done.stdout and "found the threads 'beat' 5 s after all is done" in done.stderr
+    assert "is valid" in done.stdout and "found the threads 'beat' 0.5 s after all is done" in done.stderr
 
 
 def test_overrides_with_which_a_checkpoint_does_not_fit_are_told(call: Call, tmp_path: Path) -> None:

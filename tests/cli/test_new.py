@@ -95,12 +95,3 @@ def test_never_writes_over_anything(call: Call, tmp_path: Path) -> None:
         code, _, err = call("new", place.stem)
         assert code == 2 and f"found '{place.name}' in the working folder already" in err
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "module.py").read_text() == "mine"
-
-
-def test_a_disk_that_refuses_leaves_nothing(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, *rest: object, **more: object) -> None:
-        raise OSError(28, "No space left on device", str(self))
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    code, _, err = call("new", "moons")
-    assert code == 1 and "No space left on device" in err and not list(tmp_path.iterdir())

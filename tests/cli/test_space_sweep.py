@@ -1,6 +1,7 @@
 """A search of a model space as it is typed: drawn, trained, killed again and again, and the best model built again."""
 
 import random
+import re
 import signal
 import time
 from contextlib import suppress
@@ -14,59 +15,18 @@ import mlotool
 from mlotool.cli.main import main
 from mlotool.core.run_files import read_json
 from tests import forked
+from tests.cli.small_space import small_space
 from tests.cli.test_sweep import wait_until
 
 optuna = pytest.importorskip("optuna")
 
-RECIPE = """# @package _global_
-# A network with two decisions of one kind, and one that depends on nothing.
-defaults:
-  - /optimizer@problems.classifier.optimizer: sgd
-  - _self_
-  - override /data: digits
-  - override /sweep: optuna
-name: small
-data: {sizes: {train: 100, meta: 0, val: 100, test: 100}}
-problems:
-  classifier:
-    module:
-      _target_: mlotool.spaces.Space
-      base: {_target_: mlotool.models.MLP, image_shape: "${data.image_shape}", num_classes: 10, hidden: [8, 8]}
-      inputs: ${data.image_shape}
-      mutators:
-        - _target_: mlotool.spaces.Operator
-          name: activation
-          at: {type: ReLU}
-          candidates:
-            relu: null
-            tanh: {_target_: torch.nn.Tanh}
-            silu: {_target_: torch.nn.SiLU}
-            gelu: {_target_: torch.nn.GELU}
-            elu: {_target_: torch.nn.ELU}
-        - _target_: mlotool.spaces.Insert
-          name: norm
-          at: layers.1
-          candidates:
-            none: null
-            layer: {_target_: torch.nn.LayerNorm}
-            wrong: {_target_: torch.nn.Linear, out_features: 7}
-    loss:
-      _target_: mlotool.losses.cross_entropy
-      roles: {model: classifier}
-    stream: {split: train, batch_size: 20}
-evaluate: {problem: classifier, metrics: [accuracy], splits: {val: 3, test: end}}
-objective: val/accuracy
-runner: {max_ticks: 6, log_every: 3, report: false}
-logger: {mode: disabled, wandb: false}
-sweep: {sampler: evolution, sampler_options: {population_size: 5, sample_size: 3}, pruner: none}
-"""
-
-EVOLUTION = "sampler: evolution, sampler_options: {population_size: 5, sample_size: 3}"
-
-
-def words(*more: str) -> list[str]:
-    Path("small.yaml").write_text(RECIPE)
-    return ["run", "-m", "+recipe=small.yaml", *more]
+SPACE = (
+    "relu: null, "
+    + ", ".join(f"{name.lower()}: {{_target_: torch.nn.{name}}}" for name in ("Tanh", "SiLU", "GELU", "ELU")),
+    "none: null, layer: {_target_: torch.nn.LayerNorm}, wrong: {_target_: torch.nn.Linear, out_features: 7}, "
+    "odd: {_target_: torch.nn.GroupNorm, num_groups: 3}",
+)
+RECIPE = small_space(*SPACE)
 
 
 def only_sweep() -> Path:
@@ -80,30 +40,21 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_are_runs_and_a_candidate_that_refuses_its_place_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    drawn = ("sweep.sampler=random", "sweep.sampler_options=null", "sweep.seed=1")
-    assert main(words("sweep.num_trials=6", "sweep.fuse=6", *drawn)) == 0
-    sweep = only_sweep()
-    summaries = {number: summary_of(sweep / str(number)) for number in range(6)}
-    assert {each["status"] for each in summaries.values()} == {"finished", "infeasible"}
-    for number, summary in summaries.items():
-        listed = (sweep / str(number) / "overrides.txt").read_text().splitlines()
-        is_wrong = "decisions.norm_0=wrong" in listed
-        assert (summary["status"] == "infeasible") == is_wrong
-        if is_wrong:
-            assert "mutator 'norm': node 'layers.3' does not take what it is given ((b, 7))" in summary["error"]
-            assert not (sweep / str(number) / "checkpoints").exists()
-
-
-def test_a_candidate_that_refuses_its_place_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    recipe = RECIPE.replace("torch.nn.Linear, out_features: 7", "torch.nn.GroupNorm, num_groups: 3")
-    Path("small.yaml").write_text(recipe.replace(EVOLUTION, "sampler: brute_force"))
+    Path("small.yaml").write_text(small_space(*SPACE, sampler="brute_force"))
     fixed = ["decisions.activation_0=relu", "decisions.activation_1=tanh", "runner.max_ticks=1"]
-    assert main(["run", "-m", "+recipe=small.yaml", *fixed, "sweep.num_trials=9", "sweep.fuse=3"]) == 0
-    statuses = sorted(statuses_of(only_sweep()).values())
-    assert statuses == ["finished", "finished", "infeasible"]
+    assert main(["run", "-m", "+recipe=small.yaml", *fixed, "sweep.num_trials=9", "sweep.fuse=4"]) == 0
+    sweep, reasons = only_sweep(), {"wrong": "does not take what it is given ((b, 7))", "odd": "candidates.odd"}
+    assert sorted(statuses_of(sweep).values()) == ["finished", "finished", "infeasible", "infeasible"]
+    for number in range(4):
+        summary, listed = summary_of(sweep / str(number)), (sweep / str(number) / "overrides.txt").read_text()
+        [candidate] = re.findall(r"decisions\.norm_0=(\w+)", listed)
+        assert (summary["status"] == "infeasible") == (candidate in reasons)
+        assert candidate not in reasons or reasons[candidate] in summary["error"]
+        assert (sweep / str(number) / "checkpoints").exists() == (candidate not in reasons)
 
 
 def test_one_model_of_a_space(
@@ -160,7 +111,9 @@ def save_state(run: Path) -> None:
 @pytest.mark.slow
 def test_a_search_that_is_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    command = words(f"sweep.num_trials={NUM_TRIALS}", "sweep.fuse=4", "runner.max_ticks=30", "resume=auto")
+    Path("small.yaml").write_text(RECIPE)
+    command = ["run", "-m", "+recipe=small.yaml", f"sweep.num_trials={NUM_TRIALS}", "sweep.fuse=4"]
+    command += ["runner.max_ticks=30", "resume=auto"]
     random_numbers, ends = random.Random(0), dict[int, set[tuple[str, int]]]()
     moments = [MOMENTS[number % len(MOMENTS)] for number in range(NUM_KILLS)]
     random_numbers.shuffle(moments)

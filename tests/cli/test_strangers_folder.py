@@ -1,19 +1,13 @@
-"""A folder from a stranger as the working directory: its recipes, links, pipes and git configuration."""
+"""A folder from a stranger as the working directory: its recipes, links and pipes."""
 
-import json
 import os
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from mlotool.config import Origin, compose, write_provenance
 from tests.cli.conftest import Call
 
 HEADER = "# @package _global_\n# A test's recipe.\ndefaults: [plain, _self_]\n"
-SECONDS = 60
-"""More than enough for what must not hang; without the limits none of these would end."""
 
 
 @pytest.fixture
@@ -46,23 +40,11 @@ def test_pipes_and_links_are_no_recipes(call: Call, recipes: Path, tmp_path: Pat
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "elsewhere" / "named.yaml"
     link.symlink_to(secret)
-    started = time.monotonic()
     out = call("list")[1]
     assert "pipe" not in out and "link" not in out
     for word in ("link", "pipe", "mine", str(link), "far/etc/x"):
         code, out, err = call("validate", word)
         assert code == 2 and "a-secret-line" not in out + err
-    assert time.monotonic() - started < SECONDS
-
-
-def test_names_that_lead_elsewhere(call: Call, tmp_path: Path) -> None:
-    (tmp_path.parent / "x.yaml").write_text(HEADER)
-    for name in ("../../x", "..", "/etc/hostname", "a/../../x", "plain\0", "", "~", "${oc.env:HOME}"):
-        for verb in ("run", "copy"):
-            code, out, err = call(verb, f"+recipe={name}")
-            assert code == 2 and ("expected" in err or "found" in err)
-            assert os.environ["HOME"] not in out + err or os.environ["HOME"] in str(tmp_path)
-    assert not (tmp_path / "outputs").exists()
 
 
 def test_names_that_hydra_would_resolve(call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,47 +67,15 @@ def test_names_that_hydra_would_resolve(call: Call, recipes: Path, monkeypatch: 
 
 
 def test_completion_offers_nothing_that_a_shell_runs(
-    call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (recipes / "a$(touch owned).yaml").write_text(HEADER)
-    (recipes / "a`touch owned`.yaml").write_text(HEADER)
-    (recipes / "a\x1b[2J.yaml").write_text(HEADER)
-    laughs = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 12))
-    (recipes / "abomb.yaml").write_text(HEADER + "k0: &k0 [x]\n" + laughs)
+    for name in ("a$(touch owned)", "a`touch owned`", "a\x1b[2J"):
+        (recipes / f"{name}.yaml").write_text(HEADER)
     (recipes / "atag.yaml").write_text(HEADER + "seed: !!python/object/apply:os.mkdir [owned]\n")
-    started = time.monotonic()
-    for line in ("mlotool run a", "mlotool run +recipe=a", "mlotool run abomb k", "mlotool run atag se"):
+    for line in ("mlotool run a", "mlotool run +recipe=a", "mlotool run atag se"):
         monkeypatch.setenv("COMP_LINE", line)
         code, out, _ = call("-sc", "query=bash")
         assert code == 0 and not set("$`;|&<>\\\x1b") & set(out)
-    assert time.monotonic() - started < SECONDS
-    assert not (tmp_path / "owned").exists()
-
-
-GIT_SETTINGS = {"core.fsmonitor": "touch owned; false", "filter.x.clean": "touch owned; cat"}
-
-
-@pytest.mark.parametrize("setting", GIT_SETTINGS)
-def test_git_runs_nothing_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def git(*words: str) -> None:
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], check=True, capture_output=True)
-
-    git("init", "-q")
-    (tmp_path / "file").write_text("1")
-    git("add", ".")
-    git("commit", "-qm", "x")
-    (tmp_path / "file").write_text("2")
-    (tmp_path / ".git" / "info" / "attributes").write_text("* filter=x\n")
-    git("config", setting, GIT_SETTINGS[setting])
-    write_provenance(tmp_path, compose("plain"), Origin("mlotool run plain", (), None))
-    record = json.loads((tmp_path / "provenance.json").read_text())
-    assert record["git"]["commit"] is not None and record["git"]["dirty"] is None
-    assert not (tmp_path / "owned").exists()
-    # Make sure of the canary: git itself does run it.
-    subprocess.run(["git", "status", "--porcelain"], check=False, capture_output=True)
-    assert (tmp_path / "owned").exists()
 
 
 def test_a_strangers_options_are_held_to_the_rules(call: Call, tmp_path: Path) -> None:

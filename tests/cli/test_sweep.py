@@ -21,6 +21,7 @@ from tests.cli.conftest import Call, Recipe
     [
         (["sweep=optuna", "seed=interval(1,9)", "sweep.sampler_options={n_trails: 3}"], "sampler_options.n_trails"),
         (["sweep=optuna", "seed=interval(1,9)", "objective=null"], "objective: found null"),
+        (["sweep=optuna", "problems.classifier.optimizer.lr=interval(-1,1)"], "optimizer.lr: found -1.0"),
         (["seed=1,2", "sweep.workers=2", "sweep.launcher_options={a: 1}"], "sweep.launcher_options: found {'a': 1}"),
         (["seed=1,2", "sweep.workers=2", "resume=nowhere"], "nowhere'"),
         (["seed=1,2", "sweep.workers=3", "sweep.devices=[0,1]"], "sweep.workers: found 3 with the devices 0, 1"),
@@ -33,20 +34,15 @@ def test_a_sweep_that_cannot_start_leaves_nothing(call: Call, tmp_path: Path, wo
     assert code == 2 and message in err and not list(tmp_path.glob("outputs/*/multirun/*"))
 
 
-@pytest.mark.parametrize("words", [("+sweep.params.seed='0,1'",), ("seed=3,4",)])
-def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(words: tuple[str, ...], call: Call, tmp_path: Path) -> None:
-    params = "" if words[:1] == ("+sweep.params.seed='0,1'",) else 'sweep: {params: {seed: "0,1"}}\n'
-    head = "# @package _global_\n# Mine.\ndefaults: [plain, _self_]\nname: swept\n"
-    (tmp_path / "swept.yaml").write_text(head + params)
-    command = ("run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words)
-    code, _, err = call(*command)
-    assert code == 0, err
-    [sweep] = (tmp_path / "outputs" / "swept" / "multirun").iterdir()
-    seeds = [row["seed"] for row in csv.DictReader((sweep / "sweep.csv").read_text().splitlines())]
-    assert seeds == (["3", "4"] if "seed=3,4" in words else ["0", "1"])
-    code, _, err = call(*command, "resume=auto")
-    assert code == 0 and f"going on with the sweep in {sweep.relative_to(tmp_path)}" in err
-    assert list(sweep.parent.iterdir()) == [sweep]
+def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(call: Call, recipe: Recipe, tmp_path: Path) -> None:
+    lines = 'name: swept\nsweep: {params: {seed: "0,1"}}'
+    command = ("run", "-m", str(recipe(lines)), "debug=fast", "logger=csv", "runner.report=false")
+    for words, seeds in (((), "01"), (("resume=auto",), "01"), (("seed=3,4", "hydra.sweep.dir=other"), "34")):
+        code, _, err = call(*command, *words)
+        assert code == 0, err
+        [sweep] = [tmp_path / "other"] if "seed=3,4" in words else (tmp_path / "outputs/swept/multirun").iterdir()
+        assert [row["seed"] for row in rows_of(sweep)] == [*seeds]
+        assert ("resume=auto" in words) == (f"going on with the sweep in {sweep.relative_to(tmp_path)}" in err)
 
 
 # Slow until the file is there, so that no job ends before all were interrupted.
@@ -59,7 +55,7 @@ from mlotool.losses import cross_entropy
 
 def loss(batch, *, model):
     if not Path(__file__).with_name("go").exists():
-        time.sleep(0.1)
+        time.sleep(0.2)
     return cross_entropy(batch, model=model)
 """
 
@@ -85,12 +81,14 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "patient").mkdir()
     (tmp_path / "patient" / "__init__.py").write_text(PATIENT_LOSS)
     words = ["run", "-m", "+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "--trust", "patient"]
-    words += ["debug.limit_ticks=120", "runner.max_ticks=120", "seed=0,1", "sweep.workers=2"]
+    words += ["debug.limit_ticks=40", "runner.max_ticks=40", "seed=0,1", "sweep.workers=2"]
     words += ["runner.checkpoint_seconds=0.05", "problems.classifier.loss._target_=patient.loss", "resume=auto"]
     errors = tmp_path / "errors.txt"
     first = begin(words, tmp_path)
     multirun = tmp_path / "outputs" / "plain" / "multirun"
-    wait_until(first, lambda: len(list(multirun.glob("*/*/checkpoints/last.ckpt"))) == 2)
+    # Not while the runs begin, which takes no tick.
+    last = "*/*/checkpoints/last.ckpt"
+    wait_until(first, lambda: sum(read_checkpoint(path)["tick"] > 0 for path in multirun.glob(last)) == 2)
     first.send_signal(signal.SIGTERM)
     code, err = first.wait(), errors.read_text()
     assert code == 143, err
@@ -106,7 +104,7 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     assert begin(words, tmp_path).wait() == 0, errors.read_text()
     assert [each.name for each in multirun.iterdir()] == [sweep.name]
     for job, before in zip("01", interrupted, strict=True):
-        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 120
+        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 40
         [resume] = json.loads((sweep / job / "provenance.json").read_text())["resumes"]
         assert 0 < before["num_ticks"] == resume["tick"]
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
@@ -151,48 +149,11 @@ def test_a_job_that_is_refused_does_not_end_those_beside_it(tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.slow
-def test_a_sweep_goes_on_after_a_signal_with_the_same_groups(tmp_path: Path) -> None:
-    (tmp_path / "patient").mkdir()
-    (tmp_path / "patient" / "__init__.py").write_text(PATIENT_LOSS)
-    words = [*WORDS, "--trust", "patient", "problems.classifier.loss._target_=patient.loss", "sweep.fuse=2"]
-    words += ["debug.limit_ticks=400", "runner.max_ticks=400", "runner.checkpoint_seconds=0.05", "seed=0,1,2"]
-    words += ["resume=auto"]
-    first = begin(words, tmp_path)
-    # Not while the runs begin, which takes no tick.
-    last = "outputs/plain/multirun/*/0/checkpoints/last.ckpt"
-    wait_until(first, lambda: any(read_checkpoint(path)["tick"] for path in tmp_path.glob(last)))
-    first.send_signal(signal.SIGINT)
-    code, errors = first.wait(), (tmp_path / "errors.txt").read_text()
-    assert code == 130, errors
-    assert "go on with it: the same command with resume=outputs/plain/multirun" in errors
-    sweep = sweep_of(tmp_path)
-    before = read(sweep / "0", "summary.json")
-    assert before["status"] == "interrupted"
-    assert read(sweep, "groups.json") == {"groups": [[0, 1]]}
-    # As though the second job had ended when the sweep was interrupted.
-    (sweep / "1").mkdir(exist_ok=True)
-    (sweep / "1" / "summary.json").write_text('{"status": "failed", "error": "by hand"}')
-
-    (tmp_path / "patient" / "go").touch()
-    code, errors = begin(words, tmp_path).wait(), (tmp_path / "errors.txt").read_text()
-    assert code == 1, errors
-    assert "1 of 3 jobs done" in errors
-    assert read(sweep_of(tmp_path), "groups.json") == {"groups": [[0, 1], [2]]}
-    assert [row["status"] for row in rows_of(sweep)] == ["finished", "failed", "finished"]
-    [resume] = read(sweep / "0", "provenance.json")["resumes"]
-    assert 0 < before["num_ticks"] == resume["tick"]
-    assert rows_of(sweep)[1]["error"] == "by hand"
-
-
 RATE = "problems.classifier.optimizer.lr"
 WRONG = {
-    "an interval in a grid": ("params: {seed: 'interval(1,2)'}", "seed=interval(1,2)"),
     "a second choice": ("params: {seed: '1,x'}", "'x'"),
     "a key": ("params: {runner.max_tick: '1,2'}", "runner.max_tick"),
     "an option of a group": ("params: {data: 'digits,digitz'}", "Did you mean 'digits'?"),
-    "too many": ("params: {seed: 'range(0,1e30)'}", "expected at most 1,000,000"),
-    "the wrong way round": (f"method: optuna, params: {{{RATE}: 'interval(2,1)'}}", RATE),
     "the near end": (f"method: optuna, params: {{{RATE}: 'interval(-1,1)'}}", f"{RATE}: found -1.0"),
     "two seeds": ("method: optuna, repeats: 2, params: {seed: '1,2'}", "seed"),
     "every value": (f"method: optuna, sampler: brute_force, params: {{{RATE}: 'interval(1,2)'}}", RATE),
@@ -204,16 +165,9 @@ def test_refused(call: Call, recipe: Recipe) -> None:
         code, _, err = call("validate", str(recipe(f"sweep: {{{sweep}}}", f"wrong{place}")))
         assert code == 2, sweep
         assert message in err
-
-
-def test_all_values_at_once(call: Call, recipe: Recipe) -> None:
     code, _, err = call("validate", str(recipe(f"sweep: {{params: {{seed: '0,-1,-2', {RATE}: '0.1,-0.1'}}}}")))
-    assert code == 2
-    assert [line.partition(";")[0].removeprefix("mlotool: error: ") for line in err.splitlines()] == [
-        "seed: found -1",
-        "seed: found -2",
-        f"{RATE}: found -0.1",
-    ]
+    faults = [line.partition(";")[0].removeprefix("mlotool: error: ") for line in err.splitlines()]
+    assert code == 2 and faults == ["seed: found -1", "seed: found -2", f"{RATE}: found -0.1"]
 
 
 RIGHT = (

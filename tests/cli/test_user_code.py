@@ -88,12 +88,6 @@ def test_a_metric_of_the_users_all_the_way(
     assert type(mlotool.load(folder, "classifier", trust=["mypackage"])).__name__ == "Net"
 
 
-def test_an_objective_of_the_users_needs_a_direction(run: Run) -> None:
-    changes = {"evaluate.metrics": TOP, "objective": "val/top2", "objective_mode": None}
-    with pytest.raises(ConfigError, match=r"objective_mode: found nothing for objective=val/top2"):
-        run(changes)
-
-
 def test_trust_from_python(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trusted, "_packages", {})
     config = mlotool.compose("mine.yaml")

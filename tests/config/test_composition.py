@@ -1,4 +1,5 @@
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from mlotool.config import check, compose, find_recipe, list_recipes, load_run_config, package_dir, sources
+from mlotool.config.composition import is_apart, with_values
 from mlotool.core.errors import ConfigError
 from tests.config.conftest import message_of
 
@@ -80,9 +82,10 @@ def test_an_own_recipe_hides_a_built_in_one_and_says_so(write_recipe: Write, cap
     assert [recipe.path for recipe in sources.loaded_recipes()] == [path, package_dir("recipes") / "plain.yaml"]
 
 
-@pytest.mark.parametrize("name", ["../mwn", "/etc/passwd", "..", "x/../../mwn"])
+@pytest.mark.parametrize("name", ["../mwn", "/etc/passwd", "..", "x/../../mwn", "plain\0", "", "~", "${oc.env:HOME}"])
 def test_no_recipe_lies_outside_its_folder(name: str) -> None:
-    assert "recipe: found" in message_of(compose, name)
+    message = message_of(compose, name)
+    assert "recipe: found" in message and os.environ["HOME"] not in message
 
 
 def test_a_run_folder_gives_its_config_back(folder: Path) -> None:
@@ -108,3 +111,30 @@ def test_keys_are_set_below_what_a_recipe_leaves_null() -> None:
     assert (evaluate.problem, evaluate.splits, evaluate.batch_size) == ("classifier", {"val": 9}, 5)
     stream = compose("mwn", ["problems.classifier.stream=null", "+problems.classifier.stream.split=val"])
     assert stream.problems.classifier.stream.split == "val"
+
+
+RATE = "problems.classifier.optimizer.lr"
+VALUES = [
+    ("plain", ["data=digits_noisy"], [f"{RATE}=1e-3", "seed=7", "data.seed=3", "data.label_noise.rate=0.25"]),
+    ("plain", [f"{RATE}=0.3"], ["runner.max_ticks=7", "runner.precision=bf16", "objective='val/accuracy'"]),
+    ("mwn", ["hypergradient=cg"], ["hypergradient.solver.max_iterations=3", "problems.reweight.optimizer.lr=1e-5"]),
+    ("maml", ["debug=fast"], ["seed=1", "problems.learner.tasks=4", "data.seed=5", "debug.limit_samples=30"]),
+]
+
+
+@pytest.mark.parametrize(("recipe", "shared", "words"), VALUES)
+def test_values_in_a_copy_are_those_of_hydra(recipe: str, shared: list[str], words: list[str]) -> None:
+    base = compose(recipe, shared)
+    before, found = OmegaConf.to_container(base), with_values(base, words)
+    assert OmegaConf.to_container(found) == OmegaConf.to_container(compose(recipe, [*shared, *words]))
+    assert OmegaConf.to_container(base) == before
+
+
+def test_what_is_more_than_a_value_is_left_to_hydra() -> None:
+    base = compose("plain", ["evaluate=null", "objective=null"])
+    for word in ("data=mnist", f"{RATE.removesuffix('.lr')}=3", "problems.classifier.loss._target_=a.b", "seed=a",
+                 "evaluate.batch_size=3", "problems.other.tasks=3", "seed=${data.seed}", "seed=0,1", "~seed",
+                 "optimizer@problems.classifier.optimizer=adam", "hydra.job.name=a", "decisions.a=1"):  # fmt: skip
+        assert with_values(base, [word]) is None, word
+    assert is_apart(["seed=1", "data.seed=2"], 0)
+    assert not is_apart(["data.seed=1", "data={seed: 2}"], 0) and not is_apart(["seed=1", "+seed=2"], 1)

@@ -10,16 +10,12 @@ from tests.config.conftest import message_of
 
 OVERRIDES = {
     "runner.max_tick=1": ["runner.max_tick", "Did you mean 'max_ticks'?"],
-    "problems.clasifier.unroll_steps=1": ["problems.clasifier", "Did you mean 'classifier'?"],
     "problems.classifier.optimizer.lrr=1": ["problems.classifier.optimizer.lrr", "Did you mean 'lr'?"],
     "hypergradient=neuman": ["hypergradient/neuman", "Did you mean 'neumann'?"],
     "+data=cifar10": ["data", "Multiple values"],
-    "runner.max_ticks=abc": ["runner.max_ticks: found 'abc'", "a whole number"],
-    "runner.report=0": ["runner.report: found 0; expected true or false"],
     "graph.upper_to_lower.reweight=classifier": ["graph.upper_to_lower.reweight: found 'classifier'", "a list"],
     "+data@_global_=mine": ["_global_", "expected a place such as"],
     "evaluate.bogus=1": ["evaluate.bogus: unknown key"],
-    "evaluate.batch_size=many": ["evaluate.batch_size: found 'many'"],
     "problems.clasifier.stream.split=val": ["Did you mean 'classifier'?"],
 }
 RECIPES = {

@@ -1,6 +1,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -35,19 +36,38 @@ def test_everything_that_a_rerun_needs(folder: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(record["finished"], str)
 
 
-def test_a_changed_working_directory_is_dirty(folder: Path) -> None:
+ORIGIN = Origin("x", (), None)
+
+
+@pytest.fixture
+def repository(folder: Path) -> Path:
+    """The working directory, with a commit."""
     _git("init", "-q")
     (folder / "file").write_text("1")
     _git("add", "file")
     _git("commit", "-qm", "first")
-    origin = Origin("x", (), None)
-    write_provenance(folder, compose(None), origin)
-    git = _record(folder)["git"]
-    assert len(git["commit"]) == 40  # type: ignore[index]
-    assert git["dirty"] is False  # type: ignore[index]
-    (folder / "file").write_text("2")
-    write_provenance(folder, compose(None), origin)
-    assert _record(folder)["git"]["dirty"] is True  # type: ignore[index]
+    return folder
+
+
+def test_a_changed_working_directory_is_dirty(repository: Path) -> None:
+    for text, is_dirty in (("1", False), ("2", True)):
+        (repository / "file").write_text(text)
+        write_provenance(repository, compose(None), ORIGIN)
+        git: Any = _record(repository)["git"]
+        assert len(git["commit"]) == 40 and git["dirty"] is is_dirty
+
+
+@pytest.mark.parametrize("setting", ["core.fsmonitor", "filter.x.clean"])
+def test_git_runs_nothing_of_the_folder(repository: Path, setting: str) -> None:
+    (repository / "file").write_text("2")
+    (repository / ".git" / "info" / "attributes").write_text("* filter=x\n")
+    _git("config", setting, "touch owned; cat")
+    write_provenance(repository, compose(None), ORIGIN)
+    git: Any = _record(repository)["git"]
+    assert git["commit"] is not None and git["dirty"] is None and not (repository / "owned").exists()
+    # Make sure of the canary: git itself does run it.
+    subprocess.run(["git", "status", "--porcelain"], check=False, capture_output=True)
+    assert (repository / "owned").exists()
 
 
 @pytest.mark.parametrize(

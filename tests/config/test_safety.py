@@ -12,38 +12,38 @@ Write = Callable[..., Path]
 
 REFUSED = {
     "hydra: {callbacks: {x: {_target_: torch.save, f: pwned}}}": "hydra.callbacks",
-    "hydra: {run: {dir: /tmp/elsewhere}}": "hydra.run",
     "hydra: {sweeper: {_target_: evil.Sweeper}}": "hydra.sweeper._target_",
     "sweep: {storage: 'sqlite:////tmp/x.db'}": "sweep.storage",
     "sweep: {params: {sweep.storage: 'a,b'}}": "sweep.params, 'sweep.storage'",
     "sweep: {params: {data.download: 'true,false'}}": "sweep.params, 'data.download'",
     "? hydra.run.dir\n: x": "hydra.run.dir",
-    "hydra: {sweeper: {params: {model@hydra.callbacks.x: mlp}}}": "hydra.callbacks.x",
-    "hydra: {sweeper: {params: {name: '../../a,b'}}}": "name",
     "hydra: {sweeper: {params: {seed: '${oc.env:HOME}'}}}": "oc.env",
     "name: ../../outside": "../../outside",
-    "name: ${seed}": "name",
     "seed: !!python/object/apply:os.system [ls]": "python/object",
     "a: &a [1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b, *b]\n"
     "d: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c, *c]\ne: [*d, *d, *d, *d, *d, *d, *d, *d, *d, *d]": "aliases",
     "a: &a [*a]": "levels",
     "name: a\nname: b": "'name' twice, again in line 4",
     "name: [": "line",
+    'name: "\\e]0;owned\\a"': "\\x1b]0;owned",
     "- 1": "list",
-    "seed: 010": "the octal number 8",
+    "seed: 010": "which YAML reads as an octal number",
     "defaults: [{override hydra/job_logging: x}]": "hydra/job_logging",
     "defaults: [{/model@hydra.callbacks.x: mlp}]": "hydra.callbacks.x",
-    "defaults: [mwn@hydra]": "hydra",
     "defaults: [{/data: ../../x}]": "../../x",
     "defaults: ['${oc.env:HOME}']": "oc.env",
+    "defaults: ['file:///etc/x']": "file:",
     "defaults: [{/modle: mlp}]": "Did you mean 'model'?",
     "defaults: [{data: digits}]": "/data",
     "defaults: [{/recipe: mwn}]": "- mwn",
     "data: {root: '${oc.env:HOME}'}": "oc.env",
     "data: {root: '${oc.decode:\"${seed}\"}'}": "oc.decode",
+    "data: {root: /etc}": "data.root",
+    "objective: '${hydra.runtime.cwd}'": "hydra.runtime.cwd",
+    "objective: '${oc.select:seed,${oc.env:HOME}}'": "oc.env",
+    "logger: {mode: online}": "logger.mode",
     "data: {download: true}": "data.download=true",
     "problems: {classifier: {module: {weights: IMAGENET1K_V1}}}": "problems.classifier.module.weights",
-    "problems: {classifier: {module: {x: [{loader: torch.load}]}}}": "loader",
     "data: {download: {_target_: torch.nn.Identity}}": "data.download",
     "hydra: {sweeper: {params: {problems.c.module: '{weights: X},{weights: Y}'}}}": "no mappings",
     "analyses: {a: {dirpath: /tmp}}": "dirpath",
@@ -79,7 +79,8 @@ def test_refused_in_what_the_defaults_reach(write_recipe: Write) -> None:
 
 
 def test_refused_when_it_is_large(write_recipe: Write) -> None:
-    assert "100000 bytes" in message_of(check_recipe_file, write_recipe("name: mine\n" + "# x\n" * 100_000))
+    for body, limit in (("name: mine\n" + "# x\n" * 100_000, "100000 bytes"), (f"seed: {'9' * 5_000}", "at most 2000")):
+        assert limit in message_of(check_recipe_file, write_recipe(body))
 
 
 def test_names_of_problems_and_analyses_are_free(write_recipe: Write) -> None:

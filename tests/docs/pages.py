@@ -18,6 +18,7 @@ import yaml
 from mlotool.cli.main import VERBS
 from mlotool.config.composition import is_sweep
 from mlotool.config.trusted import trusted_names
+from tests.small_recipes import ELSEWHERE
 
 Call = Callable[..., tuple[int, str, str]]
 FENCE = re.compile(
@@ -35,7 +36,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 QUIET, FAST = ("runner.progress_bar=false",), ("debug=fast", "logger=csv")
-FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=2"), (r"range\(0,\d+\)", "range(0,2)"))
+FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=1"), (r"range\(0,\d+\)", "range(0,2)"))
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
 
@@ -213,24 +214,25 @@ def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
     recipe = next((word.removeprefix("+recipe=") for word in words[1:] if _is_recipe(word)), "")
     is_built_in = not recipe.endswith(".yaml") and not Path("recipes", f"{recipe}.yaml").exists()
     values = dict(word.partition("=")[::2] for word in words)
-    default = f"outputs/{values.get('name', Path(recipe).stem)}"
+    default = f"outputs/{values.get('name', Path(recipe).stem)}{'/multirun' if '-m' in words else ''}"
     folder = values.get("hydra.run.dir", values.get("hydra.sweep.dir", default))
-    is_read = later.startswith(PRINTED) or "resume" in values or _is_read(folder, recipe, later)
+    is_read = later.startswith(PRINTED) or "resume" in values
+    is_read = is_read or (folder not in were_run and _is_read(folder, recipe, later))
     if not is_read and (is_built_in or recipe in were_run):
         return _validating(words[1:])
-    were_run.add(recipe)
+    were_run |= {recipe, folder}
     few = list(words)
     for long, short in FEW:
         few = [re.sub(long, short, word) for word in few]
-    is_short = is_built_in or recipe == "mine.yaml" or not is_read
+    is_short = is_built_in or recipe == "mine.yaml" or "-m" in words or not is_read
     page = () if "report.html" in later else ("runner.report=false",)
-    return [*few, *page, *QUIET, *(FAST if is_short else ())]
+    return [*few, *page, *QUIET, *(FAST if is_short else ()), *(ELSEWHERE.get(recipe, ()) if is_built_in else ())]
 
 
 def _is_read(folder: str, recipe: str, later: str) -> bool:
-    """Say whether later lines name a folder, or go on with it."""
+    """Say whether later lines name a folder of runs, not that of their sweeps, or go on with it."""
     resumes = rf"^mlotool run .*{re.escape(recipe)}\b.*resume="
-    return folder in later or re.search(resumes, later, re.M) is not None
+    return re.search(rf"{re.escape(folder)}(?!/multirun)|{resumes}", later, re.M) is not None
 
 
 def _is_recipe(word: str) -> bool:
