@@ -74,7 +74,7 @@ def slow_down(seconds: float) -> None:
     torch.save, files.sync = save_in_halves, sync_slowly
 
 
-MAX_TICKS_OF_RANKS = 40
+MAX_TICKS_OF_RANKS = 30
 CHANGES_OF_RANKS = {
     "runner.devices": 2,
     "runner.max_ticks": MAX_TICKS_OF_RANKS,
@@ -86,37 +86,27 @@ CHANGES_OF_RANKS = {
 TICK_S = 0.01
 
 
-def unrolled() -> Built:
-    """The steps are recorded, with dropout's random states."""
-    return make_built(_slow_loss, hypergradient=Unrolled(), unroll_steps=4)
+def build_shared(reduce: Reduce | None) -> Built:
+    """Steps are recorded, with dropout's random states; running statistics follow each rank's own samples."""
+    between = [nn.BatchNorm1d(16, affine=False)]
+    built = make_built(_slow_loss, hypergradient=Unrolled(), unroll_steps=4, between=between, roll_back=True)
+    return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
 
 
-def normalised() -> Built:
-    """The running statistics follow each rank's own samples between two evaluations."""
-    return make_built(_slow_loss, between=[nn.BatchNorm1d(16, affine=False)], unroll_steps=2, roll_back=True)
-
-
-VARIANTS: dict[str, Callable[[], Built]] = {"unrolled": unrolled, "normalised": normalised}
-
-
-def train_rank(folder: Path, variant: str, rank: int, port: int) -> None:
+def train_rank(folder: Path, rank: int, port: int) -> None:
     """Run in `folder`, or go on there; a checkpoint is written whenever something is logged."""
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    run_config.build = lambda config, reduce, shared: _shared(VARIANTS[variant](), reduce)
+    run_config.build = lambda config, reduce, shared: build_shared(reduce)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     with (folder.parent / f"output_{rank}.txt").open("a") as output, contextlib.redirect_stderr(output):
         try:
             run(make_config(**CHANGES_OF_RANKS), output_dir=folder, resume="auto")
         except Interrupted as interrupted:
             sys.exit(interrupted.exit_code)
-
-
-def _shared(built: Built, reduce: Reduce | None) -> Built:
-    return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
 
 
 def _slow_loss(batch: Any, **roles: Any) -> Any:
@@ -175,30 +165,21 @@ def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) 
         assert within_writing >= num_kills // 10
 
 
-def stop_ranks(
-    folder: Path, variant: str, after: int | None, number: int, whom: tuple[int, ...], seconds: float = 0.0
-) -> None:
-    """Let two ranks go on, and send some of them a signal once tick `after` is saved; None lets them finish.
-
-    The signal comes `seconds` later; those that it does not kill live as long again.
-    """
+def stop_ranks(folder: Path, after: int | None = None, number: int = signal.SIGKILL, *whom: int) -> None:
+    """Let two ranks go on, and send some of them a signal once tick `after` is saved; None lets them finish."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [forked.start(train_rank, folder, variant, rank, port) for rank in range(2)]
+    ranks = [forked.start(train_rank, folder, rank, port) for rank in range(2)]
     deadline = time.monotonic() + WHOLE_S
     while after is not None and last_tick(folder) < after:
         assert time.monotonic() < deadline
         assert all(each.poll() is None for each in ranks), output_of(folder)
         time.sleep(0.002)
-    time.sleep(seconds)
     for rank in whom:
         ranks[rank].send_signal(number)
     if after is not None and number == signal.SIGKILL:
         # What the launcher does with the others.
-        ranks[whom[0]].wait(WHOLE_S)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            ranks[1 - whom[0]].wait(seconds)
         for each in ranks:
             each.kill()
     codes = [each.wait(WHOLE_S) for each in ranks]
@@ -218,21 +199,20 @@ def output_of(folder: Path) -> str:
     return "".join(path.read_text() for path in folder.parent.glob("output_*.txt"))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path, variant: str) -> None:
+def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path) -> None:
     """Rank 1 is killed, then both are, then one is told to stop, and stops with the other."""
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     whole, parts = tmp_path / "whole" / "run", tmp_path / "parts" / "run"
-    stop_ranks(whole, variant, None, signal.SIGKILL, ())
-    stop_ranks(parts, variant, 6, signal.SIGKILL, (1,))
-    stop_ranks(parts, variant, last_tick(parts) + 7, signal.SIGKILL, (0, 1))
-    stop_ranks(parts, variant, last_tick(parts) + 2, signal.SIGTERM, (1,))
+    stop_ranks(whole)
+    stop_ranks(parts, 4, signal.SIGKILL, 1)
+    stop_ranks(parts, last_tick(parts) + 4, signal.SIGKILL, 0, 1)
+    stop_ranks(parts, last_tick(parts) + 2, signal.SIGTERM, 1)
     assert read_summary(parts)["status"] == "interrupted"
-    assert 15 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] < MAX_TICKS_OF_RANKS
-    stop_ranks(parts, variant, None, signal.SIGKILL, ())
+    assert 12 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] < MAX_TICKS_OF_RANKS
+    stop_ranks(parts)
     assert_same(parts, whole)
     before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
-    stop_ranks(parts, variant, None, signal.SIGKILL, ())
+    stop_ranks(parts)
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
     assert f"has finished after {MAX_TICKS_OF_RANKS} ticks; nothing is changed" in output_of(parts)

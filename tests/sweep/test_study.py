@@ -77,30 +77,6 @@ def test_jobs_without_a_number_count_and_say_why(tmp_path: Path) -> None:
     assert "it was made to die" in json.loads((tmp_path / "2" / "summary.json").read_text())["error"]
 
 
-@pytest.mark.usefixtures("in_memory")
-def test_a_sweep_that_died_is_gone_on_with_under_the_same_numbers(tmp_path: Path) -> None:
-    def dies_in_the_third(folder: Path, spec: JobSpec) -> tuple[str, float]:
-        if folder.name == "2":
-            (folder / "config.yaml").write_text("half-way")
-            raise Killed
-        return rate(folder, spec)
-
-    with pytest.raises(Killed):
-        run(take_up(tmp_path, RATE, num_trials=5), tmp_path, dies_in_the_third)
-    before = trials(tmp_path)
-    assert states(tmp_path) == ["COMPLETE", "COMPLETE", "RUNNING"]
-    # Its process was killed before Optuna drew its values.
-    study_of(tmp_path).ask()
-    points = take_up(tmp_path, RATE, num_trials=5)
-    assert points.num_ended == 2
-    assert run(points, tmp_path, rate).started == ["2", "3", "4"]
-    after = trials(tmp_path)
-    assert states(tmp_path) == ["COMPLETE"] * 5
-    assert after[2].params == before[2].params
-    assert not (tmp_path / "2" / "config.yaml").exists()
-    assert len({trial.params["lr"] for trial in after}) == 5
-
-
 @pytest.mark.parametrize(("options", "expected"), [({}, True), ({"constant_liar": False}, False)])
 @pytest.mark.usefixtures("in_memory")
 def test_draws_of_a_process_keep_apart(options: dict[str, Any], expected: bool, tmp_path: Path) -> None:
@@ -132,6 +108,11 @@ def test_a_search_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampler_options": {"n_startup_trails": 3}}, "Did you mean 'n_startup_trials'"),
     ({"sampler_options": {"seed": 3}}, "sampler_options.seed: found an option .* expected sweep.seed"),
+    (
+        {"sampler": "evolution", "sampler_options": {"population_size": 0}},
+        "found 0; expected a whole number of at leas",
+    ),
+    ({"sampler": "reinforce", "sampler_options": {"learning_rate": math.inf}}, "learning_rate: found inf"),
     ({"pruner": "percentile"}, "'percentile' does not start"),
     ({"pruner": "median", "pruner_options": {"n_warmup": 3}}, "n_warmup_steps"),
     ({"storage": "sqlite:////no/such/folder/study.db"}, "sweep.storage: found"),
