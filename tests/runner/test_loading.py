@@ -125,23 +125,19 @@ def test_a_candidate_that_was_never_drawn_is_told_at_the_end() -> None:
     assert told(made) == []
 
 
-def test_where_another_problem_decides_its_rate_is_named() -> None:
+def test_where_another_problem_decides_its_rate_is_named_and_the_entropy_weight_keeps_decisions_open() -> None:
     roles = {"model": "net", "paths": "paths"}
     net = Problem("net", space(), path_cross_entropy, roles=roles, hypergradient=FirstOrder(), **SETTINGS)
-    paths = Problem("paths", PathWeights(space), path_cross_entropy, roles=roles, **SETTINGS)
+    module = PathWeights(space)
+    paths = Problem("paths", module, path_cross_entropy, roles=roles, **SETTINGS)
     made = Program([net, paths], Graph({"paths": ["net"]}, {"net": ["paths"]}))
     with torch.no_grad():
         net.module.counts[0] += 1
-    assert "a lower problems.paths.optimizer.lr" in told(made)[0]
-
-
-def test_the_entropy_weight_keeps_decisions_open() -> None:
-    module = PathWeights(space)
-    with torch.no_grad():
         module.logits["activation_0"][1] = 3.0
+    assert "a lower problems.paths.optimizer.lr" in told(made)[0]
     batch = {"input": torch.randn(8, 4), "target": torch.randint(3, (8,))}
-    roles = {"model": space(), "paths": BoundModule(module, training=True)}
-    plain, kept = (path_cross_entropy(batch, **roles, entropy=weight).loss for weight in (0.0, 0.5))
+    given = {"model": space(), "paths": BoundModule(module, training=True)}
+    plain, kept = (path_cross_entropy(batch, **given, entropy=weight).loss for weight in (0.0, 0.5))
     assert torch.allclose(plain - kept, 0.5 * module.entropy())
 
 
