@@ -381,6 +381,18 @@ def test_an_evaluation_takes_statistics_and_draws_no_random_numbers_of_its_surro
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_run_trains_the_same_with_statistics_that_are_taken_anew(tiny_run: Callable[..., Any]) -> None:
+    def ends(folder: str, **changes: Any) -> tuple[Any, float]:
+        changes = {"runner.max_ticks": 10, **changes}
+        result = tiny_run(changes, folder=folder, between=[nn.BatchNorm1d(16)])
+        state = read_checkpoint(result.output_dir / "checkpoints" / "last.ckpt")
+        return state["program"], result.metrics["val/cross_entropy"]
+
+    (own, value), (other, plain) = ends("with", **{"evaluate.recalibrate": 2}), ends("without")
+    assert_equal(own, other, "program")
+    assert value != plain
+
+
 def test_what_cannot_be_taken_anew_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from mlotool.config.schema import PRUNERS, SAMPLERS
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, WriteError
 from mlotool.sweep.folder import JobSpec, read_job
 from mlotool.sweep.study import StudyPoints, Watcher
+from mlotool.sweep.study_options import make_pruner, make_sampler
 from tests.sweep.plans import RATE, Killed, known, make_plan, rate, run, states, study_of, take_up, trials, words_of
 
 optuna = pytest.importorskip("optuna")
@@ -124,6 +126,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_optuna_does_not_take_is_told(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         take_up(tmp_path, RATE, **settings)
+
+
+def test_all_samplers_and_pruners_start() -> None:
+    needed: dict[str, dict[str, Any]] = {"percentile": {"percentile": 25.0}, "threshold": {"upper": 1.0}}
+    for name, kind in PRUNERS.items():
+        assert type(make_pruner(name, needed.get(name, {}))).__name__ == kind
+    # Of CMA-ES the package is asked for when its sampler is made.
+    for name in SAMPLERS.keys() - {"cmaes"}:
+        assert type(make_sampler(name, {}, seed=3)).__name__ == SAMPLERS[name]
 
 
 @pytest.mark.usefixtures("in_memory")
