@@ -24,7 +24,8 @@ from unittest import mock
 
 from mlotool.sweep.driver import open_log
 
-IMPORTED = [f"mlotool.{name}" for name in ("cli.main", "cli.sweep_job", "runner.run_config")] + ["sklearn.datasets"]
+IMPORTED = [f"mlotool.{name}" for name in ("cli.main", "cli.sweep_job", "runner.run_config", "report")]
+IMPORTED += ["sklearn.datasets", "optuna", "sqlalchemy.orm", "alembic.command"]
 CONTEXT = multiprocessing.get_context("forkserver")
 SERVER: Any = forkserver._forkserver
 

@@ -105,7 +105,8 @@ def test_mwn_on_two_ranks_leaves_one_run(tmp_path: Path) -> None:
     assert (folder / "report.html").is_file()
     assert len(read_checkpoint(folder / "checkpoints" / "last.ckpt")["random_states"]) == 2
     found = read_metrics(folder)
-    expected = read_metrics(mlotool.run(mlotool.compose("mwn", [*words, *QUIET[:3]]), tmp_path / "one").output_dir)
+    mlotool.run(mlotool.compose("mwn", [*words, *QUIET[:3]]), output_dir=tmp_path / "one")
+    expected = read_metrics(tmp_path / "one")
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-3, abs=1e-3), key
