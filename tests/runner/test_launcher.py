@@ -1,6 +1,5 @@
 """Runs on two ranks from the command line and from Python: their files, their errors, their end."""
 
-import csv
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from mlotool.runner import run_config
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.run_config import Launch
 from tests import forked
+from tests.runner.test_run_config import read_metrics
 
 FAULTY = """
 import os
@@ -89,11 +89,6 @@ def test_a_failing_rank_ends_the_run_with_its_message(tmp_path: Path, mode: str,
         assert word in summary["error"]
 
 
-def read_metrics(folder: Path) -> dict[tuple[str, str], float]:
-    with (folder / "metrics.csv").open() as file:
-        return {(row["tick"], row["key"]): float(row["value"]) for row in csv.DictReader(file)}
-
-
 def test_mwn_on_two_ranks_leaves_one_run(tmp_path: Path) -> None:
     """The same numbers as on one rank, up to float32's rounding in the finite differences."""
     words = ("debug=fast", "runner.log_every=1")
@@ -104,9 +99,10 @@ def test_mwn_on_two_ranks_leaves_one_run(tmp_path: Path) -> None:
     assert len(list(folder.glob("wandb/offline-run-*"))) == 1
     assert (folder / "report.html").is_file()
     assert len(read_checkpoint(folder / "checkpoints" / "last.ckpt")["random_states"]) == 2
-    found = read_metrics(folder)
     mlotool.run(mlotool.compose("mwn", [*words, *QUIET[:3]]), output_dir=tmp_path / "one")
-    expected = read_metrics(tmp_path / "one")
+    found, expected = (
+        {(tick, key): value for tick, key, value in read_metrics(each)} for each in (folder, tmp_path / "one")
+    )
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-3, abs=1e-3), key

@@ -7,19 +7,19 @@ import pytest
 
 from mlotool.cli.main import main
 from mlotool.runner import load
+from tests.runner.test_run_config import read_metrics
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_has_the_metrics_of_one_without_it(
     num_ranks: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def metrics(remat: str) -> dict[tuple[str, str], float]:
+    def metrics(remat: str) -> dict[tuple[int, str], float]:
         folder = tmp_path / remat
         overrides = [f"problems.classifier.remat={remat}", f"runner.devices={num_ranks}", f"hydra.run.dir={folder}"]
         more = ["problems.classifier.module.num_layers=2", "runner.accelerator=cpu", "debug=fast", "logger.wandb=false"]
         assert main(["run", "+recipe=mwn_text", *overrides, *more]) == 0
-        rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
-        return {(tick, key): float(value) for tick, key, value in rows}
+        return {(tick, key): value for tick, key, value in read_metrics(folder)}
 
     caplog.set_level(logging.INFO, "mlotool")
     ours, its = metrics("auto"), metrics("null")
