@@ -209,9 +209,8 @@ def test_samples_of_an_evaluation_draw_the_same_in_batches_of_each_size() -> Non
     noisy = Noisy(split, lambda: torch.randn(()) + numpy.random.randn() + random.gauss(0, 1))
     found = [inputs(noisy, size) for size in (6, 4, 7)]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    assert torch.equal(inputs(Noisy(split, lambda: 0.0), 6), inputs(split, 6)) and not torch.equal(
-        found[0], inputs(split, 6)
-    )
+    assert torch.equal(inputs(Noisy(split, lambda: 0.0), 6), inputs(split, 6))
+    assert not torch.equal(found[0], inputs(split, 6))
     assert (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -93,16 +91,12 @@ def build_shared(reduce: Reduce | None) -> Built:
     return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
 
 
-def train_rank(folder: Path, rank: int, port: int) -> None:
+def train_rank(folder: Path) -> None:
     """Run in `folder`, or go on there; a checkpoint is written whenever something is logged."""
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
-    if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     run_config.build = lambda config, reduce, shared: build_shared(reduce)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
-    with (folder.parent / f"output_{rank}.txt").open("a") as output, contextlib.redirect_stderr(output):
+    with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
         try:
             run(make_config(**CHANGES_OF_RANKS), output_dir=folder, resume="auto")
         except Interrupted as interrupted:
@@ -165,29 +159,30 @@ def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) 
         assert within_writing >= num_kills // 10
 
 
-def stop_ranks(folder: Path, after: int | None = None, number: int = signal.SIGKILL, *whom: int) -> None:
-    """Let two ranks go on, and send some of them a signal once tick `after` is saved; None lets them finish."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [forked.start(train_rank, folder, rank, port) for rank in range(2)]
+def stop_ranks(folder: Path, after: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Let two ranks go on, and send rank 1 a signal once tick `after` is saved; None lets them finish."""
+    folder.parent.mkdir(exist_ok=True)
+    shared = run_config._shared_environment(2)
+    ranks = [
+        forked.start(train_rank, folder, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
     deadline = time.monotonic() + WHOLE_S
     while after is not None and last_tick(folder) < after:
         assert time.monotonic() < deadline
-        assert all(each.poll() is None for each in ranks), output_of(folder)
+        assert all(each.poll() is None for each in ranks), (folder.parent / "output.txt").read_text()
         time.sleep(0.002)
-    for rank in whom:
-        ranks[rank].send_signal(number)
-    if after is not None and number == signal.SIGKILL:
-        # What the launcher does with the others.
-        for each in ranks:
-            each.kill()
+    if after is not None:
+        ranks[1].send_signal(number)
+        if number == signal.SIGKILL:
+            # What the launcher does with the other.
+            ranks[0].kill()
     codes = [each.wait(WHOLE_S) for each in ranks]
     for path in folder.glob("checkpoints/*.ckpt"):
         read_checkpoint(path)
-    if number != signal.SIGKILL or after is None:
-        # Also the one that was not told.
-        assert codes == [0 if after is None else 128 + number] * 2, output_of(folder)
+    if after is None or number != signal.SIGKILL:
+        # Also of the one that was not told.
+        assert codes == [0 if after is None else 128 + number] * 2, (folder.parent / "output.txt").read_text()
 
 
 def last_tick(folder: Path) -> int:
@@ -195,19 +190,13 @@ def last_tick(folder: Path) -> int:
     return max((int(path.stem.partition("_")[2]) for path in found), default=-1)
 
 
-def output_of(folder: Path) -> str:
-    return "".join(path.read_text() for path in folder.parent.glob("output_*.txt"))
-
-
 def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """Rank 1 is killed, then both are, then one is told to stop, and stops with the other."""
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
+    """They are killed twice, then one is told to stop, and stops with the other."""
     whole, parts = tmp_path / "whole" / "run", tmp_path / "parts" / "run"
     stop_ranks(whole)
-    stop_ranks(parts, 4, signal.SIGKILL, 1)
-    stop_ranks(parts, last_tick(parts) + 4, signal.SIGKILL, 0, 1)
-    stop_ranks(parts, last_tick(parts) + 2, signal.SIGTERM, 1)
+    stop_ranks(parts, 4)
+    stop_ranks(parts, last_tick(parts) + 4)
+    stop_ranks(parts, last_tick(parts) + 2, signal.SIGTERM)
     assert read_summary(parts)["status"] == "interrupted"
     assert 12 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] < MAX_TICKS_OF_RANKS
     stop_ranks(parts)
@@ -215,4 +204,5 @@ def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
     stop_ranks(parts)
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
-    assert f"has finished after {MAX_TICKS_OF_RANKS} ticks; nothing is changed" in output_of(parts)
+    said = (tmp_path / "parts" / "output.txt").read_text()
+    assert f"has finished after {MAX_TICKS_OF_RANKS} ticks; nothing is changed" in said
