@@ -1,7 +1,8 @@
-"""Runs that are killed with SIGKILL at random moments, and go on until they are done."""
+"""Runs, groups of runs and ranks that are killed with SIGKILL at random moments, and go on until they are done."""
 
 import contextlib
 import io
+import json
 import random
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,20 @@ from torch import nn
 from mlotool import Unrolled
 from mlotool.core import files
 from mlotool.core.errors import Interrupted
+from mlotool.core.run_files import read_json
+from mlotool.fusion import stacked_gradients
 from mlotool.problem.rank_mean import Reduce
 from mlotool.program import Program
-from mlotool.runner import checkpoint, run, run_config
+from mlotool.runner import RunResult, checkpoint, run, run_config
 from mlotool.runner.checkpoint import read_checkpoint
+from mlotool.runner.together import RunRequest, run_together
 from tests import forked
+from tests.fusion.members import Blobs, bilevel, network
 from tests.runner.test_resume import assert_same
 from tests.runner.test_run_config import read_summary
 from tests.runner.tiny import Built, lower_loss, make_built, make_config
 
+RATE = "problems.classifier.optimizer.lr"
 MAX_TICKS = 24
 DELAY_S = 0.004
 CHANGES = {
@@ -72,42 +79,6 @@ def slow_down(seconds: float) -> None:
     torch.save, files.sync = save_in_halves, sync_slowly
 
 
-MAX_TICKS_OF_RANKS = 30
-CHANGES_OF_RANKS = {
-    "runner.devices": 2,
-    "runner.max_ticks": MAX_TICKS_OF_RANKS,
-    "runner.log_every": 3,
-    "runner.checkpoint_seconds": 1e-9,
-    "runner.keep_checkpoints": 2,
-    "evaluate.splits.val": 8,
-}
-TICK_S = 0.01
-
-
-def build_shared(reduce: Reduce | None) -> Built:
-    """Steps are recorded, with dropout's random states; running statistics follow each rank's own samples."""
-    between = [nn.BatchNorm1d(16, affine=False)]
-    built = make_built(_slow_loss, hypergradient=Unrolled(), unroll_steps=4, between=between, roll_back=True)
-    return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
-
-
-def train_rank(folder: Path) -> None:
-    """Run in `folder`, or go on there; a checkpoint is written whenever something is logged."""
-    torch.set_num_threads(1)
-    run_config.build = lambda config, reduce, shared: build_shared(reduce)
-    checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
-    with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
-        try:
-            run(make_config(**CHANGES_OF_RANKS), output_dir=folder, resume="auto")
-        except Interrupted as interrupted:
-            sys.exit(interrupted.exit_code)
-
-
-def _slow_loss(batch: Any, **roles: Any) -> Any:
-    time.sleep(TICK_S)
-    return lower_loss(batch, **roles)
-
-
 WHOLE_S = 120.0
 
 
@@ -142,21 +113,146 @@ def kill_at_random(
             read_checkpoint(path)
 
 
-@pytest.mark.parametrize("num_kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+def ends(train: Callable[..., None], folder: Path, num_kills: int) -> list[tuple[Path, int]]:
+    """Run once without a kill, then until there were as many.
+
+    Returns:
+        The folder of each run that has come to its end, and how often it was killed while it wrote a checkpoint.
+    """
+    chance, found, longest_life, kills = random.Random(num_kills), list[tuple[Path, int]](), WHOLE_S, 0
+    while not found or kills < num_kills:
+        own = folder / str(len(found)) / "run"
+        more, num_writes, seconds = kill_at_random(train, own, chance, num_kills - kills if found else 0, longest_life)
+        longest_life, kills = longest_life if found else 0.9 * seconds, kills + more
+        found.append((own, num_writes))
+    return found
+
+
+@pytest.mark.parametrize("num_kills", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
-    chance = random.Random(num_kills)
-    *_, seconds = kill_at_random(train, tmp_path / "whole", chance, 0, WHOLE_S)
-    kills = within_writing = num_chains = 0
-    while kills < num_kills:
-        folder = tmp_path / f"chain_{num_chains}" / "run"
-        found = kill_at_random(train, folder, chance, num_kills - kills, seconds)
-        kills, within_writing, num_chains = kills + found[0], within_writing + found[1], num_chains + 1
-        assert_same(folder, tmp_path / "whole")
+    (whole, _), *chains = ends(train, tmp_path, num_kills)
+    for folder, _ in chains:
+        assert_same(folder, whole)
         assert not list(folder.rglob("*.tmp"))
     # So that it is training that was killed, not its start.
     if num_kills >= 50:
-        assert num_chains > 3
-        assert within_writing >= num_kills // 10
+        assert len(chains) > 3
+        assert sum(num_writes for _, num_writes in chains) >= num_kills // 10
+
+
+CHANGES_OF_GROUP: list[dict[str, Any]] = [
+    {},
+    # Ends early, so that its lane is empty from then on.
+    {"runner.max_ticks": 7},
+    # Fails at the end of a window.
+    {RATE: 1e30},
+    # With the two before, half of the lanes are empty, and the others move together.
+    {"runner.max_ticks": 16},
+]
+
+
+class Data:
+    """Small splits."""
+
+    splits = ("train", "meta", "val", "test")
+    num_classes = 3
+
+    def split(self, name: str) -> Blobs:
+        return Blobs(20, self.splits.index(name))
+
+
+def build_member(config: Any, reduce: Any = None, shared: Any = None) -> Built:
+    """Return the program of a run, in float64."""
+    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.5)
+    optimizer = partial(torch.optim.SGD, lr=config.problems.classifier.optimizer.lr, momentum=0.9)
+    norm = torch.nn.BatchNorm1d
+    program = bilevel(config.seed, lambda: network(norm(8)), optimizer=optimizer, scheduler=scheduler)
+    return Built(program, Data())
+
+
+def requests(folder: Path) -> list[RunRequest]:
+    """Return the runs of a folder, of which some may have ended."""
+    found = []
+    for number, own in enumerate(CHANGES_OF_GROUP):
+        changes = {"seed": number, "runner.max_ticks": MAX_TICKS, "runner.log_every": 5, RATE: 0.1}
+        config = make_config(**{**changes, "runner.checkpoint_seconds": 1e-9, **own})
+        summary = read_json(folder / str(number), "summary.json")
+        ended_at = None if summary is None else summary["num_ticks"]
+        found.append(RunRequest(config, folder / str(number), resume="auto", ended_at=ended_at))
+    return found
+
+
+def train_group(folder: Path, begun: Path) -> None:
+    """Run a group in `folder`, or go on there; `begun` is a sign."""
+    run_config.build = build_member  # type: ignore[assignment]
+    checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
+    # One program of all counts as the faster way, whatever the clock says.
+    stacked_gradients._fastest = _untimed
+    slow_down(DELAY_S / 2)
+    folder.mkdir(parents=True, exist_ok=True)
+    begun.touch()
+    with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
+        ended: dict[int, RunResult | BaseException] = {}
+        run_together(requests(folder), record=folder / "fusion" / "0.json", when_ended=ended.__setitem__)
+        print(ended, file=output)
+
+
+def _untimed(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float, Any]:
+    before()
+    return 0.0, take()
+
+
+@pytest.mark.parametrize("num_kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_groups_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
+    (whole, _), *chains = ends(train_group, tmp_path, num_kills)
+    [stack] = json.loads((whole / "fusion" / "0.json").read_text())["stacks"]
+    assert stack["jobs"] == [0, 1, 2, 3]
+    assert all(each["is_fused"] for each in stack["rounds"].values())
+    summaries = [read_summary(whole / str(number)) for number in range(4)]
+    assert [each["status"] for each in summaries] == ["finished", "finished", "failed", "finished"]
+    assert [each["num_ticks"] for each in summaries] == [MAX_TICKS, 7, summaries[2]["num_ticks"], 16]
+    for folder, _ in chains:
+        for number in (0, 1, 3):
+            assert_same(folder / str(number), whole / str(number))
+        found = read_summary(folder / "2")
+        assert found["error"].replace(str(folder), "") == summaries[2]["error"].replace(str(whole), "")
+        assert (folder / "2" / "metrics.csv").read_bytes() == (whole / "2" / "metrics.csv").read_bytes()
+
+
+MAX_TICKS_OF_RANKS = 30
+CHANGES_OF_RANKS = {
+    "runner.devices": 2,
+    "runner.max_ticks": MAX_TICKS_OF_RANKS,
+    "runner.log_every": 3,
+    "runner.checkpoint_seconds": 1e-9,
+    "runner.keep_checkpoints": 2,
+    "evaluate.splits.val": 8,
+}
+TICK_S = 0.01
+
+
+def build_shared(reduce: Reduce | None) -> Built:
+    """Steps are recorded, with dropout's random states; running statistics follow each rank's own samples."""
+    between = [nn.BatchNorm1d(16, affine=False)]
+    built = make_built(_slow_loss, hypergradient=Unrolled(), unroll_steps=4, between=between, roll_back=True)
+    return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
+
+
+def train_rank(folder: Path) -> None:
+    """Run in `folder`, or go on there; a checkpoint is written whenever something is logged."""
+    torch.set_num_threads(1)
+    run_config.build = lambda config, reduce, shared: build_shared(reduce)
+    checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
+    with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
+        try:
+            run(make_config(**CHANGES_OF_RANKS), output_dir=folder, resume="auto")
+        except Interrupted as interrupted:
+            sys.exit(interrupted.exit_code)
+
+
+def _slow_loss(batch: Any, **roles: Any) -> Any:
+    time.sleep(TICK_S)
+    return lower_loss(batch, **roles)
 
 
 def stop_ranks(folder: Path, after: int | None = None, number: int = signal.SIGKILL) -> None:
