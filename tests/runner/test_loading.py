@@ -63,21 +63,6 @@ def test_a_space_leaves_its_nodes_and_decisions(tmp_path: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["num_parameters"] == {"classifier": 682}
 
 
-def _problem(module: nn.Module, **settings: Any) -> Problem:
-    def loss(batch: Any, model: Any) -> torch.Tensor:
-        return model(torch.zeros(1, 2)).sum()
-
-    return Problem(
-        "model", module, loss, roles={"model": "model"}, optimizer=partial(torch.optim.SGD, lr=0.1), **settings
-    )
-
-
-def test_parameters_are_those_of_one_task() -> None:
-    assert num_parameters(Program([_problem(nn.Linear(2, 3), tasks=4)], Graph())) == {"model": 9}
-    frozen = nn.Linear(2, 3).requires_grad_(False)
-    assert num_parameters(Program([_problem(nn.Sequential(nn.Linear(2, 2), frozen))], Graph())) == {"model": 15}
-
-
 def space(**settings: Any) -> SharedSpace:
     activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})
     torch.manual_seed(0)
@@ -104,6 +89,16 @@ class WithOthers(Ranks):
 
 
 SETTINGS = {"stream": Stream(Blobs(40, 0), 8, seed=0), "optimizer": partial(torch.optim.SGD, lr=0.1)}
+
+
+def test_parameters_are_those_of_one_task() -> None:
+    frozen = nn.Linear(2, 3).requires_grad_(False)
+    for module, settings, count in (
+        (nn.Linear(2, 3), {"tasks": 4}, 9),
+        (nn.Sequential(nn.Linear(2, 2), frozen), {}, 15),
+    ):
+        problem = Problem("net", module, cross_entropy, roles={"model": "net"}, **SETTINGS, **settings)
+        assert num_parameters(Program([problem], Graph())) == {"net": count}
 
 
 def test_a_candidate_that_was_never_drawn_is_told_at_the_end() -> None:

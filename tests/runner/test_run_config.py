@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import math
 import os
 import re
@@ -19,9 +20,10 @@ from torch.optim.lr_scheduler import LinearLR, OneCycleLR, ReduceLROnPlateau, Se
 
 import mlotool
 from mlotool import LossOutput
+from mlotool.cli.main import main
 from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
 from mlotool.core.user_code import UserCodeError
-from mlotool.runner import RunResult
+from mlotool.runner import RunResult, load
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.evaluation import Evaluator
 from tests.runner.tiny import Analysis, lower_loss
@@ -343,3 +345,26 @@ def test_bf16_opens_autocast_around_the_losses_only(tiny_run: Run) -> None:
     assert result.checkpoint is not None
     weights = read_checkpoint(result.checkpoint)["program"]["classifier"]["module"]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_with_remat_has_the_metrics_of_one_without_it(
+    num_ranks: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def metrics(remat: str) -> dict[tuple[int, str], float]:
+        folder = tmp_path / remat
+        overrides = [f"problems.classifier.remat={remat}", f"runner.devices={num_ranks}", f"hydra.run.dir={folder}"]
+        more = ["problems.classifier.module.num_layers=2", "debug=fast", "logger=csv", "runner.report=false"]
+        assert main(["run", "+recipe=mwn_text", *overrides, *more]) == 0
+        return {(tick, key): value for tick, key, value in read_metrics(folder)}
+
+    caplog.set_level(logging.INFO, "mlotool")
+    ours, its = metrics("auto"), metrics("null")
+    said = [each for each in caplog.messages if "remat" in each]
+    # Of two ranks each is a process of its own.
+    assert num_ranks > 1 or said == ["problems.classifier.remat: auto found 2 blocks, blocks.0 to blocks.1."]
+    assert ours.keys() == its.keys()
+    assert ours == pytest.approx(its, rel=1e-5, abs=1e-6)
+    # The module alone is saved: it needs none of this to be loaded.
+    states = [load(tmp_path / remat, "classifier").state_dict() for remat in ("auto", "null")]
+    assert list(states[0]) == list(states[1])
