@@ -361,7 +361,8 @@ def test_an_evaluation_takes_statistics_and_draws_no_random_numbers_of_its_surro
 
 def test_a_run_trains_the_same_with_statistics_that_are_taken_anew(tiny_run: Callable[..., Any]) -> None:
     def ends(folder: str, **changes: Any) -> tuple[Any, float]:
-        changes = {"runner.max_ticks": 10, **changes}
+        stream = {"split": "train", "batch_size": 8, "shuffle": True, "drop_last": True}
+        changes = {"problems.classifier": {"stream": stream, "same_batch_as": None}, "runner.max_ticks": 10, **changes}
         result = tiny_run(changes, folder=folder, between=[nn.BatchNorm1d(16)])
         state = read_checkpoint(result.output_dir / "checkpoints" / "last.ckpt")
         return state["program"], result.metrics["val/cross_entropy"]

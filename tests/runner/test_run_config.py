@@ -268,7 +268,7 @@ def test_a_run_that_fails_in_its_first_round_has_the_initial_state(tiny_run: Run
 
 def test_parameters_that_became_nan_are_not_saved(tiny_run: Run, tmp_path: Path) -> None:
     # The last tick before the evaluation, at which the upper problem does not step: no loss shows it.
-    with pytest.raises(NonFiniteParametersError, match=r"after tick 20;.*good state that was saved, after tick \d+\.$"):
+    with pytest.raises(NonFiniteParametersError, match=r"after tick 20, .*state that was saved, after tick \d+\.$"):
         tiny_run(loss=LossThat(20, make_gradient_nan), unroll_steps=3)
     for which in ("best", "last"):
         assert_is_good(tmp_path / f"run/checkpoints/{which}.ckpt", 10)
