@@ -128,7 +128,7 @@ def ends(train: Callable[..., None], folder: Path, num_kills: int) -> list[tuple
     return found
 
 
-@pytest.mark.parametrize("num_kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
     (whole, _), *chains = ends(train, tmp_path, num_kills)
     for folder, _ in chains:
@@ -145,7 +145,7 @@ CHANGES_OF_GROUP: list[dict[str, Any]] = [
     # Ends early, so that its lane is empty from then on.
     {"runner.max_ticks": 7},
     # Fails at the end of a window.
-    {RATE: 1e30},
+    {RATE: 1e200},
     # With the two before, half of the lanes are empty, and the others move together.
     {"runner.max_ticks": 16},
 ]
@@ -202,7 +202,7 @@ def _untimed(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float
     return 0.0, take()
 
 
-@pytest.mark.parametrize("num_kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_groups_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
     (whole, _), *chains = ends(train_group, tmp_path, num_kills)
     [stack] = json.loads((whole / "fusion" / "0.json").read_text())["stacks"]
@@ -219,7 +219,7 @@ def test_killed_groups_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int
         assert (folder / "2" / "metrics.csv").read_bytes() == (whole / "2" / "metrics.csv").read_bytes()
 
 
-MAX_TICKS_OF_RANKS = 30
+MAX_TICKS_OF_RANKS = 40
 CHANGES_OF_RANKS = {
     "runner.devices": 2,
     "runner.max_ticks": MAX_TICKS_OF_RANKS,

@@ -62,7 +62,7 @@ def test_each_leaves_a_folder_and_is_told_of_but_for_those_that_had_ended(
         assert isinstance(result, RunResult) and result.output_dir == tmp_path / str(number)
         assert (tmp_path / str(number) / "summary.json").is_file()
     content = json.loads((tmp_path / "fusion" / "0.json").read_text())
-    assert (content["waves"], [each["jobs"] for each in content["stacks"]]) == ([[1, 2, 3, 4]], [[1, 2, 3]])
+    assert (content["waves"], [each["jobs"] for each in content["stacks"]]) == ([[1, 2, 3, 4]], [[1, 2, 3, 4]])
 
 
 def signalling(direct: Any, counts: Any, at: int, times: int) -> Any:
