@@ -354,8 +354,8 @@ def test_a_run_with_remat_has_the_metrics_of_one_without_it(
     def metrics(remat: str) -> dict[tuple[int, str], float]:
         folder = tmp_path / remat
         overrides = [f"problems.classifier.remat={remat}", f"runner.devices={num_ranks}", f"hydra.run.dir={folder}"]
-        more = ["problems.classifier.module.num_layers=2", "debug=fast", "logger=csv", "runner.report=false"]
-        assert main(["run", "+recipe=mwn_text", *overrides, *more]) == 0
+        more = ["problems.classifier.module.num_layers=2", "debug=fast", "debug.limit_ticks=3", "logger=csv"]
+        assert main(["run", "+recipe=mwn_text", "runner.report=false", *overrides, *more]) == 0
         return {(tick, key): value for tick, key, value in read_metrics(folder)}
 
     caplog.set_level(logging.INFO, "mlotool")
