@@ -24,7 +24,8 @@ from unittest import mock
 
 from mlotool.sweep.driver import open_log
 
-IMPORTED = [f"mlotool.{name}" for name in ("cli.main", "cli.sweep_job", "runner.run_config")] + ["sklearn.datasets"]
+IMPORTED = [f"mlotool.{name}" for name in ("cli.main", "cli.sweep_job", "runner.run_config", "report")]
+IMPORTED += ["sklearn.datasets", "optuna", "sqlalchemy.orm", "alembic.command"]
 CONTEXT = multiprocessing.get_context("forkserver")
 SERVER: Any = forkserver._forkserver
 
@@ -42,30 +43,34 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, minus the signal where one has killed it; None while it runs."""
         code: int | None = self._process.exitcode
         return code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code; raise as Popen does."""
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("forked", timeout or 0.0)
         return self.returncode
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process of any kind is still there, and no zombie."""
+    status = Path(f"/proc/{pid}/status")
+    try:
+        return "\nState:\tZ" not in status.read_text()
+    except OSError:
+        return False
 
 
 class Descriptor:

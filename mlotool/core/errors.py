@@ -116,7 +116,8 @@ class NonFiniteParametersError(RunError):
         names = [f"'{name}'" for name in (problem, *others)]
         whose = f"problem {names[0]}" if not others else f"the problems {', '.join(names)}"
         super().__init__(
-            f"The parameters of {whose} were found to be NaN or infinite after tick {tick}, no loss; expected finite "
-            f"numbers. Look for sqrt, log, norm or a division at zero in the loss of '{problem}' and of what reads it. "
+            f"The parameters of {whose} were found to be NaN or infinite after tick {tick}, while all losses were "
+            f"finite; expected finite numbers. Look for sqrt, log, norm or a division at zero in the loss of "
+            f"'{problem}' and of what reads it. "
             f"{advice or f'Or lower problems.{problem}.optimizer.lr.'}"
         )

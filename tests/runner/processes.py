@@ -1,14 +1,12 @@
 """Processes that talk by gloo."""
 
-import os
-import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from mlotool.runner import run_config
 from tests import forked
 
 T = TypeVar("T")
@@ -29,16 +27,11 @@ def run_ranks(
     Returns:
         What `meanwhile` returned, and what the ranks have left.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        shared["GLOO_SOCKET_IFNAME"] = "lo"
+    shared = {**run_config._shared_environment(num_ranks), "OMP_NUM_THREADS": "1"}
     processes = []
     try:
         for rank in range(num_ranks):
-            environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             processes.append(forked.start(main, folder, *arguments, environment=environment))
         found = meanwhile()
         assert [process.wait(timeout=1500) for process in processes] == [0] * num_ranks

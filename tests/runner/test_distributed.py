@@ -26,8 +26,9 @@ from tests.over_ranks import over
 from tests.program.small import Mlp, parameters, web
 from tests.runner.processes import run_ranks
 
-NUM_TICKS, NUM_FOLLOWED, NUM_MANY = 3, 12, 50
+NUM_FOLLOWED, NUM_MANY = 8, 50
 FOLLOWED = {"conf/finite_difference", "conf/cg", "conf/unrolled", "kept", "conf/soba", "conf/saba", "conf/penalty"}
+FOLLOWED |= {"conf/first_order"}
 """By these, the equal shares of Meta-Weight-Net are followed for `NUM_FOLLOWED` ticks in the ordinary tests as well."""
 
 TRILEVEL = {"u": ["w"]}, {"w": ["v"], "v": ["u"]}
@@ -68,13 +69,18 @@ def in_the_middle(middle: Make) -> Callable[[Make], Program]:
     return build
 
 
-PROGRAMS: dict[str, tuple[str, Callable[[Make], Program]]] = {
-    "mwn": ("weigher", program),
-    "unequal": ("weigher", unequal),
-    "trilevel": ("u", lambda make: web(*TRILEVEL, hypergradient=make)),
-    "nested": ("u", lambda make: web(*NESTED, hypergradient=make)),
-    "difference": ("u", in_the_middle(lambda: Implicit(ConjugateGradient(3, 1e-8, damping=1.0), "finite_difference"))),
-    "unrolled": ("u", in_the_middle(Unrolled)),
+# By name: the top problem, what builds it, and ticks. Unequal shares go on into a second epoch of three batches.
+PROGRAMS: dict[str, tuple[str, Callable[[Make], Program], int]] = {
+    "mwn": ("weigher", program, 3),
+    "unequal": ("weigher", unequal, 4),
+    "trilevel": ("u", lambda make: web(*TRILEVEL, hypergradient=make), 2),
+    "nested": ("u", lambda make: web(*NESTED, hypergradient=make), 2),
+    "difference": (
+        "u",
+        in_the_middle(lambda: Implicit(ConjugateGradient(3, 1e-8, damping=1.0), "finite_difference")),
+        2,
+    ),
+    "unrolled": ("u", in_the_middle(Unrolled), 2),
 }
 
 
@@ -82,9 +88,13 @@ def compute(ranks: Ranks, num_ticks: int | None = None) -> dict[str, dict[str, T
     """Return, by program and algorithm, the top gradient and the parameters after ticks, or why there are none."""
     found: dict[str, dict[str, Tensor] | str] = {}
     chosen = options() if num_ticks is None else damped()
-    for kind, (top, build) in PROGRAMS.items():
-        more = {name: make for name, make in EVERY.items() if kind == "mwn" and "_difference" not in name}
-        for name, make in {**more, **chosen}.items():
+    for kind, (top, build, few) in PROGRAMS.items():
+        makes = chosen
+        if kind == "mwn":
+            # With unequal shares all of conf/ are there.
+            own = {name: make for name, make in chosen.items() if name in FOLLOWED or num_ticks is not None}
+            makes = {**{name: make for name, make in EVERY.items() if "_difference" not in name}, **own}
+        for name, make in makes.items():
             try:
                 made = over(ranks, build(make))
             except ConfigError as error:
@@ -93,8 +103,6 @@ def compute(ranks: Ranks, num_ticks: int | None = None) -> dict[str, dict[str, T
             gradient = {f"gradient.{key}": value for key, value in made.gradient(top).items()}
             schedule = Schedule(made)
             is_followed = kind == "mwn" and name in FOLLOWED
-            # Unequal shares go on into a second epoch of three batches.
-            few = NUM_TICKS + (kind == "unequal")
             for _ in range(num_ticks or (NUM_FOLLOWED if is_followed else few)):
                 schedule.tick()
             found[f"{kind} {name}"] = {**gradient, **parameters(made)}

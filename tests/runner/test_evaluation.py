@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ from mlotool.core.user_code import WrongResultError
 from mlotool.data import Digits, InMemoryTensors
 from mlotool.program import Graph, Problem, Program, Stream
 from mlotool.runner import evaluation
-from mlotool.runner.checkpoint import STATE_KEY, read_whole_checkpoint
+from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.evaluation import (
     NUM_REHEARSED,
     Batches,
@@ -38,58 +37,53 @@ from mlotool.runner.evaluation import (
     run_analyses,
 )
 from mlotool.runner.session import Session
-from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, Blobs, Data, make_built
+from tests.runner.test_resume import assert_equal
+from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, Analysis, Blobs, Data, make_built
 
 QUIET = ["debug=fast", "logger.wandb=false", "runner.progress_bar=false", "runner.report=false"]
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict | list | tuple):
-        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(each, f"{key}.{name}")
-    elif not key.endswith("training_s"):
-        yield key, value
-
-
 def _run(folder: Path, words: list[str]) -> tuple[dict[str, float], dict[str, Any]]:
     result = mlotool.run(mlotool.compose(words[0], [*words[1:], *QUIET]), output_dir=folder)
-    state = read_whole_checkpoint(folder / "checkpoints" / "last.ckpt")[STATE_KEY]
-    return result.metrics, dict(_leaves(state))
+    state = read_checkpoint(folder / "checkpoints" / "last.ckpt")
+    del state["training_s"]
+    return result.metrics, state
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    ["mwn", "mwn hypergradient=penalty", "mwn hypergradient=unrolled", "multigrid_peaks", "layerparallel_penalty"],
+    [
+        "mwn hypergradient=unrolled",
+        *[
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in ("mwn", "mwn hypergradient=penalty", "multigrid_peaks", "layerparallel_penalty")
+        ],
+    ],
 )
 def test_a_rehearsal_leaves_no_trace(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics, state = _run(tmp_path / "rehearsed", words.split())
     monkeypatch.setattr(Session, "rehearse", lambda self: None)
     other_metrics, other_state = _run(tmp_path / "plain", words.split())
     assert metrics == other_metrics
-    assert state.keys() == other_state.keys()
-    for key, value in state.items():
-        other = other_state[key]
-        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, key
+    assert_equal(state, other_state, words)
 
 
-@dataclass
 class Noisy:
-    """Adds noise to each sample."""
+    """A data set without `__getitems__`, which adds noise to each sample."""
 
-    draw: Callable[[], float]
-    blobs: Blobs = field(default_factory=lambda: Blobs(40, 0))
+    def __init__(self, inner: Blobs, draw: Callable[[], Any]) -> None:
+        self._inner, self._draw = inner, draw
 
     def __len__(self) -> int:
-        return 40
+        return len(self._inner)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.blobs[index], "input": self.blobs.input[index] + self.draw()}
+        return {**self._inner[index], "input": self._inner[index]["input"] + self._draw()}
 
 
 def _rehearse(draw: Callable[[], float]) -> None:
     program = make_built().program
-    program.problems["weights"].stream = Stream(Noisy(draw), batch_size=8)
+    program.problems["weights"].stream = Stream(Noisy(Blobs(40, 0), draw), batch_size=8)
     rehearse(program, None, (), Objective(None, None, is_tracked=False), lambda: None)
 
 
@@ -101,12 +95,8 @@ def test_samples_that_no_seed_makes_the_same_are_told() -> None:
             _rehearse(draw)
 
 
-@dataclass
-class _Analysis:
-    function: Any
-    roles: dict[str, str] = field(default_factory=lambda: {"model": "line"})
-    split: str = "val"
-    batch_size: int = 3
+def look(function: Any, problem: str = "classifier") -> Analysis:
+    return Analysis(function, {"model": problem}, "val", 3)
 
 
 def _found(batches: Any, *, model: Any) -> dict[str, torch.Tensor | str]:
@@ -119,7 +109,7 @@ def test_arrays_texts_and_numbers_go_their_ways(tmp_path: Path) -> None:
     problem = Problem("line", torch.nn.Linear(1, 1), lambda batch, *, model: model(batch), roles={"model": "line"})
     data = Digits({"val": 5})
     numbers: dict[str, float] = {}
-    built = SimpleNamespace(analyses={"look": _Analysis(_found)}, program=Program([problem], Graph()), data=data)
+    built = SimpleNamespace(analyses={"look": look(_found, "line")}, program=Program([problem], Graph()), data=data)
     run_analyses(built, tmp_path, "cpu", numbers.update)
     assert numbers == {"look/count": 5.0}
     assert (tmp_path / "look_name.txt").read_text() == "kept as it is\n"
@@ -156,22 +146,19 @@ def test_what_cannot_work_is_told_before_the_first_tick(
     tiny_run: Callable[..., Any], tmp_path: Path, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        tiny_run(analyses={"look": _Analysis(UNUSABLE[message], {"model": "classifier"})})
+        tiny_run(analyses={"look": look(UNUSABLE[message])})
     assert str(caught.value).startswith("analyses.look: ")
     assert not (tmp_path / "run").exists()
 
 
 def test_one_that_needs_more_samples_gets_all(tiny_run: Callable[..., Any]) -> None:
-    result = tiny_run(
-        {"runner.max_ticks": 2},
-        analyses={"look": _Analysis(_fails_from(9, size=NUM_REHEARSED + 1), {"model": "classifier"})},
-    )
+    result = tiny_run({"runner.max_ticks": 2}, analyses={"look": look(_fails_from(9, size=NUM_REHEARSED + 1))})
     assert result.metrics["look/calls"] == 3.0
 
 
 def test_a_failure_at_the_end_loses_nothing_else(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
     made = {"bad": _fails_from(2), "good": _fails_from(9), "worse": _fails_from(2)}
-    analyses = {name: _Analysis(function, {"model": "classifier"}) for name, function in made.items()}
+    analyses = {name: look(function) for name, function in made.items()}
     with pytest.raises(
         RunError, match=r"After tick 4: analyses\.bad: .*: ValueError: no use.*resume=auto: the run is kept"
     ):
@@ -180,24 +167,9 @@ def test_a_failure_at_the_end_loses_nothing_else(tiny_run: Callable[..., Any], t
     assert (summary["status"], summary["num_ticks"]) == ("failed", 4)
     assert summary["metrics"]["good/calls"] == 2.0
     assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
-    whole = {name: _Analysis(_fails_from(9), {"model": "classifier"}) for name in made}
+    whole = {name: look(_fails_from(9)) for name in made}
     result = tiny_run({"runner.max_ticks": 4}, analyses=whole, resume=tmp_path / "run")
     assert result.metrics["bad/calls"] == 1.0
-
-
-class Items:
-    """A data set without `__getitems__`, whose samples may draw from all global generators."""
-
-    def __init__(self, inner: Any, *, is_noisy: bool = False) -> None:
-        self._inner, self._is_noisy = inner, is_noisy
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getitem__(self, index: int) -> Any:
-        sample = self._inner[index]
-        noise = torch.randn(()) + numpy.random.randn() + random.gauss(0, 1) if self._is_noisy else 0.0
-        return {**sample, "input": sample["input"] + noise}
 
 
 def linear() -> nn.Linear:
@@ -234,9 +206,11 @@ def test_samples_of_an_evaluation_draw_the_same_in_batches_of_each_size() -> Non
 
     split = Data().split("val")
     before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    found = [inputs(Items(split, is_noisy=True), size) for size in (6, 4, 7)]
+    noisy = Noisy(split, lambda: torch.randn(()) + numpy.random.randn() + random.gauss(0, 1))
+    found = [inputs(noisy, size) for size in (6, 4, 7)]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    assert torch.equal(inputs(Items(split), 6), inputs(split, 6)) and not torch.equal(found[0], inputs(split, 6))
+    assert torch.equal(inputs(Noisy(split, lambda: 0.0), 6), inputs(split, 6))
+    assert not torch.equal(found[0], inputs(split, 6))
     assert (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
@@ -383,6 +357,19 @@ def test_an_evaluation_takes_statistics_and_draws_no_random_numbers_of_its_surro
     )
     assert first == again != other
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_run_trains_the_same_with_statistics_that_are_taken_anew(tiny_run: Callable[..., Any]) -> None:
+    def ends(folder: str, **changes: Any) -> tuple[Any, float]:
+        stream = {"split": "train", "batch_size": 8, "shuffle": True, "drop_last": True}
+        changes = {"problems.classifier": {"stream": stream, "same_batch_as": None}, "runner.max_ticks": 10, **changes}
+        result = tiny_run(changes, folder=folder, between=[nn.BatchNorm1d(16)])
+        state = read_checkpoint(result.output_dir / "checkpoints" / "last.ckpt")
+        return state["program"], result.metrics["val/cross_entropy"]
+
+    (own, value), (other, plain) = ends("with", **{"evaluate.recalibrate": 2}), ends("without")
+    assert_equal(own, other, "program")
+    assert value != plain
 
 
 def test_what_cannot_be_taken_anew_is_refused_by_name(

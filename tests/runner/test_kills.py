@@ -1,16 +1,16 @@
-"""Runs that are killed with SIGKILL at random moments, and go on until they are done."""
+"""Runs, groups of runs and ranks that are killed with SIGKILL at random moments, and go on until they are done."""
 
 import contextlib
 import io
-import os
+import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,20 @@ from torch import nn
 from mlotool import Unrolled
 from mlotool.core import files
 from mlotool.core.errors import Interrupted
+from mlotool.core.run_files import read_json
+from mlotool.fusion import stacked_gradients
 from mlotool.problem.rank_mean import Reduce
 from mlotool.program import Program
-from mlotool.runner import checkpoint, run, run_config
+from mlotool.runner import RunResult, checkpoint, run, run_config
 from mlotool.runner.checkpoint import read_checkpoint
+from mlotool.runner.together import RunRequest, run_together
 from tests import forked
+from tests.fusion.members import Blobs, bilevel, network
 from tests.runner.test_resume import assert_same
 from tests.runner.test_run_config import read_summary
 from tests.runner.tiny import Built, lower_loss, make_built, make_config
 
+RATE = "problems.classifier.optimizer.lr"
 MAX_TICKS = 24
 DELAY_S = 0.004
 CHANGES = {
@@ -74,56 +79,6 @@ def slow_down(seconds: float) -> None:
     torch.save, files.sync = save_in_halves, sync_slowly
 
 
-MAX_TICKS_OF_RANKS = 40
-CHANGES_OF_RANKS = {
-    "runner.devices": 2,
-    "runner.max_ticks": MAX_TICKS_OF_RANKS,
-    "runner.log_every": 3,
-    "runner.checkpoint_seconds": 1e-9,
-    "runner.keep_checkpoints": 2,
-    "evaluate.splits.val": 8,
-}
-TICK_S = 0.01
-
-
-def unrolled() -> Built:
-    """The steps are recorded, with dropout's random states."""
-    return make_built(_slow_loss, hypergradient=Unrolled(), unroll_steps=4)
-
-
-def normalised() -> Built:
-    """The running statistics follow each rank's own samples between two evaluations."""
-    return make_built(_slow_loss, between=[nn.BatchNorm1d(16, affine=False)], unroll_steps=2, roll_back=True)
-
-
-VARIANTS: dict[str, Callable[[], Built]] = {"unrolled": unrolled, "normalised": normalised}
-
-
-def train_rank(folder: Path, variant: str, rank: int, port: int) -> None:
-    """Run in `folder`, or go on there; a checkpoint is written whenever something is logged."""
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
-    if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    run_config.build = lambda config, reduce, shared: _shared(VARIANTS[variant](), reduce)
-    checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
-    with (folder.parent / f"output_{rank}.txt").open("a") as output, contextlib.redirect_stderr(output):
-        try:
-            run(make_config(**CHANGES_OF_RANKS), output_dir=folder, resume="auto")
-        except Interrupted as interrupted:
-            sys.exit(interrupted.exit_code)
-
-
-def _shared(built: Built, reduce: Reduce | None) -> Built:
-    return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
-
-
-def _slow_loss(batch: Any, **roles: Any) -> Any:
-    time.sleep(TICK_S)
-    return lower_loss(batch, **roles)
-
-
 WHOLE_S = 120.0
 
 
@@ -158,55 +113,172 @@ def kill_at_random(
             read_checkpoint(path)
 
 
-@pytest.mark.parametrize("num_kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+def ends(train: Callable[..., None], folder: Path, num_kills: int) -> list[tuple[Path, int]]:
+    """Run once without a kill, then until there were as many.
+
+    Returns:
+        The folder of each run that has come to its end, and how often it was killed while it wrote a checkpoint.
+    """
+    chance, found, longest_life, kills = random.Random(num_kills), list[tuple[Path, int]](), WHOLE_S, 0
+    while not found or kills < num_kills:
+        own = folder / str(len(found)) / "run"
+        more, num_writes, seconds = kill_at_random(train, own, chance, num_kills - kills if found else 0, longest_life)
+        longest_life, kills = longest_life if found else 0.9 * seconds, kills + more
+        found.append((own, num_writes))
+    return found
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
-    chance = random.Random(num_kills)
-    *_, seconds = kill_at_random(train, tmp_path / "whole", chance, 0, WHOLE_S)
-    kills = within_writing = num_chains = 0
-    while kills < num_kills:
-        folder = tmp_path / f"chain_{num_chains}" / "run"
-        found = kill_at_random(train, folder, chance, num_kills - kills, seconds)
-        kills, within_writing, num_chains = kills + found[0], within_writing + found[1], num_chains + 1
-        assert_same(folder, tmp_path / "whole")
+    (whole, _), *chains = ends(train, tmp_path, num_kills)
+    for folder, _ in chains:
+        assert_same(folder, whole)
         assert not list(folder.rglob("*.tmp"))
     # So that it is training that was killed, not its start.
     if num_kills >= 50:
-        assert num_chains > 3
-        assert within_writing >= num_kills // 10
+        assert len(chains) > 3
+        assert sum(num_writes for _, num_writes in chains) >= num_kills // 10
 
 
-def stop_ranks(
-    folder: Path, variant: str, after: int | None, number: int, whom: tuple[int, ...], seconds: float = 0.0
-) -> None:
-    """Let two ranks go on, and send some of them a signal once tick `after` is saved; None lets them finish.
+CHANGES_OF_GROUP: list[dict[str, Any]] = [
+    {},
+    # Ends early, so that its lane is empty from then on.
+    {"runner.max_ticks": 7},
+    # Fails at the end of a window.
+    {RATE: 1e200},
+    # With the two before, half of the lanes are empty, and the others move together.
+    {"runner.max_ticks": 16},
+]
 
-    The signal comes `seconds` later; those that it does not kill live as long again.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [forked.start(train_rank, folder, variant, rank, port) for rank in range(2)]
+
+class Data:
+    """Small splits."""
+
+    splits = ("train", "meta", "val", "test")
+    num_classes = 3
+
+    def split(self, name: str) -> Blobs:
+        return Blobs(20, self.splits.index(name))
+
+
+def build_member(config: Any, reduce: Any = None, shared: Any = None) -> Built:
+    """Return the program of a run, in float64."""
+    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.5)
+    optimizer = partial(torch.optim.SGD, lr=config.problems.classifier.optimizer.lr, momentum=0.9)
+    norm = torch.nn.BatchNorm1d
+    program = bilevel(config.seed, lambda: network(norm(8)), optimizer=optimizer, scheduler=scheduler)
+    return Built(program, Data())
+
+
+def requests(folder: Path) -> list[RunRequest]:
+    """Return the runs of a folder, of which some may have ended."""
+    found = []
+    for number, own in enumerate(CHANGES_OF_GROUP):
+        changes = {"seed": number, "runner.max_ticks": MAX_TICKS, "runner.log_every": 5, RATE: 0.1}
+        config = make_config(**{**changes, "runner.checkpoint_seconds": 1e-9, **own})
+        summary = read_json(folder / str(number), "summary.json")
+        ended_at = None if summary is None else summary["num_ticks"]
+        found.append(RunRequest(config, folder / str(number), resume="auto", ended_at=ended_at))
+    return found
+
+
+def train_group(folder: Path, begun: Path) -> None:
+    """Run a group in `folder`, or go on there; `begun` is a sign."""
+    run_config.build = build_member  # type: ignore[assignment]
+    checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
+    # One program of all counts as the faster way, whatever the clock says.
+    stacked_gradients._fastest = _untimed
+    slow_down(DELAY_S / 2)
+    folder.mkdir(parents=True, exist_ok=True)
+    begun.touch()
+    with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
+        ended: dict[int, RunResult | BaseException] = {}
+        run_together(requests(folder), record=folder / "fusion" / "0.json", when_ended=ended.__setitem__)
+        print(ended, file=output)
+
+
+def _untimed(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float, Any]:
+    before()
+    return 0.0, take()
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_groups_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
+    (whole, _), *chains = ends(train_group, tmp_path, num_kills)
+    [stack] = json.loads((whole / "fusion" / "0.json").read_text())["stacks"]
+    assert stack["jobs"] == [0, 1, 2, 3]
+    assert all(each["is_fused"] for each in stack["rounds"].values())
+    summaries = [read_summary(whole / str(number)) for number in range(4)]
+    assert [each["status"] for each in summaries] == ["finished", "finished", "failed", "finished"]
+    assert [each["num_ticks"] for each in summaries] == [MAX_TICKS, 7, summaries[2]["num_ticks"], 16]
+    for folder, _ in chains:
+        for number in (0, 1, 3):
+            assert_same(folder / str(number), whole / str(number))
+        found = read_summary(folder / "2")
+        assert found["error"].replace(str(folder), "") == summaries[2]["error"].replace(str(whole), "")
+        assert (folder / "2" / "metrics.csv").read_bytes() == (whole / "2" / "metrics.csv").read_bytes()
+
+
+MAX_TICKS_OF_RANKS = 40
+CHANGES_OF_RANKS = {
+    "runner.devices": 2,
+    "runner.max_ticks": MAX_TICKS_OF_RANKS,
+    "runner.log_every": 3,
+    "runner.checkpoint_seconds": 1e-9,
+    "runner.keep_checkpoints": 2,
+    "evaluate.splits.val": 8,
+}
+TICK_S = 0.02
+
+
+def build_shared(reduce: Reduce | None) -> Built:
+    """Steps are recorded, with dropout's random states; running statistics follow each rank's own samples."""
+    between = [nn.BatchNorm1d(16, affine=False)]
+    built = make_built(_slow_loss, hypergradient=Unrolled(), unroll_steps=4, between=between, roll_back=True)
+    return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
+
+
+def train_rank(folder: Path) -> None:
+    """Run in `folder`, or go on there; a checkpoint is written whenever something is logged."""
+    torch.set_num_threads(1)
+    run_config.build = lambda config, reduce, shared: build_shared(reduce)
+    checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
+    with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
+        try:
+            run(make_config(**CHANGES_OF_RANKS), output_dir=folder, resume="auto")
+        except Interrupted as interrupted:
+            sys.exit(interrupted.exit_code)
+
+
+def _slow_loss(batch: Any, **roles: Any) -> Any:
+    time.sleep(TICK_S)
+    return lower_loss(batch, **roles)
+
+
+def stop_ranks(folder: Path, after: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Let two ranks go on, and send rank 1 a signal once tick `after` is saved; None lets them finish."""
+    folder.parent.mkdir(exist_ok=True)
+    shared = run_config._shared_environment(2)
+    ranks = [
+        forked.start(train_rank, folder, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
     deadline = time.monotonic() + WHOLE_S
     while after is not None and last_tick(folder) < after:
         assert time.monotonic() < deadline
-        assert all(each.poll() is None for each in ranks), output_of(folder)
+        assert all(each.poll() is None for each in ranks), (folder.parent / "output.txt").read_text()
         time.sleep(0.002)
-    time.sleep(seconds)
-    for rank in whom:
-        ranks[rank].send_signal(number)
-    if after is not None and number == signal.SIGKILL:
-        # What the launcher does with the others.
-        ranks[whom[0]].wait(WHOLE_S)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            ranks[1 - whom[0]].wait(seconds)
-        for each in ranks:
-            each.kill()
+    if after is not None:
+        ranks[1].send_signal(number)
+        if number == signal.SIGKILL:
+            # What the launcher does with the other.
+            ranks[0].kill()
     codes = [each.wait(WHOLE_S) for each in ranks]
     for path in folder.glob("checkpoints/*.ckpt"):
         read_checkpoint(path)
-    if number != signal.SIGKILL or after is None:
-        # Also the one that was not told.
-        assert codes == [0 if after is None else 128 + number] * 2, output_of(folder)
+    if after is None or number != signal.SIGKILL:
+        # Also of the one that was not told.
+        assert codes == [0 if after is None else 128 + number] * 2, (folder.parent / "output.txt").read_text()
 
 
 def last_tick(folder: Path) -> int:
@@ -214,25 +286,19 @@ def last_tick(folder: Path) -> int:
     return max((int(path.stem.partition("_")[2]) for path in found), default=-1)
 
 
-def output_of(folder: Path) -> str:
-    return "".join(path.read_text() for path in folder.parent.glob("output_*.txt"))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path, variant: str) -> None:
-    """Rank 1 is killed, then both are, then one is told to stop, and stops with the other."""
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
+def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """They are killed twice, then one is told to stop, and stops with the other."""
     whole, parts = tmp_path / "whole" / "run", tmp_path / "parts" / "run"
-    stop_ranks(whole, variant, None, signal.SIGKILL, ())
-    stop_ranks(parts, variant, 6, signal.SIGKILL, (1,))
-    stop_ranks(parts, variant, last_tick(parts) + 7, signal.SIGKILL, (0, 1))
-    stop_ranks(parts, variant, last_tick(parts) + 2, signal.SIGTERM, (1,))
+    stop_ranks(whole)
+    stop_ranks(parts, 4)
+    stop_ranks(parts, last_tick(parts) + 4)
+    stop_ranks(parts, last_tick(parts) + 2, signal.SIGTERM)
     assert read_summary(parts)["status"] == "interrupted"
-    assert 15 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] < MAX_TICKS_OF_RANKS
-    stop_ranks(parts, variant, None, signal.SIGKILL, ())
+    assert 12 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] <= MAX_TICKS_OF_RANKS
+    stop_ranks(parts)
     assert_same(parts, whole)
     before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
-    stop_ranks(parts, variant, None, signal.SIGKILL, ())
+    stop_ranks(parts)
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
-    assert f"has finished after {MAX_TICKS_OF_RANKS} ticks; nothing is changed" in output_of(parts)
+    said = (tmp_path / "parts" / "output.txt").read_text()
+    assert f"has finished after {MAX_TICKS_OF_RANKS} ticks; nothing is changed" in said

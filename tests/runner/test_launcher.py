@@ -1,14 +1,14 @@
 """Runs on two ranks from the command line and from Python: their files, their errors, their end."""
 
-import csv
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +16,12 @@ import torch
 import mlotool
 from mlotool.config import Origin, trust
 from mlotool.config.trusted import trusted_packages
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, Interrupted
 from mlotool.runner import run_config
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.run_config import Launch
 from tests import forked
+from tests.runner.test_run_config import read_metrics
 
 FAULTY = """
 import os
@@ -49,41 +50,16 @@ problems: {classifier: {loss: {_target_: faulty.loss, mode: raise}}}
 QUIET = ("logger=csv", "runner.report=false", "runner.progress_bar=false", "evaluate=null", "objective=null")
 
 
-def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    home = Path(mlotool.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "mlotool", "run", *words],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def run_forked(folder: Path, *words: str) -> tuple[int, str, str]:
     """Return the exit code and the output of a command; neither it nor its ranks import anything."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        output = out.fileno(), err.fileno()
-        process = forked.command("run", *words, folder=folder, environment=environment, output=output)
-        try:
-            code = process.wait(timeout=300)
-        finally:
-            process.kill()
-        texts = [file.seek(0) or file.read() for file in (out, err)]
-    assert "Traceback" not in texts[1]
-    return code, texts[0], texts[1]
+    done = forked.run(forked.call_mlotool, ("run", *words), folder=folder, environment=environment)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
 
 
 def ranks_of(parent: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-
-
-def is_alive(process: int) -> bool:
-    status = Path(f"/proc/{process}/status")
-    return status.exists() and "\nState:\tZ" not in status.read_text()
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -115,70 +91,96 @@ def test_a_failing_rank_ends_the_run_with_its_message(tmp_path: Path, mode: str,
 
 def test_mwn_on_two_ranks_leaves_one_run(tmp_path: Path) -> None:
     """The same numbers as on one rank, up to float32's rounding in the finite differences."""
-    runs = {}
-    for count in (1, 2):
-        (tmp_path / str(count)).mkdir()
-        words = ("+recipe=mwn", "debug=fast", f"runner.devices={count}", "runner.log_every=1")
-        code, out, err = run_forked(tmp_path / str(count), *words)
-        assert code == 0, err
-        assert out.count("run folder") == 1
-        folder = only(tmp_path, f"{count}/outputs/mwn/*")
-        with (folder / "metrics.csv").open() as file:
-            rows = {(row["tick"], row["key"]): float(row["value"]) for row in csv.DictReader(file)}
-        runs[count] = rows
-        assert len(list(folder.glob("wandb/offline-run-*"))) == 1
-        assert (folder / "report.html").is_file()
-        assert len(read_checkpoint(folder / "checkpoints" / "last.ckpt")["random_states"]) == count
-    assert runs[1].keys() == runs[2].keys()
-    for key, value in runs[1].items():
-        assert runs[2][key] == pytest.approx(value, rel=1e-3, abs=1e-3), key
+    words = ("debug=fast", "runner.log_every=1")
+    code, out, err = run_forked(tmp_path, "+recipe=mwn", *words, "runner.devices=2")
+    assert code == 0, err
+    assert out.count("run folder") == 1
+    folder = only(tmp_path, "outputs/mwn/*")
+    assert len(list(folder.glob("wandb/offline-run-*"))) == 1
+    assert (folder / "report.html").is_file()
+    assert len(read_checkpoint(folder / "checkpoints" / "last.ckpt")["random_states"]) == 2
+    mlotool.run(mlotool.compose("mwn", [*words, *QUIET[:3]]), output_dir=tmp_path / "one")
+    found, expected = (
+        {(tick, key): value for tick, key, value in read_metrics(each)} for each in (folder, tmp_path / "one")
+    )
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-3, abs=1e-3), key
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-def test_a_signal_leaves_a_checkpoint_and_no_process(tmp_path: Path, number: int, code: int) -> None:
-    """Of processes as users have them: none of the three is forked."""
-    process = start(tmp_path, "plain", *QUIET, "runner.devices=2", "runner.max_ticks=1000000", "runner.log_every=10")
+ENDLESS = (*QUIET, "runner.devices=2", "runner.max_ticks=1000000", "runner.log_every=10")
+
+
+def wait_for_a_loss(folder: Path) -> None:
     deadline = time.monotonic() + 200
-    while not any("loss" in file.read_text() for file in tmp_path.glob("outputs/plain/*/metrics.csv")):
-        assert process.poll() is None
+    while not any("loss" in file.read_text() for file in folder.rglob("metrics.csv")):
         assert time.monotonic() < deadline
-        time.sleep(0.1)
-    ranks = ranks_of(process.pid)
-    assert len(ranks) == 2
-    process.send_signal(number)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == code, err
-    assert not any(map(is_alive, ranks))
-    folder = only(tmp_path, "outputs/plain/*")
-    summary = json.loads((folder / "summary.json").read_text())
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_checkpoint_and_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    ranks: list[forked.Forked] = []
+
+    def start(*given: Any) -> forked.Forked:
+        ranks.append(forked.start_rank(*given))
+        return ranks[-1]
+
+    def stop() -> None:
+        wait_for_a_loss(tmp_path)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(run_config, "_start", start)
+    threading.Thread(target=stop).start()
+    with pytest.raises(Interrupted) as caught:
+        mlotool.run(mlotool.compose("plain", list(ENDLESS)), output_dir=tmp_path / "run")
+    assert (caught.value.exit_code, caught.value.run_dir) == (code, tmp_path / "run")
+    assert [rank.poll() for rank in ranks] == [130, 130]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    state = read_checkpoint(folder / "checkpoints" / "last.ckpt")
+    state = read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
     assert state["tick"] == summary["num_ticks"] > 0
     assert not torch.equal(*(each["torch"] for each in state["random_states"]))
 
 
+def test_a_rank_is_an_interpreter_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs as `sys.executable` does, for which a script stands here."""
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\necho "$RANK of $WORLD_SIZE: $@" > "$0.said"\ncat\n')
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    process = run_config._start(tmp_path, 1, run_config._shared_environment(2))
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert (tmp_path / "python.said").read_text() == f"1 of 2: -P -m mlotool rank {tmp_path}\n"
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
-    process = start(tmp_path, "plain", *QUIET, "runner.devices=2", "runner.max_ticks=1000000", "runner.log_every=10")
-    while not list(tmp_path.glob("outputs/plain/*/metrics.csv")):
-        assert process.poll() is None
-        time.sleep(0.1)
+def test_no_rank_outlives_its_parent(tmp_path: Path, number: int) -> None:
+    """Of processes as users have them: none of the three is forked."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(mlotool.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "mlotool", "run", "plain", *ENDLESS]
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_for_a_loss(tmp_path)
     ranks = ranks_of(process.pid)
-    process.kill()
-    process.communicate()
+    assert len(ranks) == 2
+    process.send_signal(number)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == (130 if number == signal.SIGINT else -number), err
     deadline = time.monotonic() + 20
-    while any(map(is_alive, ranks)):
-        assert time.monotonic() < deadline
+    while any(map(forked.is_alive, ranks)):
+        assert number == signal.SIGKILL and time.monotonic() < deadline
         time.sleep(0.1)
 
 
 def test_from_python_it_gives_the_result_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_config, "_start", forked.start_rank)
-    words = [*QUIET[:3], "runner.devices=2", "runner.max_ticks=20", "debug.limit_samples=100"]
+    words = [*QUIET[:3], "runner.devices=2", "runner.max_ticks=4", "debug.limit_samples=100"]
     result = mlotool.run(mlotool.compose("plain", words), output_dir=tmp_path / "run")
     assert result.output_dir == tmp_path / "run"
     assert result.checkpoint == tmp_path / "run" / "checkpoints" / "best.ckpt"

@@ -63,21 +63,6 @@ def test_a_space_leaves_its_nodes_and_decisions(tmp_path: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["num_parameters"] == {"classifier": 682}
 
 
-def _problem(module: nn.Module, **settings: Any) -> Problem:
-    def loss(batch: Any, model: Any) -> torch.Tensor:
-        return model(torch.zeros(1, 2)).sum()
-
-    return Problem(
-        "model", module, loss, roles={"model": "model"}, optimizer=partial(torch.optim.SGD, lr=0.1), **settings
-    )
-
-
-def test_parameters_are_those_of_one_task() -> None:
-    assert num_parameters(Program([_problem(nn.Linear(2, 3), tasks=4)], Graph())) == {"model": 9}
-    frozen = nn.Linear(2, 3).requires_grad_(False)
-    assert num_parameters(Program([_problem(nn.Sequential(nn.Linear(2, 2), frozen))], Graph())) == {"model": 15}
-
-
 def space(**settings: Any) -> SharedSpace:
     activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})
     torch.manual_seed(0)
@@ -106,6 +91,16 @@ class WithOthers(Ranks):
 SETTINGS = {"stream": Stream(Blobs(40, 0), 8, seed=0), "optimizer": partial(torch.optim.SGD, lr=0.1)}
 
 
+def test_parameters_are_those_of_one_task() -> None:
+    frozen = nn.Linear(2, 3).requires_grad_(False)
+    for module, settings, count in (
+        (nn.Linear(2, 3), {"tasks": 4}, 9),
+        (nn.Sequential(nn.Linear(2, 2), frozen), {}, 15),
+    ):
+        problem = Problem("net", module, cross_entropy, roles={"model": "net"}, **SETTINGS, **settings)
+        assert num_parameters(Program([problem], Graph())) == {"net": count}
+
+
 def test_a_candidate_that_was_never_drawn_is_told_at_the_end() -> None:
     torch.manual_seed(3)
     problem = Problem("net", space(paths=UniformPaths()), cross_entropy, roles={"model": "net"}, **SETTINGS)
@@ -125,23 +120,19 @@ def test_a_candidate_that_was_never_drawn_is_told_at_the_end() -> None:
     assert told(made) == []
 
 
-def test_where_another_problem_decides_its_rate_is_named() -> None:
+def test_where_another_problem_decides_its_rate_is_named_and_the_entropy_weight_keeps_decisions_open() -> None:
     roles = {"model": "net", "paths": "paths"}
     net = Problem("net", space(), path_cross_entropy, roles=roles, hypergradient=FirstOrder(), **SETTINGS)
-    paths = Problem("paths", PathWeights(space), path_cross_entropy, roles=roles, **SETTINGS)
+    module = PathWeights(space)
+    paths = Problem("paths", module, path_cross_entropy, roles=roles, **SETTINGS)
     made = Program([net, paths], Graph({"paths": ["net"]}, {"net": ["paths"]}))
     with torch.no_grad():
         net.module.counts[0] += 1
-    assert "a lower problems.paths.optimizer.lr" in told(made)[0]
-
-
-def test_the_entropy_weight_keeps_decisions_open() -> None:
-    module = PathWeights(space)
-    with torch.no_grad():
         module.logits["activation_0"][1] = 3.0
+    assert "a lower problems.paths.optimizer.lr" in told(made)[0]
     batch = {"input": torch.randn(8, 4), "target": torch.randint(3, (8,))}
-    roles = {"model": space(), "paths": BoundModule(module, training=True)}
-    plain, kept = (path_cross_entropy(batch, **roles, entropy=weight).loss for weight in (0.0, 0.5))
+    given = {"model": space(), "paths": BoundModule(module, training=True)}
+    plain, kept = (path_cross_entropy(batch, **given, entropy=weight).loss for weight in (0.0, 0.5))
     assert torch.allclose(plain - kept, 0.5 * module.entropy())
 
 

@@ -24,10 +24,8 @@ from tests.runner.tiny import Built, make_built, make_config
 
 Run = Callable[..., RunResult]
 
-SHORT = {"runner.max_ticks": 10}
 
-
-def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, tmp_path: Path) -> None:
+def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, whole: Path, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(tick: int, value: float) -> bool:
@@ -35,7 +33,6 @@ def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, (8_000 if tick >= 20 else soft, hard))
         return False
 
-    whole = tiny_run(folder="whole").output_dir
     parts = tmp_path / "run"
     try:
         with pytest.raises(WriteError, match=r"\.ckpt: cannot be written \(File too large\)"):
@@ -48,8 +45,7 @@ def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, tmp_path: Path) 
     tiny_run({"resume": str(parts)})
     assert (parts / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     ours, theirs = (read_checkpoint(each / "checkpoints/last.ckpt")["program"] for each in (parts, whole))
-    for name, module in theirs["classifier"]["module"].items():
-        assert torch.equal(ours["classifier"]["module"][name], module)
+    assert_equal(ours["classifier"]["module"], theirs["classifier"]["module"], "module")
 
 
 def test_a_folder_that_vanishes_ends_the_run_in_one_sentence(tiny_run: Run, tmp_path: Path) -> None:
@@ -81,9 +77,8 @@ def test_a_folder_that_could_not_be_taken_is_free_again(tmp_path: Path) -> None:
         (None, r"found no checkpoint in .*, while metrics\.csv has values; expected the checkpoints that the run"),
     ],
 )
-def test_a_wrong_checkpoint_is_refused_and_costs_nothing(tiny_run: Run, spoil: Any, text: str) -> None:
-    folder = tiny_run(SHORT).output_dir
-    (folder / "checkpoints/best.ckpt").unlink()
+def test_a_wrong_checkpoint_is_refused_and_costs_nothing(tiny_run: Run, parts: Path, spoil: Any, text: str) -> None:
+    folder = parts
     last = folder / "checkpoints/last.ckpt"
     if spoil is None:
         last.unlink()
@@ -98,14 +93,6 @@ def test_a_wrong_checkpoint_is_refused_and_costs_nothing(tiny_run: Run, spoil: A
     assert {path: path.read_bytes() for path in before} == before
     with pytest.raises(ConfigError if spoil is None else CheckpointError, match=r"last"):
         mlotool.runner.load(folder, "classifier", "last")
-
-
-def test_the_best_checkpoint_serves_where_the_last_is_gone(tiny_run: Run) -> None:
-    whole = tiny_run({"runner.max_ticks": 20}, folder="whole").output_dir
-    folder = tiny_run(SHORT).output_dir
-    (folder / "checkpoints/last.ckpt").unlink()
-    tiny_run({"runner.max_ticks": 20, "resume": str(folder)})
-    assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
 
 
 @pytest.fixture
@@ -135,6 +122,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_config, "build", lambda config, reduce, shared: make_built())
         return mlotool.runner.run(make_config(), output_dir=tmp_path_factory.mktemp("runs") / "whole").output_dir
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped after tick 5."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(run_config, "build", lambda *_: make_built(LossThat(5, press_ctrl_c)))
+        mlotool.runner.run(make_config(), output_dir=folder)
+    return folder
+
+
+@pytest.fixture
+def parts(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of it, where runs have their folders."""
+    return Path(shutil.copytree(stopped, tmp_path / "outputs/tiny/2026-01-31_12-00-00"))
 
 
 @pytest.fixture
@@ -182,6 +185,7 @@ def test_every_algorithm_resumes_bit_identically(
     go: Run, tmp_path: Path, at_every_tick: dict[str, Any], name: str
 ) -> None:
     build, changes = ALGORITHMS[name]
+    changes = {"runner.max_ticks": 22, **changes}
     dense = whole = go("dense", {**changes, **at_every_tick}, build=build).output_dir
     if name in ("unrolled", "early_stopping"):
         # Checkpoints change nothing.
@@ -199,31 +203,35 @@ def test_every_algorithm_resumes_bit_identically(
         assert_same(parts, whole)
 
 
-def test_it_goes_on_from_the_best_checkpoint(go: Run, whole: Path) -> None:
-    parts = go("parts").output_dir
-    assert 0 < read_checkpoint(parts / "checkpoints/best.ckpt")["tick"] < 30
-    (parts / "summary.json").unlink()
-    go(None, resume=parts / "checkpoints/best.ckpt")
+@pytest.mark.parametrize("is_named", [True, False])
+def test_it_goes_on_from_the_best_checkpoint(go: Run, whole: Path, tmp_path: Path, is_named: bool) -> None:
+    """Where it is named, and where the last one is gone."""
+    parts = Path(shutil.copytree(whole, tmp_path / "parts"))
+    best = parts / "checkpoints/best.ckpt"
+    assert 0 < read_checkpoint(best)["tick"] < 30
+    (parts / ("summary.json" if is_named else "checkpoints/last.ckpt")).unlink()
+    (parts / "summary.json").unlink(missing_ok=True)
+    go(None, resume=best if is_named else parts)
     assert_same(parts, whole)
 
 
-@pytest.mark.parametrize(("tick", "signum"), [(2, signal.SIGINT), (10, signal.SIGTERM), (30, signal.SIGINT)])
-def test_a_signal_leaves_a_checkpoint_at_its_tick(go: Run, whole: Path, tick: int, signum: int) -> None:
-    def send(loss: torch.Tensor) -> torch.Tensor:
-        os.kill(os.getpid(), signum)
-        return loss
-
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(Interrupted) as caught:
-        go("parts", build=lambda: make_built(LossThat(tick, send)))
-    assert caught.value.exit_code == 128 + signum
-    assert handlers == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    parts = caught.value.run_dir
-    assert parts is not None
-    assert read_checkpoint(parts / "checkpoints/last.ckpt")["tick"] == tick
-    assert read_summary(parts)["status"] == "interrupted"
+def test_a_chain_of_signals_leaves_checkpoints_at_their_ticks(go: Run, whole: Path, tmp_path: Path) -> None:
+    parts, ticks = tmp_path / "parts", [0]
+    for num_steps, number in ((2, signal.SIGINT), (8, signal.SIGTERM), (20, signal.SIGINT)):
+        handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+        loss = LossThat(num_steps, functools.partial(press_ctrl_c, number=number))
+        with pytest.raises(Interrupted) as caught:
+            go("parts", build=lambda loss=loss: make_built(loss), resume=parts if parts.exists() else None)
+        assert (caught.value.exit_code, caught.value.run_dir) == (128 + number, parts)
+        assert handlers == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+        ticks.append(ticks[-1] + num_steps)
+        summary, state = read_summary(parts), read_checkpoint(parts / "checkpoints/last.ckpt")
+        assert (summary["status"], summary["num_ticks"], state["tick"]) == ("interrupted", ticks[-1], ticks[-1])
     go(None, resume=parts)
     assert_same(parts, whole)
+    resumes = json.loads((parts / "provenance.json").read_text())["resumes"]
+    assert [each["tick"] for each in resumes] == ticks[1:]
+    assert all(each["date"] and each["versions"]["torch"] == torch.__version__.split("+")[0] for each in resumes)
 
 
 def test_a_signal_during_an_evaluation_ends_the_round_first(
@@ -247,22 +255,12 @@ def test_a_signal_during_an_evaluation_ends_the_round_first(
     assert_same(parts, whole)
 
 
-def test_a_chain_of_interruptions(go: Run, whole: Path, tmp_path: Path) -> None:
+def test_a_torn_checkpoint_falls_back_to_the_one_before(
+    go: Run, whole: Path, tmp_path: Path, at_every_tick: dict[str, Any]
+) -> None:
+    with pytest.raises(Interrupted):
+        go("parts", at_every_tick, build=lambda: make_built(LossThat(25, press_ctrl_c)))
     parts = tmp_path / "parts"
-    for count in range(3):
-        loss = LossThat(3, press_ctrl_c)
-        with pytest.raises(Interrupted):
-            go("parts", build=lambda loss=loss: make_built(loss), resume=None if count == 0 else parts)
-        assert read_summary(parts)["num_ticks"] == 3 * (count + 1)
-    go(None, resume=parts)
-    assert_same(parts, whole)
-    resumes = json.loads((parts / "provenance.json").read_text())["resumes"]
-    assert [each["tick"] for each in resumes] == [3 * count for count in range(1, 4)]
-    assert all(each["date"] and each["versions"]["torch"] == torch.__version__.split("+")[0] for each in resumes)
-
-
-def test_a_torn_checkpoint_falls_back_to_the_one_before(go: Run, whole: Path, at_every_tick: dict[str, Any]) -> None:
-    parts = interrupted(go, 25, at_every_tick)
     names = [path.name for path in newest_first(parts / "checkpoints")]
     assert names[:3] == ["last.ckpt", "tick_25.ckpt", "tick_24.ckpt"]
     assert (parts / "checkpoints/last.ckpt").samefile(parts / "checkpoints/tick_25.ckpt")
@@ -278,13 +276,6 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(go: Run, whole: Path, at
     assert_same(parts, whole)
 
 
-def interrupted(go: Run, tick: int, changes: dict[str, Any] | None = None, folder: str | None = "parts") -> Path:
-    with pytest.raises(Interrupted) as caught:
-        go(folder, changes, build=lambda: make_built(LossThat(tick, press_ctrl_c)))
-    assert caught.value.run_dir is not None
-    return caught.value.run_dir
-
-
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -298,13 +289,14 @@ def flip_a_byte(path: Path) -> None:
 
 
 def test_only_so_many_are_kept(go: Run, at_every_tick: dict[str, Any]) -> None:
-    run_dir = go("run", {**at_every_tick, "runner.keep_checkpoints": 3}).output_dir
+    run_dir = go("run", {**at_every_tick, "runner.keep_checkpoints": 3, "runner.max_ticks": 12}).output_dir
     names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-    assert names == ["best.ckpt", "last.ckpt", "tick_28.ckpt", "tick_29.ckpt", "tick_30.ckpt"]
+    assert names == ["best.ckpt", "last.ckpt", "tick_10.ckpt", "tick_11.ckpt", "tick_12.ckpt"]
 
 
-def test_a_run_without_a_checkpoint_begins_again(go: Run, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = interrupted(go, 5)
+def test_a_run_without_a_checkpoint_begins_again(
+    go: Run, whole: Path, parts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (parts / "checkpoints/last.ckpt").unlink()
     (parts / "metrics.csv").write_text("tick,key,value\n")
     go(None, resume=parts)
@@ -313,32 +305,29 @@ def test_a_run_without_a_checkpoint_begins_again(go: Run, whole: Path, capsys: p
 
 
 def test_auto_takes_the_newest_unfinished_run_of_the_same_config(
-    go: Run, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    go: Run, whole: Path, tmp_path: Path, parts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "outputs/tiny/2020-01-01_00-00-00").mkdir(parents=True)
-    first = interrupted(go, 5, folder=None)
-    second = interrupted(go, 5, folder=None)
-    other = interrupted(go, 5, {"seed": 1}, folder=None)
-    capsys.readouterr()
-    assert go(None, {"runner.progress_bar": False, "logger.project": "x"}, resume="auto").output_dir == second
-    assert f"going on in {second} after tick 5 (last.ckpt)" in capsys.readouterr().err
-    assert_same(second, whole)
+    (parts.parent / "2020-01-01_00-00-00").mkdir()
+    newer, other = (Path(shutil.copytree(parts, parts.with_name(f"2026-01-31_12-00-0{each}"))) for each in (1, 2))
+    config = other / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 1"))
+    found = go(None, {"runner.progress_bar": False, "logger.project": "x"}, resume="auto").output_dir
+    assert found.absolute() == newer
+    assert f"going on in {found} after tick 5 (last.ckpt)" in capsys.readouterr().err
+    assert_same(newer, whole)
     # The empty folder that Hydra makes is one of them.
     made = tmp_path / "outputs/tiny/2100-01-31_12-00-00"
     made.mkdir()
-    assert go(str(made), resume="auto").output_dir.absolute() == first.absolute()
-    assert_same(first, whole)
+    assert go(str(made), resume="auto").output_dir.absolute() == parts
+    assert_same(parts, whole)
     capsys.readouterr()
-    new = go(None, resume="auto").output_dir
-    assert new not in (first, second, other)
+    assert go(None, resume="auto").output_dir.absolute() not in (parts, newer, other)
     message = capsys.readouterr().err
-    assert "no unfinished run with this config" in message
-    assert "A new run begins" in message
-    assert "seed: 1 there, 0 here" in message
+    for part in ("no unfinished run with this config", "A new run begins", "seed: 1 there, 0 here"):
+        assert part in message
 
 
-def test_auto_with_a_folder_of_its_own_looks_nowhere_else(go: Run, tmp_path: Path) -> None:
-    interrupted(go, 5, folder="other")
+def test_auto_with_a_folder_of_its_own_looks_nowhere_else(go: Run, parts: Path, tmp_path: Path) -> None:
     own = go("own", resume="auto").output_dir
     assert own == tmp_path / "own"
     before = contents(own)
@@ -347,8 +336,7 @@ def test_auto_with_a_folder_of_its_own_looks_nowhere_else(go: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize("resume", ["auto", ".", "checkpoints/last.ckpt"])
-def test_without_a_readable_checkpoint_nothing_is_written_over(go: Run, resume: str) -> None:
-    parts = interrupted(go, 5, folder=None)
+def test_without_a_readable_checkpoint_nothing_is_written_over(go: Run, parts: Path, resume: str) -> None:
     truncate(parts / "checkpoints/last.ckpt")
     before = contents(parts)
     with pytest.raises(CheckpointError, match=r"last\.ckpt cannot be read .*; expected"):
@@ -360,21 +348,19 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_finished_run_stays_as_it_is(go: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    first = go("run")
-    before = contents(first.output_dir)
-    again = go(None, resume=first.output_dir)
+def test_a_finished_run_stays_as_it_is_until_it_gets_more_ticks(
+    go: Run, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = Path(shutil.copytree(whole, tmp_path / "parts"))
+    before = contents(parts)
+    again, summary = go(None, resume=parts), read_summary(whole)
     assert "has finished after 30 ticks; nothing is changed. Raise runner.max_ticks" in capsys.readouterr().err
-    assert contents(first.output_dir) == before
-    assert (again.metrics, again.objective) == (first.metrics, first.objective)
+    assert contents(parts) == before
+    assert (again.metrics, again.objective) == (summary["metrics"], summary["objective"]["value"])
     assert again.had_finished
-
-
-def test_more_ticks_go_on_with_a_finished_run(go: Run) -> None:
-    whole = go("whole", {"runner.max_ticks": 50}).output_dir
-    parts = go("parts", {"runner.max_ticks": 30}).output_dir
+    longer = go("longer", {"runner.max_ticks": 50}).output_dir
     go(None, {"runner.max_ticks": 50}, resume=parts)
-    assert_same(parts, whole)
+    assert_same(parts, longer)
     with pytest.raises(ConfigError, match=r"runner\.max_ticks: found 20, while .* at tick 50; expected at least that"):
         (parts / "summary.json").unlink()
         go(None, {"runner.max_ticks": 20}, resume=parts)
@@ -387,8 +373,7 @@ def test_more_ticks_do_not_go_on_after_an_early_stop(go: Run) -> None:
     assert go(None, {**changes, "runner.max_ticks": 300}, build=build, resume=parts).had_finished
 
 
-def test_another_config_is_refused_by_its_keys(go: Run) -> None:
-    parts = interrupted(go, 5)
+def test_another_config_is_refused_by_its_keys(go: Run, parts: Path) -> None:
     changes = {"seed": 3, "runner.log_every": 7, "evaluate.batch_size": 5, "runner.max_ticks": 90}
     with pytest.raises(ConfigError, match=r"another config in 3 key\(s\).*Give the keys the values") as caught:
         go(None, changes, resume=parts)
@@ -411,22 +396,16 @@ def test_what_is_no_run_is_refused(go: Run, tmp_path: Path, resume: str, match: 
         go(None, resume=resume)
 
 
-def test_two_processes_never_write_one_folder(go: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_processes_never_write_one_folder(go: Run, parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlotool.runner.folder.PATIENCE_S", 0.2)
-    parts = interrupted(go, 5, folder=None)
     with run_lock(parts) as is_free:
         assert is_free
         with pytest.raises(ConfigError, match="another process is writing"):
             go(None, resume=parts)
-        assert go(None, resume="auto").output_dir != parts
-    assert go(None, resume=parts).output_dir == parts
-
-
-def test_what_was_missing_from_the_metrics_is_said(go: Run) -> None:
-    parts = interrupted(go, 25)
+        assert go(None, resume="auto").output_dir.absolute() != parts
     (parts / "metrics.csv").write_text("tick,key,value\n")
     with pytest.warns(UserWarning, match=r"metrics\.csv has 15 bytes, while the checkpoint knows of \d+"):
-        go(None, resume=parts)
+        assert go(None, resume=parts).output_dir == parts
 
 
 def test_a_failed_run_goes_on_from_its_last_good_state(go: Run, whole: Path, tmp_path: Path) -> None:

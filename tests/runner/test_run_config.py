@@ -2,8 +2,10 @@
 
 import csv
 import json
+import logging
 import math
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +18,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
 
+import mlotool
 from mlotool import LossOutput
+from mlotool.cli.main import main
 from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
 from mlotool.core.user_code import UserCodeError
-from mlotool.runner import RunResult
+from mlotool.runner import RunResult, load
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.evaluation import Evaluator
 from tests.runner.tiny import Analysis, lower_loss
@@ -27,7 +31,6 @@ from tests.runner.tiny import Analysis, lower_loss
 Run = Callable[..., RunResult]
 
 NAN, INF = math.nan, math.inf
-ERROR = {"objective": "val/cross_entropy", "evaluate.splits": {"val": 5}}
 
 
 def logged(folder: Path, key: str) -> dict[int, float]:
@@ -42,7 +45,8 @@ def still(parameters: Any) -> Optimizer:
 @pytest.mark.parametrize(("key", "best", "mode"), [("val/cross_entropy", min, "min"), ("val/accuracy", max, "max")])
 def test_the_best_checkpoint_is_the_best_evaluation(tiny_run: Run, key: str, best: Any, mode: str) -> None:
     # The rate is so high that the classifier gets worse in the end.
-    result = tiny_run({**ERROR, "runner.max_ticks": 40, "objective": key})
+    changes = {"objective": key, "evaluate.splits": {"val": 5}, "runner.max_ticks": 40}
+    result = tiny_run({**changes, "runner.early_stopping_patience": 3})
     values = logged(result.output_dir, key)
     assert len(set(values.values())) > 2
     tick = best(values, key=values.__getitem__)
@@ -50,13 +54,8 @@ def test_the_best_checkpoint_is_the_best_evaluation(tiny_run: Run, key: str, bes
     assert read_checkpoint(result.checkpoint)["tick"] == tick
     assert result.objective == pytest.approx(values[tick])
     assert read_summary(result.output_dir)["objective"] == {"key": key, "value": result.objective, "mode": mode}
-
-
-def test_early_stopping_waits_for_a_smaller_error(tiny_run: Run) -> None:
-    result = tiny_run({**ERROR, "runner.max_ticks": 30, "runner.early_stopping_patience": 1})
-    values = list(logged(result.output_dir, "val/cross_entropy").values())
-    assert values[1] < values[0]
-    assert len(values) > 2
+    # An evaluation every five ticks: the third one in a row without a better value is the last.
+    assert max(values) == min(tick + 15, 40) > 15
 
 
 @pytest.fixture
@@ -176,12 +175,8 @@ class LossThat:
         return loss
 
 
-def interrupt(loss: Tensor) -> Tensor:
-    raise KeyboardInterrupt
-
-
-def press_ctrl_c(loss: Tensor) -> Tensor:
-    os.kill(os.getpid(), signal.SIGINT)
+def press_ctrl_c(loss: Tensor, number: int = signal.SIGINT) -> Tensor:
+    os.kill(os.getpid(), number)
     return loss
 
 
@@ -190,7 +185,7 @@ def weight_analysis(batches: Any, *, model: Any, weigher: Any) -> dict[str, Tens
     return {"weight": weigher(targets), "mean_weight": weigher(targets).mean()}
 
 
-def test_a_run_leaves_all_its_files(tiny_run: Run) -> None:
+def test_a_run_leaves_all_its_files_and_logs_on_time(tiny_run: Run) -> None:
     analysis = Analysis(weight_analysis, {"model": "classifier", "weigher": "weights"})
     result = tiny_run(analyses={"by_class": analysis})
     names = ["config.yaml", "overrides.txt", "provenance.json", "graph.mmd", "metrics.csv", "summary.json"]
@@ -199,32 +194,42 @@ def test_a_run_leaves_all_its_files(tiny_run: Run) -> None:
     assert numpy.load(result.output_dir / "artifacts/by_class.npz")["weight"].shape == (40,)
     assert result.metrics["by_class/mean_weight"] > 0
     assert result.checkpoint == result.output_dir / "checkpoints/best.ckpt"
-
-
-def test_metrics_are_flushed_every_log_every_and_evaluated_on_time(tiny_run: Run) -> None:
-    result = tiny_run()
-    summary, rows = read_summary(result.output_dir), read_metrics(result.output_dir)
     ticks: dict[str, list[int]] = {}
-    for tick, key, _ in rows:
+    for tick, key, _ in read_metrics(result.output_dir):
         ticks.setdefault(key, []).append(tick)
-    flushes = [5, 10, 15, 20, 25, 30]
-    for problem in ("classifier", "weights"):
-        for name in ("loss", "lr", "step"):
-            assert ticks[f"{problem}/{name}"] == flushes
-    assert ticks["classifier/accuracy"] == flushes
+    of_problems = [f"{problem}/{name}" for problem in ("classifier", "weights") for name in ("loss", "lr", "step")]
+    for key in (*of_problems, "classifier/accuracy", "weights/hypergradient_norm", "weights/learned_logits_0"):
+        assert ticks[key] == [5, 10, 15, 20, 25, 30], key
     assert ticks["val/accuracy"] == ticks["val/cross_entropy"] == [10, 20, 30]
-    values = {tick: value for tick, key, value in rows if key == "val/accuracy"}
-    best_tick = max(values, key=lambda tick: (values[tick], -tick))
     # Splits of the end are evaluated at the best checkpoint.
-    assert ticks["test/accuracy"] == [summary["best"]["tick"]] == [best_tick]
+    summary = read_summary(result.output_dir)
+    assert ticks["test/accuracy"] == [summary["best"]["tick"]]
     assert summary["objective"] == {"key": "val/accuracy", "value": result.objective, "mode": "max"}
-    assert result.objective == pytest.approx(values[best_tick])
     assert (summary["status"], summary["error"], summary["num_ticks"]) == ("finished", None, 30)
 
 
 def test_the_same_seed_gives_the_same_bits_whatever_the_chunks(tiny_run: Run) -> None:
     first, second = tiny_run(folder="first"), tiny_run({"runner.ticks_per_chunk": 3}, folder="second")
     assert read_metrics(first.output_dir) == read_metrics(second.output_dir)
+    assert read_summary(tiny_run({"debug.limit_ticks": 3}, folder="third").output_dir)["num_ticks"] == 3
+
+
+@pytest.mark.parametrize(
+    ("recipe", "problem", "rate", "num_ticks", "named"),
+    [
+        # During the warm-up nothing else has stepped.
+        ("mwn", "classifier", 1e6, 20, {"classifier"}),
+        ("logistic_hpo", "decay", 8, 100, {"classifier", "decay"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_rate_is_named(
+    tmp_path: Path, recipe: str, problem: str, rate: float, num_ticks: int, named: set[str]
+) -> None:
+    words = [f"problems.{problem}.optimizer.lr={rate}", f"runner.max_ticks={num_ticks}", "logger=csv"]
+    with pytest.raises(NonFiniteLossError) as caught:
+        mlotool.run(mlotool.compose(recipe, [*words, "runner.report=false"]), output_dir=tmp_path / "run")
+    assert set(re.findall(r"problems\.(\w+)\.optimizer\.lr", str(caught.value))) == named
 
 
 def test_a_non_finite_loss_names_problem_and_tick_and_keeps_the_last_good_checkpoint(
@@ -263,7 +268,7 @@ def test_a_run_that_fails_in_its_first_round_has_the_initial_state(tiny_run: Run
 
 def test_parameters_that_became_nan_are_not_saved(tiny_run: Run, tmp_path: Path) -> None:
     # The last tick before the evaluation, at which the upper problem does not step: no loss shows it.
-    with pytest.raises(NonFiniteParametersError, match=r"after tick 20;.*good state that was saved, after tick \d+\.$"):
+    with pytest.raises(NonFiniteParametersError, match=r"after tick 20, .*state that was saved, after tick \d+\.$"):
         tiny_run(loss=LossThat(20, make_gradient_nan), unroll_steps=3)
     for which in ("best", "last"):
         assert_is_good(tmp_path / f"run/checkpoints/{which}.ckpt", 10)
@@ -279,17 +284,17 @@ def test_parameters_are_looked_at_after_the_last_tick(tiny_run: Run, tmp_path: P
     assert_is_good(tmp_path / "run/checkpoints/last.ckpt", 0)
 
 
-@pytest.mark.parametrize("how", [interrupt, press_ctrl_c])
-def test_ctrl_c_leaves_the_last_checkpoint(tiny_run: Run, tmp_path: Path, how: Callable[[Tensor], Tensor]) -> None:
-    handler = signal.getsignal(signal.SIGINT)
+def test_what_is_interrupted_within_a_tick_is_no_state_to_go_on_from(tiny_run: Run, tmp_path: Path) -> None:
+    """Unlike Ctrl-C, which ends a run after a tick: tests/runner/test_resume.py."""
+
+    def interrupt(loss: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        tiny_run(loss=LossThat(7, how))
-    assert signal.getsignal(signal.SIGINT) is handler
+        tiny_run(loss=LossThat(7, interrupt))
     summary = read_summary(tmp_path / "run")
-    num_ticks = 7 if how is press_ctrl_c else 6
-    assert (summary["status"], summary["num_ticks"]) == ("interrupted", num_ticks)
-    # What was interrupted in the middle of a tick is no state to go on from.
-    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == (7 if how is press_ctrl_c else 0)
+    assert (summary["status"], summary["num_ticks"]) == ("interrupted", 6)
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == 0
 
 
 def test_an_error_of_the_users_code_is_passed_on(tiny_run: Run, tmp_path: Path) -> None:
@@ -340,3 +345,26 @@ def test_bf16_opens_autocast_around_the_losses_only(tiny_run: Run) -> None:
     assert result.checkpoint is not None
     weights = read_checkpoint(result.checkpoint)["program"]["classifier"]["module"]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_with_remat_has_the_metrics_of_one_without_it(
+    num_ranks: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def metrics(remat: str) -> dict[tuple[int, str], float]:
+        folder = tmp_path / remat
+        overrides = [f"problems.classifier.remat={remat}", f"runner.devices={num_ranks}", f"hydra.run.dir={folder}"]
+        more = ["problems.classifier.module.num_layers=2", "debug=fast", "debug.limit_ticks=3", "logger=csv"]
+        assert main(["run", "+recipe=mwn_text", "runner.report=false", *overrides, *more]) == 0
+        return {(tick, key): value for tick, key, value in read_metrics(folder)}
+
+    caplog.set_level(logging.INFO, "mlotool")
+    ours, its = metrics("auto"), metrics("null")
+    said = [each for each in caplog.messages if "remat" in each]
+    # Of two ranks each is a process of its own.
+    assert num_ranks > 1 or said == ["problems.classifier.remat: auto found 2 blocks, blocks.0 to blocks.1."]
+    assert ours.keys() == its.keys()
+    assert ours == pytest.approx(its, rel=1e-5, abs=1e-6)
+    # The module alone is saved: it needs none of this to be loaded.
+    states = [load(tmp_path / remat, "classifier").state_dict() for remat in ("auto", "null")]
+    assert list(states[0]) == list(states[1])

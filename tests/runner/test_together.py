@@ -32,18 +32,37 @@ def request(folder: Path, *words: str, **settings: object) -> RunRequest:
     return RunRequest(config, folder, **settings)  # type: ignore[arg-type]
 
 
-def test_each_leaves_a_folder_and_is_told_of_but_for_those_that_had_ended(tmp_path: Path) -> None:
+def run_all(requests: list[RunRequest], record: Path | None = None) -> dict[int, RunResult | BaseException]:
+    """Run them together; return what became of them, in the order in which they ended."""
     ended: dict[int, RunResult | BaseException] = {}
-    words = [("seed=0",), ("problems.classifier.optimizer.lr=1e30",), ("seed=1",)]
+    run_together(requests, record=record, when_ended=ended.__setitem__)
+    return ended
+
+
+def test_each_leaves_a_folder_and_is_told_of_but_for_those_that_had_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails does not end the others; one that fails while it begins has no place among them."""
+    direct = run_config.build
+
+    def failing(config: Any, *others: Any) -> Any:
+        if config.seed == 9:
+            raise RunError("no such file")
+        return direct(config, *others)
+
+    monkeypatch.setattr(run_config, "build", failing)
+    words = [("seed=9",), ("seed=0",), ("problems.classifier.optimizer.lr=1e30",), ("seed=1",)]
     requests = [request(tmp_path / str(number), *changes) for number, changes in enumerate(words)]
-    requests.append(request(tmp_path / "3", ended_at=4))
-    run_together(requests, record=None, when_ended=ended.__setitem__)
-    assert sorted(ended) == [0, 1, 2] and not (tmp_path / "3").exists()
-    assert isinstance(ended[1], RunError)
-    for number in (0, 2):
+    requests.append(request(tmp_path / "4", ended_at=4))
+    ended = run_all(requests, tmp_path / "fusion" / "0.json")
+    assert sorted(ended) == [0, 1, 2, 3] and not (tmp_path / "4").exists()
+    assert isinstance(ended[0], RunError) and isinstance(ended[2], RunError)
+    for number in (1, 3):
         result = ended[number]
         assert isinstance(result, RunResult) and result.output_dir == tmp_path / str(number)
         assert (tmp_path / str(number) / "summary.json").is_file()
+    content = json.loads((tmp_path / "fusion" / "0.json").read_text())
+    assert (content["waves"], [each["jobs"] for each in content["stacks"]]) == ([[1, 2, 3, 4]], [[1, 2, 3, 4]])
 
 
 def signalling(direct: Any, counts: Any, at: int, times: int) -> Any:
@@ -69,7 +88,7 @@ def train(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mlotool.fusion.stacked_gradients._fastest", lambda take, before: (before(), (0.0, take()))[1])
-        run_together(requests, record=folder / "fusion" / "0.json", when_ended=lambda number, result: None)
+        run_all(requests, folder / "fusion" / "0.json")
 
 
 @pytest.fixture(scope="module")
@@ -114,44 +133,22 @@ def test_an_interrupt_while_runs_begin(
 def test_those_that_find_no_memory_begin_when_the_others_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = iter([True, False, True])
+    asked = iter([True, False])
     monkeypatch.setattr("mlotool.runner.together.MemoryRoom.takes_one_more", lambda self: next(asked, True))
-    ended: list[int] = []
-    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(5)]
-    record = tmp_path / "fusion" / "0.json"
-    run_together(requests, record=record, when_ended=lambda number, result: ended.append(number))
-    content = json.loads(record.read_text())
-    assert sorted(ended[:2]) == [0, 1] and sorted(ended[2:]) == [2, 3, 4]
-    assert content["waves"] == [[0, 1], [2, 3, 4]]
-    assert [each["jobs"] for each in content["stacks"]] == [[0, 1], [2, 3, 4]]
-
-
-def test_a_checkpoint_holds_one_run(tmp_path: Path) -> None:
     requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(4)]
-    run_together(requests, record=None, when_ended=lambda number, result: None)
-    run_together([request(tmp_path / "alone")], record=None, when_ended=lambda number, result: None)
-    sizes = [(tmp_path / name / "checkpoints" / "last.ckpt").stat().st_size for name in ("0", "3", "alone")]
-    assert max(sizes) < 1.02 * min(sizes)
-
-
-def test_one_that_fails_while_it_begins_has_no_place_among_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    direct = run_config.build
-
-    def failing(config: Any, *others: Any) -> Any:
-        if config.seed == 1:
-            raise RunError("no such file")
-        return direct(config, *others)
-
-    monkeypatch.setattr(run_config, "build", failing)
-    ended: dict[int, Any] = {}
     record = tmp_path / "fusion" / "0.json"
-    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(3)]
-    run_together(requests, record=record, when_ended=ended.__setitem__)
+    ended = list(run_all(requests, record))
     content = json.loads(record.read_text())
-    assert isinstance(ended[1], RunError) and content["waves"] == [[0, 2]]
-    assert [each["jobs"] for each in content["stacks"]] == [[0, 2]]
+    assert sorted(ended[:2]) == [0, 1] and sorted(ended[2:]) == [2, 3]
+    assert content["waves"] == [[0, 1], [2, 3]]
+    assert [each["jobs"] for each in content["stacks"]] == [[0, 1], [2, 3]]
+
+
+def test_a_checkpoint_holds_one_run(tmp_path: Path, whole: Path) -> None:
+    run_all([request(tmp_path / "alone")])
+    folders = (whole / "0", whole / "2", tmp_path / "alone")
+    sizes = [(folder / "checkpoints" / "last.ckpt").stat().st_size for folder in folders]
+    assert max(sizes) < 1.02 * min(sizes)
 
 
 def test_numpys_random_numbers_are_each_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +162,9 @@ def test_numpys_random_numbers_are_each_runs_own(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("mlotool.losses.cross_entropy", noisy)
     monkeypatch.setattr("mlotool.fusion.fused_ticks._has_foreign_code", lambda schedule: True)
     requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(2)]
-    run_together(requests, record=None, when_ended=lambda number, result: None)
+    run_all(requests)
     for number, each in enumerate(requests):
-        run_together([replace(each, output_dir=tmp_path / f"alone{number}")], record=None, when_ended=lambda *_: None)
+        run_all([replace(each, output_dir=tmp_path / f"alone{number}")])
         together, alone = ((tmp_path / name / "metrics.csv").read_text() for name in (str(number), f"alone{number}"))
         assert together == alone
 

@@ -1,11 +1,9 @@
-"""Sweeps as they are typed, with real processes whose jobs train nothing."""
+"""Sweeps as they are typed, with processes whose jobs train nothing."""
 
 import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from importlib.resources import files
@@ -16,28 +14,33 @@ from typing import Any
 import pytest
 
 import mlotool
+from tests import forked
 from tests.report.html_check import read_page
+from tests.sweep import tiny_job
+from tests.sweep.plans import trials
 
-Start = Callable[..., "subprocess.Popen[str]"]
-KEY = "problems.classifier.optimizer.lr"
+Sweep = Callable[..., tuple[int, str, str]]
+
+
+def begun(*words: str, **variables: str) -> tuple[Any, ...]:
+    """Return what a process is to call, with the arguments of `tests.forked`."""
+    # For the processes of cluster launchers, which are not forked.
+    home = str(Path(mlotool.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": home, "CUDA_VISIBLE_DEVICES": "", **variables}
+    return tiny_job.sweep, ("run", "-m", "+recipe=plain", *words), environment
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
-    def begin(*words: str, **variables: str) -> "subprocess.Popen[str]":
-        environment = {**os.environ, "PYTHONPATH": str(Path(mlotool.__file__).parents[1]), **variables}
-        command = [sys.executable, "-m", "tests.sweep.tiny_driver", "run", "-m", "+recipe=plain", *words]
-        return subprocess.Popen(
-            command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+def sweep(tmp_path: Path) -> Sweep:
+    """Run a sweep to its end; return the exit code and what it has printed."""
 
-    return begin
+    def run(*words: str, **variables: str) -> tuple[int, str, str]:
+        function, given, environment = begun(*words, **variables)
+        done = forked.run(function, given, folder=tmp_path, environment=environment)
+        assert "Traceback" not in done.stdout + done.stderr
+        return done.returncode, done.stdout, done.stderr
 
-
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
-    assert "Traceback" not in out + err
-    return process.returncode, out, err
+    return run
 
 
 def sweep_folder(tmp_path: Path) -> Path:
@@ -49,16 +52,13 @@ def read(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
 
 
-def trials(folder: Path) -> list[Any]:
-    optuna = pytest.importorskip("optuna")
-    study = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}")
-    found: list[Any] = study.trials
-    return found
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
 
 
-def test_two_workers_run_side_by_side_and_jobs_that_fail_end_no_others(start: Start, tmp_path: Path) -> None:
-    words = ["seed=1,13,2,14,3", "runner.max_ticks=100", "sweep.workers=2"]
-    code, out, err = finish(start(*words, CUDA_VISIBLE_DEVICES="5,7"))
+def test_two_workers_run_side_by_side_and_jobs_that_fail_end_no_others(sweep: Sweep, tmp_path: Path) -> None:
+    words = ["seed=1,13,2,14,3", "runner.max_ticks=40", "sweep.workers=2"]
+    code, out, err = sweep(*words, CUDA_VISIBLE_DEVICES="5,7")
     assert code == 1
     folder = sweep_folder(tmp_path)
     began = {number: read(folder / str(number), "began.json") for number in range(5)}
@@ -70,7 +70,7 @@ def test_two_workers_run_side_by_side_and_jobs_that_fail_end_no_others(start: St
     devices = [began[number]["devices"] for number in (0, 2, 4)]
     for (first, device), (second, other) in combinations(zip(spans, devices, strict=True), 2):
         assert device != other or first[1] <= second[0] or second[1] <= first[0]
-    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    rows = rows_of(folder)
     assert [row["status"] for row in rows] == ["finished", "failed", "finished", "failed", "finished"]
     assert rows[1]["error"] == "thirteen is refused"
     assert "killed by signal 11" in rows[3]["error"]
@@ -82,8 +82,8 @@ def test_two_workers_run_side_by_side_and_jobs_that_fail_end_no_others(start: St
     assert "failed" in out
 
 
-def test_jobs_of_several_devices_share_no_process(start: Start, tmp_path: Path) -> None:
-    code, out, err = finish(start("seed=1,2", "runner.devices=2", "runner.accelerator=cpu", "sweep.fuse=2"))
+def test_jobs_of_several_devices_share_no_process(sweep: Sweep, tmp_path: Path) -> None:
+    code, out, err = sweep("seed=1,2", "runner.devices=2", "runner.accelerator=cpu", "sweep.fuse=2")
     assert code == 0, err
     folder = sweep_folder(tmp_path)
     assert read(folder / "0", "began.json")["pid"] != read(folder / "1", "began.json")["pid"]
@@ -91,50 +91,12 @@ def test_jobs_of_several_devices_share_no_process(start: Start, tmp_path: Path) 
     assert "jobs 0, 1 ran one by one; runner.devices=2" in out
 
 
-@pytest.mark.slow
-def test_a_killed_sweep_leaves_no_jobs_and_is_finished_with_as_many_trials(start: Start, tmp_path: Path) -> None:
-    words = ["sweep=optuna", "sweep.num_trials=6", "sweep.workers=2", "sweep.pruner=none", f"{KEY}=interval(0.1,0.9)"]
-    # A job takes two seconds.
-    words += ["runner.max_ticks=400", "resume=auto"]
-    first = start(*words, CUDA_VISIBLE_DEVICES="")
-    multirun = tmp_path / "outputs" / "plain" / "multirun"
-    until = time.monotonic() + 60
-    young: list[Path] = []
-    while len(list(multirun.glob("*/*/summary.json"))) < 3 or not young:
-        assert first.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.01)
-        # Far from its end: if it comes to that, it has outlived the kill, not preceded it.
-        young = [each for each in _running(multirun) if 0.1 < time.time() - _began(each) < 0.5]
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    folder = sweep_folder(tmp_path)
-    before = {trial.number: trial for trial in trials(folder)}
-    assert any(trial.state.name == "RUNNING" for trial in before.values())
-    pids = [read(each, "began.json")["pid"] for each in young]
-    until = time.monotonic() + 5
-    while any(map(_is_alive, pids)):
-        assert time.monotonic() < until, "a job outlived its sweep"
-        time.sleep(0.01)
-    assert not any((each / "ended.json").exists() for each in young), "a job outlived its sweep"
-
-    code, _, err = finish(start(*words, CUDA_VISIBLE_DEVICES=""))
-    assert code == 0, err
-    assert sweep_folder(tmp_path) == folder
-    after = trials(folder)
-    assert [trial.number for trial in after] == list(range(6))
-    assert {trial.state.name for trial in after} == {"COMPLETE"}
-    # Of real numbers: the seed of what is drawn afterwards depends on the moment of the kill.
-    assert len({trial.params[KEY] for trial in after}) == 6
-    for number, trial in before.items():
-        assert after[number].params == trial.params
-
-
-def test_a_search_in_groups_tells_the_study_of_each_job(start: Start, tmp_path: Path) -> None:
+def test_a_search_in_groups_tells_the_study_of_each_job(sweep: Sweep, tmp_path: Path) -> None:
     """Each is a trial of its own; the last group has what is left."""
+    pytest.importorskip("optuna")
     words = ["sweep=optuna", "sweep.num_trials=5", "sweep.fuse=2", "sweep.sampler=random", "seed=interval(1,9)"]
     pruner = ("sweep.pruner=median", "sweep.pruner_options={n_startup_trials: 1}")
-    code, out, err = finish(start(*words, *pruner, "sweep.seed=0"))
+    code, out, err = sweep(*words, *pruner, "sweep.seed=0")
     assert code == 0, err
     folder = sweep_folder(tmp_path)
     groups = read(folder, "groups.json")["groups"]
@@ -142,28 +104,32 @@ def test_a_search_in_groups_tells_the_study_of_each_job(start: Start, tmp_path: 
     assert [len(group) for group in groups] == [2, 2, 1]
     pids = [read(folder / str(number), "began.json")["pid"] for group in groups for number in group]
     assert [pids[place] == pids[place - 1] for place in range(1, 5)] == [True, False, True, False]
-    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    rows = rows_of(folder)
     states, found = {"COMPLETE": "finished", "PRUNED": "pruned"}, trials(folder)
     assert [row["status"] for row in rows] == [states[found[int(row["job"])].state.name] for row in rows]
     assert {"finished", "pruned"} == {row["status"] for row in rows}
     assert "pruned" in out
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_the_jobs_and_says_how_to_go_on(
-    start: Start, tmp_path: Path, number: signal.Signals, expected: int
-) -> None:
-    process = start("seed=1,2", "runner.max_ticks=20000", "sweep.workers=2", CUDA_VISIBLE_DEVICES="")
-    multirun = tmp_path / "outputs" / "plain" / "multirun"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_stops_the_jobs_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    """No job outlives its sweep; one that is killed says nothing."""
+    function, given, environment = begun("seed=1,2", "runner.max_ticks=20000", "sweep.workers=2")
+    with (tmp_path / "errors.txt").open("w") as errors:
+        output = (errors.fileno(), errors.fileno())
+        process = forked.start(function, given, folder=tmp_path, environment=environment, output=output)
     until = time.monotonic() + 60
-    while len(_running(multirun)) < 2:
+    while len(jobs := [*tmp_path.glob("outputs/plain/multirun/*/*/began.json")]) < 2:
         assert time.monotonic() < until
         time.sleep(0.01)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == expected
-    assert "resume=outputs/plain/multirun/" in err
-    assert not any(_is_alive(read(each, "began.json")["pid"]) for each in _running(multirun))
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+    text = (tmp_path / "errors.txt").read_text()
+    assert ("resume=outputs/plain/multirun/" in text) == (number != signal.SIGKILL)
+    pids, until = [json.loads(each.read_text())["pid"] for each in jobs], time.monotonic() + 5
+    while any(map(forked.is_alive, pids)):
+        assert number == signal.SIGKILL and time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -174,26 +140,10 @@ def test_a_signal_stops_the_jobs_and_says_how_to_go_on(
     ],
 )
 def test_a_cluster_launcher_in_its_local_mode(
-    start: Start, tmp_path: Path, launcher: str, package: str, options: str, fuse: int
+    sweep: Sweep, tmp_path: Path, launcher: str, package: str, options: str, fuse: int
 ) -> None:
     pytest.importorskip(package)
     cluster = (f"sweep.launcher={launcher}", f"sweep.launcher_options={options}")
-    code, _, err = finish(start("seed=1,13,2", f"sweep.fuse={fuse}", "sweep.workers=2", *cluster))
+    code, _, err = sweep("seed=1,13", f"sweep.fuse={fuse}", "sweep.workers=2", *cluster)
     assert code == 1, err
-    rows = list(csv.DictReader((sweep_folder(tmp_path) / "sweep.csv").read_text().splitlines()))
-    assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
-
-
-def _running(multirun: Path) -> list[Path]:
-    return [file.parent for file in multirun.glob("*/*/began.json") if not (file.parent / "summary.json").exists()]
-
-
-def _began(job: Path) -> float:
-    return (job / "began.json").stat().st_mtime
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
+    assert [row["status"] for row in rows_of(sweep_folder(tmp_path))] == ["finished", "failed"]

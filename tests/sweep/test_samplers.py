@@ -6,7 +6,8 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from pathlib import Path
+from functools import cache
+from itertools import combinations
 from statistics import mean
 from typing import Any
 
@@ -15,15 +16,25 @@ import pytest
 
 optuna = pytest.importorskip("optuna")
 
-from optuna.distributions import CategoricalDistribution  # noqa: E402
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
 import mlotool.sweep.samplers  # noqa: E402
 from mlotool.core.errors import ConfigError  # noqa: E402
 from mlotool.sweep.samplers import predictor  # noqa: E402
-from mlotool.sweep.samplers.base import History, Outcome, read_history  # noqa: E402
+from mlotool.sweep.samplers.base import (  # noqa: E402
+    History,
+    Outcome,
+    at,
+    contains,
+    countable,
+    draw,
+    position,
+    read_history,
+)
 from mlotool.sweep.samplers.evolution import EvolutionSampler  # noqa: E402
-from mlotool.sweep.samplers.predictor import PredictorSampler, Weights, evaluate  # noqa: E402
+from mlotool.sweep.samplers.predictor import Parameter, PredictorSampler, Weights, evaluate  # noqa: E402
 from mlotool.sweep.samplers.reinforce import Cell, ReinforceSampler  # noqa: E402
+from mlotool.sweep.study_options import make_sampler  # noqa: E402
 
 Make = Callable[[int], Any]
 MAKERS: dict[str, Make] = {
@@ -56,20 +67,21 @@ def values_of(study: Any) -> list[dict[str, Any]]:
 
 
 @each_sampler
-def test_a_study_that_goes_on_draws_as_one_that_was_never_interrupted(make: Make, tmp_path: Path) -> None:
+def test_a_study_that_goes_on_draws_as_one_that_was_never_interrupted(make: Make) -> None:
     whole = optuna.create_study(sampler=make(1))
     whole.optimize(conditional, n_trials=20)
-    url = f"sqlite:///{tmp_path / 'study.db'}"
-    optuna.create_study(storage=url, study_name="study", sampler=make(1)).optimize(conditional, n_trials=8)
+    storage = optuna.storages.InMemoryStorage()
+    optuna.create_study(storage=storage, study_name="study", sampler=make(1)).optimize(conditional, n_trials=8)
     for num_trials in (1, 11):
-        optuna.load_study(storage=url, study_name="study", sampler=make(1)).optimize(conditional, n_trials=num_trials)
-    assert values_of(optuna.load_study(storage=url, study_name="study")) == values_of(whole)
+        study = optuna.load_study(storage=storage, study_name="study", sampler=make(1))
+        study.optimize(conditional, n_trials=num_trials)
+    assert values_of(study) == values_of(whole)
 
 
 @each_sampler
 def test_the_order_in_which_workers_ask_does_not_matter(make: Make) -> None:
     """Trials that are open at once take their values by turns; the order of their names does not matter either."""
-    space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in "abc"}
+    space = {name: FloatDistribution(0.0, 1.0) for name in "abc"}
     found = []
     for by_turns in (False, True):
         study = optuna.create_study(sampler=make(0))
@@ -106,49 +118,115 @@ def test_a_trial_keeps_to_what_was_known_when_it_began(make: Make) -> None:
 
 
 @each_sampler
-def test_draws_follow_the_seed_and_nothing_that_another_study_of_the_name_has_taught(make: Make) -> None:
+def test_draws_follow_the_seed_and_the_scores_alone(make: Make) -> None:
+    """Not what another study of the name has taught, nor the direction."""
     one, other, found = make(0), make(1), []
-    for sampler in (one, one, other):
-        study = optuna.create_study(study_name="one", sampler=sampler)
-        study.optimize(conditional, n_trials=12)
+    for sampler, sign in ((one, 1), (one, 1), (make(0), -1), (other, 1)):
+        study = optuna.create_study(study_name="one", sampler=sampler, direction=DIRECTIONS[sign])
+        study.optimize(lambda trial, sign=sign: sign * conditional(trial), n_trials=12)
         found.append(values_of(study))
-    assert found[0] == found[1]
-    assert all(first != second for first, second in zip(found[0], found[2], strict=True))
+    assert found[0] == found[1] == found[2]
+    assert all(first != second for first, second in zip(found[0], found[3], strict=True))
 
 
+DIRECTIONS = {1: "minimize", -1: "maximize"}
 CHOICES = tuple("abcde")
 
 
-def best(sampler: Any, num_trials: int) -> float:
-    study = optuna.create_study(sampler=sampler)
-    study.optimize(conditional, n_trials=num_trials)
-    return float(study.best_value)
+@cache
+def mean_best(name: str) -> float:
+    """Return what a sampler finds in the conditional space, over some seeds."""
+    found = []
+    for seed in range(5):
+        sampler = MAKERS[name](seed) if name in MAKERS else optuna.samplers.RandomSampler(seed=seed)
+        study = optuna.create_study(sampler=sampler)
+        study.optimize(conditional, n_trials=50)
+        found.append(study.best_value)
+    return mean(found)
 
 
-@each_sampler
-def test_parameters_that_only_some_trials_have(make: Make) -> None:
-    random = mean(best(optuna.samplers.RandomSampler(seed=seed), 60) for seed in range(8))
-    assert mean(best(make(seed), 60) for seed in range(8)) < random
+@pytest.mark.parametrize("name", MAKERS)
+def test_parameters_that_only_some_trials_have(name: str) -> None:
+    assert mean_best(name) < mean_best("random")
+
+
+SIZES = (3, 4, 5, 3, 2)
+# Of random's regret.
+MOST = {"evolution": 0.6, "predictor": 0.6, "tpe": 0.6, "reinforce": 1.0}
+
+
+@cache
+def table() -> np.ndarray:
+    """Return 360 points with values from 0 to 1, of effects of decisions and smaller ones of pairs of them."""
+    random, values, places = np.random.default_rng(0), np.zeros(SIZES), range(len(SIZES))
+    for number, weight in ((1, 1.0), (2, 0.3)):
+        for chosen in combinations(places, number):
+            values += weight * random.standard_normal([SIZES[each] if each in chosen else 1 for each in places])
+    return (values - values.min()) / np.ptp(values)
+
+
+@cache
+def regret(name: str) -> float:
+    """Return how far the best of a study is from the best of the table, over some seeds."""
+
+    def objective(trial: Any) -> float:
+        point = (trial.suggest_categorical(f"decision_{i}", [*range(size)]) for i, size in enumerate(SIZES))
+        return float(table()[tuple(point)])
+
+    found = []
+    for seed in range(6):
+        sampler = make_sampler(name, {"multivariate": True, "group": True} if name == "tpe" else {}, seed)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.optimize(objective, n_trials=60)
+        found.append(1.0 - study.best_value)
+    return mean(found)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("name", MOST)
+def test_samplers_find_better_points_than_random_draws(name: str) -> None:
+    assert regret(name) < MOST[name] * regret("random")
+
+
+NUMBERS = [
+    FloatDistribution(-1.0, 3.0),
+    FloatDistribution(1e-6, 1e-1, log=True),
+    FloatDistribution(0.1, 0.7, step=0.2),
+    IntDistribution(3, 11),
+    IntDistribution(1, 1000, log=True),
+    IntDistribution(2, 10, step=4),
+]
+
+
+@pytest.mark.parametrize("distribution", NUMBERS, ids=str)
+def test_a_position_is_where_its_value_lies_and_draws_lie_everywhere(distribution: Any) -> None:
+    for where in np.linspace(0.0, 1.0, 41):
+        value = at(distribution, where)
+        assert contains(distribution, value)
+        assert at(distribution, position(distribution, value)) == pytest.approx(value)
+    assert (at(distribution, 0.0), at(distribution, 1.0)) == pytest.approx((distribution.low, distribution.high))
+    random = np.random.default_rng(0)
+    drawn = [draw(distribution, random) for _ in range(4000)]
+    # Of a grid with few values the middles of its steps.
+    assert mean(position(distribution, value) for value in drawn) == pytest.approx(0.5, abs=0.03)
+    values = countable(distribution, 10) or []
+    assert all(drawn.count(each) == pytest.approx(4000 / len(values), rel=0.2) for each in values)
 
 
 @each_sampler
 def test_distributions_that_are_given_at_once(make: Make) -> None:
-    kinds = optuna.distributions
     space = {
-        "kind": kinds.CategoricalDistribution(("a", 1, None, True)),
-        "one": kinds.CategoricalDistribution(("only",)),
-        "rate": kinds.FloatDistribution(1e-5, 1.0, log=True),
-        "share": kinds.FloatDistribution(0.1, 0.7, step=0.2),
-        "width": kinds.IntDistribution(1, 1000, log=True),
-        "depth": kinds.IntDistribution(2, 38, step=4),
+        "kind": CategoricalDistribution(("a", 1, None, True)),
+        "one": CategoricalDistribution(("only",)),
+        **{str(number): distribution for number, distribution in enumerate(NUMBERS)},
     }
     study = optuna.create_study(sampler=make(0))
     for _ in range(30):
         trial = study.ask(space)
         assert trial.params.keys() == space.keys()
         for name, distribution in space.items():
-            assert distribution._contains(distribution.to_internal_repr(trial.params[name]))
-        study.tell(trial, trial.params["rate"])
+            assert contains(distribution, trial.params[name])
+        study.tell(trial, trial.params["0"])
 
 
 def separable(trial: Any) -> float:
@@ -178,11 +256,11 @@ def pruned(trial: Any) -> float:
 
 
 @each_sampler
-@pytest.mark.parametrize("objective", [separable, failing, infinite, pruned])
+@pytest.mark.parametrize("objective", [failing, infinite, pruned])
 def test_late_trials_are_better_than_random_ones(objective: Callable[[Any], float], make: Make) -> None:
     """The best that does not fail is worth 0, or 1; a random point is worth 8."""
     late = []
-    for seed in range(4):
+    for seed in range(3):
         study = optuna.create_study(sampler=make(seed))
         study.optimize(objective, n_trials=60, catch=(ArithmeticError,))
         late += [separable(trial) for trial in study.trials[30:]]
@@ -193,7 +271,7 @@ def test_late_trials_are_better_than_random_ones(objective: Callable[[Any], floa
 def test_trials_that_fail_or_were_fixed_by_another_process_and_two_objectives(make: Make) -> None:
     study = optuna.create_study(sampler=make(0))
     for _ in range(40):
-        trial = study.ask({"0": optuna.distributions.CategoricalDistribution(CHOICES)})
+        trial = study.ask({"0": CategoricalDistribution(CHOICES)})
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     assert {trial.params["0"] for trial in study.trials} == set(CHOICES)
     study = optuna.create_study(sampler=make(0))
@@ -206,7 +284,7 @@ def test_trials_that_fail_or_were_fixed_by_another_process_and_two_objectives(ma
         study.ask().suggest_float("rate", 0.0, 1.0)
 
 
-SPACE = {name: optuna.distributions.CategoricalDistribution(tuple(range(6))) for name in "abcd"}
+SPACE = {name: CategoricalDistribution(tuple(range(6))) for name in "abcd"}
 
 
 def run(study: Any, num_trials: int) -> None:
@@ -326,6 +404,15 @@ def test_the_unit_of_the_objective_does_not_matter() -> None:
     assert one == ReinforceSampler().begin(history(*((kind, 1e3 * score - 7) for kind, score in trials)), 4)
 
 
+def test_a_policy_that_learns_on_is_the_one_of_all_trials() -> None:
+    trials = [("a", 1.0), ("b", 2.0), ("c", 0.0), ("b", 3.0), ("a", -1.0)]
+    sampler = ReinforceSampler()
+    found = [sampler.begin(history(*trials[:count]), count) for count in (2, 4, 5)]
+    assert found[-1] == ReinforceSampler().begin(history(*trials), 5)
+    # Another order, as of a trial that was found late.
+    assert sampler.begin(history(*trials[::-1]), 5) == ReinforceSampler().begin(history(*trials[::-1]), 5)
+
+
 GROUPS = np.array([0, 0, 0, 1, 1, 2, 2])
 
 
@@ -395,6 +482,26 @@ def test_equal_scores_have_equal_ranks() -> None:
     assert predictor.normal_scores([2.0, 2.0]).tolist() == [0.0, 0.0]
 
 
+def test_features_are_choices_few_values_or_cosines_of_the_position_in_all_ranges() -> None:
+    parameter = Parameter([CategoricalDistribution(("a", True, 1))], start=2)
+    assert parameter.columns == slice(2, 5)
+    assert parameter.features([1, "a", True]).tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    few = Parameter([IntDistribution(0, 2), IntDistribution(0, 4)], start=0)
+    assert few.features([4, 0]).tolist() == [[0, 0, 0, 0, 1], [1, 0, 0, 0, 0]]
+    assert few.options(np.random.default_rng(0)).tolist() == np.eye(5).tolist()
+    long = Parameter([FloatDistribution(1e-4, 1e-2, log=True), FloatDistribution(1e-3, 1.0, log=True)], start=0)
+    expected = [1.0, math.cos(math.pi / 4), 0.0, math.cos(3 * math.pi / 4) / 3, -0.25]
+    assert long.features([1e-3])[0].tolist() == pytest.approx(expected)
+    found = predictor.candidates(FloatDistribution(1e-6, 1.0, log=True), np.random.default_rng(0))
+    assert len(found) == 64 and found == sorted(found) and found[0] < 2e-6 and found[-1] > 0.5
+
+
+def test_what_it_learns_from_is_bounded() -> None:
+    outcomes = [Outcome(number, float(-abs(number - 3)), {}, {}) for number in range(20)]
+    assert [each.number for each in predictor._learned_from(outcomes, 6)] == [2, 4, 3, 17, 18, 19]
+    assert predictor._learned_from(outcomes, 20) == outcomes
+
+
 LETTERS = tuple("abcdef")
 
 
@@ -440,7 +547,7 @@ def test_values_are_random_until_enough_trials_have_values() -> None:
     studies = [optuna.create_study(sampler=PredictorSampler(num_startup_trials=each)) for each in (6, 50)]
     for study in studies:
         for number in range(20):
-            trial = study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)})
+            trial = study.ask({"x": FloatDistribution(0.0, 1.0)})
             if number % 2:
                 study.tell(trial, trial.params["x"])
             else:
@@ -451,7 +558,7 @@ def test_values_are_random_until_enough_trials_have_values() -> None:
     assert all(first != second for first, second in zip(one[12:], other[12:], strict=True))
 
 
-RATE = {"rate": optuna.distributions.FloatDistribution(0.0, 1.0)}
+RATE = {"rate": FloatDistribution(0.0, 1.0)}
 BEGIN = datetime(2026, 1, 1)
 
 

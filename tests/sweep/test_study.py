@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from mlotool.config.schema import PRUNERS, SAMPLERS
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, WriteError
 from mlotool.sweep.folder import JobSpec, read_job
 from mlotool.sweep.study import StudyPoints, Watcher
+from mlotool.sweep.study_options import make_pruner, make_sampler
 from tests.sweep.plans import RATE, Killed, known, make_plan, rate, run, states, study_of, take_up, trials, words_of
 
 optuna = pytest.importorskip("optuna")
@@ -77,30 +79,6 @@ def test_jobs_without_a_number_count_and_say_why(tmp_path: Path) -> None:
     assert "it was made to die" in json.loads((tmp_path / "2" / "summary.json").read_text())["error"]
 
 
-@pytest.mark.usefixtures("in_memory")
-def test_a_sweep_that_died_is_gone_on_with_under_the_same_numbers(tmp_path: Path) -> None:
-    def dies_in_the_third(folder: Path, spec: JobSpec) -> tuple[str, float]:
-        if folder.name == "2":
-            (folder / "config.yaml").write_text("half-way")
-            raise Killed
-        return rate(folder, spec)
-
-    with pytest.raises(Killed):
-        run(take_up(tmp_path, RATE, num_trials=5), tmp_path, dies_in_the_third)
-    before = trials(tmp_path)
-    assert states(tmp_path) == ["COMPLETE", "COMPLETE", "RUNNING"]
-    # Its process was killed before Optuna drew its values.
-    study_of(tmp_path).ask()
-    points = take_up(tmp_path, RATE, num_trials=5)
-    assert points.num_ended == 2
-    assert run(points, tmp_path, rate).started == ["2", "3", "4"]
-    after = trials(tmp_path)
-    assert states(tmp_path) == ["COMPLETE"] * 5
-    assert after[2].params == before[2].params
-    assert not (tmp_path / "2" / "config.yaml").exists()
-    assert len({trial.params["lr"] for trial in after}) == 5
-
-
 @pytest.mark.parametrize(("options", "expected"), [({}, True), ({"constant_liar": False}, False)])
 @pytest.mark.usefixtures("in_memory")
 def test_draws_of_a_process_keep_apart(options: dict[str, Any], expected: bool, tmp_path: Path) -> None:
@@ -132,6 +110,11 @@ def test_a_search_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampler_options": {"n_startup_trails": 3}}, "Did you mean 'n_startup_trials'"),
     ({"sampler_options": {"seed": 3}}, "sampler_options.seed: found an option .* expected sweep.seed"),
+    (
+        {"sampler": "evolution", "sampler_options": {"population_size": 0}},
+        "found 0; expected a whole number of at leas",
+    ),
+    ({"sampler": "reinforce", "sampler_options": {"learning_rate": math.inf}}, "learning_rate: found inf"),
     ({"pruner": "percentile"}, "'percentile' does not start"),
     ({"pruner": "median", "pruner_options": {"n_warmup": 3}}, "n_warmup_steps"),
     ({"storage": "sqlite:////no/such/folder/study.db"}, "sweep.storage: found"),
@@ -143,6 +126,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_optuna_does_not_take_is_told(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         take_up(tmp_path, RATE, **settings)
+
+
+def test_all_samplers_and_pruners_start() -> None:
+    needed: dict[str, dict[str, Any]] = {"percentile": {"percentile": 25.0}, "threshold": {"upper": 1.0}}
+    for name, kind in PRUNERS.items():
+        assert type(make_pruner(name, needed.get(name, {}))).__name__ == kind
+    # Of CMA-ES the package is asked for when its sampler is made.
+    for name in SAMPLERS.keys() - {"cmaes"}:
+        assert type(make_sampler(name, {}, seed=3)).__name__ == SAMPLERS[name]
 
 
 @pytest.mark.usefixtures("in_memory")
@@ -164,17 +156,16 @@ def test_what_is_no_search_or_another_one_is_told(tmp_path: Path, monkeypatch: p
 
 
 def test_a_study_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
-    points = take_up(tmp_path, RATE, num_trials=10_000)
+    points = take_up(tmp_path, RATE, num_trials=2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "study.db").stat().st_size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "study.db").stat().st_size // 2, hard))
     try:
         with pytest.raises(WriteError, match=r"sweep\.storage: the database sqlite:.* does not take.*resume=auto"):
-            for _ in range(10_000):
-                points.next()
+            points.next()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     # With space again it goes on.
-    assert take_up(tmp_path, RATE, num_trials=10_000).next() is not None
+    assert take_up(tmp_path, RATE, num_trials=2).next() is not None
 
 
 CHOICES = '{"name": "CategoricalDistribution", "attributes": {"choices": ["${oc.env:HOME}", "{_target_: os.system}"]}}'

@@ -1,4 +1,4 @@
-"""Stands in for a job's process: writes what a run of mlotool writes, and trains nothing."""
+"""Stands in for a job's process: writes what a run of mlotool writes, and trains nothing; and a sweep of such jobs."""
 
 import json
 import os
@@ -9,12 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.sweep_job import _end_with_parent
-from mlotool.sweep.driver import STOP
+from mlotool.sweep import driver
 from mlotool.sweep.folder import note_failure, read_job
+from tests import forked
+
+
+def sweep(words: tuple[str, ...]) -> int:
+    """Be `mlotool WORDS`, the jobs of whose sweeps are such."""
+    # A shell gives what it runs in the background a SIGINT that is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    driver.MODULE = "tests.sweep.tiny_job"
+    return forked.call_mlotool(words)
 
 
 def main(folders: Sequence[Path]) -> int:
-    assert STOP
     _end_with_parent()
     codes = [_run(folder) for folder in folders if not (folder / "summary.json").exists()]
     return max(codes)
