@@ -43,7 +43,6 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"roles": ["p"]}, "problems.p.loss.roles: found ['p']; expected problems' names by argument of the loss"),
     ({"roles": {"model": {"problem": "p", "mode": []}}}, "problems.p.loss.roles.model: found {problem: 'p', mode: "),
     ({"module": nn.Linear(2, 2, device="meta")}, "problems.p.module.weight: found 'a parameter on the device"),
-    ({"stream": [1, 2]}, "problems.p.stream: found [1, 2]; expected a mlotool.Stream or null"),
     ({"optimizer": lambda parameters: None}, "problems.p.optimizer: found None; expected a torch optimizer, which"),
     ({"optimizer": partial(sgd, lrr=1)}, "problems.p.optimizer: torch.optim.sgd.SGD failed: "),
     ({"hypergradient": "cg"}, "problems.p.hypergradient: found 'cg'; expected a built hypergradient, or null"),
@@ -66,19 +65,6 @@ def test_a_problem_takes_what_does_as_well() -> None:
     assert problem(loss=partial(of_two, other=nn.Identity())).roles.keys() == {"model"}
 
 
-STREAMS: list[tuple[Any, dict[str, Any], str]] = [
-    ({"input": torch.zeros(3)}, {}, "stream.dataset: found {input: a tensor of shape (3,)}; expected a map-style"),
-    (DataLoader(DATA), {}, "stream.dataset: found a DataLoader; expected a map-style data set. Give its data set: "),
-]
-
-
-@pytest.mark.parametrize(("dataset", "given", "said"), STREAMS)
-def test_a_stream_refuses(dataset: Any, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        Stream(dataset, **{"batch_size": 2, **given})
-    assert str(refused.value).startswith(said)
-
-
 def program(**given: Any) -> Program:
     return Program([problem(**given)], Graph())
 
@@ -98,6 +84,8 @@ def kept() -> Callable[..., Tensor]:
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a batch": (lambda: Stream({"input": torch.zeros(3)}, 2), "stream.dataset: found {input: a tensor of shape (3,)};"),
+    "a loader": (lambda: Stream(DataLoader(DATA), 2), "stream.dataset: found a DataLoader; expected a map-style data"),
     "no graph": (lambda: Program([problem()], None), "Program.graph: found None; expected"),  # type: ignore[arg-type]
     "names": (lambda: program().loss(["p"]), "Unknown problem ['p']; expected one of p"),  # type: ignore[arg-type]
     "batches": (
@@ -106,13 +94,10 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "same batch": (lambda: SameBatch([1]), "SameBatch.stream: found [1]; expected a Stream"),  # type: ignore[arg-type]
     "a loss that is kept": (lambda: ticked(loss=kept()), "problems.p.loss: the loss does not depend on any parameter"),
-    "no gradients": (
-        torch.no_grad()(ticked),
-        "problems.p.loss: its gradient is wanted where gradients are switched off",
-    ),
+    "no gradients": (torch.no_grad()(ticked), "problems.p.loss: its gradient is wanted where gradients are switched"),
     "state of a module": (
         lambda: program().load_state_dict({"p": nn.Linear(3, 4).state_dict()}),
-        "state.p: found {weight: a tensor",
+        "state.p: found {wei",
     ),
 }
 

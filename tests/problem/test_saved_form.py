@@ -54,7 +54,6 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "other order": (lambda s: group(s).update(params=[1, 0, 2, 3]), "param_groups.0.params: found [1, 0, 2, 3]"),
     "rate": (lambda s: group(s).update(lr="x"), "param_groups.0.lr: found 'x'; expected a number"),
     "steps": (lambda s: s.update(num_steps=-1), "num_steps: found -1; expected a whole number from 0 on"),
-    "epoch": (lambda s: s["stream"].update(epoch=10**18), "Stream.state: found"),
     "buffer": (lambda s: s["module"].update({"1.num_batches_tracked": torch.tensor(math.nan)}), "num_batches_tracked"),
     "algorithm": (lambda s: s.pop("hypergradient"), "hypergradient: found None; expected a dict"),
 }

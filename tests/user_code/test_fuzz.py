@@ -12,9 +12,11 @@ from tests.user_code.fuzz import Fuzzed, untimed
 from tests.user_code.programs import State, by_hand
 
 NUM_PROGRAMS, NUM_QUICK, TICKS = 200, 12, 60
-REFUSED = ("frozen", "parameter_replaced", "unfrozen_with_a_group")
-ACTED_TICKS = 40
 """Programs, those of them that normal tests take, and ticks, of which the first twelve are not traced by default."""
+
+ACTED_TICKS = 40
+REFUSED = ("frozen", "parameter_replaced", "unfrozen_with_a_group")
+"""Actions after which no step is taken."""
 
 
 @pytest.fixture(autouse=True)
