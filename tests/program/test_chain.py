@@ -74,7 +74,7 @@ class _Counted(TorchDispatchMode):
 
 def num_operations(length: int, trace: str | None) -> int:
     schedule, counts = chain(length, "total", trace=trace), []
-    for _ in range(4):
+    for _ in range(5):
         with _Counted() as counted:
             schedule.tick()
         counts.append(counted.count)
