@@ -1,5 +1,6 @@
-"""Arguments of a wrong kind are refused where they are given, each by its name."""
+"""Mistakes of a Python script are refused where they are made: each message says what was found, by its name."""
 
+import traceback
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mlotool import FirstOrder, Graph, Problem, Program, Stream, Unrolled
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.problem.stream import SameBatch
+from tests.program.small import run_ticks, sgd
 
 DATA = TensorDataset(torch.zeros(4, 1))
-sgd = partial(torch.optim.SGD, lr=0.1)
 
 
 def loss(batch: Any, *, model: Any) -> Tensor:
@@ -41,13 +42,9 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"loss": None}, "problems.p.loss: found None; expected a function that is called as loss(batch, model=...)"),
     ({"roles": ["p"]}, "problems.p.loss.roles: found ['p']; expected problems' names by argument of the loss"),
     ({"roles": {"model": {"problem": "p", "mode": []}}}, "problems.p.loss.roles.model: found {problem: 'p', mode: "),
-    ({"module": None}, "problems.p.module: found None; expected an nn.Module, built"),
     ({"module": nn.Linear(2, 2, device="meta")}, "problems.p.module.weight: found 'a parameter on the device"),
-    ({"stream": [1, 2]}, "problems.p.stream: found [1, 2]; expected a mlotool.Stream or null"),
-    ({"optimizer": "sgd"}, "problems.p.optimizer: found 'sgd'; expected a torch optimizer, or a callable"),
     ({"optimizer": lambda parameters: None}, "problems.p.optimizer: found None; expected a torch optimizer, which"),
     ({"optimizer": partial(sgd, lrr=1)}, "problems.p.optimizer: torch.optim.sgd.SGD failed: "),
-    ({"scheduler": lambda optimizer: 3}, "problems.p.scheduler: found 3; expected a scheduler"),
     ({"hypergradient": "cg"}, "problems.p.hypergradient: found 'cg'; expected a built hypergradient, or null"),
     ({"unroll_steps": "3"}, "problems.p.unroll_steps: found '3'; expected a whole number of at least 1"),
 ]
@@ -68,41 +65,62 @@ def test_a_problem_takes_what_does_as_well() -> None:
     assert problem(loss=partial(of_two, other=nn.Identity())).roles.keys() == {"model"}
 
 
-STREAMS: list[tuple[Any, dict[str, Any], str]] = [
-    (DATA, {"batch_size": "3"}, "Stream.batch_size: found '3'; expected a whole number of at least 1"),
-    ({"input": torch.zeros(3)}, {}, "stream.dataset: found {input: a tensor of shape (3,)}; expected a map-style"),
-    (DataLoader(DATA), {}, "stream.dataset: found a DataLoader; expected a map-style data set. Give its data set: "),
-]
+def program(**given: Any) -> Program:
+    return Program([problem(**given)], Graph())
 
 
-@pytest.mark.parametrize(("dataset", "given", "said"), STREAMS)
-def test_a_stream_refuses(dataset: Any, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        Stream(dataset, **{"batch_size": 2, **given})
-    assert str(refused.value).startswith(said)
+def ticked(**given: Any) -> None:
+    run_ticks(program(**{"stream": Stream(DATA, 4), **given}), 2)
+
+
+def kept() -> Callable[..., Tensor]:
+    seen: list[Tensor] = []
+
+    def found(batch: Any, *, model: Any) -> Tensor:
+        seen.append(model(batch[0]).sum())
+        return seen[0].exp() if len(seen) == 1 else seen[0].detach().requires_grad_().exp()
+
+    return found
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a batch": (lambda: Stream({"input": torch.zeros(3)}, 2), "stream.dataset: found {input: a tensor of shape (3,)};"),
+    "a loader": (lambda: Stream(DataLoader(DATA), 2), "stream.dataset: found a DataLoader; expected a map-style data"),
     "no graph": (lambda: Program([problem()], None), "Program.graph: found None; expected"),  # type: ignore[arg-type]
-    "names": (
-        lambda: Program([problem()], Graph()).loss(["p"]),  # type: ignore[arg-type]
-        "Unknown problem ['p']; expected one of p",
-    ),
+    "names": (lambda: program().loss(["p"]), "Unknown problem ['p']; expected one of p"),  # type: ignore[arg-type]
     "batches": (
-        lambda: Program([problem()], Graph()).gradient("p", torch.zeros(2)),  # type: ignore[arg-type]
+        lambda: program().gradient("p", torch.zeros(2)),  # type: ignore[arg-type]
         "batches: found a tensor of shape (2,); expected batches by problem",
     ),
     "same batch": (lambda: SameBatch([1]), "SameBatch.stream: found [1]; expected a Stream"),  # type: ignore[arg-type]
-    "text": (lambda: Graph({"a": "b"}), "graph.upper_to_lower.a: found 'b'; expected a list of problems' names"),
+    "a loss that is kept": (lambda: ticked(loss=kept()), "problems.p.loss: the loss does not depend on any parameter"),
+    "no gradients": (torch.no_grad()(ticked), "problems.p.loss: its gradient is wanted where gradients are switched"),
+    "state of a module": (
+        lambda: program().load_state_dict({"p": nn.Linear(3, 4).state_dict()}),
+        "state.p: found {wei",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_rest_refuses(name: str) -> None:
     make, said = OTHERS[name]
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(MlotoolError) as refused:
         make()
     assert str(refused.value).startswith(said)
+
+
+def of_rows(batch: Any, *, model: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["input"]), batch["target"])
+
+
+def test_a_traceback_of_the_user_s_code_ends_with_what_it_was_given() -> None:
+    module, rows = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), [{"input": torch.randn(3), "target": 0}]
+    with pytest.raises(ValueError, match="more than 1 value per channel") as failed:
+        ticked(module=module, loss=of_rows, stream=Stream(rows, 1))
+    text = "".join(traceback.format_exception(failed.value))
+    assert "mlotool: problems.p.loss: tests.problem.test_arguments.of_rows (" in text
+    assert "It was given batch = {input: float32 (1, 3), target: int64 (1,) from 0 to 0" in text
 
 
 def of_both(lower: nn.Module, upper: nn.Module, **settings: Any) -> Program:

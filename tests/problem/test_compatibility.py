@@ -11,23 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from docs.generated.compatibility import page
-from mlotool import (
-    SABA,
-    ConjugateGradient,
-    EvolutionStrategies,
-    Graph,
-    Identity,
-    Implicit,
-    Nystrom,
-    Penalty,
-    Problem,
-    Program,
-    Schedule,
-    Stream,
-    Unrolled,
-)
+from mlotool import SABA, Graph, Penalty, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import KeepEvery
+from mlotool.hypergradient import ConjugateGradient, EvolutionStrategies, Identity, Implicit, KeepEvery, Nystrom
 from mlotool.layerparallel import Auxiliary
 from mlotool.problem.compatibility import FEATURES, ROWS, Case, broken, check, message
 from mlotool.problem.settings import ProblemSettings

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Implicit, Unrolled
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from tests.program.small import assert_identical, numbers, pair, parameters, samples
+from tests.program.small import assert_resumes, numbers, pair, parameters, samples
 from tests.programs import Point
 
 lbfgs = partial(torch.optim.LBFGS, max_iter=1, max_eval=25, history_size=5, line_search_fn="strong_wolfe")
@@ -82,15 +82,7 @@ def test_the_first_evaluation_is_not_repeated():
 
 
 def test_it_goes_on_bit_by_bit():
-    whole, other = single(), single()
-    schedules = [Schedule(whole), Schedule(other)]
-    for _ in range(5):
-        schedules[0].tick()
-    other.load_state_dict(whole.state_dict())
-    for _ in range(5):
-        for schedule in schedules:
-            schedule.tick()
-    assert_identical(whole.problems["x"].theta, other.problems["x"].theta)
+    assert_resumes(single, num_ticks=5, num_more=5)
 
 
 def test_a_lower_problem_may_search():
@@ -104,8 +96,6 @@ def test_a_lower_problem_may_search():
 def test_what_has_no_pure_form_is_refused():
     with pytest.raises(ConfigError, match="LBFGS"):
         pair({"optimizer": lbfgs}, hypergradient=Unrolled)
-    with pytest.raises(ConfigError, match=r"problems\.p\.precision: found line search with precision: fp16"):
-        Problem("p", nn.Linear(1, 1), lambda batch: batch, optimizer=lbfgs, precision="fp16")
     with pytest.raises(ConfigError, match=r"problems\.u\.optimizer: found line search with .*; expected adam"):
         pair(upper={"optimizer": lbfgs})
     assert (

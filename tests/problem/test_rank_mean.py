@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import Graph, Problem, Program, Schedule, Unrolled
+from mlotool import Graph, Problem, Program, Unrolled
 from mlotool.problem.rank_mean import RankMean, Reduce
-from tests.program.small import numbers
+from tests.program.small import numbers, run_ticks
 from tests.program.test_reduce import Ranks
 from tests.programs import Point
 
@@ -70,10 +70,7 @@ def test_ranks_that_read_other_parameters_keep_the_same_ones() -> None:
         return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}), reduce)
 
     def trained(places: list[int], reduce: Reduce | None) -> list[Tensor]:
-        made = program(places, reduce)
-        schedule = Schedule(made)
-        for _ in range(6):
-            schedule.tick()
+        made = run_ticks(program(places, reduce), 6).program
         return [each.clone() for problem in made.problems.values() for each in problem.current()]
 
     whole = trained([0, 1], None)

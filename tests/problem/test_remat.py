@@ -4,40 +4,17 @@ import logging
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from mlotool import Problem
 from mlotool.core.errors import ConfigError
 from mlotool.models import ResNet, TextTransformer, WideResNet
 from mlotool.problem.remat import blocks_of
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.scale = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.attention(x) * self.scale
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Linear(2, 2)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+from tests.program.test_remat import Block, Net
 
 
 def made(remat: Any, module: nn.Module | None = None) -> Problem:
-    return Problem("model", module or Net(), lambda batch, *, model: None, roles={"model": "model"}, remat=remat)
+    return Problem("model", module or Net(3), lambda batch, *, model: None, roles={"model": "model"}, remat=remat)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +22,13 @@ def made(remat: Any, module: nn.Module | None = None) -> Problem:
     [
         (["blocks.*"], ["blocks.0", "blocks.1", "blocks.2"]),
         ("blocks.[02]", ["blocks.0", "blocks.2"]),
-        (["blocks.[01].attention", "embedding"], ["blocks.0.attention", "blocks.1.attention", "embedding"]),
-        (["head", "h*"], ["head"]),
+        (["blocks.[01].attention", "first"], ["blocks.0.attention", "blocks.1.attention", "first"]),
+        (["last", "l*"], ["last"]),
         ("auto", ["blocks.0", "blocks.1", "blocks.2"]),
     ],
 )
 def test_paths_lead_to_blocks(remat: Any, paths: list[str]) -> None:
-    assert list(blocks_of("model", Net(), remat)) == paths
+    assert list(blocks_of("model", Net(3), remat)) == paths
 
 
 def test_a_block_with_two_paths_is_one() -> None:
@@ -93,7 +70,7 @@ def test_it_says_what_auto_has_found(caplog: pytest.LogCaptureFixture) -> None:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "nothing": (["block.*"], "found 'block.*'; expected a path of submodules of Net, in which *"),
-    "parameter": (["blocks.*.scale"], "found 'blocks.*.scale'; expected a path of submodules of Net"),
+    "parameter": (["blocks.*.up.bias"], "found 'blocks.*.up.bias'; expected a path of submodules of Net"),
     "list": (["blocks"], "expected modules that are called themselves, unlike 'blocks'. Write 'blocks.*' for those"),
     "true": (True, "found True; expected a text or a list of texts or null"),
 }

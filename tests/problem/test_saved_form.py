@@ -15,6 +15,7 @@ from mlotool import Graph, Problem, Program, Stream
 from mlotool.core.errors import ConfigError
 from mlotool.program import Schedule
 from mlotool.runner.checkpoint import random_state, restore_random_state
+from tests.program.small import run_ticks
 
 Change = Callable[[Any], None]
 
@@ -34,11 +35,7 @@ def made(optimizer: Callable[..., Any] | None = None) -> Program:
 
 
 def saved(optimizer: Callable[..., Any] | None = None, num_ticks: int = 3) -> dict[str, Any]:
-    program = made(optimizer)
-    schedule = Schedule(program)
-    for _ in range(num_ticks):
-        schedule.tick()
-    return copy.deepcopy(program.state_dict())
+    return copy.deepcopy(run_ticks(made(optimizer), num_ticks).program.state_dict())
 
 
 def kept(state: Any) -> Any:
@@ -51,20 +48,14 @@ def group(state: Any) -> Any:
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "one element": (lambda s: kept(s).update(exp_avg=torch.ones(1)), "state.0.exp_avg: found a tensor of shape (1,)"),
-    "whole": (lambda s: kept(s).update(exp_avg=torch.ones(3, 4).long()), "state.0.exp_avg: found"),
-    "nothing": (lambda s: kept(s).update(exp_avg=None), "state.0.exp_avg: found None"),
     "no count": (lambda s: kept(s).pop("step"), "expected 'step' among its keys"),
     "count is nan": (lambda s: kept(s).update(step=torch.tensor(math.nan)), "state.0.step: found"),
-    "count of two": (lambda s: kept(s).update(step=torch.ones(2)), "state.0.step: found a tensor of shape (2,)"),
     "no parameter": (lambda s: s["optimizer"]["state"].update({99: {}}), "expected the number of a parameter, below 4"),
     "other order": (lambda s: group(s).update(params=[1, 0, 2, 3]), "param_groups.0.params: found [1, 0, 2, 3]"),
     "rate": (lambda s: group(s).update(lr="x"), "param_groups.0.lr: found 'x'; expected a number"),
-    "scheduler": (lambda s: s["scheduler"].update(last_epoch="x"), "scheduler.last_epoch: found 'x'"),
     "steps": (lambda s: s.update(num_steps=-1), "num_steps: found -1; expected a whole number from 0 on"),
-    "epoch": (lambda s: s["stream"].update(epoch=10**18), "Stream.state: found"),
     "buffer": (lambda s: s["module"].update({"1.num_batches_tracked": torch.tensor(math.nan)}), "num_batches_tracked"),
     "algorithm": (lambda s: s.pop("hypergradient"), "hypergradient: found None; expected a dict"),
-    "norm": (lambda s: s["trajectory"].update(largest_norm="x"), "trajectory.largest_norm: found 'x'"),
 }
 
 
@@ -81,10 +72,13 @@ def test_a_change_is_told_with_its_place_and_nothing_is_taken(name: str) -> None
         assert torch.equal(tensor, before["p"]["module"][key])
 
 
+MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), "momentum_buffer"),
+        (MOMENTUM, "momentum_buffer"),
         (partial(torch.optim.AdamW, lr=0.1, amsgrad=True), "max_exp_avg_sq"),
         (partial(torch.optim.Adagrad, lr=0.1, fused=True), "sum"),
     ],
@@ -97,16 +91,18 @@ def test_what_each_optimizer_keeps_has_its_parameters_shape(kind: Callable[..., 
         made(kind).load_state_dict(state)
 
 
+def test_a_state_of_other_shapes_is_taken_where_its_optimizer_keeps_such() -> None:
+    kind = partial(torch.optim.Adafactor, lr=0.1)
+    made(kind).load_state_dict(saved(kind))
+
+
 def test_momentum_with_other_strides_makes_the_same_step() -> None:
-    kind = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     found = []
     for change in (Tensor.clone, lambda momentum: momentum.t().contiguous().t()):
-        state, program = saved(kind), made(kind)
+        state, program = saved(MOMENTUM), made(MOMENTUM)
         kept(state["p"])["momentum_buffer"] = change(kept(state["p"])["momentum_buffer"])
         program.load_state_dict(state)
-        schedule = Schedule(program)
-        for _ in range(3):
-            schedule.tick()
+        run_ticks(program, 3)
         found.append(program.problems["p"].module[0].weight.detach())  # type: ignore[index]
     assert torch.equal(*found)
 

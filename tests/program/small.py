@@ -119,19 +119,25 @@ def assert_identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
     assert not different
 
 
+def run_ticks(program: Program, num_ticks: int) -> Schedule:
+    """Return the schedule of a program after some ticks."""
+    schedule = Schedule(program)
+    for _ in range(num_ticks):
+        schedule.tick()
+    return schedule
+
+
 def assert_resumes(make: Callable[[], Program], *, num_ticks: int, num_more: int) -> None:
     """Assert that a run whose state is taken after `num_ticks` ends bit-identical to one that was not interrupted."""
     whole, first, second = make(), make(), make()
-    runs = [Schedule(each) for each in (whole, first, second)]
-    for schedule, count in ((runs[0], num_ticks + num_more), (runs[1], num_ticks)):
-        for _ in range(count):
-            schedule.tick()
+    run_ticks(whole, num_ticks + num_more)
+    run, resumed = run_ticks(first, num_ticks), Schedule(second)
     second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
+    resumed.load_state_dict(run.state_dict())
     # What the first one does from here on must not reach the second.
-    runs[1].tick()
+    run.tick()
     for _ in range(num_more):
-        runs[2].tick()
+        resumed.tick()
     assert_identical(parameters(second), parameters(whole))
 
 

@@ -1,7 +1,7 @@
 """What a program refuses, and with which words; batches and modes."""
 
 import copy
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Identity, Implicit
-from mlotool.program import Graph, Problem, Program, Schedule
+from mlotool.program import Graph, Problem, Program
 from tests import programs
 from tests.program.reweighting import REVERSE, clean, relative_error, reweighting, sample_losses
-from tests.program.small import Mlp, assert_identical, numbers, pair, parameters, samples
+from tests.program.small import Mlp, assert_identical, numbers, pair, parameters, run_ticks, samples
+from tests.program.test_trace import alone, network
 from tests.programs import Point
 
 
@@ -97,42 +98,21 @@ def test_the_radius_is_the_norm_of_the_perturbation(radius: float) -> None:
     assert torch.allclose(seen[0] + seen[1], 2 * theta, rtol=1e-12)
 
 
-def of_network(optimizer: Any, trace: str | None) -> Program:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
-    batch = programs.matrix(3)
-
-    def fit(_: Any, *, w: Any, u: Any) -> Tensor:
-        return ((w(batch).squeeze(-1) - u()) ** 2).mean()
-
-    def judge(_: Any, *, w: Any) -> Tensor:
-        return (w(batch) ** 2).sum()
-
-    roles = {"w": "w", "u": "u"}
-    lower = Problem("w", net, fit, roles=roles, optimizer=optimizer, hypergradient=Implicit(Identity()))
-    upper = Problem(
-        "u", programs.Point(programs.vector(1)), judge, roles={"w": "w"}, optimizer=partial(torch.optim.SGD, lr=0.1)
-    )
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}), trace=trace)
-
-
 @pytest.mark.parametrize(
-    ("optimizer", "trace"),
-    [(partial(torch.optim.SGD, lr=0.1, momentum=0.9), None), (torch.optim.AdamW, None), (torch.optim.AdamW, "eager")],
+    "make",
+    [
+        lambda: network(nn.BatchNorm1d(5).double()),
+        lambda: network(nn.BatchNorm1d(5).double(), optimizer=torch.optim.AdamW),
+        lambda: alone(optimizer=torch.optim.AdamW),
+    ],
     ids=["momentum", "adamw", "traced"],
 )
-def test_a_copy_of_a_program_goes_on_as_the_original_would_and_leaves_it_alone(
-    optimizer: Any, trace: str | None
-) -> None:
-    made = of_network(optimizer, trace)
-    schedule = Schedule(made)
-    for _ in range(4):
-        schedule.tick()
+def test_a_copy_of_a_program_goes_on_as_the_original_would_and_leaves_it_alone(make: Callable[[], Program]) -> None:
+    made = make()
+    schedule = run_ticks(made, 4)
     before = parameters(made)
     copied = copy.deepcopy(made)
-    other = Schedule(copied)
-    for _ in range(4):
-        other.tick()
+    run_ticks(copied, 4)
     assert all(map(torch.equal, parameters(made).values(), before.values()))
     for _ in range(4):
         schedule.tick()

@@ -1,7 +1,6 @@
 """The evaluation of a loss before the first tick: what reads tensors past their places in a module is refused."""
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,75 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mlotool import (
-    ConjugateGradient,
-    Exact,
-    Graph,
-    Identity,
-    Implicit,
-    Problem,
-    Program,
-    Schedule,
-    Stream,
-    Unrolled,
-    remat,
-)
+from mlotool import ConjugateGradient, Exact, Graph, Identity, Implicit, Problem, Program, Stream, Unrolled, remat
 from mlotool.core.errors import MlotoolError
 from mlotool.core.user_code import WrongResultError
+from tests.program.small import assert_identical, parameters, run_ticks, sgd
 
-BATCH = torch.ones(3, 2)
-ELSEWHERE = [Unrolled(), Unrolled(remat=False), Implicit(Identity(), "finite_difference")]
-sgd = partial(torch.optim.SGD, lr=0.1)
 GENERATOR = torch.Generator().manual_seed(0)
 SAMPLES = list(
     zip(torch.randn(12, 4, generator=GENERATOR).double(), torch.randint(0, 3, (12,), generator=GENERATOR), strict=True)
 )
-
-
-class Again(nn.Module):
-    """Two layers, of which one is evaluated again in the backward pass."""
-
-    def __init__(self, again: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.first, self.second = nn.Sequential(nn.Linear(2, 4), nn.Tanh()), nn.Linear(4, 1)
-        self.again = again
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.again(self.first, x).square())
-
-
-def checkpointed(block: nn.Module, x: Tensor) -> Tensor:
-    found: Tensor = checkpoint(block, x, use_reentrant=False)
-    return found
-
-
-def pair(module: nn.Module, loss: Any, hypergradient: Any) -> Program:
-    roles = {"w": "w", "x": "x"}
-    lower = Problem("w", module, loss, roles=roles, hypergradient=hypergradient, optimizer=sgd)
-    upper = Problem("x", nn.Linear(1, 1), lambda batch, *, w: w(batch).square().mean(), roles={"w": "w"})
-    return Program([lower, upper], Graph({"x": ["w"]}, {"w": ["x"]}))
-
-
-def of_net(again: Any, hypergradient: Any) -> Program:
-    torch.manual_seed(0)
-    return pair(Again(again), lambda batch, *, w, x: (x(w(batch)) ** 2).mean(), hypergradient)
-
-
-@pytest.mark.parametrize("hypergradient", ELSEWHERE)
-def test_a_checkpoint_of_torch_is_refused_where_gradients_are_taken_at_other_parameters(hypergradient: Any) -> None:
-    with pytest.raises(WrongResultError) as error:
-        of_net(checkpointed, hypergradient).rehearse("w", BATCH)
-    assert "past its place" in error.value.found
-    assert "mlotool.remat" in error.value.advice
-    program = of_net(remat, hypergradient)
-    before = [each.clone() for problem in program.problems.values() for each in problem.theta.values()]
-    assert program.rehearse("w", BATCH).loss.requires_grad
-    after = [each for problem in program.problems.values() for each in problem.theta.values()]
-    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
-
-
-def test_a_checkpoint_of_torch_is_right_at_the_parameters_of_the_module() -> None:
-    assert of_net(checkpointed, Implicit(Identity())).rehearse("w", BATCH).loss.requires_grad
 
 
 class Layer(nn.Module):
@@ -101,14 +40,26 @@ class Layer(nn.Module):
         return torch.tanh(F.linear(x, weight, bias)) * scale
 
 
+def once(block: nn.Module, x: Tensor) -> Tensor:
+    found: Tensor = block(x)
+    return found
+
+
+def checkpointed(block: nn.Module, x: Tensor) -> Tensor:
+    found: Tensor = checkpoint(block, x, use_reentrant=False)
+    return found
+
+
 class Net(nn.Module):
-    def __init__(self, keep: Any) -> None:
+    """Two layers, of which one may be evaluated again in the backward pass."""
+
+    def __init__(self, keep: Any, call: Callable[..., Tensor] = once) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.body, self.last = nn.Sequential(Layer(keep)), nn.Linear(4, 3).double()
+        self.body, self.last, self.call = nn.Sequential(Layer(keep)), nn.Linear(4, 3).double(), call
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.last(self.body(x))
+        found: Tensor = self.last(self.call(self.body, x))
         return found
 
 
@@ -178,7 +129,28 @@ ALGORITHMS = {
     "difference": Implicit(Identity(), "finite_difference"),
     "forward": Implicit(Exact(damping=0.5), "forward"),
     "unrolled": Unrolled(),
+    "unrolled kept": Unrolled(remat=False),
 }
+
+
+def rehearsed(call: Callable[..., Tensor], algorithm: str) -> Program:
+    made = program(Net(plain, call), ALGORITHMS[algorithm])
+    assert made.rehearse("low", made.problems["low"].stream.peek()).loss.requires_grad
+    return made
+
+
+@pytest.mark.parametrize("algorithm", ["difference", "unrolled", "unrolled kept"])
+def test_a_checkpoint_of_torch_is_refused_where_gradients_are_taken_at_other_parameters(algorithm: str) -> None:
+    with pytest.raises(WrongResultError) as error:
+        rehearsed(checkpointed, algorithm)
+    assert "past its place" in error.value.found
+    assert "mlotool.remat" in error.value.advice
+    expected = program(Net(plain), ALGORITHMS[algorithm])
+    assert_identical(parameters(rehearsed(remat, algorithm)), parameters(expected))
+
+
+def test_a_checkpoint_of_torch_is_right_at_the_parameters_of_the_module() -> None:
+    rehearsed(checkpointed, "cg")
 
 
 @pytest.mark.parametrize(
@@ -188,14 +160,14 @@ ALGORITHMS = {
 def test_a_parameter_that_is_read_past_its_place_is_refused(name: str, algorithm: str) -> None:
     text = r"problems\.low\.loss: .*depends on the parameter 'body\.0\.\w+' of the module of 'low' itself"
     with pytest.raises(MlotoolError, match=text):
-        Schedule(program(Net(PARAMETERS[name]), ALGORITHMS[algorithm])).tick()
+        run_ticks(program(Net(PARAMETERS[name]), ALGORITHMS[algorithm]), 1)
 
 
 @pytest.mark.parametrize("algorithm", ["difference", "unrolled"])
 @pytest.mark.parametrize("name", VALUES)
 def test_so_are_values_and_buffers_where_evaluations_are_at_other_ones(name: str, algorithm: str) -> None:
     with pytest.raises(MlotoolError, match=r"problems\.low\.loss: .*reads a parameter or a buffer past its place"):
-        Schedule(program(Net(VALUES[name]), ALGORITHMS[algorithm])).tick()
+        run_ticks(program(Net(VALUES[name]), ALGORITHMS[algorithm]), 1)
 
 
 def test_what_shapes_a_problem_and_what_a_loss_reads_itself_are_looked_at_too() -> None:
@@ -212,7 +184,7 @@ def test_what_shapes_a_problem_and_what_a_loss_reads_itself_are_looked_at_too() 
         (program(net, ALGORITHMS["cg"], loss=reads), r"depends on the parameter 'last\.bias' of the module of 'low'"),
     ):
         with pytest.raises(MlotoolError, match=text):
-            Schedule(made).tick()
+            run_ticks(made, 1)
 
 
 @pytest.mark.parametrize("algorithm", ["difference", "unrolled"])
@@ -234,13 +206,40 @@ def test_nothing_is_left_of_the_look(algorithm: str) -> None:
         made.random.manual_seed(3)
         if not is_rehearsed:
             made.rehearse_once = lambda: None  # type: ignore[method-assign]
-        schedule = Schedule(made)
-        for _ in range(3):
-            schedule.tick()
+        run_ticks(made, 3)
         return [net.calls, net.seen, *net.state_dict().values(), *made.problems["up"].theta.values()]
 
     for a, b in zip(state(is_rehearsed=False), state(is_rehearsed=True), strict=True):
         assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+
+def spent(batch: Any, *, model: Any, weights: Any) -> Tensor:
+    loss = lower(batch, model=model, weights=weights)
+    torch.autograd.grad(loss, [*model.parameters()])
+    return loss
+
+
+def with_root(batch: Any, *, model: Any, weights: Any) -> Tensor:
+    return lower(batch, model=model, weights=weights) + (0 * model(batch[0])).sum().sqrt()
+
+
+GRADIENTS: dict[str, tuple[Any, str]] = {
+    "spent": (spent, "Trying to backward through the graph a second time"),
+    "a root of zero": (with_root, "a loss whose gradient is not finite before the first step"),
+    "elsewhere": (
+        lambda batch, *, model, weights: torch.ones((), requires_grad=True) * 2.0,
+        "a tensor whose gradient does not reach the parameters",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_the_gradient_of_a_users_loss_is_taken(name: str) -> None:
+    loss, said = GRADIENTS[name]
+    made = program(Net(plain), ALGORITHMS["cg"], loss=loss)
+    with pytest.raises((WrongResultError, RuntimeError)) as refused:
+        made.rehearse("low", made.problems["low"].stream.peek())
+    assert said in getattr(refused.value, "found", str(refused.value))
 
 
 def test_a_loss_that_freezes_what_it_is_given_is_refused() -> None:
@@ -250,4 +249,4 @@ def test_a_loss_that_freezes_what_it_is_given_is_refused() -> None:
         return lower(batch, model=model, weights=weights)
 
     with pytest.raises(MlotoolError, match="has changed the parameter 'x' of 'up'"):
-        Schedule(program(Net(plain), Unrolled(), loss=frozen)).tick()
+        run_ticks(program(Net(plain), Unrolled(), loss=frozen), 1)

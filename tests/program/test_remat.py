@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mlotool import Graph, Problem, Program, Schedule, Stream, stop_gradient
+from mlotool import Graph, Problem, Program, Stream, stop_gradient
 from mlotool.hypergradient import (
     KFAC,
     SABA,
@@ -23,7 +23,7 @@ from mlotool.hypergradient import (
     Penalty,
     Unrolled,
 )
-from tests.program.small import adam, assert_resumes, momentum, sgd
+from tests.program.small import Mlp, adam, assert_resumes, momentum, run_ticks, sgd
 
 WIDTH = 4
 
@@ -63,15 +63,6 @@ class Net(nn.Module):
         return self.last(self.features(x))
 
 
-class Weigher(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(1, 3), nn.Linear(3, 1)
-
-    def forward(self, losses: Tensor) -> Tensor:
-        return torch.sigmoid(self.last(torch.tanh(self.first(losses[:, None]))))[:, 0]
-
-
 def data(seed: int, size: int = 20, num_tasks: int | None = None) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     shape = () if num_tasks is None else (5,)
@@ -86,7 +77,7 @@ def data(seed: int, size: int = 20, num_tasks: int | None = None) -> list[dict[s
 
 def lower_loss(batch: Mapping[str, Tensor], *, model: Any, weigher: Any) -> Tensor:
     losses = cross_entropy(model(batch["input"]), batch["target"], reduction="none")
-    return (weigher(stop_gradient(losses)) * losses).mean()
+    return (torch.sigmoid(weigher(stop_gradient(losses)[:, None])) * losses).mean()
 
 
 def upper_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
@@ -116,7 +107,7 @@ def bilevel(
     )
     high = Problem(
         "weigher",
-        Weigher().double(),
+        Mlp(num_inputs=1),
         upper_loss,
         roles={"model": role},
         stream=Stream(data(2, num_tasks=num_tasks), batch_size, seed=2),
@@ -130,9 +121,7 @@ def theta_of(made: Program) -> list[Tensor]:
 
 
 def trained(made: Program, num_ticks: int = 5) -> list[Tensor]:
-    schedule = Schedule(made)
-    for _ in range(num_ticks):
-        schedule.tick()
+    run_ticks(made, num_ticks)
     return [each.clone() for each in [*theta_of(made), *made.problems["model"].module.buffers()]]
 
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LinearLR, OneCycleLR, SequentialLR, StepLR
 
 from mlotool.hypergradient import ConjugateGradient, Implicit
 from mlotool.program import Program, Schedule
-from tests.program.small import adam, assert_identical, pair, parameters, web
+from tests.program.small import adam, assert_identical, pair, parameters, run_ticks, web
 
 
 def _sequence(optimizer: torch.optim.Optimizer) -> SequentialLR:
@@ -93,9 +93,7 @@ def test_a_resumed_run_is_the_same_bit_by_bit(make: Callable[[], Program]) -> No
 def test_the_state_tells_runs_apart() -> None:
     """The test above would fail if a part of the state were left out."""
     program = _looking_ahead()
-    schedule = Schedule(program)
-    for _ in range(5):
-        schedule.tick()
+    schedule = run_ticks(program, 5)
     state = schedule.state_dict()
     assert state["num_ticks"] == 5
     assert list(state["snapshots"]) == ["w"]  # in the middle of a look-ahead
@@ -109,9 +107,7 @@ def test_the_state_tells_runs_apart() -> None:
 
 def test_a_schedules_state_does_not_change_afterwards() -> None:
     """Neither in the run that saved it nor in one that loads it."""
-    schedule, resumed = (Schedule(_looking_ahead()) for _ in range(2))
-    for _ in range(4):
-        schedule.tick()
+    schedule, resumed = run_ticks(_looking_ahead(), 4), Schedule(_looking_ahead())
     state = schedule.state_dict()
     before = copy.deepcopy(state)
     resumed.load_state_dict(state)

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
-from mlotool.hypergradient import Identity, Implicit
-from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from mlotool.program import Schedule, Stream
 from tests.program.by_hand import ByHand
-from tests.program.small import Mlp, adam, assert_identical, momentum, numbers, pair, parameters, samples, sgd, web
-from tests.programs import Point
+from tests.program.small import adam, assert_identical, numbers, pair, parameters, samples, sgd, web
+from tests.program.test_trace import network
 
 
 def _halving(optimizer: torch.optim.Optimizer) -> StepLR:
@@ -110,34 +109,10 @@ def test_siblings_that_look_ahead_return_together() -> None:
 
 
 def test_batch_statistics_move_once_for_one_real_step() -> None:
-    def lower(batch: Tensor, *, model: Any, u: Any) -> Tensor:
-        outputs = model(batch)
-        return (outputs**2).mean() + (u() * batch.mean(0)).sum() * outputs.mean()
+    def lower(batch: Tensor, *, model: Any, weights: Any) -> Tensor:
+        return (torch.exp(weights()) * model(batch) ** 2).mean()
 
-    def upper(batch: Tensor, *, model: Any) -> Tensor:
-        return (model(batch) - 1).square().mean()
-
-    problems = [
-        Problem(
-            "model",
-            Mlp(nn.BatchNorm1d(5, momentum=0.5)),
-            lower,
-            roles={"model": "model", "u": "u"},
-            stream=Stream(samples(8), 4),
-            optimizer=momentum,
-            hypergradient=Implicit(Identity()),
-            roll_back=True,
-        ),
-        Problem(
-            "u",
-            Point(numbers(0.0, 0.0, 0.0)),
-            upper,
-            roles={"model": "model"},
-            stream=Stream(samples(8, 1), 4),
-            optimizer=sgd,
-        ),
-    ]
-    program = Program(problems, Graph({"u": ["model"]}, {"model": ["u"]}))
+    program = network(nn.BatchNorm1d(5, momentum=0.5).double(), lower=lower, roll_back=True)
     norm = program.problems["model"].module.body[1]
     schedule = Schedule(program)
     for tick in range(1, 4):

@@ -1,12 +1,13 @@
 """When problems step, and on what: against loops written by hand."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import LinearLR, OneCycleLR, SequentialLR, StepLR
 
 from mlotool.core import LossOutput
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
@@ -47,44 +48,39 @@ def test_the_numbers_of_a_bilevel_program() -> None:
         assert torch.allclose(program.problems["u"].module.x, u, rtol=1e-10)
 
 
-def test_a_sibling_that_has_finished_goes_on_stepping() -> None:
-    down = {"a": ["top"], "b": ["top"]}
-    settings = {"a": {"unroll_steps": 2}, "b": {"unroll_steps": 3}}
-    schedule = Schedule(web({"top": ["a", "b"]}, down, settings=settings))
-    assert names(schedule, 7) == ["a b", "a b", "a b top", "a b", "a b", "a b top", "a b"]
-    twin = ByHand(web({"top": ["a", "b"]}, down, settings=settings))
-    for tick in range(1, 8):
-        twin.step("a", "b")
-        if tick % 3 == 0:
-            twin.step("top")
-    assert_identical(parameters(schedule.program), parameters(twin.program))
+# Edges, unroll_steps, and who steps in each tick: those together, and > those that read them.
+COURSES: dict[str, tuple[dict[str, list[str]], dict[str, list[str]], dict[str, int], list[str]]] = {
+    "a sibling that has finished goes on": (
+        {"top": ["a", "b"]},
+        {"a": ["top"], "b": ["top"]},
+        {"a": 2, "b": 3},
+        ["a b", "a b", "a b > top", "a b", "a b", "a b > top", "a b"],
+    ),
+    # One of them reads `a` alone, the other one `a` and the slower `b`.
+    "two above at their own pace": (
+        {"u": ["a"], "v": ["a", "b"]},
+        {"a": ["u", "v"], "b": ["v"]},
+        {"b": 3},
+        ["a b > u", "a b > u", "a b > u v", "a b > u"],
+    ),
+    "three levels": (
+        THREE_UP,
+        THREE_DOWN,
+        {"low": 2, "mid": 3},
+        ["low", "low > mid", "low", "low > mid", "low", "low > mid > top", "low"],
+    ),
+}
 
 
-def test_several_uppers_at_their_own_pace() -> None:
-    """One upper reads `a` alone, the other one `a` and the slower `b`."""
-    up, down = {"u": ["a"], "v": ["a", "b"]}, {"a": ["u", "v"], "b": ["v"]}
-    settings = {"b": {"unroll_steps": 3}}
-    schedule = Schedule(web(up, down, settings=settings))
-    assert names(schedule, 4) == ["a b u", "a b u", "a b u v", "a b u"]
-    twin = ByHand(web(up, down, settings=settings))
-    for tick in range(1, 5):
-        twin.step("a", "b")
-        twin.step(*(["u", "v"] if tick % 3 == 0 else ["u"]))
-    assert_identical(parameters(schedule.program), parameters(twin.program))
-
-
-def test_three_levels() -> None:
-    settings = {"low": {"unroll_steps": 2}, "mid": {"unroll_steps": 3}}
-    schedule = Schedule(web(THREE_UP, THREE_DOWN, settings=settings))
-    assert schedule.cycle_length() == 6
-    assert names(schedule, 7) == ["low", "low mid", "low", "low mid", "low", "low mid top", "low"]
-    twin = ByHand(web(THREE_UP, THREE_DOWN, settings=settings))
-    for tick in range(1, 8):
-        twin.step("low")
-        if tick % 2 == 0:
-            twin.step("mid")
-        if tick % 6 == 0:
-            twin.step("top")
+@pytest.mark.parametrize("name", COURSES)
+def test_the_course_of_a_program(name: str) -> None:
+    up, down, unroll_steps, course = COURSES[name]
+    settings = {each: {"unroll_steps": count} for each, count in unroll_steps.items()}
+    schedule, twin = Schedule(web(up, down, settings=settings)), ByHand(web(up, down, settings=settings))
+    assert names(schedule, len(course)) == [" ".join(sorted(tick.replace(" >", "").split())) for tick in course]
+    for tick in course:
+        for together in tick.split(" > "):
+            twin.step(*together.split())
     assert_identical(parameters(schedule.program), parameters(twin.program))
 
 
@@ -121,11 +117,9 @@ def test_the_order_of_declaration_does_not_matter(down: dict[str, list[str]]) ->
     """Uppers that are due together see each other, and the problems below, as they were before any of them stepped."""
     up, found = {"u": ["a"], "v": ["a"]}, []
     for order in (["a", "u", "v"], ["v", "u", "a"], ["u", "v", "a"]):
-        program = web(up, down, order=order)
-        schedule = Schedule(program)
-        for _ in range(5):
-            schedule.tick()
-        found.append(parameters(program))
+        schedule = Schedule(web(up, down, order=order))
+        names(schedule, 5)
+        found.append(parameters(schedule.program))
     for other in found[1:]:
         assert_identical(found[0], {name: other[name] for name in found[0]})
 
@@ -146,30 +140,28 @@ def test_accumulated_batches_equal_one_big_batch() -> None:
     assert many.problems["w"].num_steps == 1
 
 
-def _line(loss: Callable[..., Any], **settings: Any) -> Schedule:
-    problem = Problem("w", Point(numbers(1.0, 2.0, 3.0)), loss, roles={"w": "w"}, **{"optimizer": sgd, **settings})
-    return Schedule(Program([problem], Graph()))
-
-
 def test_metrics_are_means_over_accumulated_batches() -> None:
     def loss(batch: Tensor, *, w: Any) -> LossOutput:
         return LossOutput((w() * batch).sum(), {"first": batch[0, 0], "graph": w().sum()})
 
     stream = Stream(numbers(1, 2, 3, 4).reshape(4, 1), 1, shuffle=False)
-    result = _line(loss, stream=stream, accumulate_batches=4).tick()["w"]
+    settings: dict[str, Any] = {"stream": stream, "optimizer": sgd, "accumulate_batches": 4}
+    problem = Problem("w", Point(numbers(1.0, 2.0, 3.0)), loss, roles={"w": "w"}, **settings)
+    result = Schedule(Program([problem], Graph())).tick()["w"]
     assert float(result.metrics["first"]) == 2.5
     assert float(result.loss) == 15.0
     assert not result.metrics["graph"].requires_grad
 
 
-def test_clipping_is_of_the_total_gradient() -> None:
-    program, twin = pair({}, {"gradient_clip_norm": 1e-3, "optimizer": sgd}), ByHand(pair({}, {"optimizer": sgd}))
+@pytest.mark.parametrize("limit", [1e-3, 1e3])
+def test_clipping_is_of_the_total_gradient(limit: float) -> None:
+    program, twin = pair({}, {"gradient_clip_norm": limit, "optimizer": sgd}), ByHand(pair({}, {"optimizer": sgd}))
     result = Schedule(program).tick()["u"]
     twin.step("w")
     gradient = twin.gradients("u")["u"]["x"]
     assert float(result.metrics["gradient_norm"]) == pytest.approx(float(gradient.norm()), rel=1e-12)
     moved = numbers(0.1, 0.2, -0.4) - program.problems["u"].module.x
-    assert torch.allclose(moved, 1e-4 * gradient / gradient.norm(), rtol=1e-2)
+    assert torch.allclose(moved, 0.1 * gradient * min(1.0, limit / float(gradient.norm())), rtol=1e-2)
     assert "gradient_norm" not in Schedule(pair()).tick()["w"].metrics
 
 
@@ -189,8 +181,8 @@ def _sequence(optimizer: torch.optim.Optimizer) -> SequentialLR:
     return SequentialLR(optimizer, parts, milestones=[3])
 
 
-def test_schedulers_step_with_each_optimizer_step() -> None:
-    make = _sequence
+@pytest.mark.parametrize("make", [_sequence, partial(OneCycleLR, max_lr=0.2, total_steps=12)])
+def test_schedulers_step_with_each_optimizer_step(make: Callable[..., Any]) -> None:
     settings = {"scheduler": make, "accumulate_batches": 2}
     schedule = Schedule(pair({**settings, "unroll_steps": 2}, settings))
     own = {"w": torch.nn.Parameter(numbers(0.0)), "u": torch.nn.Parameter(numbers(0.0))}

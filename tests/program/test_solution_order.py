@@ -1,19 +1,16 @@
-"""Which solutions depend on which parameters; and a ladder with 2^10 paths."""
+"""Which solutions depend on which parameters; and a ladder of many paths."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Implicit
 from mlotool.problem.interface import Vector
-from mlotool.program import Graph, LowerView, Problem, Program
+from mlotool.program import Graph, LowerView
 from mlotool.program.algorithms import SolutionOrder
-from tests.program.small import numbers, samples, web
-from tests.programs import Point
+from tests.program.small import samples, web
+from tests.programs import ladder
 
 BILEVEL = Graph({"u": ["w"]}, {"w": ["u"]})
 TRILEVEL = Graph({"top": ["low"]}, {"low": ["mid"], "mid": ["top"]})
@@ -51,13 +48,6 @@ def test_two_uppers_over_one_lower_problem_each_hold_the_other_fixed() -> None:
     for name in "ab":
         assert SolutionOrder(TWO_UPPERS).influenced(name) == {"w"}
         assert steps(TWO_UPPERS, name) == {"w": ("a", "b")}
-
-
-def test_a_diamond_is_made_once_and_in_order() -> None:
-    order = list(steps(DIAMOND, "top"))
-    assert sorted(order) == ["base", "left", "right"]
-    assert order[0] == "base"
-    assert steps(DIAMOND, "top")["left"] == ("base",)
 
 
 def test_a_nested_problem_eliminates_the_solution_that_it_shapes() -> None:
@@ -99,74 +89,25 @@ def test_siblings_that_depend_on_each_other_are_refused_by_name() -> None:
 
 
 class Counting(Implicit):
-    """Counts its pullbacks through the inputs' hooks: one call of the lower loss a pullback."""
+    """Counts its pullbacks."""
 
     def __init__(self) -> None:
         super().__init__(Exact())
-        self.num_losses = 0
+        self.num_pullbacks = 0
 
     def pullback(self, view: LowerView, inputs: Vector) -> Any:
-        function = view.own_loss
-
-        def counted(theta: Vector, flat: Vector) -> Tensor:
-            self.num_losses += 1
-            return function(theta, flat)
-
-        return super().pullback(replace(view, own_loss=counted), inputs)
+        self.num_pullbacks += 1
+        return super().pullback(view, inputs)
 
 
-def _ladder(num_diamonds: int) -> tuple[Program, list[Counting]]:
-    """Return diamonds in series: base_i -> left_i, right_i -> base_(i+1); the last base is read by the top."""
-    up, down = {"top": ["base0"]}, {}
-    for i in range(num_diamonds):
-        down[f"base{i}"] = [f"left{i}", f"right{i}"]
-        down[f"left{i}"] = down[f"right{i}"] = [f"base{i + 1}"]
-    down[f"base{num_diamonds}"] = ["top"]
-    graph = Graph(up, down)
-    algorithms, problems = [], []
-    names = ["top", *down]
-    for k, name in enumerate(names):
+def test_a_ladder_of_eight_paths_calls_each_pullback_once() -> None:
+    """Its numbers are in hypergradient/test_references.py."""
+    algorithms: list[Counting] = []
+
+    def make() -> Counting:
         algorithms.append(Counting())
-        others = {*graph.uppers(name), *graph.lowers(name)}
+        return algorithms[-1]
 
-        def loss(batch: None, *, own: Any, factor: float = 1.0 + 0.1 * (k % 7), **roles: Any) -> Tensor:
-            x = own()
-            total = 0.5 * factor * (x**2).sum()
-            for place, role in enumerate(sorted(roles), start=1):
-                total = total - (0.8 + 0.1 * place) * (x * roles[role]()).sum()
-            return total
-
-        roles = {"own": name, **{other: other for other in others}}
-        problems.append(Problem(name, Point(numbers(0.3 + k)), loss, roles=roles, hypergradient=algorithms[-1]))
-    return Program(problems, graph), algorithms
-
-
-def _slope(num_diamonds: int) -> float:
-    """Return d base_last / d top, stage by stage: x = sum of factors times what it reads, over its own factor."""
-    own = [1.0 + 0.1 * (k % 7) for k in range(3 * num_diamonds + 2)]
-    slope, k = 0.9 / own[1], 2  # base0 reads the top alone
-    for _ in range(num_diamonds):
-        left, right = 0.9 * slope / own[k], 0.9 * slope / own[k + 1]
-        slope, k = (0.9 * left + 1.0 * right) / own[k + 2], k + 3
-    return slope
-
-
-def test_a_ladder_of_1024_paths_calls_each_pullback_once() -> None:
-    program, algorithms = _ladder(10)
-    assert len(program.problems) == 32
-    assert sum(map(len, program.graph.lower_to_upper.values())) == 41
-    found = program.gradient("top")["x"]
-    assert [algorithm.num_losses for algorithm in algorithms] == [0] + [1] * 31
-    top = float(program.problems["top"].module.x.detach())
-    last = float(program.problems["base10"].module.x.detach())
-    # C = 1/2 t^2 - 0.9 t b(t)
-    expected = top - 0.9 * last - 0.9 * top * _slope(10)
-    assert float(found) == pytest.approx(expected, rel=1e-12)
-    assert abs(0.9 * top * _slope(10)) > 1e-3 * abs(expected)
-
-
-def test_the_path_that_the_ladder_test_needs_carries_something() -> None:
-    program, _ = _ladder(2)
-    solution = program.solution("base2")["x"]
-    (found,) = torch.autograd.grad(solution.sum(), program.problems["top"].theta["x"])
-    assert float(found) == pytest.approx(_slope(2), rel=1e-12)
+    program = ladder(cubic=0.1).program(make)
+    program.gradient("top")
+    assert [each.num_pullbacks for each in algorithms] == [1] * 6 + [0]

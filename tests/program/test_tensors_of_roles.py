@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool import Graph, Identity, Implicit, Penalty, Problem, Program, Schedule, Unrolled
+from mlotool import Graph, Identity, Implicit, Penalty, Problem, Program, Unrolled
+from tests.program.small import run_ticks
 from tests.programs import Point
 
 
@@ -34,10 +35,7 @@ def program(
 
 
 def ticked(made: Program) -> Program:
-    schedule = Schedule(made)
-    for _ in range(3):
-        schedule.tick()
-    return made
+    return run_ticks(made, 3).program
 
 
 def parameter(made: Program, name: str) -> Tensor:

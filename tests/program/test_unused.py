@@ -9,29 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool import Exact, FirstOrder, Graph, Implicit, Problem, Program, Schedule, Stream, Unrolled
-from tests.program.small import sgd
+from mlotool import Exact, FirstOrder, Graph, Identity, Implicit, Problem, Program, Stream, Unrolled
+from tests.program.small import run_ticks, sgd
 from tests.programs import Point
 
 
-def point(value: float) -> Point:
-    return Point(torch.full((2,), value))
+def problem(name: str, loss: Any, roles: str, start: float = 0.5, algorithm: Any = None) -> Problem:
+    point, played = Point(torch.full((2,), start)), {role: role for role in roles.split()}
+    return Problem(name, point, loss, roles=played, optimizer=sgd, hypergradient=algorithm or Implicit(Exact()))
 
 
-def program(lower: Any, upper: Any, algorithm: Any = None, start: float = 0.5) -> Program:
-    roles = {"w": "w", "lam": "lam"}
-    hypergradient = algorithm or Implicit(Exact())
-    low = Problem("w", point(start), lower, roles=roles, optimizer=sgd, hypergradient=hypergradient)
-    up = Problem("lam", point(1.0), upper, roles=roles, optimizer=sgd)
-    return Program([low, up], Graph({"lam": ["w"]}, {"w": ["lam"]}))
+def program(lower: Any, upper: Any, algorithm: Any = None, start: float = 0.5, trace: str | None = None) -> Program:
+    problems = [problem("w", lower, "w lam", start, algorithm), problem("lam", upper, "w lam", 1.0)]
+    return Program(problems, Graph({"lam": ["w"]}, {"w": ["lam"]}), trace=trace)
 
 
 def run(made: Program, num_ticks: int = 6) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        schedule = Schedule(made)
-        for _ in range(num_ticks):
-            schedule.tick()
+        run_ticks(made, num_ticks)
     return [str(each.message) for each in caught]
 
 
@@ -74,6 +70,56 @@ def test_what_cannot_be_meant_is_told_once(name: str) -> None:
     assert text in found
 
 
+@pytest.mark.parametrize("trace", [None, "eager"])
+def test_each_run_is_told_also_one_that_goes_on(trace: str | None) -> None:
+    made, again = (program(square, square, Implicit(Identity()), trace=trace) for _ in range(2))
+    assert run(made, 2) == []
+    again.load_state_dict(made.state_dict())
+    for each in (made, again):
+        [text] = run(each, 4)
+        assert IGNORED in text
+
+
+def test_of_several_above_one_the_unused_is_named() -> None:
+    low = problem("w", lambda batch, *, w, used, ignored: ((w() - used()) ** 2).sum(), "w used ignored")
+    above = [problem(name, lambda batch, *, w: (w() ** 2).sum(), "w") for name in ("used", "ignored")]
+    graph = Graph({"used": ["w"], "ignored": ["w"]}, {"w": ["used", "ignored"]})
+    [text] = run(Program([low, *above], graph))
+    assert "'ignored' shapes 'w', but at 3 steps of 'ignored'" in text
+
+
+def three_levels(factor: float) -> Program:
+    """The loss of the top reads nothing of the lowest, which its gradient passes through."""
+
+    def mid(batch: Any, *, low: Any, mid: Any, top: Any) -> Tensor:
+        return (low() ** 2).sum() + ((mid() - factor * top()) ** 2).sum()
+
+    problems = [
+        problem("low", lambda batch, *, low, mid: ((low() - mid()) ** 2).sum(), "low mid"),
+        problem("mid", mid, "low mid top"),
+        problem("top", lambda batch, *, mid: (mid() ** 2).sum(), "mid"),
+    ]
+    return Program(problems, Graph({"mid": ["low"], "top": ["mid"]}, {"low": ["mid"], "mid": ["top"]}))
+
+
+def test_a_factor_of_zero_two_levels_above_is_told() -> None:
+    [text] = run(three_levels(0.0))
+    assert DEAD.format("top") in text
+
+
+def through_statistics() -> Program:
+    """A batch norm shapes the steps, of which two are unrolled."""
+    net, norm, data = torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.randn(8, 2)
+
+    def lower(batch: Any, *, w: Any, lam: Any) -> Tensor:
+        return (w(lam(data)) ** 2).mean() + (w(data) - 1).square().mean()
+
+    roles, settings = {"w": "w", "lam": "lam"}, {"hypergradient": Unrolled(), "unroll_steps": 2, "warmup_steps": 1}
+    low = Problem("w", net, lower, roles=roles, optimizer=sgd, **settings)
+    up = Problem("lam", norm, lambda batch, *, w: (w(data) ** 2).mean(), roles={"w": "w"}, optimizer=sgd)
+    return Program([low, up], Graph({"lam": ["w"]}, {"w": ["lam"]}))
+
+
 def at_a_saddle() -> Program:
     """The first gradient is 0 in each of the batches of a step: w begins at zero, and lam scales it."""
     made = program(lambda batch, *, w, lam: ((w() * lam() - batch) ** 2).sum() + (w() ** 2).sum(), square, start=0.0)
@@ -87,6 +133,8 @@ SOUND: dict[str, Callable[[], Program]] = {
     "from zero": lambda: program(sound, square, start=0.0),
     "first order": lambda: program(square, both, FirstOrder()),
     "a start that is left": at_a_saddle,
+    "two levels above": lambda: three_levels(1.0),
+    "a batch norm and several steps": through_statistics,
 }
 
 

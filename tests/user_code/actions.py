@@ -151,6 +151,7 @@ ACTIONS: dict[str, Action] = {
     "parameter_hook": Action(hooked(lambda case, p: p.register_hook(lambda slope: 0.5 * slope)), levels=(1,)),
     "post_accumulate_hook": Action(hooked(lambda case, p: p.register_post_accumulate_grad_hook(clipped)), levels=(1,)),
     "forward_hook": Action(hooked(lambda case, p: case.module[0].register_forward_hook(lambda m, x, y: 0.7 * y))),
+    "pre_hook": Action(hooked(lambda case, p: case.module[1].register_forward_pre_hook(lambda m, x: (0.7 * x[0],)))),
     "backward_hook": Action(
         hooked(lambda case, p: case.module[1].register_full_backward_hook(lambda m, x, y: (0.5 * x[0],))), levels=(1,)
     ),
@@ -210,6 +211,7 @@ ACTIONS |= {
         once(lambda case, p: setattr(case.module[1], "running_mean", 0.5 * case.module[1].running_mean)), norm="bn"
     ),
     "momentum_of_statistics": Action(set_to(0.01, "momentum"), norm="bn"),
+    "constant_of_a_norm": Action(set_to(0.1, "eps"), norm="ln"),
     "eval": Action(during(lambda case, p: case.module.eval(), lambda case, p: case.module.train()), norm="bn"),
     "layer_replaced": Action(layer_replaced),
     "forward_replaced": Action(
@@ -263,6 +265,11 @@ def momentum_switched(group: dict[str, Any]) -> None:
         group.update(momentum=0.0 if group["momentum"] else 0.7, nesterov=False)
 
 
+def nesterov_switched(group: dict[str, Any]) -> None:
+    if group.get("momentum"):
+        group.update(nesterov=not group["nesterov"])
+
+
 def regrouped(case: Case, parameter: nn.Parameter) -> None:
     own = next(each for each in case.optimizer.param_groups if any(one is parameter for one in each["params"]))
     left, others = [each for each in own["params"] if each is not parameter], case.optimizer.param_groups[1:]
@@ -288,8 +295,8 @@ def assigned(parameter: nn.Parameter) -> None:
     parameter.data = parameter.data.clamp(-0.2, 0.2)
 
 
-def restrided(parameter: nn.Parameter) -> None:
-    parameter.data = parameter.data.t().contiguous().t()
+def restrided(tensor: Tensor) -> Tensor:
+    return tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
 
 
 def replaced(case: Case, parameter: nn.Parameter) -> None:
@@ -298,17 +305,21 @@ def replaced(case: Case, parameter: nn.Parameter) -> None:
 
 ACTIONS |= {
     "state_replaced": Action(of_state(lambda state, key: state.update({key: torch.zeros_like(state[key])}))),
+    "state_restrided": Action(of_state(lambda state, key: state.update({key: restrided(state[key])}))),
     "state_popped": Action(once(lambda case, p: case.optimizer.state.pop(p, None))),
     "state_cleared": Action(once(lambda case, p: case.optimizer.state.clear())),
     "state_loaded": Action(state_loaded, NOT_RESUMED),
     "rate_changed": Action(of_groups(lambda group: group.update(lr=0.3 * group["lr"]))),
     "settings_changed": Action(of_groups(settings_changed)),
     "momentum_switched": Action(of_groups(momentum_switched)),
+    "nesterov_switched": Action(of_groups(nesterov_switched)),
     "regrouped": Action(once(regrouped), NOT_RESUMED),
     "unfrozen_with_a_group": Action(frozen_at_first(once(unfrozen)), NOT_RESUMED),
     "frozen": Action(during(lambda case, p: p.requires_grad_(False), lambda case, p: p.requires_grad_())),
     "data_assigned": Action(at_some(lambda case, p: assigned(p))),
-    "data_restrided": Action(once(lambda case, p: restrided(case.module[-1].weight if p.dim() < 2 else p))),
+    "data_restrided": Action(
+        once(lambda case, p: [setattr(x, "data", restrided(x.data)) for x in case.module.parameters()])
+    ),
     "parameter_copied": Action(at_some(lambda case, p: p.data.copy_(0.9 * p.data))),
     "parameter_replaced": Action(once(replaced), NOT_RESUMED),
     "samples_changed": Action(once(lambda case, p: case.train.input[:, 1].mul_(2)), NOT_RESUMED),
@@ -406,10 +417,14 @@ LEAVING: dict[str, Callable[[Tensor], Any]] = {
     "if": lambda logits: 2 if logits[0, 0] > logits[0, 1] else 1,
     "unique": lambda logits: len(torch.unique((2 * logits.detach()).round())),
     "mask": lambda logits: len(logits[logits > 0.3]),
+    "list": lambda logits: logits.detach().tolist()[0][0],
+    "dlpack": lambda logits: numpy.from_dlpack(logits.detach()).min(),
+    "memory": lambda logits: numpy.frombuffer(bytes(logits.detach().untyped_storage()), dtype=float)[0],
 }
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     **{f"value_by_{name}": lambda z, value=value: z * (1 + 0.1 * float(value(z))) for name, value in LEAVING.items()},
     "shape_by_mask": lambda logits: logits + 0.1 * logits[logits[:, 0] > 0].sum(),
+    "shape_by_repeats": lambda z: z + 0.1 * torch.repeat_interleave(z, 1 + z.argmax(1), dim=0).mean(),
 }
 
 

@@ -9,10 +9,14 @@ from mlotool.config import building
 from mlotool.fusion import stacked_gradients
 from tests.user_code.actions import ACTIONS, MODES
 from tests.user_code.fuzz import Fuzzed, untimed
-from tests.user_code.programs import by_hand
+from tests.user_code.programs import State, by_hand
 
 NUM_PROGRAMS, NUM_QUICK, TICKS = 200, 12, 60
 """Programs, those of them that normal tests take, and ticks, of which the first twelve are not traced by default."""
+
+ACTED_TICKS = 40
+REFUSED = ("frozen", "parameter_replaced", "unfrozen_with_a_group")
+"""Actions after which no step is taken."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +45,18 @@ def test_programs_without_user_code_run(mode: str) -> None:
             assert result.error is None and result.difference < 1e-12, str(result)
 
 
-@pytest.mark.parametrize("name", [name for name, each in ACTIONS.items() if each.suits("fused", is_bilevel=False)])
-def test_every_action_acts(name: str) -> None:
-    """What changes nothing would show nothing."""
-    acted, idle = (by_hand(Fuzzed(22, 40, names, "fused").case(member=1)) for names in ((name,), ()))
-    assert acted.keys() != idle.keys() or any(not torch.equal(acted[key], idle[key]) for key in idle)
+@pytest.fixture(scope="module")
+def idle() -> State:
+    return by_hand(Fuzzed(22, ACTED_TICKS, (), "python").case())
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_every_action_acts_and_counts_in_the_next_step(name: str, idle: State) -> None:
+    """What changes nothing would show nothing; no warning excuses that a step does not see it."""
+    fuzzed = Fuzzed(22, ACTED_TICKS, (name,), "python")
+    acted = by_hand(fuzzed.case())
+    is_same = acted.keys() == idle.keys() and all(torch.equal(acted[key], idle[key]) for key in idle)
+    assert is_same == (name == "state_restrided")
+    for result in fuzzed.results():
+        assert result.is_right and (result.error is not None) == (name in REFUSED), str(result)
+        assert result.error is not None or result.difference < 1e-9, str(result)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer, RMSprop, SparseAdam
 
-from mlotool import SABA, Exact, Graph, Identity, Implicit, Penalty, Problem, Program, Schedule, Stream, Unrolled
+from mlotool import SABA, Exact, Graph, Identity, Implicit, Penalty, Problem, Program, Stream, Unrolled
 from mlotool.core.errors import ConfigError
+from tests.program.small import parameters, run_ticks
+from tests.programs import Point
 
 WORDS = 6
 
@@ -22,15 +24,6 @@ class Words(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.words(x).flatten(1).square().sum(1)
-
-
-class Rates(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates = nn.Parameter(torch.zeros(WORDS, dtype=torch.float64))
-
-    def forward(self) -> Tensor:
-        return self.rates
 
 
 def batches() -> list[dict[str, Tensor]]:
@@ -56,7 +49,7 @@ def bilevel(module: nn.Module, algorithm: Any) -> Program:
     stream = partial(Stream, batches(), 3, shuffle=False)
     lower = Problem("words", module, fit, stream=stream(), hypergradient=algorithm, unroll_steps=2, **settings)
     settings["roles"] = {"model": "words"}
-    upper = Problem("rates", Rates(), fit, stream=stream(), **settings)
+    upper = Problem("rates", Point(torch.zeros(WORDS, dtype=torch.float64)), fit, stream=stream(), **settings)
     return Program([upper, lower], Graph({"rates": ["words"]}, {"words": ["rates"]}))
 
 
@@ -75,11 +68,8 @@ def by_torch(module: nn.Module, optimizer: Optimizer, clip: float | None) -> nn.
     return module
 
 
-def ticked(program: Program, count: int = 5) -> dict[str, Tensor]:
-    schedule = Schedule(program)
-    for _ in range(count):
-        schedule.tick()
-    return {f"{name}.{key}": each for name, p in program.problems.items() for key, each in p.constants().items()}
+def ticked(program: Program) -> dict[str, Tensor]:
+    return parameters(run_ticks(program, 5).program)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # Adagrad's

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import Graph, Problem, Program, Schedule
+from mlotool import Graph, Problem, Program
 from mlotool.core.errors import ConfigError
+from tests.program.small import run_ticks
 from tests.programs import Point
 
 
@@ -63,29 +64,30 @@ def loss(batch: Any, *, w: Any, scale: Any = None) -> Tensor:
     return factor * ((w() - 1.0) ** 2 + 0.1 * w() ** 4).sum()
 
 
-def problem(optimizer: Any, **settings: Any) -> Problem:
-    return Problem("w", Point(START), loss, roles={"w": "w"}, optimizer=optimizer, **settings)
+OPTIONS = [{"maximize": True}, {"foreach": True}, {"fused": True}, {"foreach": False, "maximize": True}]
+MAKES = {
+    f"{optimizer.__name__}{options}": partial(optimizer, lr=0.01, **options)
+    for optimizer in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+    for options in OPTIONS
+}
 
 
 @pytest.mark.parametrize("trace", [None, "eager"])
-@pytest.mark.parametrize(
-    "options", [{"maximize": True}, {"foreach": True}, {"fused": True}, {"foreach": False, "maximize": True}], ids=str
-)
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-def test_steps_are_those_of_torch(optimizer: Any, options: dict[str, Any], trace: str | None) -> None:
-    made = partial(optimizer, lr=0.01, **options)
-    program = Program([problem(made)], Graph(), trace=trace, trace_from=1)
-    schedule, other = Schedule(program), Point(START)
-    step = made(list(other.parameters()))
-    for _ in range(8):
-        schedule.tick()
-        step.zero_grad()
-        loss(None, w=other).backward()
-        step.step()
-    assert torch.allclose(program.problems["w"].theta["x"], other.x, rtol=1e-12)
+def test_steps_are_those_of_torch(trace: str | None) -> None:
+    """Of problems beside each other, one with each optimizer."""
+    problems = [Problem(name, Point(START), loss, roles={"w": name}, optimizer=make) for name, make in MAKES.items()]
+    program = run_ticks(Program(problems, Graph(), trace=trace, trace_from=1), 6).program
+    for name, make in MAKES.items():
+        other = Point(START)
+        step = make(list(other.parameters()))
+        for _ in range(6):
+            step.zero_grad()
+            loss(None, w=other).backward()
+            step.step()
+        assert torch.allclose(program.problems[name].theta["x"], other.x, rtol=1e-12), name
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.NAdam])
 def test_differentiable_is_refused_when_the_problem_is_made(optimizer: Any) -> None:
     with pytest.raises(ConfigError, match=r"w.optimizer.differentiable: found True; expected false"):
-        problem(partial(optimizer, lr=0.1, differentiable=True))
+        Problem("w", Point(START), loss, roles={"w": "w"}, optimizer=partial(optimizer, lr=0.1, differentiable=True))
