@@ -273,7 +273,7 @@ def _interval(key: str, override: Override, value: IntervalSweep) -> Dimension:
     return Dimension(key, (), low, high, log=log, whole=whole)
 
 
-MAX_LOOKED_AT = 50
+MAX_LOOKED_AT = 200
 """So many values of a sweep are looked at, each in a config of its own."""
 
 
