@@ -76,7 +76,7 @@ _NAMES = {
     "callback": tuple(f"pytorch_lightning.callbacks.{name}" for name in _CALLBACKS),
     "logger": tuple(f"pytorch_lightning.loggers.{name}" for name in _LOGGERS),
 }
-KINDS = tuple(dict.fromkeys((*_HOMES, *_NAMES)))
+KINDS = tuple(dict.fromkeys((*_NAMES, *_HOMES)))
 _NEVER = {"mlotool", "torch", "torchvision", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
 # The packages that this process trusts, each with the folder in which it was found; None: in memory alone.
 _packages: dict[str, str | None] = {}
@@ -165,9 +165,10 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
     """
     if is_of_user(name):
         return None
-    options = trusted_names(kind)
-    if isinstance(name, str) and name in options:
+    # One kind after the other: what is not asked for need not be imported.
+    if isinstance(name, str) and any(name in trusted_names(every) for every in (KINDS if kind is None else (kind,))):
         return None
+    options = trusted_names(kind)
     # One that only looks like another shows itself: a Cyrillic o is '\\u043e'.
     name = name if not isinstance(name, str) or (name.isascii() and name.isprintable()) else ascii(name)[1:-1]
     hint = "" if kind is None else _hint(str(name), options)

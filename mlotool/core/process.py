@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from types import FrameType, ModuleType
 from typing import NoReturn
+from weakref import WeakSet
 
 from mlotool.core.errors import Interrupted
 from mlotool.core.messages import escape
@@ -64,14 +65,24 @@ def leave(exit_code: int) -> NoReturn:
     """
     end_with_threads(exit_code)
     threading._shutdown()  # type: ignore[attr-defined]
+    _files.update(_open_files())
     atexit._run_exitfuncs()
     # Of files that code of the user's has not closed.
-    gc.unfreeze()
-    for value in gc.get_objects():
-        if issubclass(type(value), io.IOBase):
-            with suppress(Exception):
-                value.flush()
+    for file in list(_files):
+        with suppress(Exception):
+            file.flush()
     os._exit(exit_code)
+
+
+_files: WeakSet[io.IOBase] = WeakSet()
+
+
+def _open_files() -> list[io.IOBase]:
+    """Return the files among the objects that are not frozen."""
+    values = gc.get_objects()
+    # Each type is asked once, and not io.IOBase itself: abstract classes are slow to answer.
+    kinds = {kind for kind in set(map(type, values)) if issubclass(kind, io.IOBase.__mro__[1])}
+    return [value for value in values if type(value) in kinds]
 
 
 def import_large(name: str) -> ModuleType:
@@ -82,6 +93,7 @@ def import_large(name: str) -> ModuleType:
     """
     if name in sys.modules:
         return sys.modules[name]
+    _files.update(_open_files())
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -43,11 +43,15 @@ def own_settings(runner: Any, *, is_first: bool = True) -> Iterator[None]:
     with torch_settings(**settings), quiet_lightning(), terminable(), announcements() if is_first else nullcontext():
         # The modules of torch, Lightning and Hydra hold half a million objects; going through them each time that the
         # collected steps of a window look like garbage costs several percent of a run of small ticks.
-        gc.freeze()
+        # The command line has frozen them itself, until its process ends.
+        is_first_to_freeze = gc.get_freeze_count() == 0
+        if is_first_to_freeze:
+            gc.freeze()
         try:
             yield
         finally:
-            gc.unfreeze()
+            if is_first_to_freeze:
+                gc.unfreeze()
 
 
 @contextmanager
