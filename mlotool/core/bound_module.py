@@ -297,10 +297,15 @@ class BoundModule:
 
     def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         slots, tensors = self._slots, self._tensors
-        with _mode(self._module, self._training):
-            if slots is None or tensors is None:
+        if self._training not in (None, self._module.training):
+            with _in_mode(self._module, self._training):
+                return self._run(call, args, kwargs)
+        if slots is None or tensors is None:
+            return call(*args, **kwargs)
+        with slots.filled(tensors):
+            if not slots.has_buffers:
                 return call(*args, **kwargs)
-            with slots.filled(tensors), self._with_buffers(slots):
+            with self._with_buffers(slots):
                 return call(*args, **kwargs)
 
     @contextmanager
@@ -336,10 +341,7 @@ def compile_module(module: nn.Module) -> Callable[..., Any]:
 
 
 @contextmanager
-def _mode(module: nn.Module, training: bool | None) -> Iterator[None]:
-    if training in (None, module.training):
-        yield
-        return
+def _in_mode(module: nn.Module, training: bool | None) -> Iterator[None]:
     modes = [(child, child.training) for child in module.modules()]
     module.train(bool(training))
     try:

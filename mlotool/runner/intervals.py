@@ -1,4 +1,4 @@
-"""When a run evaluates, logs and writes checkpoints: its stops, in ticks."""
+"""When a run evaluates and logs: its stops, in ticks. When a checkpoint is due, `checkpoint.py` says."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
