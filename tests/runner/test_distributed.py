@@ -26,10 +26,8 @@ from tests.over_ranks import over
 from tests.program.small import Mlp, parameters, web
 from tests.runner.processes import run_ranks
 
-NUM_FOLLOWED = 8
-FOLLOWED = {"conf/finite_difference", "conf/cg", "conf/unrolled", "kept", "conf/soba", "conf/saba", "conf/penalty"}
-FOLLOWED |= {"conf/first_order"}
-"""By these, the equal shares of Meta-Weight-Net are followed for `NUM_FOLLOWED` ticks."""
+SOME = ("finite_difference", "cg", "unrolled", "soba", "saba", "penalty", "first_order")
+"""Of conf/hypergradient: one of each kind, with what they keep between ticks."""
 
 TRILEVEL = {"u": ["w"]}, {"w": ["v"], "v": ["u"]}
 NESTED = {"u": ["v"], "v": ["w"]}, {"w": ["v"], "v": ["u"]}
@@ -67,7 +65,7 @@ def in_the_middle(middle: Make) -> Callable[[Make], Program]:
 
 # By name: the top problem, what builds it, and ticks. Unequal shares go on into a second epoch of three batches.
 PROGRAMS: dict[str, tuple[str, Callable[[Make], Program], int]] = {
-    "mwn": ("weigher", program, 3),
+    "mwn": ("weigher", program, 5),
     "unequal": ("weigher", unequal, 4),
     "trilevel": ("u", lambda make: web(*TRILEVEL, hypergradient=make), 2),
     "nested": ("u", lambda make: web(*NESTED, hypergradient=make), 2),
@@ -84,11 +82,11 @@ def compute(ranks: Ranks) -> dict[str, dict[str, Tensor] | str]:
     """Return, by program and algorithm, the top gradient and the parameters after ticks, or why there are none."""
     found: dict[str, dict[str, Tensor] | str] = {}
     chosen = options()
-    followed = {name: chosen[name] for name in FOLLOWED}
+    some = {name: chosen[name] for name in ("kept", *(f"conf/{name}" for name in SOME))}
     own = {name: make for name, make in EVERY.items() if "_difference" not in name}
     # With unequal shares, and in two programs of three levels, all of conf/ are there.
-    makes_of_kinds = {"mwn": {**own, **followed}, "difference": followed, "unrolled": followed}
-    for kind, (top, build, few) in PROGRAMS.items():
+    makes_of_kinds = {"mwn": {**own, **some}, "difference": some, "unrolled": some}
+    for kind, (top, build, num_ticks) in PROGRAMS.items():
         for name, make in makes_of_kinds.get(kind, chosen).items():
             try:
                 made = over(ranks, build(make))
@@ -97,8 +95,7 @@ def compute(ranks: Ranks) -> dict[str, dict[str, Tensor] | str]:
                 continue
             gradient = {f"gradient.{key}": value for key, value in made.gradient(top).items()}
             schedule = Schedule(made)
-            is_followed = kind == "mwn" and name in FOLLOWED
-            for _ in range(NUM_FOLLOWED if is_followed else few):
+            for _ in range(num_ticks):
                 schedule.tick()
             found[f"{kind} {name}"] = {**gradient, **parameters(made)}
     return found
