@@ -25,7 +25,7 @@ from mlotool.losses import cross_entropy
 from mlotool.runner import RunResult, run_config, together
 from mlotool.runner.together import FusionRecord, RunRequest, run_together
 
-WORDS = ["runner.max_ticks=4", "runner.report=false", "data.seed=0"]
+WORDS = ["runner.max_ticks=4", "runner.report=false", "data.seed=0", "data.sizes.train=200"]
 
 
 def request(folder: Path, *words: str, **settings: object) -> RunRequest:
@@ -87,7 +87,7 @@ def train(folder: Path, *words: str) -> None:
         summary = read_json(folder / str(seed), "summary.json") or {}
         # An interrupted one has not ended.
         ended_at = summary["num_ticks"] if summary.get("status") == "finished" else None
-        changes = f"seed={seed}", "runner.max_ticks=6", "data.sizes.train=200", *words
+        changes = f"seed={seed}", "runner.max_ticks=6", *words
         requests.append(request(folder / str(seed), *changes, resume="auto", ended_at=ended_at))
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +106,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("place", "is_resumed", "times"),
     [
-        ("mlotool.runner.run_config.build", False, 1),
         ("mlotool.runner.run_config.build", True, 1),
         ("mlotool.runner.folder.RunFolder.write_inputs", False, 2),
     ],
