@@ -215,7 +215,7 @@ def test_a_non_finite_loss_names_problem_and_tick_and_keeps_the_last_good_checkp
     with pytest.raises(NonFiniteLossError, match=rf"'classifier' became inf at tick {at};") as caught:
         tiny_run(loss=LossThat(at, lambda loss: loss * math.inf))
     assert (caught.value.problem, caught.value.tick, caught.value.run_dir) == ("classifier", at, tmp_path / "run")
-    for part in (named, "the one that is too large of problems.weights.optimizer.lr (0.01 now) and problems"):
+    for part in (named, "Lower the one that is too large of problems.", "problems.weights.optimizer.lr (0.01 now)"):
         assert part in str(caught.value)
     for name in ("last", "best") if good else ("last",):
         assert_is_good(tmp_path / f"run/checkpoints/{name}.ckpt", good)
