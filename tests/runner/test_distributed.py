@@ -65,7 +65,7 @@ def in_the_middle(middle: Make) -> Callable[[Make], Program]:
 
 # By name: the top problem, what builds it, and ticks. Unequal shares go on into a second epoch of three batches.
 PROGRAMS: dict[str, tuple[str, Callable[[Make], Program], int]] = {
-    "mwn": ("weigher", program, 5),
+    "mwn": ("weigher", program, 3),
     "unequal": ("weigher", unequal, 4),
     "trilevel": ("u", lambda make: web(*TRILEVEL, hypergradient=make), 2),
     "nested": ("u", lambda make: web(*NESTED, hypergradient=make), 2),
