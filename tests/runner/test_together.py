@@ -25,7 +25,7 @@ from mlotool.losses import cross_entropy
 from mlotool.runner import RunResult, run_config, together
 from mlotool.runner.together import FusionRecord, RunRequest, run_together
 
-WORDS = ["runner.max_ticks=4", "runner.report=false", "data.seed=0", "data.sizes.train=200"]
+WORDS = ["runner.max_ticks=4", "runner.report=false", "data.seed=0", "data.sizes.train=200", "logger=csv"]
 
 
 def request(folder: Path, *words: str, **settings: object) -> RunRequest:
