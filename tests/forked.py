@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from multiprocessing import forkserver, reduction
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
@@ -31,12 +32,7 @@ SERVER: Any = forkserver._forkserver
 
 
 class Forked:
-    """A forked process, with the methods of `subprocess.Popen` that tests and the launcher use.
-
-    Args:
-        process: it has been started.
-        stdin: the other end of its standard input, or None where it has none.
-    """
+    """A process that was started, with the methods of `subprocess.Popen` that tests and the launcher use."""
 
     def __init__(self, process: Any, stdin: BinaryIO | None) -> None:
         self._process, self.pid, self.stdin = process, process.pid, stdin
@@ -56,7 +52,7 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
+        if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -74,18 +70,13 @@ def is_alive(pid: int) -> bool:
 
 
 class Descriptor:
-    """The descriptor of a file, which a process is given when it begins."""
+    """The descriptor of a file, which a process is given as a number when it begins."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def __reduce__(self) -> Any:
-        return _detached, (reduction.DupFd(self.number),)
-
-
-def _detached(duplicate: Any) -> int:
-    number: int = duplicate.detach()
-    return number
+        return methodcaller("detach"), (reduction.DupFd(self.number),)
 
 
 def start(
@@ -102,8 +93,8 @@ def start(
     Args:
         function: of a module, by whose names it is found; what it returns is the exit code, None is 0.
         arguments: its own; they are pickled.
-        folder: the working directory; None is this process's.
-        environment: None is this process's.
+        folder: the working directory; None is this process's, as of its environment.
+        environment: its variables.
         output: the descriptors of the files that take standard output and errors.
         has_stdin: whether its standard input is a pipe, of which this process has the other end.
         is_session: whether it leads a session of its own.

@@ -90,7 +90,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
     "unrolled": (tiny(by.Unrolled, optimizer=ADAM, unroll_steps=4), {}),
     "unrolled_within_a_horizon": (tiny(lambda: by.Unrolled(horizon=2), unroll_steps=5), {}),
     "unrolled_with_kept_graphs": (tiny(lambda: by.Unrolled(remat=False), unroll_steps=3), {}),
-    # Ticks 13 and 20 are within an unroll.
+    # Tick 13 is within an unroll.
     "unrolled_by_forward_mode": (
         tiny(lambda: by.Unrolled(product="forward"), optimizer=ADAM, unroll_steps=3, remat=["0", "3"]),
         {},

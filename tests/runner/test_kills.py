@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import random
 import signal
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +19,17 @@ from torch import nn
 from mlotool import Unrolled
 from mlotool.core import files
 from mlotool.core.errors import Interrupted
-from mlotool.core.run_files import read_json
-from mlotool.fusion import stacked_gradients
 from mlotool.problem.rank_mean import Reduce
 from mlotool.program import Program
-from mlotool.runner import RunResult, checkpoint, run, run_config
+from mlotool.runner import checkpoint, run, run_config
 from mlotool.runner.checkpoint import read_checkpoint
-from mlotool.runner.together import RunRequest, run_together
 from tests import forked
-from tests.fusion.members import Blobs, bilevel, network
+from tests.runner import test_together
 from tests.runner.test_resume import assert_same
 from tests.runner.test_run_config import read_summary
 from tests.runner.tiny import Built, lower_loss, make_built, make_config
 
-RATE = "problems.classifier.optimizer.lr"
-MAX_TICKS = 24
+MAX_TICKS = 16
 DELAY_S = 0.004
 CHANGES = {
     "runner.max_ticks": MAX_TICKS,
@@ -84,15 +78,11 @@ WHOLE_S = 120.0
 
 def kill_at_random(
     train: Callable[..., None], folder: Path, chance: random.Random, num_kills: int, longest_life: float
-) -> tuple[int, int, float]:
-    """Kill a run up to `num_kills` times.
-
-    Returns:
-        How often it was killed, how often while it wrote a checkpoint, and the seconds of its last life.
-    """
+) -> tuple[int, float]:
+    """Kill a run up to `num_kills` times; return how often it was killed, and the seconds of its last life."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     begun = folder.parent / f"{folder.name}_has_begun"
-    kills = within_writing = 0
+    kills = 0
     while True:
         begun.unlink(missing_ok=True)
         process = forked.start(train, folder, begun)
@@ -104,122 +94,50 @@ def kill_at_random(
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(chance.uniform(0.0, longest_life) if kills < num_kills else WHOLE_S)
             assert code == 0, (folder.parent / "output.txt").read_text()
-            return kills, within_writing, time.monotonic() - began
+            return kills, time.monotonic() - began
         process.kill()
         process.wait()
         kills += 1
-        within_writing += bool(list(folder.rglob("checkpoints/.*.tmp")))
         for path in folder.rglob("checkpoints/*.ckpt"):
             read_checkpoint(path)
 
 
-def ends(train: Callable[..., None], folder: Path, num_kills: int) -> list[tuple[Path, int]]:
-    """Run once without a kill, then until there were as many.
-
-    Returns:
-        The folder of each run that has come to its end, and how often it was killed while it wrote a checkpoint.
-    """
-    chance, found, longest_life, kills = random.Random(num_kills), list[tuple[Path, int]](), WHOLE_S, 0
-    while not found or kills < num_kills:
-        own = folder / str(len(found)) / "run"
-        more, num_writes, seconds = kill_at_random(train, own, chance, num_kills - kills if found else 0, longest_life)
-        longest_life, kills = longest_life if found else 0.9 * seconds, kills + more
-        found.append((own, num_writes))
+def ends(train: Callable[..., None], folder: Path, num_kills: int) -> list[Path]:
+    """Run once without a kill, then until there were as many; return the folders of the runs that came to an end."""
+    found, chance, kills = [folder / "0" / "run"], random.Random(num_kills), 0
+    _, seconds = kill_at_random(train, found[0], chance, 0, WHOLE_S)
+    while kills < num_kills:
+        found.append(folder / str(len(found)) / "run")
+        kills += kill_at_random(train, found[-1], chance, num_kills - kills, 0.9 * seconds)[0]
     return found
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
-    (whole, _), *chains = ends(train, tmp_path, num_kills)
-    for folder, _ in chains:
+    whole, *chains = ends(train, tmp_path, num_kills)
+    for folder in chains:
         assert_same(folder, whole)
         assert not list(folder.rglob("*.tmp"))
-    # So that it is training that was killed, not its start.
-    if num_kills >= 50:
-        assert len(chains) > 3
-        assert sum(num_writes for _, num_writes in chains) >= num_kills // 10
-
-
-CHANGES_OF_GROUP: list[dict[str, Any]] = [
-    {},
-    # Ends early, so that its lane is empty from then on.
-    {"runner.max_ticks": 7},
-    # Fails at the end of a window.
-    {RATE: 1e200},
-    # With the two before, half of the lanes are empty, and the others move together.
-    {"runner.max_ticks": 16},
-]
-
-
-class Data:
-    """Small splits."""
-
-    splits = ("train", "meta", "val", "test")
-    num_classes = 3
-
-    def split(self, name: str) -> Blobs:
-        return Blobs(20, self.splits.index(name))
-
-
-def build_member(config: Any, reduce: Any = None, shared: Any = None) -> Built:
-    """Return the program of a run, in float64."""
-    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.5)
-    optimizer = partial(torch.optim.SGD, lr=config.problems.classifier.optimizer.lr, momentum=0.9)
-    norm = torch.nn.BatchNorm1d
-    program = bilevel(config.seed, lambda: network(norm(8)), optimizer=optimizer, scheduler=scheduler)
-    return Built(program, Data())
-
-
-def requests(folder: Path) -> list[RunRequest]:
-    """Return the runs of a folder, of which some may have ended."""
-    found = []
-    for number, own in enumerate(CHANGES_OF_GROUP):
-        changes = {"seed": number, "runner.max_ticks": MAX_TICKS, "runner.log_every": 5, RATE: 0.1}
-        config = make_config(**{**changes, "runner.checkpoint_seconds": 1e-9, **own})
-        summary = read_json(folder / str(number), "summary.json")
-        ended_at = None if summary is None else summary["num_ticks"]
-        found.append(RunRequest(config, folder / str(number), resume="auto", ended_at=ended_at))
-    return found
 
 
 def train_group(folder: Path, begun: Path) -> None:
     """Run a group in `folder`, or go on there; `begun` is a sign."""
-    run_config.build = build_member  # type: ignore[assignment]
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
-    # One program of all counts as the faster way, whatever the clock says.
-    stacked_gradients._fastest = _untimed
     slow_down(DELAY_S / 2)
-    folder.mkdir(parents=True, exist_ok=True)
     begun.touch()
     with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
-        ended: dict[int, RunResult | BaseException] = {}
-        run_together(requests(folder), record=folder / "fusion" / "0.json", when_ended=ended.__setitem__)
-        print(ended, file=output)
+        test_together.train(folder, "runner.checkpoint_seconds=1e-9")
 
 
-def _untimed(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float, Any]:
-    before()
-    return 0.0, take()
-
-
-@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_groups_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
-    (whole, _), *chains = ends(train_group, tmp_path, num_kills)
-    [stack] = json.loads((whole / "fusion" / "0.json").read_text())["stacks"]
-    assert stack["jobs"] == [0, 1, 2, 3]
-    assert all(each["is_fused"] for each in stack["rounds"].values())
-    summaries = [read_summary(whole / str(number)) for number in range(4)]
-    assert [each["status"] for each in summaries] == ["finished", "finished", "failed", "finished"]
-    assert [each["num_ticks"] for each in summaries] == [MAX_TICKS, 7, summaries[2]["num_ticks"], 16]
-    for folder, _ in chains:
-        for number in (0, 1, 3):
-            assert_same(folder / str(number), whole / str(number))
-        found = read_summary(folder / "2")
-        assert found["error"].replace(str(folder), "") == summaries[2]["error"].replace(str(whole), "")
-        assert (folder / "2" / "metrics.csv").read_bytes() == (whole / "2" / "metrics.csv").read_bytes()
+    whole, *chains = ends(train_group, tmp_path, num_kills)
+    for folder in chains:
+        for number in "01":
+            assert_same(folder / number, whole / number)
 
 
-MAX_TICKS_OF_RANKS = 40
+MAX_TICKS_OF_RANKS = 20
 CHANGES_OF_RANKS = {
     "runner.devices": 2,
     "runner.max_ticks": MAX_TICKS_OF_RANKS,
@@ -287,14 +205,13 @@ def last_tick(folder: Path) -> int:
 
 
 def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """They are killed twice, then one is told to stop, and stops with the other."""
+    """They are killed, then one is told to stop, and stops with the other."""
     whole, parts = tmp_path / "whole" / "run", tmp_path / "parts" / "run"
     stop_ranks(whole)
     stop_ranks(parts, 4)
-    stop_ranks(parts, last_tick(parts) + 4)
-    stop_ranks(parts, last_tick(parts) + 2, signal.SIGTERM)
+    stop_ranks(parts, last_tick(parts) + 4, signal.SIGTERM)
     assert read_summary(parts)["status"] == "interrupted"
-    assert 12 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] <= MAX_TICKS_OF_RANKS
+    assert 8 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] <= MAX_TICKS_OF_RANKS
     stop_ranks(parts)
     assert_same(parts, whole)
     before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}

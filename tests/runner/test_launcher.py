@@ -41,12 +41,6 @@ def loss(batch, *, model, mode):
         raise ValueError("nothing to see in this batch")
     return loss
 """
-RECIPE = """# @package _global_
-# A test's recipe.
-defaults: [plain, _self_]
-name: bad
-problems: {classifier: {loss: {_target_: faulty.loss, mode: raise}}}
-"""
 QUIET = ("logger=csv", "runner.report=false", "runner.progress_bar=false", "evaluate=null", "objective=null")
 
 
@@ -56,10 +50,6 @@ def run_forked(folder: Path, *words: str) -> tuple[int, str, str]:
     done = forked.run(forked.call_mlotool, ("run", *words), folder=folder, environment=environment)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr
-
-
-def ranks_of(parent: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -76,13 +66,12 @@ def only(folder: Path, pattern: str) -> Path:
 )
 def test_a_failing_rank_ends_the_run_with_its_message(tmp_path: Path, mode: str, code: int, words: list[str]) -> None:
     (tmp_path / "faulty.py").write_text(FAULTY)
-    (tmp_path / "bad.yaml").write_text(RECIPE)
-    given = ("bad.yaml", "--trust", "faulty", *QUIET, "runner.devices=2", f"problems.classifier.loss.mode={mode}")
-    found, _, err = run_forked(tmp_path, *given)
+    loss = ("problems.classifier.loss._target_=faulty.loss", f"+problems.classifier.loss.mode={mode}")
+    found, _, err = run_forked(tmp_path, "plain", "--trust", "faulty", *QUIET, "runner.devices=2", *loss)
     assert found == code, err
     errors = [line for line in err.splitlines() if "error:" in line]
     assert len(errors) == 1
-    summary = json.loads(only(tmp_path, "outputs/bad/*/summary.json").read_text())
+    summary = json.loads(only(tmp_path, "outputs/plain/*/summary.json").read_text())
     assert summary["status"] == "failed"
     for word in words:
         assert word in errors[0]
@@ -118,10 +107,7 @@ def wait_for_a_loss(folder: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_a_checkpoint_and_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
-) -> None:
+def test_a_signal_leaves_a_checkpoint_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks: list[forked.Forked] = []
 
     def start(*given: Any) -> forked.Forked:
@@ -130,13 +116,13 @@ def test_a_signal_leaves_a_checkpoint_and_no_process(
 
     def stop() -> None:
         wait_for_a_loss(tmp_path)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(run_config, "_start", start)
     threading.Thread(target=stop).start()
     with pytest.raises(Interrupted) as caught:
         mlotool.run(mlotool.compose("plain", list(ENDLESS)), output_dir=tmp_path / "run")
-    assert (caught.value.exit_code, caught.value.run_dir) == (code, tmp_path / "run")
+    assert (caught.value.exit_code, caught.value.run_dir) == (143, tmp_path / "run")
     assert [rank.poll() for rank in ranks] == [130, 130]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
@@ -167,7 +153,7 @@ def test_no_rank_outlives_its_parent(tmp_path: Path, number: int) -> None:
     words = [sys.executable, "-m", "mlotool", "run", "plain", *ENDLESS]
     process = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     wait_for_a_loss(tmp_path)
-    ranks = ranks_of(process.pid)
+    ranks = [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(ranks) == 2
     process.send_signal(number)
     _, err = process.communicate(timeout=100)

@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from torch.nn import functional
 import mlotool
 from mlotool import RunResult, compose, load, run
 from mlotool.config import find_recipe
-from mlotool.config.composition import origin_of
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.distributed.collectives import Ranks
@@ -188,18 +186,6 @@ def test_a_recipe_runs_and_its_folder_knows_where_its_config_came_from(tmp_path:
     assert evaluate(tmp_path, "test")["test/accuracy"] == result.metrics["test/accuracy"]
     assert isinstance(load(tmp_path, "classifier"), torch.nn.Module)
     assert result.objective == pytest.approx(evaluate(tmp_path, "val")["val/accuracy"])
-
-
-def test_the_origin_of_a_config(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(find_recipe("plain").read_text())
-    config = compose(str(file), ["seed=1"])
-    config.seed = 2
-    origin, by_override = origin_of(config), origin_of(compose(None, ["+recipe=mwn"]))
-    assert origin is not None and by_override is not None
-    assert (origin.recipe_path, origin.overrides) == (file, ("seed=1",))
-    assert by_override.recipe_path == find_recipe("mwn")
-    assert origin_of(copy(config)) is None
 
 
 COMPOSED = "expected a config that mlotool.compose has returned"

@@ -1,4 +1,4 @@
-"""What a run changes in its process is put back; its chunks, rounds and flushes; the folders that it takes."""
+"""What a run changes in its process is put back; the folders that it takes."""
 
 import logging
 import os
@@ -6,20 +6,14 @@ import signal
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from pytorch_lightning import LightningModule, Trainer
 
 from mlotool.core.errors import ConfigError
-from mlotool.runner.evaluation import Objective
 from mlotool.runner.folder import RunFolder, is_stamp
-from mlotool.runner.intervals import make_plan
 from mlotool.runner.process_settings import Interrupt, own_settings
-from mlotool.runner.session import advance_clock
-from tests.runner.tiny import make_config
 
 
 def test_settings_are_put_back_and_only_irrelevant_warnings_are_silenced() -> None:
@@ -46,17 +40,6 @@ def test_the_second_ctrl_c_stops_at_once() -> None:
     assert interrupt.exit_code == 130
 
 
-def test_the_clock_counts_ticks_in_the_trainers_global_step() -> None:
-    # The contract with Lightning's private progress counter.
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    module = LightningModule()
-    module.automatic_optimization = False
-    trainer.strategy.connect(module)
-    for count in (50, 7):
-        advance_clock(trainer, count)
-    assert trainer.global_step == 57
-
-
 def test_two_runs_of_the_same_second_share_no_folder(tmp_path: Path) -> None:
     path, config = tmp_path / "2026-01-31_12-00-00", OmegaConf.create({"name": "mwn"})
     path.mkdir()  # as Hydra does
@@ -70,19 +53,3 @@ def test_two_runs_of_the_same_second_share_no_folder(tmp_path: Path) -> None:
     RunFolder.create(config, tmp_path / "mine")
     with pytest.raises(ConfigError, match="mine holds a run already"):
         RunFolder.create(config, tmp_path / "mine")
-
-
-@pytest.mark.parametrize(
-    ("changes", "round_ticks", "monitor"),
-    [
-        ({}, 10, "val/accuracy"),
-        ({"objective": "test/accuracy"}, 40, None),
-        ({"objective": "classifier/loss", "runner.log_every": 100}, 100, "classifier/loss"),
-        ({"objective": None}, 40, None),
-    ],
-)
-def test_rounds_end_where_the_objective_is_known(changes: dict[str, Any], round_ticks: int, monitor: str) -> None:
-    config = make_config(**changes)
-    objective = Objective.from_config(config)
-    assert objective.monitor == monitor
-    assert make_plan(config, objective).round_ticks == round_ticks

@@ -27,16 +27,6 @@ def test_a_flush_gives_means_over_the_window_and_begins_the_next() -> None:
     assert window.flush() == {}
 
 
-def test_the_first_bad_loss_is_named_by_its_tick() -> None:
-    window = Window(num_ticks=100)
-    window.append({"lower": step(1.0)})
-    window.flush()
-    window.append({"lower": step(1.0), "upper": step(math.inf)})
-    window.append({"lower": step(math.nan)})
-    with pytest.raises(NonFiniteLossError, match="'upper' became inf at tick 102"):
-        window.check()
-
-
 class Noisy(nn.Module):
     """Gives something else in training mode, with random numbers and a buffer."""
 

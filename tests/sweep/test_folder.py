@@ -115,7 +115,7 @@ def test_a_sweep_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
     for number in (0, 4):
         (tmp_path / str(number) / "job.json").write_text('{"words": ["data._target_=os.system"], "trusted": ["os"]}')
     (tmp_path / "4" / "summary.json").write_text('{"status": "pruned"}')
-
+    (tmp_path / "3" / "summary.json").write_text('{"status": "interrupted"}')
     again = replace(plan, settings={**plan.settings, "fuse": 2})
     points = GridPoints(again, tmp_path, known(tmp_path))
     assert points.num_ended == 4
@@ -188,18 +188,6 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         pass
-
-
-def test_a_grid_runs_what_has_not_ended(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, SEED, Dimension("lr", ("0.1", "0.2")))
-    for number, status in (("0", "finished"), ("2", "interrupted")):
-        (tmp_path / number).mkdir()
-        (tmp_path / number / "summary.json").write_text(json.dumps({"status": status}))
-    points = GridPoints(plan, tmp_path, known(tmp_path))
-    assert (points.num_ended, points.total) == (1, 4)
-    launcher = run(points, tmp_path, lambda folder, spec: ("finished", 1.0), num_workers=2)
-    assert launcher.started == ["1", "2", "3"]
-    assert (tmp_path / "3" / "overrides.txt").read_text().splitlines() == ["+recipe=plain", "seed=2", "lr=0.2"]
 
 
 @pytest.mark.parametrize(("name", "resume"), [("checkpoints/last.ckpt", None), ("notes.txt", "auto")])
