@@ -1,4 +1,4 @@
-"""Architecture gradients of a mixture by every hypergradient of the library.
+"""Architecture gradients by the hypergradients of the library, of a mixture and of paths that are drawn.
 
 The reference is written with plain tensors and shares nothing with the space. Exact algorithms are compared with finite
 differences of the solved or simulated problem; the others with the formula that they claim, in dense matrices.
@@ -104,68 +104,11 @@ def test_first_order_is_the_gradient_beside_the_solution() -> None:
     assert_close(m.gradient(h.FirstOrder(), theta), expected, 1e-9)
 
 
-@pytest.mark.parametrize("num_pullbacks", [1, 4, 60])
-def test_soba_is_a_step_a_pullback_of_the_linear_system(num_pullbacks: int) -> None:
-    logits, theta = m.start()
-    dense = m.Dense(logits, theta)
-    found = m.gradient(h.Implicit(h.FixedPoint(1, 0.5), warm_start=True), theta, num_pullbacks)
-    # The first one begins at zero.
-    expected = dense.through(neumann(dense.hessian, num_pullbacks, 0.5))
-    assert_close(found - dense.direct, expected - dense.direct, 1e-10)
-
-
-def test_saba_comes_to_the_solution_of_the_linear_system() -> None:
-    logits, theta = m.start()
-    dense = m.Dense(logits, theta)
-    found = m.gradient(h.SABA(step_size=1.0), theta, 100)
-    assert_close(found, dense.through(torch.linalg.inv(dense.hessian)), 1e-9)
-
-
-def test_a_fixed_penalty_is_the_difference_of_two_gradients() -> None:
-    logits, theta = m.start()
-    multiplier, steps, rate, v = 20.0, 4, 0.3, m.Dense(logits, theta).v
-    y = theta
-    for _ in range(steps):
-        y = y - rate * (v / multiplier + m.slope(logits, y))
-    of_logits = torch.func.grad(m.lower, 0)
-    found = m.gradient(h.Penalty(multiplier, num_steps=steps, step_size=rate), theta)
-    expected = multiplier * (of_logits(logits, y) - of_logits(logits, theta))
-    assert_close(found - m.Dense(logits, theta).direct, expected, 1e-9)
-
-
-def test_the_barrier_is_a_multiple_of_a_difference_of_two_gradients() -> None:
-    logits, theta = m.start()
-    dense, barrier, steps, rate = m.Dense(logits, theta), 0.5, 4, 0.3
-    z = theta
-    for _ in range(steps):
-        z = z - rate * m.slope(logits, z)
-    of_logits = torch.func.grad(m.lower, 0)
-    shift, pull = of_logits(logits, theta) - of_logits(logits, z), m.slope(logits, theta)
-    multiplier = barrier - (dense.direct @ shift + dense.v @ pull) / (shift @ shift + pull @ pull)
-    found = m.gradient(h.Penalty(rule="barrier", barrier=barrier, num_steps=steps, step_size=rate), theta)
-    assert multiplier > 0
-    assert_close(found - dense.direct, multiplier * shift, 1e-9)
-
-
 @pytest.mark.parametrize("algorithm", [h.Unrolled(), h.Unrolled(product="forward"), h.Unrolled(remat=False)])
 def test_unrolled_gradients_are_finite_differences_of_the_simulated_steps(algorithm: h.Unrolled) -> None:
     logits, theta = m.start()
     expected = m.differences(lambda each: m.upper(each, m.simulated(each, theta)), logits)
     assert_close(m.stepped(algorithm), expected, 1e-9)
-
-
-def test_a_horizon_of_one_step_is_the_gradient_through_that_step() -> None:
-    logits, theta = m.start()
-    before = m.simulated(logits, theta, m.NUM_STEPS - 1)
-    expected = m.differences(lambda each: m.upper(each, m.simulated(each, before, 1)), logits)
-    assert_close(m.stepped(h.Unrolled(horizon=1)), expected, 1e-9)
-
-
-def test_unrolled_without_second_order_leaves_the_solution_out() -> None:
-    """The start does not depend on the logits, so that nothing is left but the gradient beside the solution."""
-    logits, theta = m.start()
-    expected = m.differences(lambda each: m.upper(each, m.simulated(logits, theta)), logits)
-    assert_close(m.stepped(h.Unrolled(second_order=False)), expected, 1e-9)
 
 
 def test_evolution_strategies_are_differences_of_rollouts() -> None:
