@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from mlotool import spaces
 from mlotool.core.errors import ConfigError
 from mlotool.data.splits import InMemoryTensors
-from mlotool.hypergradient import Identity, Implicit
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import Branch, FairPaths, Insert, Mixture, Operator, Repeat, SharedSpace, Space, UniformPaths
 from tests.runner.tiny import upper_loss as cross_entropy
-from tests.spaces.shared.mixtures import NUM_STEPS, program, start
 from tests.spaces.shared.test_ranks import Given
 
 POINTWISE = partial(nn.Conv2d, kernel_size=1)
@@ -209,21 +207,6 @@ def test_counts_are_kept_by_states_and_copies():
         each(x)
         assert sum(each.path_counts["kernel_0"].values()) == 6
     assert "counts" not in space.state_of(PATH)
-
-
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
-def test_live_steps_alone_are_counted(product):
-    made = program(Implicit(Identity(0.1), product), start()[1], lower_steps=NUM_STEPS)
-    schedule = Schedule(made)
-    for _ in range(NUM_STEPS):
-        schedule.tick()
-    made.gradient("paths")
-    counts = made.problems["model"].module.path_counts
-    assert counts == {
-        "activation_0": dict.fromkeys(["relu", "tanh", "same"], NUM_STEPS),
-        "head_0": dict.fromkeys(["bias", "plain"], NUM_STEPS),
-    }
 
 
 def double_net():
