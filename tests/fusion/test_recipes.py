@@ -90,23 +90,20 @@ def test_a_stack_of_two_seeds(recipe: str, image_folder: Path) -> None:
         assert found.error < ROUNDING * after_one_rounding(recipe, image_folder) < 1e-6
 
 
+WIDE, REVERSE = ["hypergradient.radius=0.01"], ["hypergradient.product=reverse"]
+EXACT: list[tuple[str, list[str], torch.dtype, float]] = [
+    *((name, WIDE, torch.float64, 1e-11) for name in ("mwn", "data_cleaning")),
+    *((name, REVERSE, torch.float64, 1e-13) for name in ("mwn", "data_cleaning")),
+    *((name, [], torch.float32, 1e-5) for name in ("plain", "maml", "learned_lr")),
+    ("mwn", REVERSE, torch.float32, 1e-5),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "tolerance"), [("hypergradient.radius=0.01", 1e-11), ("hypergradient.product=reverse", 1e-13)]
-)
-@pytest.mark.parametrize("recipe", ["mwn", "data_cleaning"])
+@pytest.mark.parametrize(("recipe", "words", "dtype", "tolerance"), EXACT)
 def test_without_small_differences_rounding_stays_rounding(
-    recipe: str, words: str, tolerance: float, image_folder: Path
+    recipe: str, words: list[str], dtype: torch.dtype, tolerance: float, image_folder: Path
 ) -> None:
-    found = compared(lambda seed: made(recipe, seed, image_folder, words), ticks=TICKS)
+    found = compared(lambda seed: made(recipe, seed, image_folder, *words, dtype=dtype), ticks=TICKS)
     assert all(each.is_fused for each in found.verdicts.values())
     assert found.error < tolerance and not found.failures
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["plain", "mwn", "maml", "learned_lr"])
-def test_single_precision(recipe: str, image_folder: Path) -> None:
-    words = ["hypergradient.product=reverse"] if recipe == "mwn" else []
-    found = compared(lambda seed: made(recipe, seed, image_folder, *words, dtype=torch.float32), ticks=TICKS)
-    assert all(each.is_fused for each in found.verdicts.values())
-    assert found.error < 1e-5 and not found.failures

@@ -257,10 +257,7 @@ def test_a_record_that_lies_makes_no_gradient_wrong(tmp_path: Path, name: str) -
         found = train(makes[name], lengths, record)
         assert found.ends == right.ends and not found.errors
         for member, states in found.states.items():
-            assert_close(states[lengths[member]][0], right.states[member][lengths[member]][0])
-
-
-def assert_close(found: Any, expected: Any) -> None:
-    for one, other in zip(tree_leaves(found), tree_leaves(expected), strict=True):
-        if isinstance(one, Tensor):
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+            mine, theirs = (tree_leaves(each[lengths[member]][0]) for each in (states, right.states[member]))
+            for one, other in zip(mine, theirs, strict=True):
+                if isinstance(one, Tensor):
+                    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)

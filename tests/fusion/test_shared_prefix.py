@@ -8,23 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.tangents import dual_level
 from mlotool.core.tracing import tracing
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
-from mlotool.fusion.shared_batches import (
-    KeptData,
-    SharedPrefix,
-    frozen_parts,
-    have_same_bits,
-    share_prefixes,
-    share_reads,
-)
+from mlotool.fusion.shared_batches import KeptData, SharedPrefix, frozen_parts, share_prefixes, share_reads
 from mlotool.losses import cross_entropy
 from mlotool.problem.stream import Stream
+from tests.fusion.test_stacked_batches import assert_same
 
 
 class Counted:
@@ -39,11 +32,6 @@ class Counted:
     def __getitem__(self, index: int) -> dict[str, Any]:
         self.count += 1
         return {"input": torch.rand(3, 50, 50) + index, "target": index, "name": "a", "nested": [torch.zeros(2)]}
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    for one, other in zip(tree_leaves(found), tree_leaves(expected), strict=True):
-        assert torch.equal(one, other) if isinstance(other, Tensor) else one == other
 
 
 @pytest.mark.parametrize(("repeat", "num_workers"), [(1, 1), (2, 0)])
@@ -231,7 +219,7 @@ def trained(make: Any, shares: bool) -> tuple[list[Tensor], int]:
 @pytest.mark.parametrize("make", [plain, bilevel])
 def test_runs_with_one_encoder_train_as_alone_with_a_fraction_of_its_evaluations(make: Any) -> None:
     (alone, num_alone), (together, num_together) = trained(make, False), trained(make, True)
-    assert all(map(have_same_bits, together, alone))
+    assert all(map(torch.equal, together, alone))
     # Besides one a tick, the first result that each of the others takes over, the second and the fourth.
     assert (num_alone, num_together) == (21, 7 + 2 * 3) if make is plain else num_together < num_alone
 
@@ -341,4 +329,3 @@ def test_parts_that_are_trained_hooked_or_different_are_not_shared() -> None:
     for each in others:
         assert share_prefixes([first, each]) == []
     assert list(frozen_parts(others[4].module)) == ["encoder.layers.1"]
-    assert not have_same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))

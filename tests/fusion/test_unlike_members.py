@@ -1,16 +1,19 @@
-"""Members that are no stack after all are found out, and an error of one of them is its own."""
+"""Members that are no stack are found out; errors, and what a user changes in one of several runs, are of that one."""
 
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlotool import EvolutionStrategies, Program, Schedule, Stream
+from mlotool import Problem, Program, Schedule, Stream
+from mlotool.core.errors import RunError
+from mlotool.fusion import stacked_gradients
 from tests.fusion.members import NUM_CLASSES, NUM_FEATURES, Blobs, bilevel, compared, joined, network, plain, plain_loss
 
 
@@ -28,15 +31,6 @@ class Failing(torch.optim.lr_scheduler.StepLR):
         if self.last_epoch == 6:
             raise ValueError("no more rates")
         super().step(epoch)
-
-
-def test_a_member_that_overflows_leaves_the_others_alone() -> None:
-    def make(k: int) -> Program:
-        return bilevel(k, optimizer=partial(torch.optim.SGD, lr=1e9 if k == 1 else 0.1))
-
-    found = compared(make, ticks=5)
-    assert not found.reasons
-    assert found.failures == {}
 
 
 class Broken(Blobs):
@@ -91,15 +85,15 @@ class Tempered:
 
 
 class Setting(torch.optim.lr_scheduler.StepLR):
-    """A scheduler that changes something after six steps."""
+    """A scheduler that changes something after some steps."""
 
-    def __init__(self, optimizer: Any, change: Callable[[], None]) -> None:
-        self.change = change
+    def __init__(self, optimizer: Any, change: Callable[[], None], at: int = 6) -> None:
+        self.change, self.at = change, at
         super().__init__(optimizer, 100)
 
     def step(self, epoch: int | None = None) -> None:
         super().step(epoch)
-        if self.last_epoch == 6:
+        if self.last_epoch == self.at:
             self.change()
 
 
@@ -155,6 +149,20 @@ def top_loss(batch: Mapping[str, Tensor], *, model: Any, k: float) -> Tensor:
     return functional.cross_entropy(logits, batch["target"]) + logits.topk(int(k)).values.mean()
 
 
+def by_numpy(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    logits = model(batch["input"])
+    largest = float(numpy.median(logits.detach().numpy()))
+    return functional.cross_entropy(logits, batch["target"]) + 0.01 * largest * logits.square().mean()
+
+
+class Drawing:
+    def __init__(self) -> None:
+        self.random = numpy.random.default_rng(0)
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        return functional.cross_entropy(model(batch["input"]) + 0.01 * self.random.random(), batch["target"])
+
+
 CLOSED = closed_loss()
 CHANGES = "problems.classifier: evaluating its loss changes {}, which a trace would fix"
 LINE_SEARCH = [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.LBFGS, lr=0.1), partial(torch.optim.Adam, lr=0.1)]
@@ -181,6 +189,8 @@ UNLIKE: dict[str, tuple[Callable[[int], Program], str]] = {
         lambda k: plain(k, loss=partial(top_loss, k=1 + k)),
         "; problems.classifier.loss.k, in which runs differ, may do arithmetic alone",
     ),
+    "numpy": (lambda k: plain(k, loss=by_numpy), "takes values out of torch"),
+    "a generator of numpy": (lambda k: plain(k, loss=Drawing()), "gives other values each time (Generator)"),
 }
 
 
@@ -221,19 +231,6 @@ class Hidden:
     scale = 1.0
 
 
-class Rescaling(torch.optim.lr_scheduler.StepLR):
-    """A scheduler that changes what a loss depends on."""
-
-    def __init__(self, optimizer: Any, at: int) -> None:
-        self.at = at
-        super().__init__(optimizer, 100)
-
-    def step(self, epoch: int | None = None) -> None:
-        super().step(epoch)
-        if self.last_epoch == self.at:
-            Hidden.scale = 1.5
-
-
 class Numbered:
     def __init__(self, number: int, only: int | None) -> None:
         self.scales = (lambda: Hidden.scale) if only in (None, number) else (lambda: 1.0)
@@ -247,7 +244,8 @@ def test_a_change_that_nobody_sees_ends_the_runs_that_it_concerns(at: int, only:
     """The gradients of those that have changed were wrong; the others go on one by one."""
 
     def make(k: int) -> Program:
-        return plain(k, loss=Numbered(k, only), scheduler=partial(Rescaling, at=at), scheduler_interval="step")
+        scheduler = partial(Setting, change=partial(setattr, Hidden, "scale", 1.5), at=at)
+        return plain(k, loss=Numbered(k, only), scheduler=scheduler, scheduler_interval="step")
 
     Hidden.scale = 1.0
     with warnings.catch_warnings(record=True) as told:
@@ -292,10 +290,92 @@ def test_rounding_of_gradients_that_vanish_is_no_difference() -> None:
     assert found.error < 1e-4
 
 
-@pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient")
-def test_evolution_strategies_are_left_to_the_plans() -> None:
-    algorithm = EvolutionStrategies()
-    found = compared(lambda k: bilevel(k, hypergradient=algorithm, unroll_steps=2), ticks=4)
-    assert list(found.verdicts) == ["classifier", "weights"] and found.verdicts["classifier"].is_fused
-    assert "keeps something from one use to the next" in found.reasons[0]
-    assert found.error < 1e-9
+@pytest.mark.parametrize(("most", "num_members"), [(2, 5), (0, 2)])
+def test_as_many_members_as_fit_into_memory_are_taken_at_once(
+    most: int, num_members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = stacked_gradients.StackedGradients._traced
+
+    def traced(self: Any, *arguments: Any) -> Any:
+        if self.at_once > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return direct(self, *arguments)
+
+    monkeypatch.setattr(stacked_gradients.StackedGradients, "_traced", traced)
+    found = compared(plain, num_members, 5)
+    [verdict] = found.verdicts.values()
+    if most:
+        assert verdict.is_fused and verdict.at_once == most
+    else:
+        assert not verdict.is_fused and "do not fit into memory" in verdict.reason
+    assert found.error < 1e-12 and not found.failures
+
+
+def norms() -> nn.Module:
+    return network(nn.BatchNorm1d(8), nn.LeakyReLU(0.1))
+
+
+def first(problem: Problem) -> Any:
+    return problem.module[0].weight  # type: ignore[index]
+
+
+def emptied(problem: Problem) -> None:
+    problem.optimizer.state[first(problem)]["momentum_buffer"] = torch.zeros_like(first(problem))  # type: ignore[union-attr]
+
+
+CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a mode": (lambda problem: problem.module[1].eval(), "BatchNorm1d.training has changed"),
+    "an attribute": (lambda problem: setattr(problem.module[1], "momentum", 0.01), "BatchNorm1d.momentum has changed"),
+    "a slope": (
+        lambda problem: setattr(problem.module[2], "negative_slope", 0.5),
+        "LeakyReLU.negative_slope has changed",
+    ),
+    "a submodule": (lambda problem: problem.module.__setitem__(3, nn.Softsign()), "Sequential.3 has changed"),
+    "a forward": (lambda problem: setattr(problem.module[3], "forward", lambda x: x), "Tanh.forward has changed"),
+    "a forward hook": (
+        lambda problem: problem.module[0].register_forward_hook(lambda _, __, out: 2 * out),
+        "has a hook",
+    ),
+    "a hook of a parameter": (
+        lambda problem: first(problem).register_hook(lambda gradient: 2 * gradient),
+        "has a hook",
+    ),
+    "data": (lambda problem: setattr(first(problem), "data", first(problem).data.clamp(-0.1, 0.1)), ""),
+    "strides": (lambda problem: setattr(first(problem), "data", first(problem).data.t().contiguous().t()), ""),
+    "momentum": (emptied, ""),
+    "a rate": (lambda problem: problem.optimizer.param_groups[0].update(lr=0.01), ""),
+    "statistics": (lambda problem: problem.module[1].reset_running_stats(), ""),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_change_of_one_member_counts_there(name: str) -> None:
+    change, reason = CHANGED[name]
+    done = 6, lambda program: change(program.problems["classifier"])
+    found = compared(lambda k: plain(k, norms), 2, 9, change=done)
+    assert reason in " ".join(found.reasons) and bool(found.reasons) == bool(reason)
+    assert found.error < 1e-10 and not found.failures
+
+
+def test_what_a_scheduler_does_counts_in_the_next_round_of_its_tick() -> None:
+    def make(number: int) -> Program:
+        torch.manual_seed(number)
+        module: Any = network()
+        hook = partial(module[0].register_forward_hook, lambda _, __, logits: 0.7 * logits)
+        scheduler = partial(Setting, change=hook if number == 1 else int)
+        return bilevel(number, lambda: module, scheduler=scheduler, scheduler_interval="step")
+
+    found = compared(make, ticks=8)
+    assert "has a hook" in found.reasons[0]
+    assert found.error < 1e-10
+
+
+def test_a_frozen_parameter_ends_its_run_alone() -> None:
+    schedules = [Schedule(plain(number)) for number in range(3)]
+    together = joined(schedules)
+    for _ in range(5):
+        together.tick(range(3))
+    first(schedules[1].program.problems["classifier"]).requires_grad_(False)
+    outcomes = together.tick(range(3))
+    assert [type(each) for each in outcomes.values()] == [dict, RunError, dict]
+    assert "'0.weight' was replaced, added, removed or frozen" in str(outcomes[1])

@@ -3,8 +3,12 @@
 from base64 import b64encode
 from hashlib import sha256
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
+from mlotool.report import write_sweep_page
+
+SCRIPT = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
 VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 
 
@@ -78,3 +82,8 @@ def read_page(file: Path, script: str | None = None) -> Page:
     assert len(page.ids) == len(set(page.ids)), "two elements share an id"
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
     return page
+
+
+def read_sweep_page(folder: Path) -> Page:
+    """Write the page of a sweep, and parse it."""
+    return read_page(write_sweep_page(folder), SCRIPT)

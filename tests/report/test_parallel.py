@@ -2,12 +2,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
 from mlotool.report import write_report
-from mlotool.report.layer_parallel import Span, Timeline, read_timelines, split_series
-from mlotool.report.run_folder import Series
+from mlotool.report.layer_parallel import read_timelines
 from tests.report.html_check import read_page
 from tests.report.run_folders import mwn_config, problem, write_run
 
@@ -65,15 +61,6 @@ def test_one_stage_and_one_batch_have_a_timeline_too(tmp_path: Path) -> None:
     assert "The stages ran one after the other, in one process" in read_page(write_report(run)).text
 
 
-def test_speedups_are_those_of_the_spans() -> None:
-    timeline = Timeline("net", 2, tuple(Span(**span) for span in spans()))
-    # Without the first batch: passes of 0.2 + 0.2 and 0.4 + 0.45 s, a batch of 1 s on its slower rank.
-    assert timeline.batches == [1, 2, 3]
-    seconds = timeline.seconds
-    assert (seconds.forward, seconds.backward, seconds.auxiliary) == pytest.approx((0.4, 0.85, 0.2))
-    assert (timeline.measured, timeline.predicted) == pytest.approx((1.25, 1.25 / (1.25 / 2 + 0.2)))
-
-
 SPAN = {"rank": 0, "batch": 0, "what": "forward", "end": 1}
 WRONG = [[], *({"stages": num, "spans": some} for num, some in (
     (2, []), (1, spans()), (10**9, spans()), (2, [{**SPAN, "begin": 1}]), (2, [{**SPAN, "begin": 2}]),
@@ -97,13 +84,3 @@ def test_residuals_are_drawn_together(tmp_path: Path) -> None:
                  "net: residual of multigrid, states, by cycle", "One line a logged tick"):  # fmt: skip
         assert text in page.text, text
     assert "Training: forward" not in page.text
-
-
-def test_other_metrics_stay_curves() -> None:
-    def series(*names: str) -> list[Series]:
-        return [Series("net", name, np.ones(1), np.ones(1)) for name in names]
-
-    ours = series("forward_residual_0", "layers.backward_residual_10", "violation_1", "relative_violation_2")
-    others = series("residual", "residual_0", "violation", "loss", "beta")
-    drawn = split_series([*others[:2], *ours, *others[2:]])
-    assert [[one.metric for one in part] for part in drawn] == [[one.metric for one in part] for part in (ours, others)]

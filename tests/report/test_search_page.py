@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ from rich.console import Console
 from mlotool.cli.report import show_sweep
 from mlotool.cli.sweep import exit_code
 from mlotool.core.errors import RunError
-from mlotool.report import write_report, write_sweep_page, write_sweep_summary
+from mlotool.report import write_report, write_sweep_summary
 from mlotool.report.search import best_so_far, front, points, random_baseline
 from mlotool.report.sweep import compare
-from tests.report.html_check import Page, read_page
+from tests.report.html_check import read_page
+from tests.report.html_check import read_sweep_page as read
 from tests.report.run_folders import residual, write_job, write_nodes
 from tests.report.test_sweep import read as table
 
-SCRIPT = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
 KEY = {"key": "val/accuracy", "mode": "max"}
 TWO = {"second_objective": "classifier/num_parameters", "second_mode": "min"}
 REASON = "mutator 'kernel': node 'add' does not take what it is given: <b>x</b>"
@@ -46,10 +45,6 @@ def job(folder: Path, number: int, value: float, *words: str, num_parameters: in
 def refused(folder: Path, number: int, *words: str, error: str = REASON) -> None:
     path = write_job(folder / str(number), *words, status="infeasible", error=error, **KEY)
     (path / "report.html").unlink()
-
-
-def read(folder: Path) -> Page:
-    return read_page(write_sweep_page(folder), SCRIPT)
 
 
 def printed(folder: Path, width: int = 160) -> str:

@@ -1,23 +1,17 @@
 import re
 import shutil
 import subprocess
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from mlotool.report import write_sweep_page
 from mlotool.report.sweep import Column, compare
 from mlotool.report.sweep_figures import importances, inherited_pairs
-from tests.report.html_check import Page, read_page
+from tests.report.html_check import Page
+from tests.report.html_check import read_sweep_page as read
 from tests.report.run_folders import write_begun, write_job, write_plan
 
-SCRIPT = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
 CHROMIUM = shutil.which("chromium")
-
-
-def read(folder: Path) -> Page:
-    return read_page(write_sweep_page(folder), SCRIPT)
 
 
 @pytest.fixture

@@ -22,13 +22,6 @@ def weight(module: nn.Module, path: str = "0") -> Tensor:
     return module.get_submodule(path).get_parameter("weight")
 
 
-def test_spaces_of_one_seed_and_other_places() -> None:
-    assert torch.equal(weight(space(seed=3)), weight(space(seed=3, place="")))
-    starts = [weight(space(seed=3, place=place)) for place in ("", "left", "right", "left.0")]
-    assert len({tuple(each.flatten().tolist()) for each in starts}) == 4
-    assert torch.equal(starts[1], weight(space(seed=3, place="left")))
-
-
 def described(name: str) -> dict[str, Any]:
     linear = {"_target_": "torch.nn.Linear"}
     operator = {"_target_": "mlotool.spaces.Operator", "name": name, "at": "0", "candidates": {"other": linear}}
@@ -102,45 +95,20 @@ def test_new_modules_have_the_type_of_their_place(dtype: torch.dtype) -> None:
     assert space(torch.zeros(2, 5, dtype=torch.int64)).dtype == dtype
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        width = choose("width", [4, 8])
-        self.first = nn.Linear(2, width)
-        self.second = nn.Linear(width, width)
-        self.last = nn.Linear(width, 3)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.last(torch.relu(self.second(self.first(values))))
+def chosen() -> nn.Module:
+    width = choose("width", [4, 8])
+    return nn.Sequential(nn.Linear(2, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
 
 
-MUTATORS = [
-    Repeat("depth", "second", [1, 3]),
-    Operator("activation", {"type": "relu"}, {"relu": None, "tanh": nn.Tanh}),
-]
-
-
-def test_both_are_asked_for() -> None:
-    space = Space(Net, MUTATORS, inputs=[2], decisions={"width": 8, "depth_0": 3})
+def test_a_base_that_chooses_and_its_mutators_are_both_asked() -> None:
+    mutators = [Repeat("depth", "1", [1, 3]), Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})]
+    space = Space(chosen, mutators, inputs=[2], decisions={"width": 8, "depth_0": 3})
     assert list(space.decisions) == ["width", "depth_0", "activation_0"]
     sizes = [tuple(each.weight.shape) for each in space.modules() if isinstance(each, nn.Linear)]
     assert sorted(sizes) == [(3, 8), (8, 2), (8, 8), (8, 8), (8, 8)]
     with deciding({"width": 8, "depth_0": 3}) as decisions:
-        Space(Net, MUTATORS, inputs=[2])
+        Space(chosen, mutators, inputs=[2])
     assert decisions.values == {"width": 8, "depth_0": 3, "activation_0": "relu"}
-
-
-def test_copies_start_apart_and_by_the_seed_alone() -> None:
-    def weights(**decisions: str | int) -> dict[str, Tensor]:
-        torch.manual_seed(3)
-        return dict(Space(Net, MUTATORS, inputs=[2], decisions=decisions).named_parameters())
-
-    one, other = weights(depth_0=3), weights(depth_0=3, activation_0="tanh")
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    copies = [tensor for name, tensor in one.items() if name.endswith("second.weight")]
-    assert len(copies) == 3
-    assert not any(torch.equal(copies[i], copies[j]) for i in range(3) for j in range(i))
 
 
 class Candidate(nn.Module):
@@ -154,9 +122,6 @@ class Candidate(nn.Module):
 
 
 def test_a_candidate_that_chooses_has_one_answer_for_its_places_and_copies() -> None:
-    def base() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
-
     mutators = [Operator("own", {"type": "Linear"}, {"own": Candidate}), Repeat("more", "1", [3])]
     space = Space(base, mutators, inputs=[4], decisions={"act": "tanh"})
     assert {name: each.value for name, each in space.decisions.items()}["act"] == "tanh"

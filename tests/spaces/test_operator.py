@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mlotool.config.instantiate import node_factory
 from mlotool.core.errors import InfeasibleModelError
-from mlotool.spaces import Operator, Space
+from mlotool.spaces import Operator, SharedSpace, Space
 
 
 class Tied(nn.Module):
@@ -57,6 +57,7 @@ def kinds(space: nn.Module, name: int) -> list[str]:
 @pytest.mark.parametrize("shared", [False, True])
 def test_equal_places_of_blocks_have_one_decision(shared: bool) -> None:
     space = Space(base, [MANY(at="*.[12]", tied="*")], inputs=[2], shared=shared)
+    assert isinstance(space, SharedSpace) is shared
     names = [each.name for each in space.table] if shared else list(space.decisions)  # type: ignore[union-attr]
     assert names == ["act_0", "act_1"]
     if not shared:

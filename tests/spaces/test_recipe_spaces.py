@@ -62,34 +62,24 @@ def digest(recipe: str, decisions: dict[str, Any]) -> str:
     return found.hexdigest()
 
 
-def digests(draws: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
-    return {name: [digest(name, each) for each in every] for name, every in draws.items()}
+def digests(recipe: str, draws: list[dict[str, Any]]) -> list[str]:
+    return [digest(recipe, each) for each in draws]
 
 
-def print_digests(draws: dict[str, list[dict[str, Any]]]) -> None:
-    print(json.dumps(digests(draws)))
+def print_digests(*given: Any) -> None:
+    print(json.dumps(digests(*given)))
 
 
-def digests_elsewhere(draws: dict[str, list[dict[str, Any]]], folder: Path) -> Any:
-    """Return the same in a new process."""
-    return json.loads(forked.run(print_digests, draws, folder=folder).stdout.splitlines()[-1])
-
-
-def test_draws_build_again_to_the_bit(tmp_path: Path) -> None:
-    draws = {name: [each for number in range(2) if (each := drawn(name, number))] for name in QUICK[1:]}
-    assert all(draws.values())
-    assert digests_elsewhere(draws, tmp_path) == digests(draws)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", EXPLORING)
-def test_200_draws_of_which_some_build_again_to_the_bit(recipe: str, tmp_path: Path) -> None:
-    every = [drawn(recipe, number) for number in range(200)]
-    feasible = [each for each in every if each is not None]
-    assert len(feasible) >= (1 - MOST_INFEASIBLE) * len(every)
-    assert len({str(each) for each in feasible}) > 50
-    some = {recipe: feasible[:50]}
-    assert digests_elsewhere(some, tmp_path) == digests(some)
+@pytest.mark.parametrize(
+    ("recipe", "num_draws"),
+    [*((name, 2) for name in QUICK[1:]), *(pytest.param(name, 200, marks=pytest.mark.slow) for name in EXPLORING)],
+)
+def test_draws_build_again_to_the_bit_in_another_process(recipe: str, num_draws: int, tmp_path: Path) -> None:
+    feasible = [each for number in range(num_draws) if (each := drawn(recipe, number)) is not None]
+    assert len(feasible) >= (1 - MOST_INFEASIBLE) * num_draws
+    assert len({str(each) for each in feasible}) > num_draws // 4
+    elsewhere = forked.run(print_digests, recipe, feasible[:50], folder=tmp_path).stdout
+    assert json.loads(elsewhere.splitlines()[-1]) == digests(recipe, feasible[:50])
 
 
 @pytest.mark.parametrize("recipe", QUICK)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mlotool.losses.paths import score_function
-from mlotool.spaces import BinaryPaths, Mixture, Operator, PathPolicy, PathWeights, SharedSpace, Space
+from mlotool.spaces import BinaryPaths, Mixture, Operator, PathPolicy, SharedSpace
 
 ACTIVATIONS = {"relu": None, "tanh": nn.Tanh, "same": nn.Identity}
 
@@ -29,18 +29,6 @@ def random_logits(architecture):
     for each in architecture.logits.values():
         each.data = torch.randn_like(each, dtype=torch.float64)
     return architecture
-
-
-def test_the_gradient_of_a_mixture_is_that_of_finite_differences():
-    space, weights = make(), random_logits(PathWeights(make))
-    x, names = torch.randn(6, 4, dtype=torch.float64), list(weights.logits)
-
-    def loss(*logits):
-        path = {name: each.softmax(0) for name, each in zip(names, logits, strict=True)}
-        return space(x, path=path).square().mean()
-
-    assert torch.autograd.gradcheck(loss, tuple(weights.logits.values()))
-    assert loss(*weights.logits.values()) == space(x, path=weights()).square().mean()
 
 
 def test_the_gradient_of_binary_gates_is_that_of_proxylessnas():
@@ -99,39 +87,25 @@ def eight_paths():
     return SharedSpace(lambda: base().double(), [activation], inputs=[{"shape": [3], "dtype": "float64"}])
 
 
-def enumerated(space, policy, x):
-    """Return the expected loss over all paths, as a function of the logits."""
-    total = 0.0
-    for values in itertools.product(*(each.candidates for each in space.table)):
-        path = {each.name: value for each, value in zip(space.table, values, strict=True)}
-        terms = [
-            F.log_softmax(policy.logits[each.name], 0)[each.candidates.index(path[each.name])] for each in space.table
-        ]
-        total = total + torch.stack(terms).sum().exp() * space(x, path=path).square().mean()
-    return total
-
-
 def test_the_policys_gradient_is_that_of_the_enumerated_expectation():
     space, policy = eight_paths(), random_logits(PathPolicy(eight_paths))
     x = torch.randn(5, 3, dtype=torch.float64)
     logits = list(policy.logits.values())
-    expected = torch.cat(torch.autograd.grad(enumerated(space, policy, x), logits))
-    # All pairs of paths, each by its probability: the estimate's expectation with two draws, without noise.
     losses, log_probabilities = [], []
     for values in itertools.product(*(each.candidates for each in space.table)):
         path = {each.name: value for each, value in zip(space.table, values, strict=True)}
         losses.append(space(x, path=path).square().mean())
-        log_probabilities.append(
-            torch.stack(
-                [F.log_softmax(policy.logits[name], 0)[["relu", "tanh"].index(value)] for name, value in path.items()]
-            ).sum()
-        )
+        places = [each.candidates.index(path[each.name]) for each in space.table]
+        terms = [F.log_softmax(policy.logits[name], 0)[place] for name, place in zip(path, places, strict=True)]
+        log_probabilities.append(torch.stack(terms).sum())
+    losses, log_probabilities = torch.stack(losses), torch.stack(log_probabilities)
+    expectation = (log_probabilities.exp() * losses).sum()
+    expected = torch.cat(torch.autograd.grad(expectation, logits, retain_graph=True))
+    # All pairs of paths, each by its probability: the estimate's expectation with two draws, without noise.
     found = 0.0
-    for i, j in itertools.product(range(8), repeat=2):
-        estimate = score_function(
-            torch.stack([losses[i], losses[j]]), torch.stack([log_probabilities[i], log_probabilities[j]])
-        )
-        weight = (log_probabilities[i] + log_probabilities[j]).detach().exp()
+    for pair in itertools.product(range(8), repeat=2):
+        estimate = score_function(losses[list(pair)], log_probabilities[list(pair)])
+        weight = log_probabilities[list(pair)].sum().detach().exp()
         found = found + weight * torch.cat(torch.autograd.grad(estimate, logits, retain_graph=True))
     assert torch.allclose(found, expected, rtol=1e-10)
 
@@ -144,9 +118,3 @@ def test_draws_of_the_policy_have_its_probabilities():
         counts.setdefault(tuple(path.values()), [0, log_probability.exp().item()])[0] += 1
     for count, probability in counts.values():
         assert abs(count / 1000 - probability) < 5 * math.sqrt(probability * (1 - probability) / 1000)
-
-
-def test_shared_is_a_setting_of_a_space():
-    given = [{"shape": [4], "dtype": "float64"}]
-    kinds = [type(Space(base, inputs=given, shared=shared)) for shared in (False, True)]
-    assert not issubclass(kinds[0], SharedSpace) and kinds[1] is SharedSpace

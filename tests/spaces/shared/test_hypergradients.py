@@ -1,4 +1,4 @@
-"""Architecture gradients of a mixture by every hypergradient of the library.
+"""Architecture gradients by the hypergradients of the library, of a mixture and of paths that are drawn.
 
 The reference is written with plain tensors and shares nothing with the space. Exact algorithms are compared with finite
 differences of the solved or simulated problem; the others with the formula that they claim, in dense matrices.
@@ -15,15 +15,173 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool import hypergradient as h
-from mlotool.losses import expected_path_cross_entropy
-from mlotool.program import Schedule
-from mlotool.spaces import BinaryPaths, Mixture, PathPolicy
+from mlotool.data.splits import InMemoryTensors
+from mlotool.losses import expected_path_cross_entropy, path_cross_entropy
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
+from mlotool.spaces import BinaryPaths, Mixture, Operator, PathPolicy, PathWeights, SharedSpace
 from mlotool.spaces.shared.shared_graph import gated
+from mlotool.spaces.shared.shared_space import AbstractArchitecture
 from tests.hypergradient.every_algorithm import EVERY
-from tests.spaces.shared import mixtures as m
+from tests.programs import newton
 
 # torch.func opens levels of forward mode itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+
+DECAY, RATE, NUM_STEPS = 0.2, 0.3, 3
+
+
+def make() -> SharedSpace:
+    """A mixture of activations, then one of linear layers: linear in the parameters, so that the problem is convex."""
+    activation = Operator("activation", "0", {"relu": None, "tanh": nn.Tanh, "same": nn.Identity})
+    head = Operator("head", "1", {"bias": None, "plain": partial(nn.Linear, 3, 2, bias=False, dtype=torch.float64)})
+    torch.manual_seed(0)
+    return SharedSpace(
+        lambda: nn.Sequential(nn.ReLU(), nn.Linear(3, 2, dtype=torch.float64)),
+        [activation, head],
+        inputs=[{"shape": [3], "dtype": "float64"}],
+        seed=1,
+    )
+
+
+def drawn(seed: int) -> InMemoryTensors:
+    """Return two classes that overlap."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+    return InMemoryTensors({"input": inputs, "target": torch.randint(2, (12,), generator=generator)})
+
+
+TRAIN, META = drawn(1), drawn(2)
+
+
+def decayed(batch: Any, *, model: Any, paths: Any) -> Tensor:
+    """Strongly convex in the parameters of the space."""
+    decay = sum(each.square().sum() for each in model.parameters())
+    return path_cross_entropy(batch, model=model, paths=paths).loss + 0.5 * DECAY * decay
+
+
+def start() -> tuple[Tensor, Tensor]:
+    """Return the logits, (5,), and the parameters, (14,)."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(5, generator=generator, dtype=torch.float64)
+    return logits, 0.3 * torch.randn(14, generator=generator, dtype=torch.float64)
+
+
+def softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights of activations and of layers."""
+    return logits[:3].softmax(0), logits[3:].softmax(0)
+
+
+Mix = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def plain(samples: InMemoryTensors, logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
+    """Return the cross-entropy of the mixture."""
+    (p, h), x = mix(logits), samples.values["input"]
+    z = p[0] * x.clamp_min(0) + p[1] * x.tanh() + p[2] * x
+    weight, bias, other = theta[:6].reshape(2, 3), theta[6:8], theta[8:].reshape(2, 3)
+    scores = h[0] * (z @ weight.T + bias) + h[1] * (z @ other.T)
+    return (scores.logsumexp(1) - scores[torch.arange(12), samples.values["target"]]).mean()
+
+
+def lower(logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
+    return plain(TRAIN, logits, theta, mix) + 0.5 * DECAY * theta.square().sum()
+
+
+def upper(logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
+    return plain(META, logits, theta, mix)
+
+
+def slope(logits: Tensor, theta: Tensor, mix: Mix = softmax) -> Tensor:
+    return torch.func.grad(lower, 1)(logits, theta, mix)
+
+
+def solved(logits: Tensor) -> Tensor:
+    return newton(lambda theta: slope(logits, theta), torch.zeros(14, dtype=torch.float64)).detach()
+
+
+def simulated(logits: Tensor, theta: Tensor, steps: int = NUM_STEPS, mix: Mix = softmax) -> Tensor:
+    for _ in range(steps):
+        theta = theta - RATE * slope(logits, theta, mix)
+    return theta
+
+
+def differences(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
+    """Return the gradient by central differences, with the error of fourth order."""
+    found = []
+    for unit in torch.eye(len(logits), dtype=torch.float64):
+        near, far = ((function(logits + h * unit) - function(logits - h * unit)) / (2 * h) for h in (1e-3, 2e-3))
+        found.append((4 * near - far) / 3)
+    return torch.stack(found)
+
+
+def program(
+    hypergradient: AbstractHypergradient,
+    theta: Tensor,
+    *,
+    lower_steps: int = 1,
+    architecture: Callable[..., AbstractArchitecture] = PathWeights,
+    lower_loss: Callable[..., Any] = decayed,
+    upper_loss: Callable[..., Any] = path_cross_entropy,
+) -> Program:
+    """Return the problems at these parameters; a step of the upper one is its gradient."""
+    logits, _ = start()
+    space, weights = make(), architecture(make).double()
+    with torch.no_grad():
+        nn.utils.vector_to_parameters(theta, space.parameters())
+        nn.utils.vector_to_parameters(logits, weights.parameters())
+    names = [name for name, _ in space.named_parameters()]
+    assert names == ["1.weight", "1.bias", "1@plain.weight"]
+    roles = {"model": "model", "paths": "paths"}
+    how = [
+        {"roles": roles, "stream": Stream(data, 12, shuffle=False), "optimizer": partial(torch.optim.SGD, lr=rate)}
+        for data, rate in ((TRAIN, RATE), (META, 1.0))
+    ]
+    model = Problem("model", space, lower_loss, unroll_steps=lower_steps, hypergradient=hypergradient, **how[0])
+    paths = Problem("paths", weights, upper_loss, **how[1])
+    return Program([model, paths], Graph({"paths": ["model"]}, {"model": ["paths"]}))
+
+
+def gradient(hypergradient: AbstractHypergradient, theta: Tensor, num_pullbacks: int = 1, **settings: Any) -> Tensor:
+    """Return the gradient of the logits, of the last of some pullbacks."""
+    made = program(hypergradient, theta, **settings)
+    for _ in range(num_pullbacks):
+        found = made.gradient("paths")
+    return torch.cat([*found.values()])
+
+
+def stepped(hypergradient: AbstractHypergradient, **settings: Any) -> Tensor:
+    """Return the gradient after steps of the lower problem that the program took itself."""
+    made = program(hypergradient, start()[1], lower_steps=NUM_STEPS, **settings)
+    schedule = Schedule(made)
+    for _ in range(NUM_STEPS):
+        schedule.tick()
+    assert made.problems["paths"].optimizer is not None
+    moved = nn.utils.parameters_to_vector(made.problems["paths"].module.parameters()).detach()
+    return start()[0] - moved
+
+
+class Dense:
+    """Derivatives of the plain functions at a point.
+
+    Args:
+        logits: of the candidates.
+        theta: of the space.
+        mix: weights of the candidates from logits.
+    """
+
+    def __init__(self, logits: Tensor, theta: Tensor, mix: Mix = softmax) -> None:
+        def slope(logits: Tensor, theta: Tensor) -> Tensor:
+            return torch.func.grad(lower, 1)(logits, theta, mix)
+
+        self.direct = torch.func.grad(upper, 0)(logits, theta, mix)
+        self.v = torch.func.grad(upper, 1)(logits, theta, mix)
+        self.hessian = torch.func.jacfwd(slope, 1)(logits, theta)
+        self.cross = torch.func.jacfwd(slope, 0)(logits, theta)
+
+    def through(self, inverse: Tensor) -> Tensor:
+        """Return the gradient with a matrix in the place of `H^-1`."""
+        return self.direct - self.cross.T @ inverse @ self.v
+
 
 PRODUCTS = {"reverse": 1e-9, "forward": 1e-9, "finite_difference": 1e-5}
 
@@ -52,16 +210,16 @@ INVERSES: dict[str, tuple[h.AbstractSolver, Callable[[Tensor], Tensor]]] = {
     "cg": (h.ConjugateGradient(40, 1e-12, damping=1.0), lambda hessian: torch.linalg.inv(hessian + EYE)),
     "exact": (h.Exact(damping=0.5), lambda hessian: torch.linalg.inv(hessian + 0.5 * EYE)),
     "nystrom": (h.Nystrom(rank=14, rho=0.5), lambda hessian: torch.linalg.inv(hessian + 0.5 * EYE)),
-    "sama": (h.OptimizerPreconditioner(), lambda hessian: m.RATE * EYE),
+    "sama": (h.OptimizerPreconditioner(), lambda hessian: RATE * EYE),
 }
 
 
 @cache
 def converged() -> tuple[Tensor, Tensor, Tensor]:
     """Return the solution, its total gradient by finite differences, and the gradient beside the solution."""
-    logits, _ = m.start()
-    theta = m.solved(logits)
-    return theta, m.differences(lambda each: m.upper(each, m.solved(each)), logits), m.Dense(logits, theta).direct
+    logits, _ = start()
+    theta = solved(logits)
+    return theta, differences(lambda each: upper(each, solved(each)), logits), Dense(logits, theta).direct
 
 
 def pairs(solvers: Iterable[str]) -> list[tuple[str, str]]:
@@ -75,103 +233,46 @@ def test_converged_implicit_gradients_are_finite_differences_of_the_solved_probl
     theta, expected, direct = converged()
     # What passes through the solution is much of it.
     assert (expected - direct).norm() > 0.1 * expected.norm()
-    assert_close(m.gradient(h.Implicit(CONVERGED[solver], product), theta), expected, max(PRODUCTS[product], 1e-8))
+    assert_close(gradient(h.Implicit(CONVERGED[solver], product), theta), expected, max(PRODUCTS[product], 1e-8))
 
 
 @pytest.mark.parametrize(("name", "product"), pairs(INVERSES))
 def test_approximate_solvers_are_their_matrices(name: str, product: Any) -> None:
     solver, inverse = INVERSES[name]
-    logits, theta = m.start()
-    dense = m.Dense(logits, theta)
-    found = m.gradient(h.Implicit(solver, product), theta)
+    logits, theta = start()
+    dense = Dense(logits, theta)
+    found = gradient(h.Implicit(solver, product), theta)
     assert_close(found - dense.direct, dense.through(inverse(dense.hessian)) - dense.direct, PRODUCTS[product])
 
 
 def test_darts_is_its_quotient_of_differences() -> None:
     """Equation 7 and 8, with the paper's radius."""
-    logits, theta = m.start()
-    v, direct = m.Dense(logits, theta).v, m.Dense(logits, theta).direct
+    logits, theta = start()
+    v, direct = Dense(logits, theta).v, Dense(logits, theta).direct
     radius = 0.01 / v.norm()
-    of_logits = torch.func.grad(m.lower, 0)
+    of_logits = torch.func.grad(lower, 0)
     quotient = (of_logits(logits, theta + radius * v) - of_logits(logits, theta - radius * v)) / (2 * radius)
-    found = m.gradient(h.Implicit(h.Identity(0.025), "finite_difference", radius=0.01), theta)
+    found = gradient(h.Implicit(h.Identity(0.025), "finite_difference", radius=0.01), theta)
     assert_close(found - direct, -0.025 * quotient, 1e-9)
 
 
 def test_first_order_is_the_gradient_beside_the_solution() -> None:
-    logits, theta = m.start()
-    expected = m.differences(lambda each: m.upper(each, theta), logits)
-    assert_close(m.gradient(h.FirstOrder(), theta), expected, 1e-9)
-
-
-@pytest.mark.parametrize("num_pullbacks", [1, 4, 60])
-def test_soba_is_a_step_a_pullback_of_the_linear_system(num_pullbacks: int) -> None:
-    logits, theta = m.start()
-    dense = m.Dense(logits, theta)
-    found = m.gradient(h.Implicit(h.FixedPoint(1, 0.5), warm_start=True), theta, num_pullbacks)
-    # The first one begins at zero.
-    expected = dense.through(neumann(dense.hessian, num_pullbacks, 0.5))
-    assert_close(found - dense.direct, expected - dense.direct, 1e-10)
-
-
-def test_saba_comes_to_the_solution_of_the_linear_system() -> None:
-    logits, theta = m.start()
-    dense = m.Dense(logits, theta)
-    found = m.gradient(h.SABA(step_size=1.0), theta, 100)
-    assert_close(found, dense.through(torch.linalg.inv(dense.hessian)), 1e-9)
-
-
-def test_a_fixed_penalty_is_the_difference_of_two_gradients() -> None:
-    logits, theta = m.start()
-    multiplier, steps, rate, v = 20.0, 4, 0.3, m.Dense(logits, theta).v
-    y = theta
-    for _ in range(steps):
-        y = y - rate * (v / multiplier + m.slope(logits, y))
-    of_logits = torch.func.grad(m.lower, 0)
-    found = m.gradient(h.Penalty(multiplier, num_steps=steps, step_size=rate), theta)
-    expected = multiplier * (of_logits(logits, y) - of_logits(logits, theta))
-    assert_close(found - m.Dense(logits, theta).direct, expected, 1e-9)
-
-
-def test_the_barrier_is_a_multiple_of_a_difference_of_two_gradients() -> None:
-    logits, theta = m.start()
-    dense, barrier, steps, rate = m.Dense(logits, theta), 0.5, 4, 0.3
-    z = theta
-    for _ in range(steps):
-        z = z - rate * m.slope(logits, z)
-    of_logits = torch.func.grad(m.lower, 0)
-    shift, pull = of_logits(logits, theta) - of_logits(logits, z), m.slope(logits, theta)
-    multiplier = barrier - (dense.direct @ shift + dense.v @ pull) / (shift @ shift + pull @ pull)
-    found = m.gradient(h.Penalty(rule="barrier", barrier=barrier, num_steps=steps, step_size=rate), theta)
-    assert multiplier > 0
-    assert_close(found - dense.direct, multiplier * shift, 1e-9)
+    logits, theta = start()
+    expected = differences(lambda each: upper(each, theta), logits)
+    assert_close(gradient(h.FirstOrder(), theta), expected, 1e-9)
 
 
 @pytest.mark.parametrize("algorithm", [h.Unrolled(), h.Unrolled(product="forward"), h.Unrolled(remat=False)])
 def test_unrolled_gradients_are_finite_differences_of_the_simulated_steps(algorithm: h.Unrolled) -> None:
-    logits, theta = m.start()
-    expected = m.differences(lambda each: m.upper(each, m.simulated(each, theta)), logits)
-    assert_close(m.stepped(algorithm), expected, 1e-9)
-
-
-def test_a_horizon_of_one_step_is_the_gradient_through_that_step() -> None:
-    logits, theta = m.start()
-    before = m.simulated(logits, theta, m.NUM_STEPS - 1)
-    expected = m.differences(lambda each: m.upper(each, m.simulated(each, before, 1)), logits)
-    assert_close(m.stepped(h.Unrolled(horizon=1)), expected, 1e-9)
-
-
-def test_unrolled_without_second_order_leaves_the_solution_out() -> None:
-    """The start does not depend on the logits, so that nothing is left but the gradient beside the solution."""
-    logits, theta = m.start()
-    expected = m.differences(lambda each: m.upper(each, m.simulated(logits, theta)), logits)
-    assert_close(m.stepped(h.Unrolled(second_order=False)), expected, 1e-9)
+    logits, theta = start()
+    expected = differences(lambda each: upper(each, simulated(each, theta)), logits)
+    assert_close(stepped(algorithm), expected, 1e-9)
 
 
 def test_evolution_strategies_are_differences_of_rollouts() -> None:
-    logits, theta = m.start()
-    expected = m.differences(lambda each: m.upper(each, m.simulated(each, theta)), logits)
-    found = m.stepped(h.EvolutionStrategies(num_pairs=5, sigma=1e-3, directions="orthogonal"))
+    logits, theta = start()
+    expected = differences(lambda each: upper(each, simulated(each, theta)), logits)
+    found = stepped(h.EvolutionStrategies(num_pairs=5, sigma=1e-3, directions="orthogonal"))
     assert_close(found, expected, 1e-5)
 
 
@@ -198,43 +299,43 @@ def mix(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("solver", "product"), pairs(["exact", "identity", "neumann"]))
 def test_binary_gates_pass_through_a_solution(solver: str, product: Any) -> None:
-    logits, theta = m.start()
-    dense, (algorithm, inverse) = m.Dense(logits, theta, mix), INVERSES[solver]
+    logits, theta = start()
+    dense, (algorithm, inverse) = Dense(logits, theta, mix), INVERSES[solver]
     expected = dense.through(inverse(dense.hessian)) - dense.direct
     assert expected.norm() > 0.01 * dense.direct.norm()
-    found = m.gradient(h.Implicit(algorithm, product), theta, architecture=GivenPaths)
+    found = gradient(h.Implicit(algorithm, product), theta, architecture=GivenPaths)
     assert_close(found - dense.direct, expected, PRODUCTS[product])
 
 
 def test_binary_gates_pass_through_a_solution_by_single_loops_and_penalties() -> None:
-    logits, theta = m.start()
-    dense = m.Dense(logits, theta, mix)
+    logits, theta = start()
+    dense = Dense(logits, theta, mix)
     whole = dense.through(torch.linalg.inv(dense.hessian))
-    assert_close(m.gradient(h.SABA(step_size=1.0), theta, 100, architecture=GivenPaths), whole, 1e-9)
-    assert_close(m.gradient(h.FirstOrder(), theta, architecture=GivenPaths), dense.direct, 1e-12)
+    assert_close(gradient(h.SABA(step_size=1.0), theta, 100, architecture=GivenPaths), whole, 1e-9)
+    assert_close(gradient(h.FirstOrder(), theta, architecture=GivenPaths), dense.direct, 1e-12)
     y = theta
     for _ in range(4):
-        y = y - 0.3 * (dense.v / 20 + m.slope(logits, y, mix))
-    of_logits = torch.func.grad(m.lower, 0)
+        y = y - 0.3 * (dense.v / 20 + slope(logits, y, mix))
+    of_logits = torch.func.grad(lower, 0)
     expected = dense.direct + 20 * (of_logits(logits, y, mix) - of_logits(logits, theta, mix))
-    found = m.gradient(h.Penalty(20.0, num_steps=4, step_size=0.3), theta, architecture=GivenPaths)
+    found = gradient(h.Penalty(20.0, num_steps=4, step_size=0.3), theta, architecture=GivenPaths)
     assert_close(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("algorithm", [h.Unrolled(), h.Unrolled(product="forward"), h.Unrolled(remat=False)])
 def test_binary_gates_pass_through_steps(algorithm: h.Unrolled) -> None:
-    logits, theta = m.start()
-    expected = torch.func.grad(lambda each: m.upper(each, m.simulated(each, theta, m.NUM_STEPS, mix), mix))(logits)
-    assert_close(m.stepped(algorithm, architecture=GivenPaths), expected, 1e-9)
+    logits, theta = start()
+    expected = torch.func.grad(lambda each: upper(each, simulated(each, theta, NUM_STEPS, mix), mix))(logits)
+    assert_close(stepped(algorithm, architecture=GivenPaths), expected, 1e-9)
 
 
 def policy_decayed(batch: Any, *, model: Any, paths: Any) -> Tensor:
     decay = sum(each.square().sum() for each in model.parameters())
-    return expected_path_cross_entropy(batch, model=model, paths=paths).loss + 0.5 * m.DECAY * decay
+    return expected_path_cross_entropy(batch, model=model, paths=paths).loss + 0.5 * DECAY * decay
 
 
 PROGRAMS = {
-    "binary": {"architecture": BinaryPaths, "lower_loss": m.decayed},
+    "binary": {"architecture": BinaryPaths, "lower_loss": decayed},
     "policy": {
         "architecture": PathPolicy,
         "lower_loss": policy_decayed,
@@ -248,7 +349,7 @@ NAMES = [each for each in EVERY if not each.startswith("ggn")]
 
 @pytest.mark.parametrize(("name", "kind"), [*zip(NAMES, cycle(PROGRAMS), strict=False)])
 def test_programs_of_drawn_paths_run_with_every_hypergradient(name: str, kind: str) -> None:
-    made = m.program(EVERY[name](), m.start()[1], lower_steps=2, **PROGRAMS[kind])
+    made = program(EVERY[name](), start()[1], lower_steps=2, **PROGRAMS[kind])
     schedule = Schedule(made)
     for _ in range(4):
         schedule.tick()
@@ -257,14 +358,14 @@ def test_programs_of_drawn_paths_run_with_every_hypergradient(name: str, kind: s
     assert logits.isfinite().all()
     assert theta.isfinite().all()
     # Two rollouts on the same random numbers mostly draw the same paths.
-    assert name == "evolution" or not torch.equal(logits, m.start()[0])
+    assert name == "evolution" or not torch.equal(logits, start()[0])
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_products_agree_on_the_same_draws(kind: str) -> None:
     found = {}
     for product in PRODUCTS:
-        made = m.program(h.Implicit(h.Identity(0.5), product), m.start()[1], **PROGRAMS[kind])
+        made = program(h.Implicit(h.Identity(0.5), product), start()[1], **PROGRAMS[kind])
         made.random.manual_seed(7)
         found[product] = torch.cat([*made.gradient("paths").values()])
     for product, tolerance in PRODUCTS.items():
@@ -282,3 +383,17 @@ def test_a_gate_has_a_gradient_for_its_weight_alone_and_derivatives_of_it() -> N
     assert torch.allclose(torch.autograd.grad(of_result.sum(), weight)[0], slope.sum())
     tangent = torch.func.jvp(lambda w, r: gated(w, r), (weight, z), (torch.ones_like(weight), torch.ones_like(z)))[1]
     assert torch.allclose(tangent, z)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_live_steps_alone_are_counted(product: Any) -> None:
+    made = program(h.Implicit(h.Identity(0.1), product), start()[1], lower_steps=NUM_STEPS)
+    schedule = Schedule(made)
+    for _ in range(NUM_STEPS):
+        schedule.tick()
+    made.gradient("paths")
+    counts = made.problems["model"].module.path_counts
+    assert counts == {
+        "activation_0": dict.fromkeys(["relu", "tanh", "same"], NUM_STEPS),
+        "head_0": dict.fromkeys(["bias", "plain"], NUM_STEPS),
+    }

@@ -4,18 +4,91 @@ import copy
 import pickle
 import random
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from mlotool import spaces
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import Identity, Implicit
+from mlotool.data.splits import InMemoryTensors
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.spaces import FairPaths, Mixture, Operator, SharedSpace, Space, UniformPaths
-from tests.spaces.shared.mixtures import NUM_STEPS, program, start
-from tests.spaces.shared.networks import SPACES, Net, depth, kernel
-from tests.spaces.shared.test_against_models import cross_entropy, samples
+from mlotool.spaces import Branch, FairPaths, Insert, Mixture, Operator, Repeat, SharedSpace, Space, UniformPaths
+from tests.runner.tiny import upper_loss as cross_entropy
+from tests.spaces.shared.test_ranks import Given
+
+POINTWISE = partial(nn.Conv2d, kernel_size=1)
+WIDE = partial(nn.Conv2d, kernel_size=3, padding=1)
+FIVE = partial(nn.Conv2d, kernel_size=5)
+BLOCKS = {"type": "Block"}
+IMAGES = [{"shape": [1, 6, 6], "dtype": "float64"}]
+
+
+class Block(nn.Module):
+    """A convolution with a normalization and a way around both."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x))) + x
+
+
+class Net(nn.Module):
+    """Three blocks at two sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.first, self.second = Block(4), Block(4)
+        self.down = nn.Conv2d(4, 8, 3, 2, 1)
+        self.third = Block(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(self.second(self.first(self.stem(x))))
+        return self.head(self.third(x).mean((2, 3)))
+
+
+def kernel(**settings):
+    where = {"type": "Conv2d", "where": spaces.KeepsShape()}
+    return Operator("kernel", where, {"k3": None, "k5": FIVE}, **settings)
+
+
+def depth(counts=(1, 0, 3)):
+    return Repeat("depth", BLOCKS, counts)
+
+
+def cell(**settings):
+    candidates = {"c1": POINTWISE, "c3": WIDE, "same": None}
+    return spaces.Cell("cell", BLOCKS, candidates, num_nodes=2, ends="all", **settings)
+
+
+def grow(steps):
+    mutators = {"none": None, "behind": partial(Insert, candidates={"tanh": nn.Tanh, "conv": POINTWISE})}
+    return spaces.Grow("grow", {"type": "Conv2d"}, mutators, steps=steps)
+
+
+SPACES = {
+    "kernels": lambda: [kernel()],
+    "tied_kernels": lambda: [kernel(tied=True)],
+    "depths": lambda: [depth()],
+    "branches": lambda: [Branch("branch", BLOCKS, {"none": None, "c1": POINTWISE, "c3": WIDE})],
+    "projected": lambda: [Branch("branch", "second", {"none": None, "c3": WIDE}, "concat", POINTWISE)],
+    "inserted": lambda: [Insert("norm", {"type": "Conv2d"}, {"none": None, "norm": nn.BatchNorm2d, "tanh": nn.Tanh})],
+    "inputs": lambda: [spaces.Input("skip", "second", {"type": "Conv2d"}, most=4)],
+    "splits": lambda: [spaces.Split("split", BLOCKS, {"none": None, "tanh": nn.Tanh, "c1": POINTWISE})],
+    "cells": lambda: [cell(project=POINTWISE)],
+    "tied_cells": lambda: [cell(end="sum", tied=True)],
+    "blocks": lambda: [Operator("block", BLOCKS, {"block": None, "skip": nn.Identity, "c3": WIDE})],
+    "kernels_in_depths": lambda: [kernel(), depth()],
+    "all": lambda: [kernel(tied=True), depth((1, 2)), Branch("beside", "first", {"none": None, "c1": POINTWISE})],
+    "kernels_in_blocks": lambda: [kernel(), Operator("block", BLOCKS, {"block": None, "skip": nn.Identity})],
+    "grown": lambda: [grow(1)],
+}
 
 
 def shared(mutators, **settings):
@@ -136,36 +209,17 @@ def test_counts_are_kept_by_states_and_copies():
     assert "counts" not in space.state_of(PATH)
 
 
-@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
-def test_live_steps_alone_are_counted(product):
-    made = program(Implicit(Identity(0.1), product), start()[1], lower_steps=NUM_STEPS)
-    schedule = Schedule(made)
-    for _ in range(NUM_STEPS):
-        schedule.tick()
-    made.gradient("paths")
-    counts = made.problems["model"].module.path_counts
-    assert counts == {
-        "activation_0": dict.fromkeys(["relu", "tanh", "same"], NUM_STEPS),
-        "head_0": dict.fromkeys(["bias", "plain"], NUM_STEPS),
-    }
-
-
 def double_net():
     return Net().double()
 
 
-KERNELS = partial(nn.Conv2d, kernel_size=5, dtype=torch.float64)
-
-
 def double_kernel():
-    return Operator("kernel", {"path": "*.conv"}, {"k3": None, "k5": KERNELS})
+    return Operator("kernel", {"path": "*.conv"}, {"k3": None, "k5": FIVE})
 
 
 def of_paths(**settings):
     torch.manual_seed(1)
-    given = [{"shape": [1, 6, 6], "dtype": "float64"}]
-    return SharedSpace(double_net, [double_kernel()], inputs=given, seed=3, **settings)
+    return SharedSpace(double_net, [double_kernel()], inputs=IMAGES, seed=3, **settings)
 
 
 def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_batches():
@@ -177,13 +231,12 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
     how = {"roles": {"model": "net"}, "stream": Stream(rows, 8, seed=0), "optimizer": optimizer}
     problem = Problem("net", space, cross_entropy, **how)
     schedule = Schedule(Program([problem], Graph()))
-    given = [{"shape": [1, 6, 6], "dtype": "float64"}]
     statistics = {}
     for _ in range(8):
         weights = copy.deepcopy(space.state_dict())
         schedule.tick()
         path, batch = drawn[-1], stream.next()
-        model = Space(double_net, [double_kernel()], inputs=given, seed=3, decisions=path)
+        model = Space(double_net, [double_kernel()], inputs=IMAGES, seed=3, decisions=path)
         # The shared weights before the step, and this model's own statistics.
         now = {key: each.clone() for key, each in of_state(space, weights, path).items()}
         key = tuple(path.values())
@@ -196,7 +249,7 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
         found = space.state_of(path)
         for name, each in expected.items():
             torch.testing.assert_close(found[name], each, rtol=0, atol=1e-12)
-        model = Space(double_net, [double_kernel()], inputs=given, seed=3, decisions=path)
+        model = Space(double_net, [double_kernel()], inputs=IMAGES, seed=3, decisions=path)
         model.load_state_dict(found)
         x = rows.values["input"][:8]
         assert torch.equal(model.eval()(x), space.eval()(x, path=path))
@@ -252,3 +305,60 @@ def test_the_first_path_whose_result_is_not_finite_is_named():
     assert space.unsound == (
         "On the path activation_0: root, activation_1: relu + root the result was the first that is not finite."
     )
+
+
+NUM_BATCHES, SIZES = 20, {"k1": 1, "k3": 3, "k5": 5}
+
+
+def base(sizes: tuple[int, ...] = (1, 1, 1)) -> nn.Sequential:
+    # No bias before a BatchNorm: its gradient is rounding alone, of which Adam makes steps.
+    layers: list[nn.Module] = [nn.Conv2d(1, 6, 3, padding=1)]
+    for size in sizes:
+        layers += [nn.Conv2d(6, 6, size, padding=size // 2, bias=False), nn.BatchNorm2d(6), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 36, 4)).double()
+
+
+def samples(count: int, num_classes: int = 4) -> InMemoryTensors:
+    """Return images of noise."""
+    generator = torch.Generator().manual_seed(4)
+    images = torch.randn(count, 1, 6, 6, generator=generator, dtype=torch.float64)
+    return InMemoryTensors({"input": images, "target": torch.randint(num_classes, (count,), generator=generator)})
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3), partial(torch.optim.Adam, lr=1e-2)],
+)
+def test_twenty_mini_batches_are_those_of_models_alone(optimizer: Any) -> None:
+    draw, rows = random.Random(0), samples(NUM_BATCHES * 8)
+    paths = [tuple(draw.choice([*SIZES]) for _ in range(3)) for _ in range(NUM_BATCHES)]
+    candidates = {
+        name: partial(nn.Conv2d, kernel_size=size, padding=size // 2) if size > 1 else None
+        for name, size in SIZES.items()
+    }
+    at = {"path": "*", "type": "Conv2d", "where": lambda place: place.id != "0"}
+    torch.manual_seed(0)
+    space = SharedSpace(base, [Operator("kernel", at, candidates)], inputs=IMAGES, seed=1, paths=Given(paths))
+    weights = {name: each.clone() for name, each in space.state_dict().items() if name[0].isdigit()}
+    how: dict[str, Any] = {"stream": Stream(rows, 8, seed=0), "optimizer": optimizer}
+    schedule = Schedule(Program([Problem("net", space, cross_entropy, roles={"model": "net"}, **how)], Graph()))
+    stream, states = Stream(rows, 8, seed=0), dict[str, Any]()
+    for path in paths:
+        schedule.tick()
+        model, kernels = base(tuple(SIZES[name] for name in path)), dict(zip(("1", "4", "7"), path, strict=True))
+        # Where a shared space keeps what the model has.
+        places = {}
+        for name in model.state_dict():
+            layer, _, rest = name.partition(".")
+            kernel = kernels.get(layer, "k1")
+            places[name] = name if kernel == "k1" else f"{layer}@{kernel}.{rest}"
+        model.load_state_dict({name: weights[place] for name, place in places.items()})
+        step = optimizer(model.parameters())
+        for name, parameter in model.named_parameters():
+            step.state[parameter] = states.setdefault(places[name], {})
+        cross_entropy(stream.next(), model=model).backward()
+        step.step()
+        weights |= {places[name]: each.clone() for name, each in model.state_dict().items()}
+        states |= {places[name]: step.state[parameter] for name, parameter in model.named_parameters()}
+    for name, each in weights.items():
+        torch.testing.assert_close(space.state_dict()[name], each, rtol=0, atol=1e-12)
