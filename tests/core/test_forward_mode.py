@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
-from mlotool.core.forward_mode import forward_mode, refuse_scripted, twice_differentiable_mode
+from mlotool.core.forward_mode import forward_mode, twice_differentiable_mode
 from tests.core.operators.products import difference, distance, forward, forward_by_autograd, reverse
-from tests.hypergradient.nasty_blocks import OldSine
+from tests.hypergradient.test_nasty_blocks import OldSine
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
@@ -225,12 +225,6 @@ def test_what_cannot_be_had_is_said_with_what_to_write(name: str):
     pattern = rf"problems\.w\.loss: found (?=.*{message}).*Write (product: reverse|mlotool\.remat)"
     with pytest.raises(ConfigError, match=pattern):
         product(forward, function)
-
-
-def test_scripted_modules_are_refused():
-    net = nn.Sequential(nn.Tanh(), torch.jit.script(nn.Linear(1, 1)))
-    with pytest.raises(ConfigError, match=r"problems\.w\.loss: found '1'.*torch\.jit.*product: reverse"):
-        refuse_scripted([nn.Linear(1, 1), net], "w")
 
 
 class Block(nn.Module):

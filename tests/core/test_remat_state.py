@@ -182,17 +182,6 @@ def test_a_counter_is_seen_within_tasks() -> None:
         torch.autograd.grad(torch.vmap(one)(weights).sum(), weights)
 
 
-def test_a_cache_that_a_function_closes_over_is_refused() -> None:
-    cache, weight = Cache(), torch.eye(4, dtype=torch.float64, requires_grad=True)
-
-    def block(x: Tensor, weight: Tensor) -> Tensor:
-        keys = cache.update(x @ weight)
-        return (x @ keys.mT).softmax(-1) @ keys
-
-    with pytest.raises(ConfigError, match=r"another shape|bound with"):
-        torch.autograd.grad(remat(block, X, weight).sum(), weight)
-
-
 @pytest.mark.parametrize("step", [3, 6])
 def test_a_block_that_changes_in_a_later_call_is_seen(step: int) -> None:
     def late(block: Any, keys: Tensor) -> Tensor:

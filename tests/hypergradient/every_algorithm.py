@@ -6,25 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlotool.core import LossOutput, stop_gradient
-from mlotool.hypergradient import (
-    KFAC,
-    SABA,
-    AbstractSolver,
-    ConjugateGradient,
-    EvolutionStrategies,
-    Exact,
-    FirstOrder,
-    FixedPoint,
-    Identity,
-    Implicit,
-    Neumann,
-    NormalEquationConjugateGradient,
-    Nystrom,
-    OptimizerPreconditioner,
-    Penalty,
-    Unrolled,
-)
+from mlotool import KFAC, SABA, EvolutionStrategies, Exact, FixedPoint, Identity, LossOutput, Neumann, Nystrom, Penalty
+from mlotool.core import stop_gradient
+from mlotool.hypergradient import AbstractSolver, ConjugateGradient, FirstOrder, Implicit, OptimizerPreconditioner
+from mlotool.hypergradient.solvers.conjugate_gradient import NormalEquationConjugateGradient
+from mlotool.hypergradient.unrolled import Unrolled
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Stream
 from tests.program.small import Mlp, momentum, samples, sgd
 

@@ -96,38 +96,6 @@ def test_a_diverged_rollout_is_left_out() -> None:
     assert 0 < built.statistics()["w/evolution_failed_pairs"] < 50
 
 
-SLOPE, STEPS = numbers(1.0, -2.0, 3.0), 3
-
-
-def gradient_after(num_rounds: int) -> Tensor:
-    """Return the derivative of `linear` through all the steps of pull: w - u shrinks by 0.9 a step."""
-    return (1 - 0.9 ** (STEPS * num_rounds)) * SLOPE + 0.1
-
-
-def deviation(num_rounds: int, num_pairs: int) -> Tensor:
-    """Return the standard error of the estimate: the moments of normal directions give it in closed form."""
-    # What each round's direction has in the loss.
-    own = [gradient_after(1), *(0.9 ** (STEPS * age) * (gradient_after(1) - 0.1) for age in range(1, num_rounds))]
-    squares = torch.stack(own).square().sum()
-    return ((num_rounds * squares + gradient_after(num_rounds).square()) / num_pairs).sqrt()
-
-
-def test_the_estimate_is_of_the_gradient_through_all_rounds() -> None:
-    """From values after three steps each; one that begins anew in each round stays at the gradient of three."""
-    num_pairs, num_rounds = 300, 3
-    make = partial(EvolutionStrategies, num_pairs, sigma=0.5)
-    persistent, truncated = program(make(persistent=True), linear), program(make(), linear)
-    for number in range(1, num_rounds + 1):
-        found = persistent.gradient("u", {"w": [None] * STEPS})["x"]
-        error = deviation(number, num_pairs)
-        assert bool(((found - gradient_after(number)).abs() < 3.5 * error).all())
-    for _ in range(2):
-        short = truncated.gradient("u", {"w": [None] * STEPS})["x"]
-    assert bool(((short - gradient_after(1)).abs() < 3.5 * error).all())
-    # So the two cannot be taken for each other.
-    assert float(((gradient_after(num_rounds) - gradient_after(1)).abs() / error).max()) > 4.5
-
-
 def test_a_schedule_equals_a_plain_loop_of_particles() -> None:
     """With momentum, x that moves, and particles that begin again after three rounds."""
     num_pairs, sigma, restart = 2, 0.3, 3

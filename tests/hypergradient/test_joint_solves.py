@@ -6,18 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlotool import ConjugateGradient, FixedPoint, Neumann, NormalEquationConjugateGradient
 from mlotool.core.tracing import tracing
-from mlotool.hypergradient import (
-    AbstractSolver,
-    ConjugateGradient,
-    FixedPoint,
-    Neumann,
-    NormalEquationConjugateGradient,
-    SolveResult,
-    Status,
-)
 from mlotool.hypergradient.implicit import ImplicitState, TracedSolve
-from mlotool.hypergradient.solvers.base import ended_with
+from mlotool.hypergradient.solvers.base import AbstractSolver, SolveResult, Status, ended_with
 from mlotool.problem.interface import LowerProblem, LowerView, Memory
 
 SIZE = 6

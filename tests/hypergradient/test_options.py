@@ -10,12 +10,11 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 import mlotool.hypergradient
-from mlotool import ConjugateGradient, EvolutionStrategies, Implicit, Neumann, Penalty, Unrolled, hypergradient
+from mlotool import EvolutionStrategies, Implicit, Neumann, Penalty, Unrolled, hypergradient
 from mlotool.config.trusted import trusted_names
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import shown
@@ -64,14 +63,6 @@ def test_an_argument_is_refused(make: Make, given: dict[str, Any]) -> None:
         ConfigError, match=rf"({make.__name__}|hypergradient)\.{key}: found {found}; expected .* Correct"
     ):
         make(**given)
-
-
-def test_numbers_of_other_classes_are_taken() -> None:
-    count: Any = np.int64(3)
-    assert Neumann(count, 1).num_terms == 3
-    half: Any = np.float32(0.5)
-    assert ConjugateGradient(tolerance=0, damping=half).tolerance == 0
-    assert Unrolled(horizon=count).horizon == 3
 
 
 MODULES = [each.name for each in pkgutil.walk_packages(mlotool.hypergradient.__path__, "mlotool.hypergradient.")]

@@ -1,7 +1,6 @@
 """Penalty hypergradients against the implicit one, and against the papers' updates written out."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -31,15 +30,13 @@ def error(case: Case, program: Program, num_pullbacks: int) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_the_error_falls_like_one_over_the_multiplier(name: str) -> None:
     case = CASES[name](0.1)
-    made = [case.program(lambda m=m: Penalty(m, num_steps=120, step_size=0.15)) for m in (1e2, 1e3, 1e4)]
-    errors = [error(case, program, 1) for program in made]
-    assert errors[0] < 0.02
-    for larger, smaller in pairwise(errors):
-        assert 9 < larger / smaller < 11
+    made = [case.program(lambda m=m: Penalty(m, num_steps=100, step_size=0.15)) for m in (1e2, 1e4)]
+    larger, smaller = (error(case, program, 1) for program in made)
+    assert larger < 0.02
+    assert 90 < larger / smaller < 110
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("multiplier", [0.5, 1e3])
+@pytest.mark.parametrize(("name", "multiplier"), [*[(name, 0.5) for name in CASES], ("two_path", 1e3)])
 def test_a_quadratic_lower_problem_is_exact_at_any_multiplier(name: str, multiplier: float) -> None:
     case = CASES[name]()
     assert error(case, case.program(lambda: Penalty(multiplier, num_steps=75, step_size=0.3)), 1) < 1e-8
@@ -52,10 +49,9 @@ def settled(case: Case, num_pullbacks: int, **settings: float) -> tuple[float, f
     return found, program.statistics()["w/penalty_multiplier"]
 
 
-@pytest.mark.parametrize("barrier", [1.0, 10.0])
-def test_the_barrier_rule_settles_at_the_exact_gradient_of_a_quadratic(barrier: float) -> None:
+def test_the_barrier_rule_settles_at_the_exact_gradient_of_a_quadratic() -> None:
     """And its multiplier where the conditions of stationarity put it."""
-    case = bilevel()
+    case, barrier = bilevel(), 1.0
     found, multiplier = settled(case, 60, barrier=barrier)
     assert found < 1e-5
     lam, point = case.start.clone().requires_grad_(), case.values["w"].detach().requires_grad_()
@@ -67,7 +63,7 @@ def test_the_barrier_rule_settles_at_the_exact_gradient_of_a_quadratic(barrier: 
 
 def test_the_error_of_the_barrier_rule_falls_like_one_over_the_barrier() -> None:
     """Beside the multiplier, which is proportional to it, nothing has settled elsewhere or goes round."""
-    errors = [settled(bilevel(0.1), 40, barrier=barrier)[0] for barrier in (10.0, 100.0)]
+    errors = [settled(bilevel(0.1), 25, barrier=barrier)[0] for barrier in (10.0, 100.0)]
     assert errors[0] < 0.03
     assert 8 < errors[0] / errors[1] < 12
 

@@ -1,7 +1,6 @@
 """Every solver with every product against the solved program, and comparisons with the most exact one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -9,23 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.core import stop_gradient
+from mlotool import Exact, FirstOrder, FixedPoint, Identity, Implicit, Neumann, Nystrom, Unrolled, stop_gradient
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import (
-    SABA,
-    AbstractSolver,
-    ConjugateGradient,
-    Exact,
-    FirstOrder,
-    FixedPoint,
-    Identity,
-    Implicit,
-    Neumann,
-    NormalEquationConjugateGradient,
-    Nystrom,
-    Unrolled,
-    implicit,
-)
+from mlotool.hypergradient import SABA, AbstractSolver, ConjugateGradient, NormalEquationConjugateGradient, implicit
 from mlotool.hypergradient.compare import compare, solved_slope
 from mlotool.program import AbstractHypergradient, Program
 from tests import programs
@@ -44,47 +29,15 @@ PROGRAMS: dict[str, Callable[[float], Case]] = {
     "diamond": programs.diamond,
     "ladder": programs.ladder,
 }
-# By name, from a step size and a tolerance.
-CONVERGED: dict[str, Callable[[float, float], AbstractSolver]] = {
-    "exact": lambda step, tolerance: Exact(),
-    "cg": lambda step, tolerance: ConjugateGradient(50, tolerance),
-    "normal_cg": lambda step, tolerance: NormalEquationConjugateGradient(50, tolerance),
-    "fixed_point": lambda step, tolerance: FixedPoint(3000, step, max(tolerance, 1e-10)),
+# By name, from a tolerance.
+CONVERGED: dict[str, Callable[[float], AbstractSolver]] = {
+    "exact": lambda tolerance: Exact(),
+    "cg": lambda tolerance: ConjugateGradient(50, tolerance),
+    "normal_cg": lambda tolerance: NormalEquationConjugateGradient(50, tolerance),
+    "fixed_point": lambda tolerance: FixedPoint(3000, 0.2, max(tolerance, 1e-10)),
 }
 TOLERANCE = {"reverse": 1e-12, "forward": 1e-12, "finite_difference": 1e-8}
 ACCURACY = {"reverse": 1e-8, "forward": 1e-8, "finite_difference": 1e-5}
-
-
-@dataclass
-class Dense:
-    """A solved program without nesting in dense matrices, lower problems in the order of their solution.
-
-    Args:
-        hessians: by problem.
-        crosses: by problem and what shapes it, `d^2 C_l / dtheta_l dx`.
-        slopes: by problem, the partial gradient of the top loss.
-        top: name of the top problem.
-        gradient: the solved program's.
-    """
-
-    hessians: dict[str, Tensor]
-    crosses: dict[str, dict[str, Tensor]]
-    slopes: dict[str, Tensor]
-    top: str
-    gradient: Tensor
-
-    @property
-    def step_size(self) -> float:
-        return 1.0 / max(float(torch.linalg.eigvalsh(each).max()) for each in self.hessians.values())
-
-    def pull(self, inverse: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return the cotangents of all problems."""
-        total = {name: slope.clone() for name, slope in self.slopes.items()}
-        for name, hessian in reversed(self.hessians.items()):
-            solution = inverse(hessian) @ total[name]
-            for other, cross in self.crosses[name].items():
-                total[other] = total[other] - cross.T @ solution
-        return total
 
 
 @cache
@@ -95,33 +48,6 @@ def case_of(name: str) -> Case:
 @cache
 def nested(shapes_both: bool = True) -> Case:
     return programs.nested(CUBIC, shapes_both)
-
-
-@cache
-def dense(name: str) -> Dense:
-    case = case_of(name)
-    values = {key: value.detach() for key, value in case.values.items()}
-    hessians, crosses = {}, {}
-    for lower, loss in case.losses.items():
-        if lower == case.top:
-            continue
-        roles = list(loss.__code__.co_varnames[: loss.__code__.co_argcount])
-        found = torch.autograd.functional.hessian(loss, tuple(values[role] for role in roles))
-        own = roles.index(lower)
-        hessians[lower] = found[own][own]
-        crosses[lower] = {role: found[own][index] for index, role in enumerate(roles) if index != own}
-    slopes = {key: torch.zeros_like(value) for key, value in values.items()}
-    top = case.losses[case.top]
-    roles = list(top.__code__.co_varnames[: top.__code__.co_argcount])
-    slopes.update(
-        zip(roles, torch.autograd.functional.jacobian(top, tuple(values[role] for role in roles)), strict=True)
-    )
-    return Dense(hessians, crosses, slopes, case.top, case.reference())
-
-
-def gradient(name: str, solver: AbstractSolver, product: str) -> Tensor:
-    case = case_of(name)
-    return case.program(lambda: Implicit(solver, product=product)).gradient(case.top)["x"]
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -148,27 +74,15 @@ def test_the_solved_ridge_regression_is_the_closed_form() -> None:
 )
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_converged_solvers_equal_the_solved_program(name: str, solver: str, product: str) -> None:
-    model = dense(name)
-    found = gradient(name, CONVERGED[solver](model.step_size, TOLERANCE[product]), product)
-    assert relative_error(found, model.gradient) < ACCURACY[product]
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_neumann_is_the_dense_series(name: str) -> None:
-    model = dense(name)
-    series = model.pull(lambda hessian: neumann(hessian, 4, model.step_size))[model.top]
-    assert relative_error(gradient(name, Neumann(4, model.step_size), "reverse"), series) < ACCURACY["reverse"]
-
-
-def neumann(hessian: Tensor, num_terms: int, step: float) -> Tensor:
-    factor = torch.eye(len(hessian), dtype=torch.float64) - step * hessian
-    return step * sum(torch.linalg.matrix_power(factor, k) for k in range(num_terms))
+    case = case_of(name)
+    found = case.program(lambda: Implicit(CONVERGED[solver](TOLERANCE[product]), product)).gradient(case.top)["x"]
+    assert relative_error(found, case.reference()) < ACCURACY[product]
 
 
 @pytest.mark.parametrize(("solver", "shapes_both"), [("exact", True), ("cg", True), ("normal_cg", True), ("cg", False)])
 def test_a_nested_program(solver: str, shapes_both: bool) -> None:
     case = nested(shapes_both)
-    found = case.program(lambda: Implicit(CONVERGED[solver](0.2, 1e-12))).gradient("top")["x"]
+    found = case.program(lambda: Implicit(CONVERGED[solver](1e-12))).gradient("top")["x"]
     assert relative_error(found, case.reference()) < 1e-8
 
 
@@ -202,11 +116,8 @@ def by_problem(**algorithms: AbstractHypergradient) -> Callable[[], AbstractHype
 def test_products_in_a_nested_program(low: str, mid: str, shapes_both: bool) -> None:
     """The lower solution follows the parameters that move."""
     case = nested(shapes_both)
-    make = CONVERGED["cg"]
-    make_both = by_problem(
-        low=Implicit(make(0.2, TOLERANCE[mid]), product=low), mid=Implicit(make(0.2, TOLERANCE[mid]), product=mid)
-    )
-    found = case.program(make_both).gradient("top")["x"]
+    solver = CONVERGED["cg"](TOLERANCE[mid])
+    found = case.program(by_problem(low=Implicit(solver, low), mid=Implicit(solver, mid))).gradient("top")["x"]
     assert relative_error(found, case.reference()) < max(ACCURACY[low], ACCURACY[mid])
 
 
@@ -289,11 +200,11 @@ def test_the_solution_is_differentiable_in_code_of_the_users_own() -> None:
 MATRIX = torch.tensor([[3.0, 1.0], [1.0, 0.5]], dtype=torch.float64)
 
 
-def quadratic(hypergradient: AbstractHypergradient, start: Tensor | None = None) -> Program:
+def quadratic(hypergradient: AbstractHypergradient, start: Tensor | None = None, matrix: Tensor = MATRIX) -> Program:
     """Return `w = argmin 1/2 w A w - w u`, `C = 1/2 norm(w - 1)^2`: dC/du = A^-1 (A^-1 u - 1)."""
 
     def low(batch: Any, *, w: Any, u: Any) -> Tensor:
-        return 0.5 * w() @ MATRIX @ w() - w() @ u()
+        return 0.5 * w() @ matrix @ w() - w() @ u()
 
     def up(batch: Any, *, w: Any) -> Tensor:
         return 0.5 * (w() - 1).square().sum()
@@ -383,13 +294,7 @@ def test_what_is_refused_is_a_row_with_the_reason() -> None:
 
 
 def test_an_indefinite_problem_has_no_reference() -> None:
-    singular = torch.diag(numbers(1.0, 0.0))
-
-    def low(batch: Any, *, w: Any, u: Any) -> Tensor:
-        return 0.5 * w() @ singular @ w() - w() @ u()
-
-    top = Point(numbers(0.3, 0.4)), lambda batch, *, w: w().square().sum()
-    program = two_levels((Point(numbers(0.1, 0.2)), low), top, Implicit(Identity()))
+    program = quadratic(Implicit(Identity()), numbers(0.1, 0.2), torch.diag(numbers(1.0, 0.0)))
     with pytest.warns(UserWarning, match="a matrix that is singular") as caught:
         first, *_ = rows = [*compare(program, "u", {}, {"cg": lambda: Implicit(ConjugateGradient())})]
     assert not first.has_converged
@@ -418,6 +323,14 @@ def dense_response() -> tuple[Tensor, Tensor, Tensor]:
     blocks = torch.autograd.functional.hessian(CASE.losses["w"], (solved, CASE.start))
     slope = torch.autograd.functional.jacobian(lambda w: CASE.losses["lam"](CASE.start, w), solved)
     return blocks[0][0], blocks[0][1], slope
+
+
+def test_neumann_is_the_dense_series() -> None:
+    hessian, cross, slope = dense_response()
+    factor = torch.eye(3, dtype=torch.float64) - 0.2 * hessian
+    series = 0.2 * sum(torch.linalg.matrix_power(factor, k) for k in range(4))
+    found = CASE.program(lambda: Implicit(Neumann(4, 0.2))).gradient("lam")["x"]
+    assert relative_error(found, 0.2 * CASE.start - cross.T @ series @ slope) < 1e-12
 
 
 @pytest.mark.parametrize("product", ["reverse", "finite_difference"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, Implicit
 from mlotool.problem.interface import Memory
-from mlotool.program import Problem, Program, Schedule, Stream
+from mlotool.program import Program, Schedule, Stream
 from tests.hypergradient.two_levels import two_levels
 from tests.program.small import assert_identical, assert_resumes, numbers, samples
 from tests.program.test_reduce import BILEVEL, batches, two_ranks
@@ -31,24 +31,23 @@ def goal(batch: Any, *, w: Any) -> Tensor:
     return (w() - 1).square().sum()
 
 
-def program(hypergradient: Any, stream: Any = None, **settings: Any) -> Program:
+def program(
+    hypergradient: Any, stream: Any = None, *, upper: Any = goal, upper_rate: float | None = None, **settings: Any
+) -> Program:
     stream = Stream(DATA, 3, shuffle=False) if stream is None else stream
-    lower, upper = (Point(numbers(0.5, -0.3, 0.8)), fit), (Point(numbers(0.1, 0.2, -0.4)), goal)
-    return two_levels(lower, upper, hypergradient, stream=stream, **settings)
+    of_upper = {} if upper_rate is None else {"optimizer": partial(torch.optim.SGD, lr=upper_rate)}
+    levels = (Point(numbers(0.5, -0.3, 0.8)), fit), (Point(numbers(0.1, 0.2, -0.4)), upper)
+    return two_levels(*levels, hypergradient, of_upper=of_upper, stream=stream, **settings)
 
 
 HESSIAN = DATA.T @ DATA / len(DATA) + 0.5 * torch.eye(3, dtype=torch.float64)
 
 
-def trained(
-    hypergradient: Any, *, lower_rate: float = 0.1, upper_rate: float = 0.05, momentum: float = 0.0, **settings: Any
-) -> Program:
-    """Return a program whose upper problem is on all its data, and whose solution has v != 0."""
-    settings = {"stream": Stream(DATA, 3, shuffle=False), **settings}
-    settings["optimizer"] = partial(torch.optim.SGD, momentum=momentum, lr=lower_rate)
-    upper = Point(numbers(0.1, 0.2, -0.4)), lambda batch, *, w, u: goal(batch, w=w) + 0.1 * u().square().sum()
-    of_upper = {"optimizer": partial(torch.optim.SGD, lr=upper_rate)}
-    return two_levels((Point(numbers(0.5, -0.3, 0.8)), fit), upper, hypergradient, of_upper=of_upper, **settings)
+def trained(hypergradient: Any, stream: Any = None, **settings: Any) -> Program:
+    """Return a program whose upper problem stands still, and whose solution has v != 0."""
+    upper = lambda batch, *, w, u: goal(batch, w=w) + 0.1 * u().square().sum()  # noqa: E731
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    return program(hypergradient, stream, upper=upper, upper_rate=0.0, optimizer=optimizer, **settings)
 
 
 def full_batch() -> tuple[Tensor, Tensor]:
@@ -105,8 +104,7 @@ def test_a_key_numbers_the_batches_of_any_stream() -> None:
 
 def test_the_variance_of_the_lower_step_vanishes_at_the_solution() -> None:
     """There the gradients of the batches are far from zero, and what the optimizer gets is not."""
-    algorithm = SABA(step_size=0.1)
-    built = trained(algorithm, lower_rate=0.1, upper_rate=0.0)
+    built = trained(SABA(step_size=0.1))
     schedule, lower = Schedule(built), built.problems["w"]
     taken: list[float] = []
     for _ in range(60 * NUM_BATCHES):
@@ -126,8 +124,7 @@ def test_the_variance_of_the_lower_step_vanishes_at_the_solution() -> None:
 def test_the_steps_are_those_of_saga_written_out() -> None:
     """Also where a step takes several batches, and where it is a look-ahead that is taken back."""
     stream = Stream(DATA, 4, shuffle=False)
-    settings = {"accumulate_batches": 2, "roll_back": True, "stream": stream}
-    built = trained(SABA(step_size=0.1), upper_rate=0.0, **settings)
+    built = trained(SABA(step_size=0.1), stream, accumulate_batches=2, roll_back=True)
     schedule, lower = Schedule(built), built.problems["w"]
     u, w = (built.problems[name].module.x.detach().clone() for name in "uw")
     table: dict[int, Tensor] = {}
@@ -168,9 +165,8 @@ def test_a_resumed_run_is_bit_identical(roll_back: bool) -> None:
     optimizer = partial(torch.optim.SGD, lr=0.05)
 
     def make() -> Program:
-        built = program(SABA(step_size=0.1), optimizer=optimizer, unroll_steps=3, roll_back=roll_back)
-        upper = Problem("u", Point(numbers(0.1, 0.2, -0.4)), goal, roles={"w": "w"}, optimizer=optimizer)
-        return Program([built.problems["w"], upper], built.graph)
+        settings = {"upper_rate": 0.05, "optimizer": optimizer, "unroll_steps": 3}
+        return program(SABA(step_size=0.1), roll_back=roll_back, **settings)
 
     assert_resumes(make, num_ticks=25, num_more=15)
 

@@ -10,35 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient import (
-    SABA,
-    AbstractSolver,
-    ConjugateGradient,
-    EvolutionStrategies,
-    Exact,
-    FixedPoint,
-    Identity,
-    Implicit,
-    Neumann,
-    NormalEquationConjugateGradient,
-    Nystrom,
-    Penalty,
-    SolveResult,
-    Status,
-    Unrolled,
-)
+from mlotool import SABA, ConjugateGradient, EvolutionStrategies, Exact, FixedPoint, Identity, Implicit, Unrolled
+from mlotool.hypergradient import Neumann, NormalEquationConjugateGradient, Nystrom, Penalty
+from mlotool.hypergradient.solvers.base import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from tests import programs
 from tests.hypergradient import every_algorithm
+from tests.hypergradient.test_solvers import SHAPES, SIZE, rand, with_spectrum
 from tests.hypergradient.two_levels import two_levels
 from tests.problem import test_tasks as maml
 from tests.program.small import numbers
 from tests.programs import Point
 
-SHAPES = [(2, 2), (), (3,)]
-SIZE = 8
 SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
     "identity": lambda: Identity(0.3),
     "neumann": lambda: Neumann(6, 0.2),
@@ -56,31 +41,26 @@ SOLVERS: dict[str, Callable[[], AbstractSolver]] = {
 }
 
 
-def rand(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def with_spectrum(smallest: float, largest: float, seed: int) -> Tensor:
-    basis = torch.linalg.qr(rand(SIZE, SIZE, seed=seed))[0]
-    return basis @ torch.diag(torch.linspace(smallest, largest, SIZE, dtype=torch.float64)) @ basis.T
+def spectrum(smallest: float, largest: float, seed: int) -> Tensor:
+    return with_spectrum(torch.linspace(smallest, largest, SIZE, dtype=torch.float64), seed)
 
 
 def systems() -> tuple[list[Tensor], list[Tensor]]:
     """Return what converges early and late, breaks down at once, later or by NaN, and is singular."""
-    singular = with_spectrum(1.0, 3.0, 6)
+    singular = spectrum(1.0, 3.0, 6)
     singular[2] = singular[:, 2] = 0
-    broken = with_spectrum(1.0, 3.0, 7)
+    broken = spectrum(1.0, 3.0, 7)
     broken[1, 1] = math.nan
     matrices = [
-        with_spectrum(0.5, 4.0, 1),
+        spectrum(0.5, 4.0, 1),
         2.0 * torch.eye(SIZE, dtype=torch.float64),
-        with_spectrum(-3.0, -1.0, 2),
-        with_spectrum(-0.4, 4.0, 3),
+        spectrum(-3.0, -1.0, 2),
+        spectrum(-0.4, 4.0, 3),
         broken,
-        with_spectrum(0.5, 4.0, 4),
+        spectrum(0.5, 4.0, 4),
         singular,
-        with_spectrum(0.9, 1.1, 5),
-        with_spectrum(1.0, 3.0, 8),
+        spectrum(0.9, 1.1, 5),
+        spectrum(1.0, 3.0, 8),
     ]
     vectors = [rand(SIZE, seed=20 + number) for number in range(len(matrices))]
     vectors[5] = torch.zeros(SIZE, dtype=torch.float64)

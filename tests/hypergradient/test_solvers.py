@@ -7,18 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient import (
-    AbstractSolver,
-    ConjugateGradient,
-    Exact,
-    FixedPoint,
-    Identity,
-    Neumann,
-    NormalEquationConjugateGradient,
-    Nystrom,
-    SolveResult,
-    Status,
-)
+from mlotool import ConjugateGradient, Exact, FixedPoint, Identity, Neumann, NormalEquationConjugateGradient, Nystrom
+from mlotool.hypergradient.solvers.base import AbstractSolver, SolveResult, Status
 from mlotool.problem.interface import Vector
 
 SHAPES = [(2, 3), (), (4,), (1, 2)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlotool import remat
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit, Unrolled
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
@@ -39,8 +40,9 @@ def goal(v: Tensor) -> Tensor:
     return ((v - 1) ** 2).sum() + (v**3).sum()
 
 
-def low(batch: Tensor, *, w: Any, v: Any = None, u: Any) -> Tensor:
-    return low_loss(w(), torch.zeros(2, dtype=torch.float64) if v is None else v(), u(), batch.mean(0))
+def low(batch: Tensor, *, w: Any, v: Any = None, u: Any, through: Any = None) -> Tensor:
+    given = w(), torch.zeros(2, dtype=torch.float64) if v is None else v(), u(), batch.mean(0)
+    return low_loss(*given) if through is None else through(low_loss, *given)
 
 
 def mid(batch: Tensor, *, v: Any, w: Any, u: Any) -> Tensor:
@@ -145,15 +147,16 @@ BELOW: dict[str, tuple[Callable[[], AbstractHypergradient], Callable[[Tensor, Te
     "cg": (lambda: Implicit(ConjugateGradient(20, 1e-14)), plain_solve, 1e-8),
     "unrolled": (Unrolled, plain_unroll, 1e-8),
     "unrolled_graphs": (lambda: Unrolled(remat=False), plain_unroll, 1e-8),
+    "unrolled_forward": (lambda: Unrolled(product="forward"), plain_unroll, 1e-8),
 }
 
 
-@pytest.mark.parametrize(("accumulate", "remat"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("accumulate", "is_again"), [(1, False), (2, True)])
 @pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
 @pytest.mark.parametrize("name", BELOW)
-def test_steps_of_a_schedule(name: str, is_shaped: bool, accumulate: int, remat: bool) -> None:
+def test_steps_of_a_schedule(name: str, is_shaped: bool, accumulate: int, is_again: bool) -> None:
     make, below, tolerance = BELOW[name]
-    built = trained(program(make(), Unrolled(remat=remat), is_shaped=is_shaped, accumulate=accumulate))
+    built = trained(program(make(), Unrolled(remat=is_again), is_shaped=is_shaped, accumulate=accumulate))
     assert len(built.problems["v"].trajectory) == STEPS
     loop = partial(plain, below, is_shaped=is_shaped, accumulate=accumulate)
     value = goal(built.problems["v"].theta["x"].detach())
@@ -163,14 +166,31 @@ def test_steps_of_a_schedule(name: str, is_shaped: bool, accumulate: int, remat:
 
 
 @pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
-@pytest.mark.parametrize("remat", [True, False])
-def test_simulated_steps_above_simulated_ones(is_shaped: bool, remat: bool) -> None:
-    """The lower problem takes the same two batches from its start for each step."""
-    built = program(Unrolled(remat=remat), Unrolled(remat=remat), is_shaped=is_shaped, accumulate=2)
+@pytest.mark.parametrize("settings", [{}, {"remat": False}, {"product": "forward"}], ids=str)
+def test_simulated_steps_above_simulated_ones(is_shaped: bool, settings: dict[str, Any]) -> None:
+    """The lower problem takes the same two batches from its start for each step, in blocks evaluated again or not."""
+    loss = low if "remat" in settings else partial(low, through=remat)
+    above = Unrolled(remat=settings.get("remat", True))
+    built = program(Unrolled(**settings), above, is_shaped=is_shaped, accumulate=2, loss=loss)
     lower, middle = [LOW_BATCHES[:2], LOW_BATCHES[2:4]], [MID_BATCHES[[each % 6]] for each in range(2 * STEPS)]
     loop = partial(plain, plain_unroll, is_shaped=is_shaped, accumulate=2, number_of=lambda step: 0)
     found = flat(built.gradient("u", {"w": lower, "v": middle}))
     assert torch.allclose(found, by_differences(loop, TOP), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("algorithm", [Unrolled(), Unrolled(product="forward")], ids=["reverse", "forward"])
+@pytest.mark.parametrize("loss", [low, partial(low, through=remat)], ids=["plain", "remat"])
+def test_an_implicit_solution_above_simulated_steps(algorithm: Unrolled, loss: Callable[..., Tensor]) -> None:
+    def slope(v: Tensor, u: Tensor) -> Tensor:
+        return torch.autograd.grad(mid_loss(v, plain_unroll(v, u, 0), u, MID_BATCHES[0]), v, create_graph=True)[0]
+
+    hessian, cross = torch.autograd.functional.jacobian(slope, (MID_START, TOP))
+    expected = -cross.T @ torch.linalg.solve(hessian.T, torch.autograd.functional.jacobian(goal, MID_START))
+    batches = {"w": [LOW_BATCHES[:2], LOW_BATCHES[2:4]], "v": MID_BATCHES[:1]}
+    found = flat(program(algorithm, Implicit(Exact()), loss=loss).gradient("u", batches))
+    assert torch.allclose(found, expected, rtol=1e-10)
+    with pytest.raises(ConfigError, match="Unrolled does not tell how the solution of 'w' moves"):
+        program(algorithm, Implicit(Exact(), "forward"))
 
 
 def test_several_simulated_steps_above_a_solution_that_does_not_follow_are_refused() -> None:
