@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 import mlotool
 from docs.generated import notebook
-from mlotool.cli.main import VERBS
 from tests.docs.pages import FENCE, PAGES, ROOT
 
 MADE = re.compile(r"(reference|gallery|runs)/|notebook\.md$")
@@ -74,11 +73,3 @@ def test_its_recipe_is_the_measured_one(tmp_path: Path) -> None:
     assert isinstance(shown, dict) and isinstance(measured, dict)
     for part in ("problems", "graph", "evaluate", "runner", "data", "hypergradient", "objective"):
         assert shown[part] == measured[part], part
-
-
-def test_it_has_every_verb() -> None:
-    assert all(f"`mlotool {verb}" in README for verb in VERBS)
-
-
-def test_it_is_three_screens() -> None:
-    assert len(README.splitlines()) <= 150

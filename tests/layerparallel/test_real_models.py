@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mlotool.layerparallel import Multigrid
-from tests.layerparallel.auxiliary.test_processes import unequal
+from tests.layerparallel.auxiliary.test_processes import assert_equal
 from tests.layerparallel.real_models import CASES, LAYERED, layered, spread, staged, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -27,7 +27,7 @@ def test_all_parameters_learn_and_a_resumed_run_is_the_same_bit_by_bit(name: str
     second.load_state_dict(copy.deepcopy(whole.state_dict()))
     expected, resumed = trained(whole, 1), trained(second, 1)
     assert [key for key, each in before.items() if torch.equal(expected["net"][key], each)] == []
-    assert unequal(resumed, expected, 0.0) == []
+    assert_equal(resumed, expected)
 
 
 @pytest.mark.parametrize("model", LAYERED)
