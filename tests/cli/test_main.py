@@ -63,7 +63,7 @@ def test_a_warning_has_no_path(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert warnings.showwarning is show
 
 
-@pytest.mark.parametrize("words", [["run", "--help"], ["list"]])
+@pytest.mark.parametrize("words", [["run", "--help"], ["list"], ["run", "plain", "--cfg", "job"]])
 def test_imports_no_torch(words: list[str], tmp_path: object) -> None:
     probe = (
         "import sys; from mlotool.cli.main import main; code = main(sys.argv[1:]); "

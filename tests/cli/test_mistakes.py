@@ -229,14 +229,3 @@ def test_overrides_with_which_a_checkpoint_does_not_fit_are_told(call: Call, tmp
     code, out, err = call("evaluate", str(run), "--split", "val", "evaluate.metrics=[f1]")
     assert code == 0, err
     assert out.startswith("val/f1 ")
-
-
-def test_a_working_folder_that_is_gone(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    code, _, err = call("validate", "plain")
-    monkeypatch.chdir(tmp_path)
-    assert code == 1
-    assert "No such file or directory" in err and "not foreseen" not in err

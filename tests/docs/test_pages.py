@@ -13,6 +13,9 @@ from tests.docs.pages import FENCE, PAGES, ROOT, run_page
 OWN_TEST = ("first_change",)
 """Pages whose blocks another test runs."""
 
+TRAINED = ("own_problem", "python", "three_levels", "meta_learning")
+"""Pages that print what trainings of seconds end with: rehearsed, and run as they stand by a test that is slow."""
+
 WITH_CODE = [page for page in PAGES if FENCE.search(page.read_text(encoding="utf-8")) and page.stem not in OWN_TEST]
 INDENTED = re.compile(r"^\n {4,}\S", re.M)
 
@@ -32,6 +35,13 @@ def forgotten_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT).with_suffix("")))
 def test_its_code_runs(page: Path, call: Call) -> None:
+    assert run_page(page, call, is_rehearsal=page.stem in TRAINED)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("page", [page for page in WITH_CODE if page.stem in TRAINED], ids=lambda page: page.stem)
+def test_its_trainings_end_as_it_says(page: Path, call: Call) -> None:
     assert run_page(page, call)
 
 
