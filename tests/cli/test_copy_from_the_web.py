@@ -19,11 +19,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.requests.append(dict(self.headers))
-        is_there = path == "/mine.yaml"
-        self.send_response(200 if is_there else 302)
-        self.send_header(*(("Content-Length", str(len(RECIPE))) if is_there else ("Location", "/mine.yaml")))
+        self.send_response(302 if path == "/moved.yaml" else 200)
+        self.send_header("Location", "/mine.yaml")
         self.end_headers()
-        self.wfile.write(RECIPE.encode() if is_there else b"")
+        self.wfile.write(RECIPE.encode())
 
     def log_message(self, *_: object) -> None:
         pass

@@ -54,12 +54,6 @@ def test_it_prints_what_it_shows() -> None:
     assert notebook.printed(notebook.executed()) == notebook.printed(nbformat.read(notebook.NOTEBOOK, as_version=4))
 
 
-def test_each_picture_of_its_page_is_there() -> None:
-    text, pictures = notebook.page()
-    assert len(pictures) == 3
-    assert all(f"](notebook/{address.rpartition('/')[2]})" in text for address in pictures)
-
-
 README = (ROOT / "README.md").read_text()
 
 
