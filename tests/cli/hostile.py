@@ -235,11 +235,6 @@ def scripts_formulas_and_commands(folder: Path, outside: Path) -> None:
     (folder / "fusion" / "0.json").write_text(json.dumps({"stacks": [stack] * 50}))
 
 
-@sweep
-def names_that_are_no_texts(folder: Path, outside: Path) -> None:
-    (folder / "1").rename(Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe1")))
-
-
 class _Made:
     """Unpickled, it makes a folder."""
 

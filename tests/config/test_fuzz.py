@@ -86,7 +86,7 @@ names = st.sampled_from(sorted(RECIPES))
 mutations = st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 30), texts), min_size=1, max_size=4)
 some_bytes = st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
 KINDS: dict[str, tuple[Callable[..., Any], Any, int]] = {
-    "trees": (lambda tree: _loads(HEADER + yaml.safe_dump(tree, allow_unicode=True)), [trees], 12),
+    "trees": (lambda tree: _loads(HEADER + yaml.safe_dump(tree, allow_unicode=True)), [trees], 6),
     "bytes": (lambda content: _loads(HEADER.encode() + content), [some_bytes], 25),
     "mutated recipes": (lambda name, changes: _loads(_mutated(RECIPES[name], changes)), [names, mutations], 10),
     "command lines": (_command_line, [st.lists(overrides, min_size=1, max_size=3)], 10),

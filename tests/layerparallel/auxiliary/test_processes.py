@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from mlotool.distributed.collectives import Ranks
 from tests.layerparallel import real_models
@@ -48,13 +47,17 @@ def computed_alone(run: Callable[..., dict[str, Any]], *args: Any, **kwargs: Any
 
 def assert_equal(ours: Any, expected: Any, tolerance: float = 0.0) -> None:
     """Compare the leaves of nested containers; with a tolerance of 0, each bit."""
-    (found, its_structure), (leaves, structure) = tree_flatten(ours), tree_flatten(expected)
-    assert its_structure == structure
-    for mine, value in zip(found, leaves, strict=True):
-        if isinstance(value, Tensor | float):
-            torch.testing.assert_close(mine, value, rtol=0, atol=tolerance)
-        else:
-            assert mine == value
+    if isinstance(expected, dict):
+        assert ours.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_equal(ours[key], value, tolerance)
+    elif isinstance(expected, list | tuple):
+        for pair in zip(ours, expected, strict=True):
+            assert_equal(*pair, tolerance)
+    elif isinstance(expected, Tensor | float):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=tolerance)
+    else:
+        assert ours == expected
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("alone", 0.0), ("lower", TOLERANCE)])
