@@ -54,11 +54,6 @@ def test_what_is_counted_is_what_the_allocator_says() -> None:
     assert 0.9 * allocated < counted <= 1.05 * allocated
 
 
-def test_growth_is_that_of_the_deepest_two() -> None:
-    rows = [{"title": "a", "num_layers": depth, "memory": {"way": {"dynamic": depth**2}}} for depth in (2, 4, 8)]
-    assert peaks.growths(rows) == {"a": {"way": 12.0}}
-
-
 def test_the_toy_by_hand_and_ours_agree_and_its_second_order_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     # JAX takes seconds to compile.
     monkeypatch.setattr(toy, "_has_jax", lambda: False)

@@ -188,13 +188,6 @@ def unpacks_without_end(file: Path, outside: Path) -> None:
         archive.writestr("x/data.pkl", bytes(30_000_000))
 
 
-def expands(file: Path, outside: Path) -> None:
-    content = torch.load(file, weights_only=True)
-    module = content["mlotool"]["program"]["classifier"]["module"]
-    module.update({key: torch.zeros(1).expand(10**12) for key in module})
-    torch.save(content, file)
-
-
 def of_lists_in_lists(file: Path, outside: Path) -> None:
     content, laughs = torch.load(file, weights_only=True), list[Any]()
     for _ in range(40):
@@ -208,7 +201,7 @@ def _spoiled(spoil: Callable[[Path, Path], None], folder: Path, outside: Path) -
         spoil(file, outside)
 
 
-CHECKPOINTS = (pickle, of_two_lists, unpacks_without_end, expands, of_lists_in_lists)
+CHECKPOINTS = (pickle, of_two_lists, unpacks_without_end, of_lists_in_lists)
 RUNS |= {f"a_checkpoint_{spoil.__name__}": partial(_spoiled, spoil) for spoil in CHECKPOINTS}
 
 
@@ -240,11 +233,6 @@ def scripts_formulas_and_commands(folder: Path, outside: Path) -> None:
     stack = {"jobs": [0, 1], "is_fused": False, "fused_s": "1", "alone_s": 1e308, "reason": text}
     (folder / "fusion").mkdir()
     (folder / "fusion" / "0.json").write_text(json.dumps({"stacks": [stack] * 50}))
-
-
-@sweep
-def names_that_are_no_texts(folder: Path, outside: Path) -> None:
-    (folder / "1").rename(Path(os.fsdecode(os.fsencode(folder) + b"/\xff\xfe1")))
 
 
 class _Made:

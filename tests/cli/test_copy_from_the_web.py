@@ -8,19 +8,9 @@ from pathlib import Path
 import pytest
 
 from mlotool import __version__
-from mlotool.config.reading import MAX_BYTES
 from tests.cli.conftest import Call
 
 RECIPE = "# @package _global_\n# A shared one.\ndefaults: [plain, _self_]\nseed: 3\n"
-MOVES = {"/moved.yaml": "/mine.yaml", "/circle.yaml": "/circle.yaml", "/to_file.yaml": f"file://{__file__}"}
-TEXTS = {
-    "/mine.yaml": RECIPE.encode(),
-    "/hostile.yaml": RECIPE.encode() + b"hydra: {run: {dir: x}}\n",
-    "/wrong.yaml": RECIPE.encode() + b"problems: {classifier: {loss: {_target_: os.system}}}\n",
-    "/large.yaml": b"#" * (MAX_BYTES + 1),
-    "/binary.yaml": b"\xff\xfe",
-    **dict.fromkeys(("/short.yaml", "/page", "/.hidden.yaml"), RECIPE.encode()),
-}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -29,15 +19,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.requests.append(dict(self.headers))
-        if path in TEXTS:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(TEXTS[path]) + 100 * (path == "/short.yaml")))
-            self.end_headers()
-            self.wfile.write(TEXTS[path])
-            return
-        self.send_response(302 if path in MOVES else 404)
-        self.send_header("Location", MOVES.get(path, "/"))
+        self.send_response(302 if path == "/moved.yaml" else 200)
+        self.send_header("Location", "/mine.yaml")
         self.end_headers()
+        self.wfile.write(RECIPE.encode())
 
     def log_message(self, *_: object) -> None:
         pass

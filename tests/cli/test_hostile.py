@@ -12,7 +12,6 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-import yaml
 
 import mlotool
 from mlotool.cli.main import main
@@ -92,18 +91,6 @@ def test_nothing_of_a_recipe_runs(
         with in_time(words):
             check(call(*words, str(file)), codes=(0, 1, 2) if is_shown else (1, 2))
     assert not canary.exists() and not list(file.parent.rglob("here"))
-
-
-def test_the_payloads_would_run(write: Callable[[str], Path], canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make sure of the canary: where YAML's tags are obeyed, or Hydra builds what it is told, it is there."""
-    from hydra.utils import instantiate
-
-    file = write("python-apply")
-    yaml.unsafe_load(file.read_text())
-    assert canary.is_dir()
-    monkeypatch.chdir(file.parent)
-    instantiate(yaml.safe_load(RECIPES["target"][0])["problems"]["classifier"]["loss"])
-    assert (file.parent / "here").is_dir()
 
 
 def test_inherited_recipes_count_together(call: Call, tmp_path: Path) -> None:

@@ -20,22 +20,14 @@ def test_show_takes_a_name_or_a_path_in_any_place(call: Call, recipe: Recipe) ->
     assert "mwn is valid" in call("validate", "mwn")[1]
 
 
-# What is wrong, and what the message must say of it.
-BAD_WORDS = [
-    ([], "mwn"),
-    (["mwm"], "Did you mean 'mwn'?"),
-    (["there/is/none.yaml"], "none.yaml"),
-    (["mwn", "plain"], "two recipes"),
-    (["mwn", "seed=[1"], "seed=[1"),
-    (["mwn", "runner.max_tick=3"], "'max_ticks'"),
-]
-BAD_LINES = [("hydra: {run: {dir: elsewhere}}", "hydra"), ("seed: [", "YAML")]
-
-
 @pytest.mark.parametrize("verb", ["run", "validate"])
 def test_bad_words_and_recipes_are_refused(call: Call, recipe: Recipe, tmp_path: Path, verb: str) -> None:
-    files = [([str(recipe(lines, f"bad{place}"))], expected) for place, (lines, expected) in enumerate(BAD_LINES)]
-    for words, expected in [*BAD_WORDS, *files]:
+    for words, expected in (
+        ([], "mwn"),
+        (["mwn", "plain"], "two recipes"),
+        (["mwn", "seed=[1"], "seed=[1"),
+        ([str(recipe("seed: ["))], "YAML"),
+    ):
         code, _, err = call(verb, *words)
         assert code == 2 and expected in err and not (tmp_path / "outputs").exists()
 

@@ -207,11 +207,3 @@ def test_errors_are_one_line(call: Call, space: str) -> None:
     ):
         code, out, err = call("show", space, "--nodes", *words)
         assert (code, out, len(err.splitlines())) == (2, "", 1) and text in err
-
-
-def test_long_graphs_and_spaces_fit(call: Call, recipe: Recipe) -> None:
-    text = SPACE.replace("[8, 8]", str([8] * 12)).replace("torch.nn.Linear, out_features: 3", "torch.nn.GELU")
-    code, out, _ = call("show", str(recipe(text)), "--nodes", "classifier")
-    assert code == 0 and "activation_0 .. activation_11 (12)" in out
-    assert "models: 12 decisions, none of which changes the others" in out
-    assert all(len(line) <= WIDTH for line in out.partition("by hand")[0].splitlines()[1:-1])

@@ -168,18 +168,3 @@ def test_refused(call: Call, recipe: Recipe) -> None:
     code, _, err = call("validate", str(recipe(f"sweep: {{params: {{seed: '0,-1,-2', {RATE}: '0.1,-0.1'}}}}")))
     faults = [line.partition(";")[0].removeprefix("mlotool: error: ") for line in err.splitlines()]
     assert code == 2 and faults == ["seed: found -1", "seed: found -2", f"{RATE}: found -0.1"]
-
-
-RIGHT = (
-    f"params: {{{RATE}: 'range(0.1,0.5,0.1)', data: 'digits,digits_noisy'}}",
-    f"method: optuna, params: {{{RATE}: 'tag(log, interval(1e-3,1))'}}",
-    "method: optuna, repeats: 2, params: {problems.classifier.stream.batch_size: 'int(interval(1,9))'}",
-    "fuse: 2, params: {seed: 3}",
-)
-
-
-def test_accepted(call: Call, recipe: Recipe) -> None:
-    for place, sweep in enumerate(RIGHT):
-        code, out, err = call("validate", str(recipe(f"sweep: {{{sweep}}}", f"right{place}")))
-        assert code == 0, err
-        assert "is valid" in out

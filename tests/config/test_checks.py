@@ -1,10 +1,7 @@
 """The whole config is checked before a run, with every fault in one message."""
 
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +12,6 @@ import torch
 import yaml
 from omegaconf import DictConfig
 
-import mlotool
 from mlotool.config import check, compose, trusted
 from mlotool.config.check_values import nan_faults
 from mlotool.config.composition import plain
@@ -242,16 +238,3 @@ def test_nodes_of_a_mutator_are_of_the_kind_of_their_place() -> None:
 def test_metric_names_are_those_of_the_runner() -> None:
     assert tuple(EVALUATED) == METRIC_NAMES
     assert tuple(CLASSIFICATION_METRICS) == CLASSIFICATION_METRIC_NAMES
-
-
-def test_composing_needs_no_torch() -> None:
-    code = """
-import sys
-from mlotool.config import compose, list_recipes
-for recipe in list_recipes()[:3]:
-    compose(recipe.name)
-heavy = {"torch", "torchvision", "sklearn", "pytorch_lightning", "wandb", "numpy"} & set(sys.modules)
-sys.exit(f"imported: {sorted(heavy)}" if heavy else 0)
-"""
-    environment = {**os.environ, "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

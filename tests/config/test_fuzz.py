@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,24 +58,16 @@ def _folder() -> Iterator[Path]:
             register_sources()
 
 
-def _loads(text: str | bytes, words: tuple[str, ...] = ()) -> bool:
-    """Say whether a recipe's text loads; anything but a ConfigError or a checked config is an error of the test."""
+def _loads(text: str | bytes) -> None:
+    """Load a recipe's text; anything but a ConfigError or a checked config is an error of the test."""
     with _folder() as folder:
         file = folder / "fuzzed.yaml"
         file.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-        is_ok = _passes(lambda: check_recipe_file(file)) and _passes(lambda: check(compose(str(file), words)))
+        with suppress(ConfigError):
+            check_recipe_file(file)
+            check(compose(str(file)))
         left = {path.name for path in folder.rglob("*")}
     assert left == {"fuzzed.yaml"}
-    return is_ok
-
-
-def _passes(function: Callable[[], Any]) -> bool:
-    try:
-        function()
-    except ConfigError as error:
-        assert str(error)
-        return False
-    return True
 
 
 def _mutated(text: str, changes: list[tuple[int, int, str]]) -> str:
@@ -86,15 +78,15 @@ def _mutated(text: str, changes: list[tuple[int, int, str]]) -> str:
 
 
 def _command_line(words: list[str]) -> None:
-    with _folder():
-        _passes(lambda: check(compose("plain", words)))
+    with _folder(), suppress(ConfigError):
+        check(compose("plain", words))
 
 
 names = st.sampled_from(sorted(RECIPES))
 mutations = st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 30), texts), min_size=1, max_size=4)
 some_bytes = st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
 KINDS: dict[str, tuple[Callable[..., Any], Any, int]] = {
-    "trees": (lambda tree: _loads(HEADER + yaml.safe_dump(tree, allow_unicode=True)), [trees], 12),
+    "trees": (lambda tree: _loads(HEADER + yaml.safe_dump(tree, allow_unicode=True)), [trees], 6),
     "bytes": (lambda content: _loads(HEADER.encode() + content), [some_bytes], 25),
     "mutated recipes": (lambda name, changes: _loads(_mutated(RECIPES[name], changes)), [names, mutations], 10),
     "command lines": (_command_line, [st.lists(overrides, min_size=1, max_size=3)], 10),
@@ -114,9 +106,3 @@ def test_no_traceback(kind: str) -> None:
         check_one(*drawn)
 
     few(given(st.tuples(*strategies))(check_drawn))()
-
-
-def test_the_harness_lets_a_recipe_through() -> None:
-    assert _loads(RECIPES["plain"])
-    assert _loads(_mutated(RECIPES["plain"], [(len(HEADER), 0, "# A comment.\n")]))
-    assert not _loads(_mutated(RECIPES["plain"], [(0, len(HEADER), "")]))

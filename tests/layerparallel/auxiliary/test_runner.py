@@ -11,7 +11,7 @@ import mlotool
 from mlotool.config import build
 from mlotool.program import Schedule
 from mlotool.runner.checkpoint import read_checkpoint
-from tests.layerparallel.auxiliary.test_processes import unequal
+from tests.layerparallel.auxiliary.test_processes import assert_equal
 
 QUIET = ["logger.wandb=false", "runner.progress_bar=false", "runner.report=false", "debug.limit_samples=60"]
 STAGES = "+problems.classifier.parallel={_target_: mlotool.layerparallel.Auxiliary, stages: 2, record: 2, beta: 50.0"
@@ -41,7 +41,7 @@ def test_a_recipe_in_one_process_logs_violations_and_goes_on_bit_by_bit(tmp_path
     half.runner.max_ticks = 6
     mlotool.run(half, output_dir=tmp_path / "halves", resume=tmp_path / "halves")
     resumed = read_checkpoint(tmp_path / "halves" / "checkpoints" / "last.ckpt")["program"]
-    assert unequal(resumed, state, 0.0) == []
+    assert_equal(resumed, state)
 
 
 def test_the_noise_of_a_recipe_has_a_seed_of_its_own_and_no_script_changes_it() -> None:
@@ -65,7 +65,7 @@ def test_two_processes_alone_are_one_bit_by_bit(tmp_path: Path) -> None:
     words = "model@problems.classifier.module=resnet8"
     one = run(tmp_path / "one", "plain", "}", words)
     two = run(tmp_path / "two", "plain", ", processes: true}", words, "runner.devices=2")
-    assert unequal(two[1], one[1], 0.0) == []
+    assert_equal(two[1], one[1])
     assert two[0] == one[0]
     timeline = json.loads((two[2] / "artifacts" / "parallel_classifier.json").read_text())
     assert {span["rank"] for span in timeline["spans"]} == {0, 1}

@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import Queue
 from threading import Barrier
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import mlotool
 from mlotool.layerparallel import BlockLayers, MultigridResidual, mgrit, mgrit_adjoint
 from mlotool.layerparallel.exchange import Exchange
 from tests.layerparallel.multigrid.reference import Network
@@ -195,17 +193,3 @@ def test_a_guard_over_ranks_decides_as_on_one(name: str, monkeypatch: pytest.Mon
         assert part.guard.state_dict() == parts[0][0].guard.state_dict()
     for expected, *found in zip(whole, *[each for _, each in parts], strict=True):
         torch.testing.assert_close(sum(found), expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_a_recipe_on_two_ranks_trains_as_on_one(tmp_path: Path) -> None:
-    found = []
-    for devices in (1, 2):
-        quiet = ["logger.wandb=false", "runner.progress_bar=false", "runner.report=false", "runner.max_ticks=3"]
-        layers = ["problems.classifier.module.num_layers=32", "+problems.classifier.parallel.over_ranks=true"]
-        config = mlotool.compose(
-            "oneshot_peaks", [*quiet, *layers, f"runner.devices={devices}", "debug.limit_samples=100"]
-        )
-        found.append(mlotool.run(config, output_dir=tmp_path / f"run_{devices}").metrics)
-    alone, both = ({key: value for key, value in each.items() if "backward" not in key} for each in found)
-    assert both == pytest.approx(alone, rel=1e-4, abs=1e-5)
