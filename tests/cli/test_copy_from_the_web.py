@@ -8,9 +8,20 @@ from pathlib import Path
 import pytest
 
 from mlotool import __version__
+from mlotool.config.reading import MAX_BYTES
 from tests.cli.conftest import Call
 
 RECIPE = "# @package _global_\n# A shared one.\ndefaults: [plain, _self_]\nseed: 3\n"
+# What a server answers that is no friend, with what is said of it.
+ANSWERS = {
+    "hostile": (f"{RECIPE}hydra: {{run: {{dir: /tmp/elsewhere}}}}\n".encode(), "hydra.run"),
+    "wrong": (f"{RECIPE}problems: {{classifier: {{loss: {{_target_: os.system}}}}}}\n".encode(), "os.system"),
+    "large": (RECIPE.encode() + b"#" * MAX_BYTES, f"more than {MAX_BYTES} bytes"),
+    "binary": (b"\xff\xfe\x00", "cannot be fetched"),
+    "circle": (b"", "cannot be fetched"),
+    "to_file": (b"", "cannot be fetched"),
+}
+PLACES = {"/moved.yaml": "/mine.yaml", "/circle.yaml": "/circle.yaml", "/to_file.yaml": "file:///etc/hostname"}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -19,10 +30,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.requests.append(dict(self.headers))
-        self.send_response(302 if path == "/moved.yaml" else 200)
-        self.send_header("Location", "/mine.yaml")
+        self.send_response(302 if path in PLACES else 200)
+        self.send_header("Location", PLACES.get(path, ""))
         self.end_headers()
-        self.wfile.write(RECIPE.encode())
+        self.wfile.write(ANSWERS.get(Path(path).stem, (RECIPE.encode(), ""))[0])
 
     def log_message(self, *_: object) -> None:
         pass
@@ -47,6 +58,13 @@ def test_it_is_copied_with_its_origin_and_sends_nothing_of_the_user(call: Call, 
         assert f"mlotool run recipes/{name}.yaml" in out
     assert set(_Handler.requests[0]) <= {"Host", "User-Agent", "Accept", "Accept-Encoding", "Connection"}
     assert _Handler.requests[0]["User-Agent"] == "mlotool"
+
+
+def test_refused_and_nothing_written(call: Call, server: str, tmp_path: Path) -> None:
+    for name, (_, words) in ANSWERS.items():
+        code, _, err = call("copy", f"{server}/{name}.yaml")
+        assert code == 2 and words in err, err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_other_urls(call: Call) -> None:
