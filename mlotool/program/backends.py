@@ -283,13 +283,38 @@ def _is_read_after(place: Node, node: Node, order: Mapping[Node, int]) -> bool:
 def _remove_identities(graph: Graph) -> None:
     for node in graph.nodes:
         source = node.args[0] if node.op == "call_function" and node.args else None
-        if isinstance(source, Node) and (
+        if not isinstance(source, Node):
+            continue
+        if (
             node.target in _IDENTITIES
             or (node.target in _RESHAPES and _is_alike(node, source))
             or (node.target is _ATEN.mul.Tensor and node.args[1] == 1 and _is_alike(node, source))
         ):
             node.replace_all_uses_with(source)
+        elif node.target is source.target is _ATEN.t.default:
+            # The gradient of a linear layer's weight is transposed twice.
+            [twice] = source.all_input_nodes
+            node.replace_all_uses_with(twice)
+        elif _drops_axes(node, source):
+            # As the gradient of its bias has it.
+            source.args, source.meta = (*source.args[:2], False), dict(node.meta)
+            node.replace_all_uses_with(source)
     graph.eliminate_dead_code()
+
+
+def _drops_axes(node: Node, source: Node) -> bool:
+    """Return whether a view leaves out the axes that a sum over them has kept for it alone."""
+    if node.target is not _ATEN.view.default or source.target is not _ATEN.sum.dim_IntList:
+        return False
+    if len(source.users) > 1 or source.kwargs or source.args[2:] != (True,):
+        return False
+    # A sum over all axes keeps none of them.
+    [summed], axes = source.all_input_nodes, source.args[1]
+    if not isinstance(axes, list):
+        return False
+    shape = summed.meta["val"].shape
+    left_out = {axis % len(shape) for axis in axes}
+    return [*node.meta["val"].shape] == [size for axis, size in enumerate(shape) if axis not in left_out]
 
 
 def _is_alike(first: Node, second: Node) -> bool:

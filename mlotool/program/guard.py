@@ -221,7 +221,8 @@ class Guard:
         if [x.requires_grad for x in self._parameters] != self._flags:
             return "a parameter's requires_grad"
         for place, kept in zip(self._places, self._kept, strict=True):
-            now = place.value
+            # Most are in plain dicts, whose look costs less than the property's call.
+            now = place.holder.get(place.key) if type(place.holder) is dict else place.value
             if now is not kept and (isinstance(now, Tensor) or not is_same_value(now, kept)):
                 return place.owner
         return None

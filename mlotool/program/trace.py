@@ -333,20 +333,23 @@ def kinds_of(value: Any, tensors: list[Tensor], seen: dict[int, int]) -> Any:
 
     A tensor that is there already is told by its number: a trace shares what it computes of it.
     """
-    leaves, structure = tree_flatten(value)
-    kinds: list[Any] = [structure]
-    for leaf in leaves:
-        if not isinstance(leaf, (Tensor, *_PLAIN)):
-            # It may hold tensors, which a trace would take for constants.
-            raise UntraceableError(f"a batch holds a {type(leaf).__name__}")
-        if not isinstance(leaf, Tensor) or id(leaf) in seen:
-            kinds.append(("again", seen[id(leaf)]) if isinstance(leaf, Tensor) else leaf)
-            continue
-        seen[id(leaf)] = len(tensors)
-        tensors.append(leaf)
+    if isinstance(value, Tensor):
+        if id(value) in seen:
+            return "again", seen[id(value)]
+        seen[id(value)] = len(tensors)
+        tensors.append(value)
         # A view that holds for these strides may not hold for others.
-        kinds.append((leaf.shape, _strides(leaf), leaf.dtype, leaf.device))
-    return tuple(kinds)
+        return value.shape, _strides(value), value.dtype, value.device
+    # The usual batch, in each tick: looking it up in torch's table of containers takes longer.
+    if type(value) is dict:
+        return dict, *[(key, kinds_of(part, tensors, seen)) for key, part in value.items()]
+    leaves, structure = tree_flatten(value)
+    if structure.is_leaf():
+        if not isinstance(value, _PLAIN):
+            # It may hold tensors, which a trace would take for constants.
+            raise UntraceableError(f"a batch holds a {type(value).__name__}")
+        return value
+    return structure, *[kinds_of(leaf, tensors, seen) for leaf in leaves]
 
 
 def copied(tensor: Tensor) -> Tensor:
