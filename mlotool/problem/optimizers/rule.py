@@ -130,10 +130,12 @@ class OptimizerRule:
         """Return the names of what is kept of each parameter of a group after a step."""
         return tuple(name for name, setting in self.state.items() if setting is None or group[setting])
 
-    def has_closed_form(self, hyperparameters: Hyperparameters) -> bool:
-        """Say whether the derivative is known at these hyperparameters, none of which is a tensor."""
-        has_tensors = any(isinstance(hyperparameters.get(name), Tensor) for name in self.settings)
-        return self.derivative is not None and not has_tensors
+    def values(self, hyperparameters: Hyperparameters) -> tuple[Any, ...] | None:
+        """Return what the derivative in closed form depends on; None where there is none, as where one is a tensor."""
+        values = [hyperparameters.get(name) for name in self.settings]
+        if self.derivative is None or any(isinstance(value, Tensor) for value in values):
+            return None
+        return tuple([tuple(value) if isinstance(value, list) else value for value in values])
 
 
 def decayed(theta: Tensor, gradient: Tensor, hyperparameters: Hyperparameters) -> Tensor:
@@ -228,15 +230,15 @@ def pull_back(
         with torch.enable_grad():
             leaves = [None if value is None else value.detach().requires_grad_() for value in gradient]
             gradient = step.clip(leaves)[0]
-    # Parameters of one group of the optimizer have the same hyperparameters; learned ones are tensors of each.
-    closed = {key for key, value in {id(value): value for value in rates}.items() if rule.has_closed_form(value)}
+    # Parameters with the same hyperparameters are taken together; learned ones are tensors of each.
+    closed = {id(value): rule.values(value) for value in rates}
     groups: dict[Any, list[int]] = {}
     for position, slope in enumerate(gradient):
-        state, key = step.state[position], id(rates[position])
+        state, key = step.state[position], closed[id(rates[position])]
         if slope is None:
             # A parameter without a gradient passes through, with its state.
             given[position] = _held(state, given[position])
-        elif key in closed:
+        elif key is not None:
             count = float(state[COUNTER]) if COUNTER in state else None
             groups.setdefault((key, count, *state), []).append(position)
         else:
