@@ -125,7 +125,7 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
     import_torch(with_wandb=logs_to_wandb(config))
     warn(*configuration.check(config, targets=True))
     import_large("mlotool.runner")
-    if config.runner.report:
+    if config.runner.report and is_first_rank():
         # It is needed at the end, when there are more objects to look through.
         import_large("mlotool.report")
     from mlotool import runner

@@ -754,8 +754,6 @@ def _traceless(program: Program) -> Iterator[None]:
             part.serial()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Of the rehearsal itself.
-            warnings.filterwarnings("default", message=r"problems\.\w+\.loss: the gradient of .* is exactly 0 at its f")
             # Said once, and known from then on.
             warnings.filterwarnings("default", message=r"problems\.\w+\.tasks: torch\.vmap cannot evaluate all tasks")
             yield

@@ -10,6 +10,8 @@ SCRIPT = """
 import atexit, sys, threading, time
 from mlotool.core.process import import_large, leave
 
+early = open("early.txt", "w")
+early.write("written before a large import")
 json = import_large("json")
 assert import_large("json") is json
 atexit.register(lambda: open("atexit.txt", "w").write("called"))
@@ -33,4 +35,5 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     )
     assert (result.returncode, result.stdout, result.stderr) == (3, "said\n", "")
     found = {file.stem: file.read_text() for file in tmp_path.glob("*.txt")}
-    assert found == {"atexit": "called", "open": "written", "thread": "ended"}
+    expected = {"atexit": "called", "open": "written", "thread": "ended", "early": "written before a large import"}
+    assert found == expected
