@@ -3,7 +3,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hydra.core import global_hydra
 
+from mlotool.cli import job
 from mlotool.cli.main import main
 from mlotool.sweep import driver
 from tests import forked
@@ -17,6 +19,30 @@ Recipe = Callable[..., Path]
 def jobs_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps fork their jobs: to import torch in a process of its own takes each of them seconds."""
     monkeypatch.setattr(driver, "start_process", forked.start_job)
+
+
+@pytest.fixture(autouse=True)
+def hydra_composes_once(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let Hydra take a sweep's mode from -m alone; it would compose each config once more to read `hydra.mode`."""
+    if "hydra_mode" not in request.fixturenames:
+        monkeypatch.setattr(global_hydra.Hydra, "get_mode", lambda self, config_name, overrides: None)
+
+
+@pytest.fixture
+def hydra_mode() -> None:
+    """Asked for by a test whose config sets `hydra.mode`."""
+
+
+@pytest.fixture(autouse=True)
+def runs_write_no_page(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A page takes longer than a small run."""
+    if "pages" not in request.fixturenames:
+        monkeypatch.setattr(job, "write_report", lambda config, run_dir: None)
+
+
+@pytest.fixture
+def pages() -> None:
+    """Asked for by a test whose runs write a page."""
 
 
 @pytest.fixture

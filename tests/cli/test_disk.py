@@ -56,6 +56,7 @@ def test_a_signal_while_a_page_is_written_leaves_the_old_one(
     assert (run / "report.html").read_text().endswith("</html>\n")
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
     call: Call, send: Callable[[str, int], None], tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def written(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         del sys.modules[name]
 
 
+@pytest.mark.usefixtures("pages")
 def test_the_commands_that_it_prints_work(call: Call, written: str, tmp_path: Path) -> None:
     commands = [shlex.split(line)[1:] for line in written.splitlines() if line.startswith("  mlotool ")]
     assert [words[0] for words in commands] == ["run", "validate"]

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,7 @@ class FakeRunner:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     fake = FakeRunner()
+    import_module("mlotool.cli.report")  # which would keep the fake one, were it imported here for the first time
     monkeypatch.setattr(mlotool.report, "write_report", fake.write_report)
     monkeypatch.setitem(sys.modules, "mlotool.runner", fake)
     monkeypatch.setattr(mlotool, "runner", fake, raising=False)
@@ -57,6 +59,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
 
 
 @pytest.mark.parametrize("words", [["+recipe=plain"], ["plain"]])
+@pytest.mark.usefixtures("pages")
 def test_runs_in_the_folder_of_hydra(call: Call, runner: FakeRunner, tmp_path: Path, words: list[str]) -> None:
     code, out, err = call("run", *words, "seed=4", "runner.max_ticks=3")
     [made] = runner.calls
@@ -82,6 +85,7 @@ def test_runs_a_file_and_own_recipes_hide_built_in_ones(
     assert code == 0 and runner.calls[1].config.seed == 3 and "recipes/mwn.yaml" in err
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_report_that_breaks_is_a_warning(call: Call, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlotool.report, "write_report", Mock(side_effect=OSError("disk full")))
     code, _, err = call("run", "plain")
@@ -97,6 +101,7 @@ def test_a_report_that_breaks_is_a_warning(call: Call, runner: FakeRunner, monke
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
+@pytest.mark.usefixtures("pages")
 def test_what_a_run_raises_is_an_exit_code(
     call: Call, runner: FakeRunner, error: BaseException, code: int, said: str
 ) -> None:
@@ -175,6 +180,7 @@ MODES = [["hydra.mode=MULTIRUN"], pytest.param(["+hydra/modes=many", "-cd", "min
 
 
 @pytest.mark.parametrize("words", MODES)
+@pytest.mark.usefixtures("hydra_mode")
 def test_all_ways_to_say_that_it_is_a_sweep(call: Call, runner: FakeRunner, tmp_path: Path, words: list[str]) -> None:
     option = tmp_path / "mine" / "hydra" / "modes" / "many.yaml"
     option.parent.mkdir(parents=True)

@@ -1,3 +1,3 @@
-from tests.cli.conftest import call, jobs_are_forked
+from tests.cli.conftest import call, hydra_composes_once, jobs_are_forked
 
-__all__ = ["call", "jobs_are_forked"]
+__all__ = ["call", "hydra_composes_once", "jobs_are_forked"]
