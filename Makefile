@@ -60,6 +60,7 @@ clean:  ## everything that these targets made, runs excepted
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mlotool needs Python 3.11 or newer, but this is " + sys.version.split()[0] + "; run: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip  # older ones take longer for PyTorch
 
 $(VENV)/installed: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV); PyTorch is large, this takes minutes the first time"

@@ -4,10 +4,11 @@ import html
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 import mlotool
@@ -83,9 +84,14 @@ def page(recipe: Path) -> str:
 
 def graph(name: str) -> str | None:
     """Return the picture of a recipe's problems, as SVG."""
-    config: Any = OmegaConf.to_container(mlotool.compose(name), resolve=True)
+    config: Any = OmegaConf.to_container(_composed(name), resolve=True)
     picture = problem_graph(config, problem_colours(config["problems"]))
     return None if picture is None else str(picture)
+
+
+@cache
+def _composed(name: str) -> DictConfig:
+    return mlotool.compose(name)
 
 
 def committed(name: str) -> dict[str, Any] | None:
@@ -117,7 +123,7 @@ def _run(name: str) -> list[str]:
             *_models(f"{name}/search", "The best model: its graph and its decisions"),
         ]
     if run is not None:
-        problems = mlotool.compose(name).problems
+        problems = _composed(name).problems
         metrics = {
             key: value
             for key, value in run["metrics"].items()
