@@ -84,7 +84,7 @@ def small(recipe: str, image_folder: Path, overrides: Sequence[str] = ()) -> Dic
         image_folder: the fixture of that name.
         overrides: more words of a command line.
     """
-    words = ["debug=fast", "debug.limit_ticks=4", "logger=csv", "runner.progress_bar=false"]
+    words = ["debug=fast", "debug.limit_ticks=2", "logger=csv", "runner.progress_bar=false"]
     if recipe in CIFAR:
         sizes = "{train: 50, meta: 10, val: 10, test: 20}"
         words += ["data=cifar10_folder_longtailed", f"data.root={image_folder}", f"data.sizes={sizes}"]
