@@ -11,6 +11,7 @@ RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").g
 CELLS = [f"problems.classifier.module.base.{size}" for size in ("num_cells=3", "width=4")]
 # A cell of one node has two edges, of four nodes fourteen, and each edge has all operations.
 SEARCH = ["problems.classifier.module.base.num_nodes=1", "debug.limit_ticks=2"]
+SHALLOW = ["problems.classifier.module.depth=8"]
 # A penalty for states of the paper's size.
 PARALLEL = ["problems.classifier.parallel.beta=1"]
 # On CIFAR-10 at the size of their paper; what of it is too much for a test is made smaller.
@@ -43,6 +44,7 @@ def narrow(*names: str) -> list[str]:
 
 # On data that has to be downloaded, or more of it than a test needs: on the embedded one here, with a model for it.
 ELSEWHERE = {
+    **{f"layerparallel_{name}": SHALLOW for name in ("imagenet", "lagrangian", "penalty")},
     "darts": [*SEARCH, *CELLS, *(f"problems.{name}.stream.batch_size=16" for name in ("architecture", "classifier"))],
     "domain_adaptation_paper": [
         *("data=two_domains", "data.sizes={pretrain: 80, finetune: 20, meta: 0, val: 20, test: 20}"),
