@@ -238,9 +238,9 @@ def unfinite(ranks: Ranks) -> str:
 def config() -> Any:
     """Return a run of a few seconds, with evaluations between and at the end."""
     problem = {"shard": "true", "module.hidden": "[9]", "optimizer.lr": 0.1, "stream.batch_size": 15}
-    runner = {"devices": 2, "accelerator": "cpu", "report": "false", "progress_bar": "false", "log_every": 1, "max_ticks": 4}
+    runner = {"devices": 2, "accelerator": "cpu", "report": "false", "progress_bar": "false", "log_every": 1}
     words = [f"problems.classifier.{key}={value}" for key, value in problem.items()]
-    words += [f"runner.{key}={value}" for key, value in runner.items()]
+    words += [f"runner.{key}={value}" for key, value in {**runner, "max_ticks": 4}.items()]
     return compose("plain", [*words, "logger=csv", "debug.limit_samples=50", "evaluate.splits={val: 2, test: end}"])
 
 
