@@ -1,16 +1,19 @@
 """What makes each recipe small enough for a test, on data that are there."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 import mlotool
+from mlotool.config.composition import with_values
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 CELLS = [f"problems.classifier.module.base.{size}" for size in ("num_cells=3", "width=4")]
 # A cell of one node has two edges, of four nodes fourteen, and each edge has all operations.
 SEARCH = ["problems.classifier.module.base.num_nodes=1", "debug.limit_ticks=2"]
+SHALLOW = ["problems.classifier.module.depth=8"]
 # A penalty for states of the paper's size.
 PARALLEL = ["problems.classifier.parallel.beta=1"]
 # On CIFAR-10 at the size of their paper; what of it is too much for a test is made smaller.
@@ -43,6 +46,7 @@ def narrow(*names: str) -> list[str]:
 
 # On data that has to be downloaded, or more of it than a test needs: on the embedded one here, with a model for it.
 ELSEWHERE = {
+    **{f"layerparallel_{name}": SHALLOW for name in ("imagenet", "lagrangian", "penalty")},
     "darts": [*SEARCH, *CELLS, *(f"problems.{name}.stream.batch_size=16" for name in ("architecture", "classifier"))],
     "domain_adaptation_paper": [
         *("data=two_domains", "data.sizes={pretrain: 80, finetune: 20, meta: 0, val: 20, test: 20}"),
@@ -73,7 +77,14 @@ ELSEWHERE = {
         "problems.classifier.accumulate_batches=2",
     ],
 }
+QUICK = ["debug=fast", "logger=csv"]
 CIFAR = [name for name in RECIPES if "cifar10" in name or name in SMALLER]
+
+
+@cache
+def whole(recipe: str) -> DictConfig:
+    """Return the config of a recipe as it is, for a run of a few ticks."""
+    return mlotool.compose(recipe, QUICK)
 
 
 def small(recipe: str, image_folder: Path, overrides: Sequence[str] = ()) -> DictConfig:
@@ -84,9 +95,12 @@ def small(recipe: str, image_folder: Path, overrides: Sequence[str] = ()) -> Dic
         image_folder: the fixture of that name.
         overrides: more words of a command line.
     """
-    words = ["debug=fast", "debug.limit_ticks=4", "logger=csv", "runner.progress_bar=false"]
+    words = ["debug.limit_ticks=2", "runner.progress_bar=false"]
     if recipe in CIFAR:
         sizes = "{train: 50, meta: 10, val: 10, test: 20}"
         words += ["data=cifar10_folder_longtailed", f"data.root={image_folder}", f"data.sizes={sizes}"]
         words += ["data.imbalance_factor=5", "data.image_shape=[3,8,8]"]
-    return mlotool.compose(recipe, [*words, *SMALLER.get(recipe, []), *ELSEWHERE.get(recipe, []), *overrides])
+    words += [*SMALLER.get(recipe, []), *ELSEWHERE.get(recipe, []), *overrides]
+    has_other_nodes = recipe in CIFAR or recipe in ELSEWHERE
+    found = None if has_other_nodes else with_values(whole(recipe), words)
+    return mlotool.compose(recipe, [*QUICK, *words]) if found is None else found

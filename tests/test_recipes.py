@@ -7,14 +7,22 @@ import pytest
 
 import mlotool
 from benchmarks.recipe_table import BEGIN, END, table
+from mlotool.config import check
 from mlotool.config.recipes import TASKS
-from tests.small_recipes import RECIPES, small
+from tests.small_recipes import RECIPES, small, whole
 
 # Both have the radius of the DARTS paper, meant for its images; of a few that are noise, eight pixels wide, the cells'
 # batch statistics bend at every radius.
 BENDS = pytest.mark.filterwarnings(
     "ignore:problems.classifier. the product with M by finite differences, at a radius of 1.0e-02"
 )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_sound(recipe: str) -> None:
+    config = whole(recipe)
+    assert config.name == recipe
+    assert check(config) == []
 
 
 # At its start a network may have negative curvature, which a solver says once.

@@ -69,14 +69,22 @@ def test_the_exact_product_is_the_limit_of_frozen_differences(monkeypatch: pytes
     close(ends(jax_rival(task, is_exact=True)), ends(bare.build(task, frozen_constants=True)), 1e-6)
 
 
-@each_task
+# A trace of the conjugate gradients is long.
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(task, marks=pytest.mark.slow) if task in SLOW_TASKS or task.algorithm == "cg" else task
+        for task in (*TASKS, *SLOW_TASKS)
+    ],
+    ids=lambda task: f"{task.model}-{task.algorithm}",
+)
 def test_traced_gradients(task: Task) -> None:
     close(parameters(ends(ours.build(task, trace="eager"))), parameters(ends(bare.build(task))))
 
 
 @pytest.mark.parametrize("is_jax", [True, False], ids=["jax", "traced"])
 def test_a_restart_does_the_same_again(is_jax: bool) -> None:
-    task = Task("mlp", "neumann")
+    task = Task("mlp", "fd")
     rival = jax_rival(task) if is_jax else ours.build(task, trace="eager")
     first = ends(rival)
     assert rival.restart is not None

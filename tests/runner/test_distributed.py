@@ -65,7 +65,7 @@ def in_the_middle(middle: Make) -> Callable[[Make], Program]:
 
 # By name: the top problem, what builds it, and ticks. Unequal shares go on into a second epoch of three batches.
 PROGRAMS: dict[str, tuple[str, Callable[[Make], Program], int]] = {
-    "mwn": ("weigher", program, 3),
+    "mwn": ("weigher", program, 2),
     "unequal": ("weigher", unequal, 4),
     "trilevel": ("u", lambda make: web(*TRILEVEL, hypergradient=make), 2),
     "nested": ("u", lambda make: web(*NESTED, hypergradient=make), 2),
@@ -78,16 +78,20 @@ PROGRAMS: dict[str, tuple[str, Callable[[Make], Program], int]] = {
 }
 
 
-def compute(ranks: Ranks) -> dict[str, dict[str, Tensor] | str]:
-    """Return, by program and algorithm, the top gradient and the parameters after ticks, or why there are none."""
+def compute(ranks: Ranks, *, of_all: Sequence[str]) -> dict[str, dict[str, Tensor] | str]:
+    """Return, by program and algorithm, the top gradient and the parameters after ticks, or why there are none.
+
+    Args:
+        ranks: those that share the batches.
+        of_all: programs in which all of conf/ are there; of others, there are some.
+    """
     found: dict[str, dict[str, Tensor] | str] = {}
     chosen = options()
     some = {name: chosen[name] for name in ("kept", *(f"conf/{name}" for name in SOME))}
     own = {name: make for name, make in EVERY.items() if "_difference" not in name}
-    # With unequal shares, and in two programs of three levels, all of conf/ are there.
-    makes_of_kinds = {"mwn": {**own, **some}, "difference": some, "unrolled": some}
+    makes_of_kinds = {"mwn": {**own, **some}, **dict.fromkeys(of_all, chosen)}
     for kind, (top, build, num_ticks) in PROGRAMS.items():
-        for name, make in makes_of_kinds.get(kind, chosen).items():
+        for name, make in makes_of_kinds.get(kind, some).items():
             try:
                 made = over(ranks, build(make))
             except ConfigError as error:
@@ -209,32 +213,45 @@ def _message(call: Callable[[], object]) -> str:
     return "nothing was raised"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, of_all: Sequence[str]) -> None:
     """Be one of them."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        found = {"programs": compute(ranks), "exchanges": exchanges(ranks)}
+        found = {"programs": compute(ranks, of_all=of_all), "exchanges": exchanges(ranks)}
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
 
 
 Found = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found, Found]:
+def by_one_and_two(folder: Path, *of_all: str) -> tuple[Found, Found, Found]:
     """Return what one rank computes, and what each of two does."""
 
     def alone() -> Found:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return {"programs": compute(Ranks())}
+            return {"programs": compute(Ranks(), of_all=of_all)}
 
-    found, (first, second) = run_ranks(main, 2, tmp_path_factory.mktemp("ranks"), meanwhile=alone)
+    found, (first, second) = run_ranks(main, 2, folder, of_all, meanwhile=alone)
     return found, first, second
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found, Found]:
+    return by_one_and_two(tmp_path_factory.mktemp("ranks"), "unequal")
+
+
+@pytest.mark.slow
+def test_so_they_do_with_all_of_conf_in_each_program(tmp_path: Path) -> None:
+    check_two_equal_one(by_one_and_two(tmp_path, *PROGRAMS))
+
+
 def test_two_ranks_equal_one_rank_with_the_joined_batches(found: tuple[Found, Found, Found]) -> None:
+    check_two_equal_one(found)
+
+
+def check_two_equal_one(found: tuple[Found, Found, Found]) -> None:
     alone, first, second = (each["programs"] for each in found)
     assert alone.keys() == first.keys() == second.keys()
     wrong = {}

@@ -194,7 +194,7 @@ def test_every_algorithm_resumes_bit_identically(
     kept = sorted(int(path.stem.partition("_")[2]) for path in (dense / "checkpoints").glob("tick_*.ckpt"))
     assert kept == list(range(read_summary(whole)["num_ticks"] + 1))
     # Within an unroll, a window, a chunk and a round; by some, the start, the end of a round and that of the run too.
-    for tick in (0, 8, 13, 20, kept[-1]) if name in ("unrolled", "plateau") else (13,):
+    for tick in {"unrolled": (0, 8, 13, 20, kept[-1]), "plateau": (13, 20)}.get(name, (13,)):
         parts = tmp_path / f"from_{tick}"
         shutil.copytree(dense, parts)
         # As a kill leaves it: with lines after the checkpoint, without an end.

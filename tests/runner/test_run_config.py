@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 from mlotool import LossOutput
-from mlotool.cli.main import main
+from mlotool.config import compose
 from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
 from mlotool.core.user_code import UserCodeError
-from mlotool.runner import RunResult, load
+from mlotool.runner import RunResult, load, run
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.evaluation import Evaluator
 from tests.runner.tiny import Analysis, lower_loss
@@ -317,19 +317,20 @@ def test_bf16_opens_autocast_around_the_losses_only(tiny_run: Run) -> None:
 
 
 def test_a_run_with_remat_has_the_metrics_of_one_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def metrics(remat: str) -> dict[tuple[int, str], float]:
-        folder = tmp_path / remat
-        overrides = [f"problems.classifier.remat={remat}", f"hydra.run.dir={folder}"]
-        more = ["problems.classifier.module.num_layers=2", "debug=fast", "debug.limit_ticks=3", "logger=csv"]
-        assert main(["run", "+recipe=mwn_text", "runner.report=false", *overrides, *more]) == 0
+    words = ["problems.classifier.module.num_layers=2", "debug=fast", "debug.limit_ticks=3", "logger=csv"]
+    config = compose("mwn_text", [*words, "runner.progress_bar=false"])
+
+    def metrics(remat: str | None) -> dict[tuple[int, str], float]:
+        config.problems.classifier.remat = remat
+        folder = run(config, output_dir=tmp_path / str(remat)).output_dir
         return {(tick, key): value for tick, key, value in read_metrics(folder)}
 
     caplog.set_level(logging.INFO, "mlotool")
-    ours, its = metrics("auto"), metrics("null")
+    ours, its = metrics("auto"), metrics(None)
     said = [each for each in caplog.messages if "remat" in each]
     assert said == ["problems.classifier.remat: auto found 2 blocks, blocks.0 to blocks.1."]
     assert ours.keys() == its.keys()
     assert ours == pytest.approx(its, rel=1e-5, abs=1e-6)
     # The module alone is saved: it needs none of this to be loaded.
-    states = [load(tmp_path / remat, "classifier").state_dict() for remat in ("auto", "null")]
+    states = [load(tmp_path / remat, "classifier").state_dict() for remat in ("auto", "None")]
     assert list(states[0]) == list(states[1])

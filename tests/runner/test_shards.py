@@ -192,8 +192,7 @@ def resumed(ranks: Ranks, name: str) -> list[dict[str, Tensor]]:
     for is_interrupted in (False, True):
         made = over(ranks, PROGRAMS[name]())
         schedule = Schedule(made)
-        for _ in range(3):
-            schedule.tick()
+        schedule.tick()
         if is_interrupted:
             # In the middle of a look-ahead, whose snapshot is of shards as well.
             state, moment = (gathered(each.state_dict(), is_kept=True) for each in (made, schedule))
@@ -201,7 +200,7 @@ def resumed(ranks: Ranks, name: str) -> list[dict[str, Tensor]]:
             schedule = Schedule(made)
             made.load_state_dict(state)
             schedule.load_state_dict(moment)
-        for _ in range(3):
+        for _ in range(2):
             schedule.tick()
         ends.append(tensors(gathered(made.state_dict(), is_kept=True)))
     return ends
@@ -236,20 +235,23 @@ def unfinite(ranks: Ranks) -> str:
     return "nothing was raised"
 
 
-def config(max_ticks: int) -> Any:
-    """Return a whole run of a few seconds, with evaluations between and at the end."""
+def config() -> Any:
+    """Return a run of a few seconds, with evaluations between and at the end."""
     problem = {"shard": "true", "module.hidden": "[9]", "optimizer.lr": 0.1, "stream.batch_size": 15}
     runner = {"devices": 2, "accelerator": "cpu", "report": "false", "progress_bar": "false", "log_every": 1}
     words = [f"problems.classifier.{key}={value}" for key, value in problem.items()]
-    words += [f"runner.{key}={value}" for key, value in {**runner, "max_ticks": max_ticks}.items()]
+    words += [f"runner.{key}={value}" for key, value in {**runner, "max_ticks": 4}.items()]
     return compose("plain", [*words, "logger=csv", "debug.limit_samples=50", "evaluate.splits={val: 2, test: end}"])
 
 
 def runs(folder: Path) -> list[Mapping[str, float]]:
     """Return the metrics of a run, and of one that was ended before and goes on."""
-    whole = run(config(6), output_dir=folder / "whole").metrics
-    run(config(3), output_dir=folder / "parts")
-    return [whole, run(config(6), resume=folder / "parts").metrics]
+    settings = config()
+    whole = run(settings, output_dir=folder / "whole").metrics
+    shorter = settings.copy()
+    shorter.runner.max_ticks = 2
+    run(shorter, output_dir=folder / "parts")
+    return [whole, run(settings, resume=folder / "parts").metrics]
 
 
 def main(folder: Path) -> None:

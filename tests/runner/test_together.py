@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from mlotool import config as configuration
+from mlotool.config.composition import with_values
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.run_files import read_json
@@ -28,8 +29,14 @@ from mlotool.runner.together import FusionRecord, RunRequest, run_together
 WORDS = ["runner.max_ticks=4", "runner.report=false", "data.seed=0", "data.sizes.train=200", "logger=csv"]
 
 
+@functools.cache
+def composed() -> Any:
+    return configuration.compose("plain", WORDS)
+
+
 def request(folder: Path, *words: str, **settings: object) -> RunRequest:
-    config = configuration.compose("plain", [*WORDS, *words])
+    config = with_values(composed(), words)
+    assert config is not None
     return RunRequest(config, folder, **settings)  # type: ignore[arg-type]
 
 

@@ -111,7 +111,9 @@ def test_a_search_in_groups_tells_the_study_of_each_job(sweep: Sweep, tmp_path: 
     assert "pruned" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL]
+)
 def test_a_signal_stops_the_jobs_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     """No job outlives its sweep; one that is killed says nothing."""
     function, given, environment = begun("seed=1,2", "runner.max_ticks=20000", "sweep.workers=2")
@@ -135,7 +137,7 @@ def test_a_signal_stops_the_jobs_and_says_how_to_go_on(tmp_path: Path, number: s
 @pytest.mark.parametrize(
     ("launcher", "package", "options", "fuse"),
     [
-        ("slurm", "submitit", "{cluster: local, timeout_min: 5}", 1),
+        ("slurm", "submitit", "{cluster: local, timeout_min: 5}", 2),
         pytest.param("ray", "ray", "{num_cpus: 1}", 2, marks=pytest.mark.slow),
     ],
 )
