@@ -330,7 +330,7 @@ PROGRAMS: dict[str, Callable[[int], Program]] = {
 }
 
 
-LONGER = ("cg", "running statistics below")
+LONGER = ("cg", "neumann", "running statistics below")
 """Beside "solvers that decide differently" and "a role in eval mode"."""
 
 

@@ -44,7 +44,7 @@ def test_a_quadratic_lower_problem_is_exact_at_any_multiplier(name: str, multipl
 
 def settled(case: Case, num_pullbacks: int, **settings: float) -> tuple[float, float]:
     """Return the relative error of the last of several pullbacks under the barrier rule, and its multiplier."""
-    program = case.program(lambda: Penalty(rule="barrier", num_steps=40, step_size=0.3, **settings))
+    program = case.program(lambda: Penalty(rule="barrier", num_steps=20, step_size=0.3, **settings))
     found = error(case, program, num_pullbacks)
     return found, program.statistics()["w/penalty_multiplier"]
 

@@ -151,8 +151,13 @@ BELOW: dict[str, tuple[Callable[[], AbstractHypergradient], Callable[[Tensor, Te
 }
 
 
-@pytest.mark.parametrize(("accumulate", "is_again"), [(1, False), (2, True)])
-@pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
+@pytest.mark.parametrize(
+    ("is_shaped", "accumulate", "is_again"),
+    [
+        *[(True, 2, True), (False, 1, False)],
+        *[pytest.param(*each, marks=pytest.mark.slow) for each in ((True, 1, False), (False, 2, True))],
+    ],
+)
 @pytest.mark.parametrize("name", BELOW)
 def test_steps_of_a_schedule(name: str, is_shaped: bool, accumulate: int, is_again: bool) -> None:
     make, below, tolerance = BELOW[name]
