@@ -246,7 +246,7 @@ def test_inexact_gradients_train_as_well_as_the_serial_ones(optimizer: Any, batc
     settings = {"optimizer": optimizer, "batch_size": batch_size}
     parallel = Multigrid(cycles=2, backward_cycles=2, warm_start=True)
     torch.manual_seed(0)
-    layers = Wave(16, h=0.06)
+    layers = Wave(32, h=0.03)
     mine, serial = (train(problem(how, network(copy.deepcopy(layers)), **settings), steps) for how in (parallel, None))
     epoch = 12 // batch_size
     last, expected = (sum(losses[-epoch:]) / epoch for losses in (mine, serial))
