@@ -21,6 +21,7 @@ temporarily_clear_interpreter_stack = pyfunctorch.temporarily_clear_interpreter_
 
 DataDependentOutputException = fake_tensor.DataDependentOutputException
 DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException
+FakeTensor = fake_tensor.FakeTensor
 FakeTensorMode = fake_tensor.FakeTensorMode
 unset_fake_temporarily = fake_tensor.unset_fake_temporarily
 

@@ -22,8 +22,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mlotool.core.private import AutoDispatchBelowAutograd, FakeTensorMode, guards
-from mlotool.core.tracing import Course, tracing
+from mlotool.core.private import AutoDispatchBelowAutograd, guards
+from mlotool.core.tracing import Course, ExamplesMode, tracing
 from mlotool.core.user_code import is_out_of_memory
 from mlotool.fusion.stack import NotFusedError, OwnValue, Stack, StackedBatch, TakenSteps, with_values
 from mlotool.problem.interface import Memory
@@ -452,7 +452,7 @@ class StackedGradients:
         # The kernel of a CPU has no form for several runs.
         on_cpu = all(each.device.type == "cpu" for each in member)
         try:
-            with guards.tracing(guards.TracingContext(FakeTensorMode())), engine.random:
+            with guards.tracing(guards.TracingContext(ExamplesMode())), engine.random:
                 with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
                     first = make_fx(function, HONEST_BATCH_NORMS)(*member)
                 trace.refuse_shapes_by_values(first)

@@ -20,9 +20,9 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make
 
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.private import AutoDispatchBelowAutograd, FakeTensorMode, guards, tree_flatten, tree_map_only
+from mlotool.core.private import AutoDispatchBelowAutograd, guards, tree_flatten, tree_map_only
 from mlotool.core.replay import RandomState
-from mlotool.core.tracing import Course, TraceableFunctions, ValuesLeaveError, tracing
+from mlotool.core.tracing import Course, ExamplesMode, TraceableFunctions, ValuesLeaveError, tracing
 from mlotool.core.unchanged import SameForms, SameObjects
 from mlotool.problem.compatibility import Case, broken, reason
 from mlotool.problem.interface import AbstractDirector
@@ -689,7 +689,7 @@ class TracedRounds:
         try:
             # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat. Without
             # the context torch makes a new mode for each operation whose shape it notes: half the time of tracing.
-            with guards.tracing(guards.TracingContext(FakeTensorMode())):
+            with guards.tracing(guards.TracingContext(ExamplesMode())):
                 first = make_fx(traced, HONEST_BATCH_NORMS)(*arguments)
                 if change := state.change():
                     raise UntraceableError(change, traced.gradients.problem)

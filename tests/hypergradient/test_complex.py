@@ -74,7 +74,10 @@ def test_refused_in_a_lower_problem(algorithm: Any) -> None:
 @pytest.mark.filterwarnings("ignore:The .* solve at problem", "ignore:problems.* not traced")
 @pytest.mark.parametrize(
     ("algorithm", "trace"),
-    [*[(each, None) for each in ALGORITHMS[:-1]], *[(each, "eager") for each in ALGORITHMS[1:4]]],
+    [
+        *[(each, None) for each in ALGORITHMS[:-1]],
+        *[(each, "eager") for each in (Implicit(ConjugateGradient(1)), *ALGORITHMS[2:4])],
+    ],
 )
 def test_right_in_an_upper_problem(algorithm: Any, trace: str | None) -> None:
     settings = {"optimizer": partial(torch.optim.Adam, lr=0.1)} if trace else {"gradient_clip_norm": 0.3}

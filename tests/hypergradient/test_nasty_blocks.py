@@ -330,8 +330,17 @@ def test_the_same(name: str, way: str) -> None:
             assert (found - expected).norm() < 1e-10 * expected.norm(), (algorithm.product, again)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", REFUSED)
+IN_BOTH = ("a counter", "a dataclass", "hooks of gradients")
+"""Blocks of which normal tests see in implicit solutions too that they are refused."""
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *[(name, "unrolled") for name in REFUSED],
+        *[pytest.param(name, "implicit", marks=[] if name in IN_BOTH else pytest.mark.slow) for name in REFUSED],
+    ],
+)
 def test_refused(name: str, way: str) -> None:
     make, of_remat, of_forward = REFUSED[name]
     base, (reverse, forward) = WAYS[way]

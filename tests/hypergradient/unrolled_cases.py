@@ -147,9 +147,9 @@ class Weights(Point):
 
 
 def decoder(seed: int = 0, is_double: bool = True, **settings: Any) -> nn.Module:
-    """Return two blocks of width 8."""
+    """Return a block of width 8."""
     torch.manual_seed(seed)
-    found = Decoder(VOCABULARY, **{"width": 8, "hidden": 10, "num_heads": 2, "num_layers": 2, **settings})
+    found = Decoder(VOCABULARY, **{"width": 8, "hidden": 10, "num_heads": 2, "num_layers": 1, **settings})
     return found.double() if is_double else found
 
 

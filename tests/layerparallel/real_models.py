@@ -82,7 +82,7 @@ IMAGES, TOKENS = samples(3, 16, 16), samples(6, are_tokens=True)
 Model = tuple[Callable[[], nn.Module], InMemoryTensors, str | None]
 STAGED: dict[str, Model] = {
     "resnet": (partial(resnet, 1), IMAGES, None),
-    "vision transformer": (partial(vision_transformer, 4), IMAGES, None),
+    "vision transformer": (partial(vision_transformer, 3), IMAGES, None),
     "decoder": (partial(decoder, 4), TOKENS, None),
     "encoder": (partial(encoder, 8, 4), samples(5, 8), None),
     "checked": (Checked, samples(8), None),
@@ -90,9 +90,9 @@ STAGED: dict[str, Model] = {
 }
 """To be cut into stages."""
 LAYERED: dict[str, Model] = {
-    "resnet": (partial(resnet, 3), IMAGES, None),
+    "resnet": (partial(resnet, 2), IMAGES, None),
     "resnet50": (resnet50, samples(3, 32, 32), "layer3[1:]"),
-    "vision transformer": (partial(vision_transformer, 8), IMAGES, None),
+    "vision transformer": (partial(vision_transformer, 5), IMAGES, None),
     "decoder": (partial(decoder, 8), TOKENS, None),
     "encoder": (partial(encoder, 16, 8), samples(5, 16), None),
     "masked": (partial(Masked, 8), TOKENS, None),

@@ -89,7 +89,7 @@ def test_it_moves_to_dearer_and_cheaper_plans() -> None:
 
 
 def test_it_goes_serial_where_no_plan_is_near_enough_and_comes_back() -> None:
-    part = auto(wave(128, time=60.0), guard_threshold=1e-3, guard_max_cycles=2, guard_every=3)
+    part = auto(wave(64, time=30.0), guard_threshold=1e-3, guard_max_cycles=2, guard_every=3)
     with pytest.warns(UserWarning, match="of .* plans none is within guard_threshold=0.001 .* one after the other"):
         step(part)
     assert part.statistics() == {"is_serial": 1.0, "gradient_bias": 0.0}

@@ -43,7 +43,7 @@ def start(seed: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("relaxation", ["F", "FCF"])
 def test_histories_equal_the_plain_algorithm(relaxation: str, levels: Any, kind: str) -> None:
     """With one factor for so many levels, or one for each."""
-    num_layers, cycles = 64, 5
+    num_layers, cycles = 64, 3
     network, u0, cotangent = Network.random(num_layers), start(), start(2)
     is_list = isinstance(levels, list)
     factors = levels if is_list else levels_of(num_layers, 4, levels)
@@ -241,7 +241,7 @@ lbfgs = partial(torch.optim.LBFGS, max_iter=1, max_eval=20, history_size=10, lin
 adam = partial(torch.optim.Adam, lr=0.02)
 
 
-@pytest.mark.parametrize(("optimizer", "batch_size", "steps"), [(lbfgs, 12, 15), (adam, 4, 40)], ids=["lbfgs", "adam"])
+@pytest.mark.parametrize(("optimizer", "batch_size", "steps"), [(lbfgs, 12, 12), (adam, 4, 30)], ids=["lbfgs", "adam"])
 def test_inexact_gradients_train_as_well_as_the_serial_ones(optimizer: Any, batch_size: int, steps: int) -> None:
     settings = {"optimizer": optimizer, "batch_size": batch_size}
     parallel = Multigrid(cycles=2, backward_cycles=2, warm_start=True)
