@@ -11,15 +11,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig
 
+from mlotool.cli.arguments import read_request
 from mlotool.cli.main import VERBS
+from mlotool.cli.validate import sweep_faults
 from mlotool.config import check, compose
-from mlotool.config.composition import is_sweep, with_values
+from mlotool.config.composition import with_values
 from mlotool.config.trusted import trusted_names
 from tests.small_recipes import ELSEWHERE, RECIPES
 
@@ -43,7 +46,12 @@ RANGE = (r"range\(0,\d+\)", "range(0,2)")
 FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=1"), RANGE)
 ONE = (r"(\.lr=[^,(]+),.*", r"\1")
 """Of several learning rates, where the page prints nothing of their jobs."""
-SHORT = ((r"for _ in range\(\d+\)", "for _ in range(2)"), (r"max_ticks=\d+", "max_ticks=6"))
+SHORT = (
+    (r"for _ in range\(\d+\)", "for _ in range(2)"),
+    (r'"runner\.max_ticks=\d+"', '"runner.max_ticks=6", "logger=csv"'),
+)
+VALUE = re.compile(r"(?!decisions)\w+(\.\w+)+=[\w.-]+")
+"""A word of a command line that gives a key below another one a number or a text."""
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
 
@@ -85,14 +93,22 @@ def composed(recipe: str) -> DictConfig:
 
 
 def quickly_validating(mlotool: Call) -> Call:
-    """Return the command line, which composes nothing where a built-in recipe is only given other values."""
+    """Return the command line, which composes nothing where a built-in recipe is only given other values.
+
+    With `-m` it validates sweeps as they are typed.
+    """
 
     def run(*words: str) -> tuple[int, str, str]:
-        recipe, overrides = "".join(words[1:2]).removeprefix("+recipe="), words[2:]
+        if words[0] == "validate" and "-m" in words:
+            trusted = [word for option, word in pairwise(words) if option == "--trust"]
+            request = read_request([word for word in words[1:] if word not in ("-m", "--trust", *trusted)])
+            faults = sweep_faults(request, trusted, machine=False)
+            return 2 * bool(faults), "", "\n".join(faults)
+        recipe = "".join(words[1:2]).removeprefix("+recipe=")
         is_built_in = recipe in RECIPES and not Path("recipes").exists() and not Path("conf").exists()
-        if words[0] != "validate" or not is_built_in or any(word.startswith("-") for word in overrides):
+        if words[0] != "validate" or not is_built_in or not all(map(VALUE.fullmatch, words[2:])):
             return mlotool(*words)
-        if (config := with_values(composed(recipe), overrides)) is None:
+        if (config := with_values(composed(recipe), words[2:])) is None:
             return mlotool(*words)
         check(config)
         return 0, "", ""
@@ -139,6 +155,7 @@ def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
             Path(title).parent.mkdir(parents=True, exist_ok=True)
             Path(title).write_text(block.code, encoding="utf-8")
             unread.add(title)
+            were_run.discard(title)
         elif block.language == "python" and title and not _is_installed(block.code):
             compile(block.code, str(path), "exec")
         elif block.language == "python":
@@ -237,15 +254,8 @@ def _validate(line: str, place: str, mlotool: Call) -> str:
 
 
 def _validating(words: Sequence[str]) -> list[str]:
-    """Return the words that validate what `mlotool run` with some words would run, and the values that it sweeps."""
-    kept, swept = ["validate"], list[str]()
-    for word in words:
-        key, equals, value = word.partition("=")
-        if equals and not key.startswith("+recipe") and is_sweep(word):
-            swept.append(f"{key}: '{re.sub(*RANGE, value)}'")
-        elif word != "-m" and key != "resume":
-            kept.append(word)
-    return [*kept, *([f"++sweep.params={{{', '.join(swept)}}}"] if swept else [])]
+    """Return the words that validate what `mlotool run` with some words would run."""
+    return ["validate", *(re.sub(*RANGE, word) for word in words if not word.startswith("resume="))]
 
 
 def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
@@ -255,6 +265,9 @@ def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
     if words[0] == "show" and "--nodes" in words and not words[1].endswith(".yaml") and not later.startswith(PRINTED):
         # All models of a large space are counted.
         return _validating([words[1], *words[words.index("--nodes") + 2 :]])
+    if words[0] == "copy":
+        # Of a recipe that another test runs.
+        were_run |= {words[2], Path(words[2]).stem}
     if words[0] != "run":
         return list(words)
     recipe = next((word.removeprefix("+recipe=") for word in words[1:] if _is_recipe(word)), "")
