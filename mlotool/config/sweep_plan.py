@@ -296,7 +296,7 @@ def check_first_point(plan: SweepPlan) -> None:
     of_all = ("sweep.", *(f"{dimension.key.lstrip('+')}: " for dimension in ranges))
     faults = list[str]()
     with _noted(faults):
-        check(_first_config(plan))
+        check(job_config(plan, plan.first_words))
     if found := [fault for fault in faults if fault.startswith(of_all)]:
         raise ConfigError("\n".join(found))
 
@@ -305,7 +305,7 @@ def choice_faults(plan: SweepPlan) -> list[str]:
     """Return what is wrong with the values of a sweep, each beside the first ones of the other keys."""
     words, faults, first = [*plan.shared_words, *plan.first_words], list[str](), None
     with _noted(faults):
-        first = _first_config(plan)
+        first = job_config(plan, plan.first_words)
         check(first)
     for number, word in islice(_others(plan), MAX_LOOKED_AT):
         place = len(plan.shared_words) + number
@@ -317,12 +317,20 @@ def choice_faults(plan: SweepPlan) -> list[str]:
     return list(dict.fromkeys(faults))
 
 
-def _first_config(plan: SweepPlan) -> DictConfig:
-    """Return the config of the first job, which is composed only where its values are more than numbers and text."""
-    words = [*plan.shared_words, *plan.first_words]
+def job_config(plan: SweepPlan, own: Sequence[str]) -> DictConfig:
+    """Return the config of a job, which Hydra composes only where the job's own overrides set more than values.
+
+    Args:
+        plan: the sweep.
+        own: what the job overrides beside what all jobs share.
+
+    Raises:
+        ConfigError: it does not compose.
+    """
+    words = [*plan.shared_words, *own]
     is_apart = all(composition.is_apart(words, place) for place in range(len(plan.shared_words), len(words)))
-    first = None if plan.config is None or not is_apart else composition.with_values(plan.config, plan.first_words)
-    return composition.compose(None, words) if first is None else first
+    config = composition.with_values(plan.config, own) if plan.config is not None and is_apart else None
+    return composition.compose(None, words) if config is None else config
 
 
 def _others(plan: SweepPlan) -> Iterator[tuple[int, str]]:

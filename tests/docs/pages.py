@@ -50,8 +50,10 @@ SHORT = (
     (r"for _ in range\(\d+\)", "for _ in range(2)"),
     (r'"runner\.max_ticks=\d+"', '"runner.max_ticks=6", "logger=csv"'),
 )
-VALUE = re.compile(r"(?!decisions)\w+(\.\w+)+=[\w.-]+")
-"""A word of a command line that gives a key below another one a number or a text."""
+VALUE = re.compile(r"(seed|name|(?!decisions)\w+(\.\w+)+)=[\w.-]+")
+"""A word of a command line that gives a key a number or a text."""
+OF_A_FOLDER = re.compile(r"-|decisions|inherit")
+"""Words of a command line that name files of a page, and options."""
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
 
@@ -87,13 +89,13 @@ def rehearsed(mlotool: Call) -> Call:
 
 
 @cache
-def composed(recipe: str) -> DictConfig:
-    """Return a recipe's config without overrides."""
-    return compose(recipe)
+def composed(recipe: str, *words: str) -> DictConfig:
+    """Return a recipe's config with overrides that do more than set a number or text."""
+    return compose(recipe, words)
 
 
 def quickly_validating(mlotool: Call) -> Call:
-    """Return the command line, which composes nothing where a built-in recipe is only given other values.
+    """Return the command line, which composes nothing again where a built-in recipe is only given other values.
 
     With `-m` it validates sweeps as they are typed.
     """
@@ -106,9 +108,11 @@ def quickly_validating(mlotool: Call) -> Call:
             return 2 * bool(faults), "", "\n".join(faults)
         recipe = "".join(words[1:2]).removeprefix("+recipe=")
         is_built_in = recipe in RECIPES and not Path("recipes").exists() and not Path("conf").exists()
-        if words[0] != "validate" or not is_built_in or not all(map(VALUE.fullmatch, words[2:])):
+        others = [word for word in words[2:] if not VALUE.fullmatch(word)]
+        if words[0] != "validate" or not is_built_in or any(map(OF_A_FOLDER.match, others)):
             return mlotool(*words)
-        if (config := with_values(composed(recipe), words[2:])) is None:
+        config = with_values(composed(recipe, *others), [word for word in words[2:] if word not in others])
+        if config is None:
             return mlotool(*words)
         check(config)
         return 0, "", ""
