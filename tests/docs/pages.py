@@ -24,6 +24,7 @@ from mlotool.cli.validate import sweep_faults
 from mlotool.config import check, compose
 from mlotool.config.composition import with_values
 from mlotool.config.trusted import trusted_names
+from mlotool.core.errors import ConfigError
 from tests.small_recipes import ELSEWHERE, RECIPES
 
 Call = Callable[..., tuple[int, str, str]]
@@ -111,10 +112,13 @@ def quickly_validating(mlotool: Call) -> Call:
         others = [word for word in words[2:] if not VALUE.fullmatch(word)]
         if words[0] != "validate" or not is_built_in or any(map(OF_A_FOLDER.match, others)):
             return mlotool(*words)
-        config = with_values(composed(recipe, *others), [word for word in words[2:] if word not in others])
-        if config is None:
-            return mlotool(*words)
-        check(config)
+        try:
+            config = with_values(composed(recipe, *others), [word for word in words[2:] if word not in others])
+            if config is None:
+                return mlotool(*words)
+            check(config)
+        except ConfigError as error:
+            return 2, "", str(error)
         return 0, "", ""
 
     return run
