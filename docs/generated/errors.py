@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from mlotool.core import errors
@@ -34,18 +35,21 @@ FAULT = "fault"
 """What messages are that are no errors of their own: warnings, and faults that are collected into one error."""
 
 
-def messages() -> Iterator[tuple[str, str, str]]:
-    """Yield the part, the class and the text of every message; `…` stands for a value.
+@cache
+def messages() -> list[tuple[str, str, str]]:
+    """Return the part, the class and the text of every message, once each; `…` stands for a value.
 
     These are errors that are raised with a text, warnings, and faults: texts with "; expected", wherever they are made.
     """
+    found = set[tuple[str, str, str]]()
     for path in sorted(ROOT.rglob("*.py")):
         part = path.relative_to(ROOT).parts[0]
         if part == "templates":
             continue
         for kind, text in _found(ast.parse(path.read_text(encoding="utf-8")), None):
             if len(text.replace(ANYTHING, "").strip()) > 16:
-                yield part.removesuffix(".py"), kind, text
+                found.add((part.removesuffix(".py"), kind, text))
+    return sorted(found)
 
 
 def page() -> str:
@@ -63,9 +67,8 @@ def page() -> str:
     ]
     for name in SHOWN:
         lines.append(f"| [`mlotool.{name}`](api/mlotool.md#mlotool.{name}) | {_first_line(name)} |")
-    found = sorted(set(messages()))
     for part, title in PARTS.items():
-        own = [(kind, text) for place, kind, text in found if place == part]
+        own = [(kind, text) for place, kind, text in messages() if place == part]
         if own:
             lines += ["", f"## {title}", ""]
             lines += [f"- `{kind}`: {_plain(text)}" for kind, text in own]

@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
     params = OmegaConf.select(composed, "sweep.params", throw_on_resolution_failure=False)
     # Only a recipe that sweeps is composed once more, as a sweep.
     is_swept = bool(params) or any("hydra" in recipe.data for recipe in loaded_recipes())
-    faults = _sweep_faults(request, arguments.trust, machine=machine) if is_swept else []
+    faults = sweep_faults(request, arguments.trust, machine=machine) if is_swept else []
     # A reference that leads nowhere is for the check to say.
     with suppress(OmegaConfBaseException):
         faults += study_options.option_faults(composition.plain(composed.sweep)) if arguments.targets else []
@@ -56,8 +56,14 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _sweep_faults(request: Request, trusted: list[str], *, machine: bool) -> list[str]:
-    """Return what `run -m` would say of the values that a recipe sweeps."""
+def sweep_faults(request: Request, trusted: list[str], *, machine: bool) -> list[str]:
+    """Return what `run -m` would say of the values that a recipe, or a command line, sweeps.
+
+    Args:
+        request: the recipe and overrides.
+        trusted: packages of the user's that recipes may use.
+        machine: whether the GPUs that it asks for have to be here.
+    """
     try:
         open_sources(request, trusted)
         plan = sweep_plan.read_sweep(request.hydra_words())

@@ -206,7 +206,7 @@ def finish(config: DictConfig, choices: Mapping[str, Any], words: Sequence[str])
 
 
 def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
-    """Return a copy of a composed config with other values; None where an override does more than set a number or text.
+    """Return a copy of a composed config with other values; None where an override does more than set numbers or text.
 
     Jobs of a sweep that differ in such values alone need no composition of their own, which takes Hydra 0.2 s.
 
@@ -217,12 +217,16 @@ def with_values(config: DictConfig, words: Sequence[str]) -> DictConfig | None:
     copied = deepcopy(config)
     for override in _parsed(tuple(words)):
         key, value = override.key_or_group, override.value()
-        is_value = isinstance(value, int | float | str) and "${" not in str(value) and override.package is None
+        items = value if isinstance(value, list) else [value]
+        is_value = all(isinstance(item, int | float | str) for item in items) and "${" not in str(value)
         is_value = is_value and not (is_boolean(key) and not isinstance(value, bool))
         is_free = key not in GROUPS and key.partition(".")[0] not in (DECISIONS_KEY, FOLDER_KEY, "hydra")
-        before = OmegaConf.select(copied, key, throw_on_resolution_failure=False)
-        is_leaf = before is not None and not OmegaConf.is_config(before) and not key.rpartition(".")[2].startswith("_")
-        if not (override.type == OverrideType.CHANGE and is_value and is_free and is_leaf):
+        above, _, name = key.rpartition(".")
+        node = OmegaConf.select(copied, above, throw_on_resolution_failure=False) if above else copied
+        is_there = OmegaConf.is_dict(node) and name in node and not name.startswith("_")
+        is_leaf = is_there and not OmegaConf.is_dict(OmegaConf.select(node, name, throw_on_resolution_failure=False))
+        is_change = override.type == OverrideType.CHANGE and override.package is None
+        if not (is_change and is_value and is_free and is_leaf):
             return None
         try:
             OmegaConf.update(copied, key, value)

@@ -10,9 +10,8 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlotool.config.checks import checked
-from mlotool.config.composition import compose
 from mlotool.config.reading import leaves
-from mlotool.config.sweep_plan import SweepPlan
+from mlotool.config.sweep_plan import SweepPlan, job_config
 from mlotool.config.trusted import is_of_user
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedModelError
 from mlotool.core.messages import did_you_mean, shown
@@ -94,7 +93,7 @@ class Drawer:
     """
 
     def __init__(self, plan: SweepPlan) -> None:
-        self._fixed = plan.shared_words
+        self._plan = plan
         self._without_values = WithoutValues()
         self._composed: tuple[tuple[str, ...], Mapping[str, Any]] | None = None
         self.is_needed = False
@@ -116,7 +115,7 @@ class Drawer:
         self.is_needed = any(SPACE in _targets(module) for module in modules)
         if self.is_needed:
             try:
-                checked(compose(None, [*self._fixed, *words]), targets=True)
+                checked(job_config(self._plan, words), targets=True)
             except ConfigError as error:
                 self._refuse_modules(error)
         if self.is_needed or any(map(is_of_user, set().union(*map(_targets, modules)))):
@@ -174,7 +173,7 @@ class Drawer:
     def _values(self, words: Sequence[str]) -> Mapping[str, Any]:
         key = tuple(words)
         if self._composed is None or self._composed[0] != key:
-            self._composed = key, checked(compose(None, [*self._fixed, *words]), targets=False)[0]
+            self._composed = key, checked(job_config(self._plan, words), targets=False)[0]
         return self._composed[1]
 
 

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from omegaconf import DictConfig, open_dict
 
 from mlotool.config import composition
 from mlotool.config.check_values import sweep_faults
@@ -92,6 +93,7 @@ class SweepPlan:
         seed: of the jobs.
         last_tick: of each job; None where it is a part of the sweep.
         listed: `key=choices` of `sweep.params`, which Hydra's own sweeper does not know.
+        config: what the fixed overrides compose; None: to be composed where it is wanted.
     """
 
     fixed: tuple[str, ...]
@@ -106,6 +108,7 @@ class SweepPlan:
     seed: int = 0
     last_tick: int | None = None
     listed: tuple[str, ...] = ()
+    config: DictConfig | None = field(default=None, repr=False, compare=False)
 
     @property
     def needs_processes(self) -> bool:
@@ -196,7 +199,10 @@ def read_sweep(words: Sequence[str]) -> SweepPlan:
             seed=config.seed,
             last_tick=None if any(dimension.key in _LENGTH for dimension in dimensions) else max_ticks(config),
             listed=tuple(line for line in lines if line.partition("=")[0] in (settings["params"] or {})),
+            config=config,
         )
+    with open_dict(config):
+        del config["hydra"]
     largest = max((len(dimension.choices) for dimension in dimensions), default=0)
     if (size := plan.num_jobs if settings["method"] == "grid" else largest) > MAX_JOBS:
         keys = ", ".join(dimension.key for dimension in dimensions)
@@ -290,7 +296,7 @@ def check_first_point(plan: SweepPlan) -> None:
     of_all = ("sweep.", *(f"{dimension.key.lstrip('+')}: " for dimension in ranges))
     faults = list[str]()
     with _noted(faults):
-        check(composition.compose(None, [*plan.shared_words, *plan.first_words]))
+        check(job_config(plan, plan.first_words))
     if found := [fault for fault in faults if fault.startswith(of_all)]:
         raise ConfigError("\n".join(found))
 
@@ -299,7 +305,7 @@ def choice_faults(plan: SweepPlan) -> list[str]:
     """Return what is wrong with the values of a sweep, each beside the first ones of the other keys."""
     words, faults, first = [*plan.shared_words, *plan.first_words], list[str](), None
     with _noted(faults):
-        first = composition.compose(None, words)
+        first = job_config(plan, plan.first_words)
         check(first)
     for number, word in islice(_others(plan), MAX_LOOKED_AT):
         place = len(plan.shared_words) + number
@@ -309,6 +315,22 @@ def choice_faults(plan: SweepPlan) -> list[str]:
             varied = composition.with_values(first, [word]) if is_alone else None
             check(composition.compose(None, changed) if varied is None else varied)
     return list(dict.fromkeys(faults))
+
+
+def job_config(plan: SweepPlan, own: Sequence[str]) -> DictConfig:
+    """Return the config of a job, which Hydra composes only where the job's own overrides set more than values.
+
+    Args:
+        plan: the sweep.
+        own: what the job overrides beside what all jobs share.
+
+    Raises:
+        ConfigError: it does not compose.
+    """
+    words = [*plan.shared_words, *own]
+    is_apart = all(composition.is_apart(words, place) for place in range(len(plan.shared_words), len(words)))
+    config = composition.with_values(plan.config, own) if plan.config is not None and is_apart else None
+    return composition.compose(None, words) if config is None else config
 
 
 def _others(plan: SweepPlan) -> Iterator[tuple[int, str]]:

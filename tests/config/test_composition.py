@@ -116,8 +116,11 @@ VALUES = [
     ("plain", ["data=digits_noisy"], [f"{RATE}=1e-3", "seed=7", "data.seed=3", "data.label_noise.rate=0.25"]),
     ("plain", [f"{RATE}=0.3"], ["runner.max_ticks=7", "runner.precision=bf16", "objective='val/accuracy'"]),
     ("mwn", ["hypergradient=cg"], ["hypergradient.solver.max_iterations=3", "problems.reweight.optimizer.lr=1e-5"]),
+    ("mwn", [], ["runner.num_threads=1", "evaluate.metrics=[accuracy,cross_entropy]", "sweep.devices=[0,1]",
+                 "problems.classifier.gradient_clip_norm=1.0", "problems.classifier.shard=[layers.*]"]),
+    ("explore_mnasnet", [], ["problems.classifier.module.base.widths=[8,12]", "sweep.storage=sqlite:///study.db"]),
     ("maml", ["debug=fast"], ["seed=1", "problems.learner.tasks=4", "data.seed=5", "debug.limit_samples=30"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("recipe", "shared", "words"), VALUES)
@@ -132,7 +135,9 @@ def test_what_is_more_than_a_value_is_left_to_hydra() -> None:
     base = compose("plain", ["evaluate=null", "objective=null"])
     for word in ("data=mnist", f"{RATE.removesuffix('.lr')}=3", "problems.classifier.loss._target_=a.b", "seed=a",
                  "evaluate.batch_size=3", "problems.other.tasks=3", "seed=${data.seed}", "seed=0,1", "~seed",
-                 "optimizer@problems.classifier.optimizer=adam", "hydra.job.name=a", "decisions.a=1"):  # fmt: skip
+                 "optimizer@problems.classifier.optimizer=adam", "hydra.job.name=a", "decisions.a=1", "seed=[1]",
+                 "evaluate=[1]", "problems.classifier.stream=3", "runner.callbacks=[{a: 1}]", "seeds=1",
+                 "runner.num_threads=null"):  # fmt: skip
         assert with_values(base, [word]) is None, word
     assert is_apart(["seed=1", "data.seed=2"], 0)
     assert not is_apart(["data.seed=1", "data={seed: 2}"], 0) and not is_apart(["seed=1", "+seed=2"], 1)

@@ -10,15 +10,22 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import DictConfig
 
+from mlotool.cli.arguments import read_request
 from mlotool.cli.main import VERBS
-from mlotool.config.composition import is_sweep
+from mlotool.cli.validate import sweep_faults
+from mlotool.config import check, compose
+from mlotool.config.composition import with_values
 from mlotool.config.trusted import trusted_names
-from tests.small_recipes import ELSEWHERE
+from mlotool.core.errors import ConfigError
+from tests.small_recipes import ELSEWHERE, RECIPES
 
 Call = Callable[..., tuple[int, str, str]]
 FENCE = re.compile(
@@ -36,8 +43,18 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 QUIET, FAST = ("runner.progress_bar=false",), ("debug=fast", "logger=csv")
-FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=1"), (r"range\(0,\d+\)", "range(0,2)"))
-SHORT = ((r"for _ in range\(\d+\)", "for _ in range(2)"), (r"max_ticks=\d+", "max_ticks=6"))
+RANGE = (r"range\(0,\d+\)", "range(0,2)")
+FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=1"), RANGE)
+ONE = (r"(\.lr=[^,(]+),.*", r"\1")
+"""Of several learning rates, where the page prints nothing of their jobs."""
+SHORT = (
+    (r"for _ in range\(\d+\)", "for _ in range(2)"),
+    (r'"runner\.max_ticks=\d+"', '"runner.max_ticks=6", "logger=csv"'),
+)
+VALUE = re.compile(r"(seed|name|(?!decisions)\w+(\.\w+)+)=[\w.-]+")
+"""A word of a command line that gives a key a number or a text."""
+OF_A_FOLDER = re.compile(r"-|decisions|inherit")
+"""Words of a command line that name files of a page, and options."""
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
 
@@ -72,13 +89,48 @@ def rehearsed(mlotool: Call) -> Call:
     return lambda *words: mlotool(*words, *(word for word in FAST if words[0] == "run" and word not in words))
 
 
+@cache
+def composed(recipe: str, *words: str) -> DictConfig:
+    """Return a recipe's config with overrides that do more than set a number or text."""
+    return compose(recipe, words)
+
+
+def quickly_validating(mlotool: Call) -> Call:
+    """Return the command line, which composes nothing again where a built-in recipe is only given other values.
+
+    With `-m` it validates sweeps as they are typed.
+    """
+
+    def run(*words: str) -> tuple[int, str, str]:
+        if words[0] == "validate" and "-m" in words:
+            trusted = [word for option, word in pairwise(words) if option == "--trust"]
+            request = read_request([word for word in words[1:] if word not in ("-m", "--trust", *trusted)])
+            faults = sweep_faults(request, trusted, machine=False)
+            return 2 * bool(faults), "", "\n".join(faults)
+        recipe = "".join(words[1:2]).removeprefix("+recipe=")
+        is_built_in = recipe in RECIPES and not Path("recipes").exists() and not Path("conf").exists()
+        others = [word for word in words[2:] if not VALUE.fullmatch(word)]
+        if words[0] != "validate" or not is_built_in or any(map(OF_A_FOLDER.match, others)):
+            return mlotool(*words)
+        try:
+            config = with_values(composed(recipe, *others), [word for word in words[2:] if word not in others])
+            if config is None:
+                return mlotool(*words)
+            check(config)
+        except ConfigError as error:
+            return 2, "", str(error)
+        return 0, "", ""
+
+    return run
+
+
 def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
     """Run every block of a page in the working folder, and return how many there were.
 
     In a rehearsal all trainings take a few ticks, and what is printed is compared with nothing.
 
     - A block with a title is written to that file; one of recipes/ is compared with that recipe. In the end the modules
-      that were written are imported, and the recipes validated.
+      that were written are imported, and the recipes validated that no command has read.
     - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Runs and sweeps
       whose folder the rest of the page does not name are validated only; the others are rehearsals of seconds. Of
       benchmarks and `make` options and targets are looked up; other lines are given to a shell.
@@ -86,9 +138,10 @@ def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
     - Text with the title `output` is what the block before has printed; `...` stands for anything. YAML without a title
       is part of a recipe.
     """
-    mlotool = rehearsed(mlotool) if is_rehearsal else mlotool
+    mlotool = quickly_validating(rehearsed(mlotool) if is_rehearsal else mlotool)
     names: dict[str, Any] = {"__name__": "__page__"}
     printed, found, were_run = "", list(blocks(path.read_text(encoding="utf-8"))), set[str]()
+    unread = set[str]()
     for number, block in enumerate(found):
         place = f"{path.name}, line {block.line}"
         title = block.title or ""
@@ -109,6 +162,8 @@ def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
             assert block.language != "bash", f"{place}: commands with the title of a file, which nothing runs"
             Path(title).parent.mkdir(parents=True, exist_ok=True)
             Path(title).write_text(block.code, encoding="utf-8")
+            unread.add(title)
+            were_run.discard(title)
         elif block.language == "python" and title and not _is_installed(block.code):
             compile(block.code, str(path), "exec")
         elif block.language == "python":
@@ -128,24 +183,26 @@ def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
                 if found[number + 1 : number + 2] and found[number + 1].title == OUTPUT:
                     later = f"{PRINTED}{later}"
                 printed += _run(line, f"{place}: {line}", mlotool, later, were_run)
+                if line.startswith(("mlotool run ", "mlotool validate ")):
+                    unread -= set(shlex.split(line, comments=True))
         elif block.language == "yaml":
             unknown = _targets(yaml.safe_load(block.code)) - set(trusted_names())
             assert not [name for name in unknown if name.startswith(("mlotool.", "torch."))], f"{place}: {unknown}"
         else:
             raise AssertionError(f"{place}: {block.language} without a title")
-    _check_files([Path(block.title) for block in found if block.title and Path(block.title).is_file()], mlotool)
+    _check_files([Path(title) for title in sorted(unread)], mlotool)
     return len(found)
 
 
 def _check_files(files: Sequence[Path], mlotool: Call) -> None:
-    """Import the modules that a page has written, and validate its recipes."""
+    """Import modules that a page has written, and validate recipes."""
     here = [path.parent.name for path in Path().glob("*/__init__.py")]
     # A copy of what is imported from elsewhere is looked at by its own test.
     packages = sorted(
         name for name in here if str(Path.cwd()) in str(getattr(sys.modules.get(name), "__file__", Path.cwd()))
     )
     trusting = [word for package in packages for word in ("--trust", package)]
-    for file in dict.fromkeys(files):
+    for file in files:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py" and (len(file.parts) == 1 or file.parts[0] in packages):
             importlib.import_module(".".join(file.with_suffix("").parts))
@@ -205,15 +262,8 @@ def _validate(line: str, place: str, mlotool: Call) -> str:
 
 
 def _validating(words: Sequence[str]) -> list[str]:
-    """Return the words that validate what `mlotool run` with some words would run, and the values that it sweeps."""
-    kept, swept = ["validate"], list[str]()
-    for word in words:
-        key, equals, value = word.partition("=")
-        if equals and not key.startswith("+recipe") and is_sweep(word):
-            swept.append(f"{key}: '{value}'")
-        elif word != "-m" and key != "resume":
-            kept.append(word)
-    return [*kept, *([f"++sweep.params={{{', '.join(swept)}}}"] if swept else [])]
+    """Return the words that validate what `mlotool run` with some words would run."""
+    return ["validate", *(re.sub(*RANGE, word) for word in words if not word.startswith("resume="))]
 
 
 def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
@@ -223,6 +273,9 @@ def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
     if words[0] == "show" and "--nodes" in words and not words[1].endswith(".yaml") and not later.startswith(PRINTED):
         # All models of a large space are counted.
         return _validating([words[1], *words[words.index("--nodes") + 2 :]])
+    if words[0] == "copy":
+        # Of a recipe that another test runs.
+        were_run |= {words[2], Path(words[2]).stem}
     if words[0] != "run":
         return list(words)
     recipe = next((word.removeprefix("+recipe=") for word in words[1:] if _is_recipe(word)), "")
@@ -236,10 +289,10 @@ def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
         return _validating(words[1:])
     were_run |= {recipe, folder}
     few = list(words)
-    for long, short in FEW:
+    for long, short in FEW if later.startswith(PRINTED) or "print(" in later else (*FEW, ONE):
         few = [re.sub(long, short, word) for word in few]
     is_short = is_built_in or recipe == "mine.yaml" or "-m" in words or not is_read
-    page = () if "report.html" in later else ("runner.report=false",)
+    page = () if is_read and "report.html" in later else ("runner.report=false",)
     return [*few, *page, *QUIET, *(FAST if is_short else ()), *(ELSEWHERE.get(recipe, ()) if is_built_in else ())]
 
 

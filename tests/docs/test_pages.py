@@ -13,7 +13,7 @@ from tests.docs.pages import FENCE, PAGES, ROOT, run_page
 OWN_TEST = ("first_change",)
 """Pages whose blocks another test runs."""
 
-TRAINED = ("own_problem", "python", "three_levels", "meta_learning")
+TRAINED = ("own_problem", "python", "coming_from", "three_levels", "meta_learning")
 """Pages that print what trainings of seconds end with: rehearsed, and run as they stand by a test that is slow."""
 
 WITH_CODE = [page for page in PAGES if FENCE.search(page.read_text(encoding="utf-8")) and page.stem not in OWN_TEST]
