@@ -24,7 +24,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, Whole, target
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient.products.forward import ForwardProduct, chosen_product, random_direction, takes_forward
+from mlotool.hypergradient.products.forward import chosen_product, moving_gradient, random_direction, takes_forward
 from mlotool.hypergradient.vector import add, aliases, chosen, constants, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
@@ -331,20 +331,25 @@ class ForwardStepProduct(AbstractStepProduct):
 
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
         """Return `H u` and `M^T u`."""
-        step, record, count = self._step, self._step.record, len(vector)
-        products: list[Sequence[Tensor]] = []
-        for batch, as_then in record.evaluations(step.view.problem.module):
-            view = replace(step.view, own_loss=partial(step.own_loss, batch))
+        step, record, problem, count = self._step, self._step.record, self._step.view.problem, len(vector)
+        points, tangents = [*constants(record.theta), *constants(step.inputs)], [*vector, *[None] * len(step.inputs)]
+        moved: list[Cotangents] = []
+        for batch, as_then in record.evaluations(problem.module):
+
+            def loss(points: Vector, batch: Any = batch) -> Tensor:
+                return step.own_loss(batch, points[:count], points[count:])
+
             with as_then:
-                product = ForwardProduct(view, record.theta, step.inputs, step.wanted)
-                # Where a gradient is none, nothing moves along.
-                of_theta, of_inputs = product.pull(vector) if needs_theta else ([], product.cross(vector))  # type: ignore[arg-type]
-            products.append([*of_theta, *of_inputs])
-        sources = [*(record.theta if needs_theta else ()), *chosen(step.inputs, step.wanted)]
-        mean: list[Any] = mean_gradient(products, sources, RankMean())
+                wanted = [*[needs_theta] * count, *step.wanted]
+                of_batch = moving_gradient(
+                    loss, points, tangents, wanted, problem=problem.name, is_nested=problem.is_nested
+                )
+            moved.append(of_batch[1])
+        # An input that the loss does not depend on has no product, rather than zeros of its size.
+        mean = mean_gradient(moved, chosen(points, wanted), RankMean())
         if not needs_theta:
             return [None] * count, mean
-        return step.view.problem.rank_mean.mean(mean[:count]), mean[count:]
+        return problem.rank_mean.gradient(mean[:count], record.theta), mean[count:]
 
 
 def plus(a: Cotangents, b: Cotangents, factor: float = 1.0) -> list[Tensor | None]:
