@@ -22,7 +22,12 @@ def call(function: str, *arguments: Any) -> Any:
 SETTINGS = (*peaks.SETTINGS[:3], *peaks.SETTINGS[4::2])
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.title)
+# The gradients themselves are tested in tests/hypergradient.
+@pytest.mark.parametrize(
+    "setting",
+    [SETTINGS[0], *(pytest.param(setting, marks=pytest.mark.slow) for setting in SETTINGS[1:])],
+    ids=lambda setting: setting.title,
+)
 def test_all_ways_give_one_gradient(setting: Setting) -> None:
     assert max(peaks.differences(setting, call, None).values()) < 1e-12
 
@@ -49,6 +54,7 @@ def test_blocks_evaluated_again_take_less_at_depth_and_a_record_can_be_without_g
     assert dropped == pytest.approx(measure.memory(Setting(sizes=TINY)).static, rel=0.05) and dropped < 0.8 * kept
 
 
+@pytest.mark.slow
 def test_what_is_counted_is_what_the_allocator_says() -> None:
     counted, allocated = measure.counted_and_allocated(Setting(sizes=TINY).sized(length=64))
     assert 0.9 * allocated < counted <= 1.05 * allocated

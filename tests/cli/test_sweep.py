@@ -77,6 +77,8 @@ def begin(words: list[str], folder: Path) -> forked.Forked:
         return forked.command(*words, folder=folder, environment=environment, output=output)
 
 
+# Kills of a sweep's processes in tests/sweep/test_processes.py take less.
+@pytest.mark.slow
 def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "patient").mkdir()
     (tmp_path / "patient" / "__init__.py").write_text(PATIENT_LOSS)

@@ -44,7 +44,7 @@ PAGES = [
 ]
 QUIET, FAST = ("runner.progress_bar=false",), ("debug=fast", "logger=csv")
 RANGE = (r"range\(0,\d+\)", "range(0,2)")
-FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=1"), RANGE)
+FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=1"), RANGE, (r"sweep\.fuse=\w+", "sweep.fuse=1"))
 ONE = (r"(\.lr=[^,(]+),.*", r"\1")
 """Of several learning rates, where the page prints nothing of their jobs."""
 SHORT = (
