@@ -1,13 +1,11 @@
 """What makes each recipe small enough for a test, on data that are there."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 import mlotool
-from mlotool.config.composition import with_values
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 CELLS = [f"problems.classifier.module.base.{size}" for size in ("num_cells=3", "width=4")]
@@ -77,14 +75,7 @@ ELSEWHERE = {
         "problems.classifier.accumulate_batches=2",
     ],
 }
-QUICK = ["debug=fast", "logger=csv"]
 CIFAR = [name for name in RECIPES if "cifar10" in name or name in SMALLER]
-
-
-@cache
-def whole(recipe: str) -> DictConfig:
-    """Return the config of a recipe as it is, for a run of a few ticks."""
-    return mlotool.compose(recipe, QUICK)
 
 
 def small(recipe: str, image_folder: Path, overrides: Sequence[str] = ()) -> DictConfig:
@@ -95,12 +86,9 @@ def small(recipe: str, image_folder: Path, overrides: Sequence[str] = ()) -> Dic
         image_folder: the fixture of that name.
         overrides: more words of a command line.
     """
-    words = ["debug.limit_ticks=2", "runner.progress_bar=false"]
+    words = ["debug=fast", "debug.limit_ticks=2", "logger=csv", "runner.progress_bar=false"]
     if recipe in CIFAR:
         sizes = "{train: 50, meta: 10, val: 10, test: 20}"
         words += ["data=cifar10_folder_longtailed", f"data.root={image_folder}", f"data.sizes={sizes}"]
         words += ["data.imbalance_factor=5", "data.image_shape=[3,8,8]"]
-    words += [*SMALLER.get(recipe, []), *ELSEWHERE.get(recipe, []), *overrides]
-    has_other_nodes = recipe in CIFAR or recipe in ELSEWHERE
-    found = None if has_other_nodes else with_values(whole(recipe), words)
-    return mlotool.compose(recipe, [*QUICK, *words]) if found is None else found
+    return mlotool.compose(recipe, [*words, *SMALLER.get(recipe, []), *ELSEWHERE.get(recipe, []), *overrides])
