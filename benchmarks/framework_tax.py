@@ -108,9 +108,9 @@ def race(config: Any) -> dict[str, tuple[Seconds, list[Tensor]]]:
             mlotool.run(config, output_dir=Path(folder) / "run")
         finally:
             Schedule.tick = tick
-        state = torch.load(Path(folder) / "run" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        trained = {name: mlotool.load(Path(folder) / "run", name, "last").state_dict() for name in config.problems}
     parameters = {name: rival.parameters() for name, rival in rivals.items()}
-    parameters[RUN] = [state[f"problem_{name}.module.{key}"] for name, key in _names(config)]
+    parameters[RUN] = [trained[name][key] for name, key in _names(config)]
     return {
         name: (Seconds(watch.wall / num_ticks, watch.cpu / num_ticks), parameters[name])
         for name, watch in watches.items()

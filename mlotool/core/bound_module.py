@@ -65,8 +65,9 @@ class in_slots:  # noqa: N801 - a context, as in contextlib
         self._slots, self._tensors = slots, tensors
 
     def __enter__(self) -> None:
-        self._before = [holder[name] for holder, name in self._slots]
+        self._before = before = []
         for (holder, name), tensor in zip(self._slots, self._tensors, strict=True):
+            before.append(holder[name])
             holder[name] = tensor
 
     def __exit__(self, *error: object) -> None:

@@ -4,6 +4,8 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 LossFunction = Callable[..., Tensor | LossOutput]
 
 _NO_CONTEXT = nullcontext()
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _CHANGED = (
     "problems.{problem}.module: its parameter '{key}' was replaced, added, removed or frozen after the problem was "
     "made; expected the same ones, which its optimizer steps. Change it before, or set the lr of its group to 0."
@@ -218,9 +221,8 @@ class Problem:
 
     def _parts(self) -> Sequence[Any]:
         """Return submodules, parameters, which of them are trained, and which buffers there are."""
-        buffers = [value is None for part in self.submodules for value in part._buffers.values()]
-        held = [value for holder in self._holders for value in holder.values()]
-        return [*held, *[x.requires_grad for x in self._parameters], *buffers]
+        held, buffers = (chain.from_iterable(map(dict.values, places)) for places in (self._holders, self._buffers))
+        return [*held, *map(_REQUIRES_GRAD, self._parameters), *[value is None for value in buffers]]
 
     def advance(self) -> None:
         """Count a step that was taken elsewhere, as a trace of it, and advance the scheduler."""
@@ -286,6 +288,7 @@ class Problem:
         self.slots = Slots(self.module, tuple(self.theta))
         self.submodules = tuple(self.module.modules())
         self._holders = [holder for part in self.submodules for holder in (part._parameters, part._modules)]
+        self._buffers = [part._buffers for part in self.submodules]
         self._parameters = [*self.module.parameters()]
         self._same = SameObjects(self._parts)
         self.optimizer_step.bind(self.own, self.shards)

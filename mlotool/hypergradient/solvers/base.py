@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -322,7 +323,7 @@ class Progress:
             # What differs from replay to replay.
             numbers = [worst, num_products, codes]
             ending = torch.cat([torch.as_tensor(number, dtype=torch.float64).reshape(-1) for number in numbers])
-        with disable_proxy_modes_tracing():
+        with disable_proxy_modes_tracing() if is_tracing() else nullcontext():
             # While tracing those of this time, and not of another replay.
             numbers = [codes] if isinstance(codes, int) else codes.reshape(-1).tolist()
             status, statuses = ended_with(numbers, has_tasks=bool(self._shape))

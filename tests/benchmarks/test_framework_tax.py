@@ -1,0 +1,16 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import framework_tax
+
+
+def test_its_rivals_do_the_same_arithmetic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    output = tmp_path / "tax.json"
+    monkeypatch.setattr(sys, "argv", ["framework_tax", "--rounds", "1", "--ticks", "50", "--output", str(output)])
+    framework_tax.main()
+    found = json.loads(output.read_text())
+    assert found["difference"].keys() == found["against_bare_loop"]["cpu"].keys()
+    assert max(found["difference"].values()) < framework_tax.LARGEST_DIFFERENCE
