@@ -65,9 +65,9 @@ class in_slots:  # noqa: N801 - a context, as in contextlib
         self._slots, self._tensors = slots, tensors
 
     def __enter__(self) -> None:
-        self._before = before = []
+        self._before: list[Any] = []
         for (holder, name), tensor in zip(self._slots, self._tensors, strict=True):
-            before.append(holder[name])
+            self._before.append(holder[name])
             holder[name] = tensor
 
     def __exit__(self, *error: object) -> None:

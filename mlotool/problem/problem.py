@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LossFunction = Callable[..., Tensor | LossOutput]
 
 _NO_CONTEXT = nullcontext()
-_REQUIRES_GRAD = attrgetter("requires_grad")
+_VALUES, _REQUIRES_GRAD = methodcaller("values"), attrgetter("requires_grad")
 _CHANGED = (
     "problems.{problem}.module: its parameter '{key}' was replaced, added, removed or frozen after the problem was "
     "made; expected the same ones, which its optimizer steps. Change it before, or set the lr of its group to 0."
@@ -221,7 +221,7 @@ class Problem:
 
     def _parts(self) -> Sequence[Any]:
         """Return submodules, parameters, which of them are trained, and which buffers there are."""
-        held, buffers = (chain.from_iterable(map(dict.values, places)) for places in (self._holders, self._buffers))
+        held, buffers = (chain.from_iterable(map(_VALUES, places)) for places in (self._holders, self._buffers))
         return [*held, *map(_REQUIRES_GRAD, self._parameters), *[value is None for value in buffers]]
 
     def advance(self) -> None:
