@@ -1,4 +1,4 @@
-"""Every recipe runs, and its header says how; `.ci/run` validates each as it is."""
+"""Every recipe runs, and its header says how."""
 
 from itertools import takewhile
 from pathlib import Path
@@ -31,7 +31,6 @@ BENDS = pytest.mark.filterwarnings(
 )
 def test_every_recipe_runs(recipe: str, tmp_path: Path, image_folder: Path) -> None:
     config = small(recipe, image_folder)
-    assert config.name == recipe
     result = mlotool.run(config, output_dir=tmp_path / "run")
     steps = {key: value for key, value in result.metrics.items() if key.endswith("/step")}
     assert min(steps.values(), default=0) >= min(config.runner.max_ticks, 1), "a problem never stepped"

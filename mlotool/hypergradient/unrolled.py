@@ -333,14 +333,13 @@ class ForwardStepProduct(AbstractStepProduct):
         """Return `H u` and `M^T u`."""
         step, record, problem, count = self._step, self._step.record, self._step.view.problem, len(vector)
         points, tangents = [*constants(record.theta), *constants(step.inputs)], [*vector, *[None] * len(step.inputs)]
-        moved: list[Cotangents] = []
+        wanted, moved = [*[needs_theta] * count, *step.wanted], list[Cotangents]()
         for batch, as_then in record.evaluations(problem.module):
 
             def loss(points: Vector, batch: Any = batch) -> Tensor:
                 return step.own_loss(batch, points[:count], points[count:])
 
             with as_then:
-                wanted = [*[needs_theta] * count, *step.wanted]
                 of_batch = moving_gradient(
                     loss, points, tangents, wanted, problem=problem.name, is_nested=problem.is_nested
                 )

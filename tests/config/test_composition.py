@@ -13,12 +13,14 @@ from mlotool.config.composition import is_apart, with_values
 from mlotool.core.errors import ConfigError
 from tests.config.conftest import message_of
 
+BUILT_IN = sorted(path.stem for path in package_dir("recipes").glob("*.yaml"))
 Write = Callable[..., Path]
 
 
-def test_a_recipe_composes_and_is_sound() -> None:
-    """Each does: tests/test_recipes.py."""
-    config = compose("mwn")
+@pytest.mark.parametrize("recipe", BUILT_IN)
+def test_each_recipe_composes_and_is_sound(recipe: str) -> None:
+    config = compose(recipe)
+    assert config.name == recipe
     assert check(config) == []
     assert "hydra" not in config
     assert not GlobalHydra.instance().is_initialized()
