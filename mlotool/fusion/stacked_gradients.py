@@ -30,7 +30,7 @@ from mlotool.problem.interface import Memory
 from mlotool.program import Schedule, trace
 from mlotool.program.agreement import ROUNDING, SAME, Kind, distances, sensitivity
 from mlotool.program.backends import BACKENDS, Run, simplified
-from mlotool.program.decompositions import FOREACH, HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
+from mlotool.program.decompositions import FOREACH, HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS, without_mutations
 from mlotool.program.gradient_plan import Gradient, PreparedStep, StepResult, norm_of, result_of
 from mlotool.program.guard import PythonState, why_unseen
 from mlotool.program.solution_plan import Engine
@@ -454,10 +454,10 @@ class StackedGradients:
         try:
             with guards.tracing(guards.TracingContext(ExamplesMode())), engine.random:
                 with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
-                    first = make_fx(function, HONEST_BATCH_NORMS)(*member)
+                    first = make_fx(function, HONEST_BATCH_NORMS | FOREACH)(*member)
                 trace.refuse_shapes_by_values(first)
                 # Nothing in place, which vmap refuses where a value of one member goes into one of all.
-                pure = simplified(make_fx(functionalize(first), FOREACH | STACKABLE_BATCH_NORMS)(*member))
+                pure = simplified(without_mutations(first, member, FOREACH | STACKABLE_BATCH_NORMS))
                 chunk = self.at_once if self.at_once < self._num_members else None
                 stacked = torch.vmap(pure, in_dims=tuple(in_dims), randomness="error", chunk_size=chunk)
                 flat = make_fx(functionalize(stacked), {**self._backend.decompositions})(*whole)

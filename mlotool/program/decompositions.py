@@ -1,16 +1,21 @@
-"""Tables for `make_fx`: by operation of torch what takes its place in a traced graph, and why.
+"""Which operations a traced graph consists of. Tables for `make_fx` have, by operation of torch, what takes its place.
 
 Batch normalisations whose schema says that they write into the running statistics: `native_batch_norm` and cuDNN's
 write in silence, and two equal calls would be taken for one. Operations in the form in which a compiler can fuse them
 with their neighbours, or `torch.vmap` knows them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
+from torch._ops import OpOverload
+from torch.func import functionalize
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 _ATEN = torch.ops.aten
 
@@ -101,3 +106,25 @@ FUSIBLE: dict[Any, Callable[..., Any]] = {
     _ATEN._foreach_norm.Scalar: _norms,
 }
 """A table for `make_fx`."""
+
+
+def without_mutations(
+    module: GraphModule, arguments: Sequence[Tensor], table: Mapping[Any, Callable[..., Any]]
+) -> GraphModule:
+    """Return a module of the same function with no operation in place and none of a table.
+
+    A traced gradient is like that most of the time, and to trace it again takes as long as before.
+
+    Args:
+        module: of aten operations.
+        arguments: of the module.
+        table: for `make_fx`.
+
+    Returns:
+        The module itself, where nothing is to be done.
+    """
+    targets = [node.target for node in module.graph.nodes if node.op == "call_function" and node.target is not getitem]
+    pure = all(isinstance(target, OpOverload) and not target._schema.is_mutable for target in targets)
+    if pure and table.keys().isdisjoint(targets):
+        return module
+    return make_fx(functionalize(module), {**table})(*arguments)

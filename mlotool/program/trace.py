@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 
@@ -33,7 +32,7 @@ from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
 from mlotool.program.agreement import ROUNDING, SAME, Kind, Values, distances, sensitivity
 from mlotool.program.backends import BACKENDS, Run
-from mlotool.program.decompositions import HONEST_BATCH_NORMS
+from mlotool.program.decompositions import HONEST_BATCH_NORMS, without_mutations
 from mlotool.program.gradient_plan import Gradient, GradientPlan, StepResult, averaged, norm_of, result_of
 from mlotool.program.guard import Guard, PythonState, is_known, why_foreign, why_unseen
 from mlotool.program.program import Program
@@ -687,14 +686,13 @@ class TracedRounds:
         kept = [memory.value for memory in self.engine.memories]
         traced = TracedFunction(self, batches, is_fused=self._backend.has_fused_steps)
         try:
-            # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat. Without
-            # the context torch makes a new mode for each operation whose shape it notes: half the time of tracing.
+            # Without it torch makes a new mode for each operation whose shape it notes: half the time of tracing.
             with guards.tracing(guards.TracingContext(ExamplesMode())):
                 first = make_fx(traced, HONEST_BATCH_NORMS)(*arguments)
                 if change := state.change():
                     raise UntraceableError(change, traced.gradients.problem)
                 refuse_shapes_by_values(first)
-                flat = make_fx(functionalize(first), {**self._backend.decompositions})(*arguments)
+                flat = without_mutations(first, arguments, self._backend.decompositions)
             run, writes = self._backend.made(flat, arguments, traced.num_moved, in_place=not traced.course.conditions)
         except Exception as error:
             before.restore()
