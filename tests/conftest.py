@@ -8,6 +8,7 @@ from torchvision.utils import save_image
 
 from mlotool.config import trusted
 from mlotool.core import user_code
+from tests import forked
 
 LONG = (
     "docs/test_pages",
@@ -24,6 +25,12 @@ LAST = "benchmarks/test_rivals"
 if lightning_fabric and not torch.cuda.is_available():
     # Lightning has torch ask NVIDIA's library for devices again and again, for 0.3 ms; CUDA itself knows at once.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Before there are workers, which inherit it.
+    if getattr(config.option, "numprocesses", None):
+        os.environ[forked.ADDRESS] = forked.address()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
 """Processes that begin with torch, Lightning and mlotool imported: forked from a server that has imported them.
 
-Importing them takes a process seconds, and what a test lets it do less than one. Each worker of pytest has one server,
+Importing them takes a process seconds, and what a test lets it do less than one. All workers of pytest have one server,
 that of `multiprocessing`. A forked process has a folder, an environment and files of its own, as one that is started
 by `subprocess`; what it does is a function of a module. Processes that it starts itself are forked by the same server.
 """
@@ -29,6 +29,8 @@ IMPORTED = [f"mlotool.{name}" for name in ("cli.main", "cli.sweep_job", "runner.
 IMPORTED += ["sklearn.datasets", "optuna", "sqlalchemy.orm", "alembic.command"]
 CONTEXT = multiprocessing.get_context("forkserver")
 SERVER: Any = forkserver._forkserver
+ADDRESS = "MLOTOOL_TESTS_SERVER"
+"""Of the environment: where the process that has started pytest's workers has started a server for them."""
 
 
 class Forked:
@@ -110,7 +112,7 @@ def start(
         "environment": dict(os.environ if environment is None else environment),
         "path": list(sys.path),
         "is_session": is_session,
-        "server": _address(),
+        "server": address(),
     }
     process = CONTEXT.Process(target=_be, args=(request, [Descriptor(number) for number in (reader, *output)]))
     process.start()
@@ -118,15 +120,26 @@ def start(
     return Forked(process, stdin)
 
 
-def _address() -> str:
-    """Return the address of the server, which starts with the first process that is asked of it."""
+def address() -> str:
+    """Return the address of the server, which starts where it is asked for first."""
+    if ADDRESS in os.environ:
+        _use(os.environ[ADDRESS])
+        return os.environ[ADDRESS]
     # What is forked computes with as many threads as the server, which has imported torch.
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path):
         CONTEXT.set_forkserver_preload(IMPORTED)
         SERVER.ensure_running()
-    address: str = SERVER._forkserver_address
-    return address
+    found: str = SERVER._forkserver_address
+    return found
+
+
+def _use(server: str) -> None:
+    """Let a server that another process has started fork what this one starts."""
+    SERVER._forkserver_address, SERVER.ensure_running = server, lambda: None
+    if SERVER._forkserver_alive_fd is None:
+        # Handed on with each request; the one that keeps the server is its starter's.
+        SERVER._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
 
 
 def command(
@@ -188,7 +201,7 @@ def _be(request: dict[str, Any], descriptors: list[int]) -> None:
             os.dup2(descriptor, number)
             os.close(descriptor)
         # What it starts itself is forked by the server that has forked it.
-        SERVER._forkserver_address, SERVER.ensure_running = request["server"], lambda: None
+        _use(request["server"])
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])

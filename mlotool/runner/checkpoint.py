@@ -271,6 +271,12 @@ class LastCheckpoint(Checkpoint):
         self._pause = max(self._seconds_between, (now - began) / LARGEST_SHARE_OF_TIME)
         self.due_at = now + self._pause
 
+    def take(self, path: Path) -> None:
+        """Copy a checkpoint of the last tick to `last.ckpt`, before which a run may have been killed."""
+        if path != self._path:
+            with replacing(self._path) as temporary:
+                shutil.copyfile(path, temporary)
+
     def _write_round(self, trainer: Trainer) -> None:
         self.write(trainer)
         self._round_written, self._is_first_round = trainer.global_step, False

@@ -210,6 +210,8 @@ class Session(LightningModule):
                         self.metric_log.loggers += loggers.enter_context(opened)
                     trainer, has_ended = self._prepared(folder, checkpoint, resume_from)
                     if has_ended:
+                        if is_first and resume_from is not None and self._last_checkpoint is not None:
+                            self._last_checkpoint.take(resume_from)
                         self.flush()
                         distributed.merge_shards(self.program, self.ranks)
                         summary["training_s"] = self._seconds_before

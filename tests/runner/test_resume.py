@@ -215,6 +215,15 @@ def test_it_goes_on_from_the_best_checkpoint(go: Run, whole: Path, tmp_path: Pat
     assert_same(parts, whole)
 
 
+def test_both_checkpoints_are_there_where_it_was_killed_between_them(go: Run, whole: Path, tmp_path: Path) -> None:
+    changes = {"runner.max_ticks": read_checkpoint(whole / "checkpoints/best.ckpt")["tick"]}
+    parts = Path(shutil.copytree(go("ends", changes).output_dir, tmp_path / "parts"))
+    for name in ("checkpoints/last.ckpt", "summary.json"):
+        (parts / name).unlink()
+    go(None, changes, resume=parts)
+    assert_same(parts, tmp_path / "ends")
+
+
 def test_a_chain_of_signals_leaves_checkpoints_at_their_ticks(go: Run, whole: Path, tmp_path: Path) -> None:
     parts, ticks = tmp_path / "parts", [0]
     for num_steps, number in ((2, signal.SIGINT), (8, signal.SIGTERM), (20, signal.SIGINT)):
