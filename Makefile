@@ -56,7 +56,8 @@ clean:  ## everything that these targets made, runs excepted
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps make a second call start at once; a changed pyproject.toml installs again.
+# The stamps make a second call start at once; a changed pyproject.toml installs again. Python compiles what it
+# imports, a third of all that is there.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mlotool needs Python 3.11 or newer, but this is " + sys.version.split()[0] + "; run: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
@@ -64,10 +65,10 @@ $(BIN)/python:
 
 $(VENV)/installed: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV); PyTorch is large, this takes minutes the first time"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
 	touch $@
 
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV); PyTorch is large, this takes minutes the first time"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	touch $@ $(VENV)/installed

@@ -25,6 +25,8 @@ LAST = "benchmarks/test_rivals"
 if lightning_fabric and not torch.cuda.is_available():
     # Lightning has torch ask NVIDIA's library for devices again and again, for 0.3 ms; CUDA itself knows at once.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+    # It takes a millisecond, for devices that are not there.
+    torch.manual_seed = torch.default_generator.manual_seed
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -128,6 +128,19 @@ def own_random() -> Iterator[Callable[[int], None]]:
         random.setstate(outside[2])
 
 
+def outside_torch() -> object:
+    """Return the states of Python's and numpy's global generators: another value where one of them has been drawn from.
+
+    Example:
+        >>> before = outside_torch()
+        >>> _ = random.random()
+        >>> outside_torch() == before
+        False
+    """
+    state = numpy.random.get_state(legacy=False)["state"]
+    return random.getstate(), state["pos"], state["key"].tobytes()
+
+
 def _seed(number: int) -> None:
     # Not torch.manual_seed, which would seed the devices as well.
     torch.default_generator.manual_seed(number)

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import random
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
@@ -22,6 +20,7 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.private import unset_fake_temporarily
+from mlotool.core.random_stream import outside_torch
 
 ID, OWNER, CALLS, BLOCKS = "id", "owner", "calls", "blocks"
 """Keys of `node.meta`: the node's id, the path of the module whose forward it stands in, and the calls of modules
@@ -359,7 +358,7 @@ def _contents(value: Any) -> Any:
 
 def _random_states() -> tuple[Any, ...]:
     with unset_fake_temporarily():
-        return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())
+        return torch.get_rng_state().numpy().tobytes(), outside_torch()
 
 
 def _check_hooks(base: nn.Module, graph: fx.Graph) -> None:

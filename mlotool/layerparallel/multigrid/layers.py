@@ -1,6 +1,5 @@
 """Steps of a recursion, and runs of residual layers that multigrid can coarsen."""
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
@@ -14,6 +13,7 @@ from mlotool.core.arguments import is_number, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import kind_of
 from mlotool.core.private import tree_flatten, tree_leaves, tree_unflatten
+from mlotool.core.random_stream import outside_torch
 
 Step = Callable[[Tensor, int, float], Tensor]
 """`step(u, n, h)`: the state (b, ...) after layer n of the finest grid, with step h."""
@@ -375,7 +375,7 @@ def check_pure(
         >>> check_pure(layers, lambda theta: layers.many, [], torch.ones(5, 2, 3))
     """
     leaves = [each.detach().requires_grad_(each.is_floating_point() or each.is_complex()) for each in theta]
-    own, drawn, kept = {id(leaf) for leaf in leaves}, _drawn(), {id(tensor) for _, tensor in _kept(layers)}
+    own, drawn, kept = {id(leaf) for leaf in leaves}, outside_torch(), {id(tensor) for _, tensor in _kept(layers)}
     many, h = evaluate(leaves), layers.h
     for n in range(len(states) - 1):
         with torch.enable_grad():
@@ -388,15 +388,11 @@ def check_pure(
         elif left is not None:
             fault = f"leaves a tensor with a gradient in its attribute '{left}'"
             advice = "Detach it there, or compute what the loss reads from the states between the blocks"
-        elif _drawn() != drawn:
+        elif outside_torch() != drawn:
             fault, advice = "draws random numbers of Python's or numpy's", "Draw them by torch"
         else:
             continue
         raise ConfigError(f"parallel.part: layer {n} {fault}, which multigrid misses. {advice}.")
-
-
-def _drawn() -> object:
-    return random.getstate(), repr(np.random.get_state())
 
 
 def _sources(tensor: Tensor) -> Iterator[Tensor]:

@@ -474,10 +474,11 @@ class BatchSystem:
                 stack.callback(places.fill(parameters, buffers))
                 if self.seeds is None:
                     return many(states, which, step_size)
-                moved = []
+                # `torch.manual_seed` takes a millisecond for devices that are not there.
+                seeded, moved = torch.manual_seed if self.devices else torch.default_generator.manual_seed, []
                 for state, n in zip(states.split(1), which, strict=True):
                     with torch.random.fork_rng([device.index or 0 for device in self.devices]):
-                        torch.manual_seed(self.seeds[n])
+                        seeded(self.seeds[n])
                         moved.append(many(state, range(n, n + 1), step_size))
                 return torch.cat(moved)
 
