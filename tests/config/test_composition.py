@@ -12,12 +12,15 @@ from mlotool.config import check, compose, find_recipe, list_recipes, load_run_c
 from mlotool.config.composition import is_apart, with_values
 from mlotool.core.errors import ConfigError
 from tests.config.conftest import message_of
+from tests.small_recipes import CIFAR, ELSEWHERE, SMALLER
 
 BUILT_IN = sorted(path.stem for path in package_dir("recipes").glob("*.yaml"))
+CHANGED = {*CIFAR, *SMALLER, *ELSEWHERE}
+"""Recipes of which the test that runs each one replaces values."""
 Write = Callable[..., Path]
 
 
-@pytest.mark.parametrize("recipe", BUILT_IN)
+@pytest.mark.parametrize("recipe", [name for name in BUILT_IN if name in CHANGED])
 def test_each_recipe_composes_and_is_sound(recipe: str) -> None:
     config = compose(recipe)
     assert config.name == recipe

@@ -23,13 +23,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient.radius. finite differences at a radius"),
 ]
 
-QUICK: dict[str, list[str]] = {
-    "plain": [],
-    "mwn": [],
+QUICK = ("plain", "mwn")
+SMALLER: dict[str, list[str]] = {
     "maml": [f"problems.{name}.module.hidden=[8]" for name in ("learner", "meta")],
     "oneshot_peaks": ["problems.classifier.module.num_layers=16", "problems.classifier.parallel.levels=2"],
 }
-"""By recipe that takes a second or two: what makes it smaller still."""
 
 LAYER_PARALLEL = {"classifier": "its training is layer-parallel"}
 REMAT = "would keep what remat of"
@@ -81,7 +79,7 @@ def after_one_rounding(recipe: str, images: Path) -> float:
     "recipe", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
 )
 def test_a_stack_of_two_seeds(recipe: str, image_folder: Path) -> None:
-    words = QUICK.get(recipe, [])
+    words = SMALLER.get(recipe, [])
     assert len({structure_of(config(recipe, seed, image_folder, *words)) for seed in range(2)}) == 1
     found = compared(lambda seed: made(recipe, seed, image_folder, *words), 2, TICKS)
     assert found.reason == ""

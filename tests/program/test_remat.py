@@ -168,12 +168,15 @@ BESIDE: dict[str, dict[str, Any]] = {
     "tasks, differences": {"net": {"dropout": 0.3}, "lower": {"tasks": 3}},
     "tasks, unrolled": {"net": {"dropout": 0.3}, "lower": {"tasks": 3}, "hypergradient": Unrolled()},
 }
+MORE = ("exact", "gauss-newton", "tasks, cg", "tasks, differences", "line search", "fp16")
 # What Exact solves is ill-conditioned.
 TOLERANCES = {"exact": 1e-10, "bf16": 1e-3, "fp16": 1e-3}
 
 
 @pytest.mark.filterwarnings("ignore:.*solve at problem")
-@pytest.mark.parametrize("name", [*ALGORITHMS, *BESIDE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in (*ALGORITHMS, *BESIDE)]
+)
 def test_training_is_the_same(name: str) -> None:
     if name == "kfac":
         pytest.importorskip("curvlinops")

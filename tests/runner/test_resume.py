@@ -24,6 +24,9 @@ from tests.runner.tiny import Built, make_built, make_config
 
 Run = Callable[..., RunResult]
 
+LIKE_OTHERS = ("nystrom", *(f"unrolled_{how}" for how in ("within_a_horizon", "with_kept_graphs", "by_forward_mode")))
+"""Of `ALGORITHMS`: what keeps the same state between ticks as another one."""
+
 
 def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, whole: Path, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -180,7 +183,9 @@ def assert_equal(a: Any, b: Any, path: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The Nystrom solve")
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name for name in ALGORITHMS]
+)
 def test_every_algorithm_resumes_bit_identically(
     go: Run, tmp_path: Path, at_every_tick: dict[str, Any], name: str
 ) -> None:
