@@ -29,7 +29,7 @@ from mlotool.hypergradient.vector import add, aliases, chosen, constants, leaves
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
 from mlotool.problem.rank_mean import RankMean, mean_gradient
-from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepRecord, middle
+from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepGraph, StepRecord, middle
 
 _log = logging.getLogger("mlotool")
 
@@ -41,6 +41,7 @@ def simulate(
     begin: tuple[Vector, Sequence[State]] | None = None,
     *,
     keeps_gradients: bool = False,
+    graphs_from: int | None = None,
 ) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...], tuple[State, ...]]:
     """Take the steps of `unroll.batches` on a copy; return their records, and parameters and state after them.
 
@@ -50,6 +51,7 @@ def simulate(
         view: of the problem.
         begin: the parameters and state before them; None is where the problem is.
         keeps_gradients: whether the records have the gradients.
+        graphs_from: number of the first step whose record has the graph of its gradient; None: there is none.
 
     Example:
         >>> import torch
@@ -70,17 +72,22 @@ def simulate(
     theta, state = unroll.begin() if begin is None else begin
     if unroll.start is not None:
         theta = unroll.start(inputs)
-    records = []
+    records, ranks = list[StepRecord](), view.problem.rank_mean
     for batches, hyperparameters in zip(unroll.batches, unroll.hyperparameters(len(unroll.batches)), strict=True):
-        draws, slopes = [], []
+        draws, slopes, at = [], [], leaves(theta)
+        has_graph = graphs_from is not None and len(records) >= graphs_from
+        points, shared = (leaves(inputs), ranks.shared(at)) if has_graph else (inputs, at)
         for batch in batches:
             # For the first time: the generator moves on from batch to batch.
             draws.append((batch, RandomState(view.devices)))
-            at = leaves(theta)
-            slopes.append(batch_gradient(view, partial(unroll.own_loss, at, inputs, batch, {}), at, create_graph=False))
-        gradient = mean_gradient(slopes, theta, view.problem.rank_mean)
+            loss = partial(unroll.own_loss, shared, points, batch, {})
+            slopes.append(batch_gradient(view, loss, shared, create_graph=has_graph))
+        with torch.enable_grad():
+            mean = mean_gradient(slopes, theta, ranks)
+        graph = StepGraph(at, [*points], mean) if has_graph else None
+        gradient = [None if slope is None else slope.detach() for slope in mean] if has_graph else mean
         kept = tuple(gradient) if keeps_gradients else None
-        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}, gradient=kept))
+        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}, graph, kept))
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, hyperparameters, inputs)
     return tuple(records), tuple(theta), tuple(state)
@@ -458,7 +465,8 @@ class StoredSteps:
         return record.theta, record.state
 
     def _whole(self, number: int, point: Point) -> StepRecord:
-        return replace(self._on_device(self._records[number]), theta=tuple(point[0]), state=tuple(point[1]))
+        record = self._on_device(self._records[number])
+        return record if record.theta is point[0] else replace(record, theta=tuple(point[0]), state=tuple(point[1]))
 
     def _on_device(self, record: StepRecord) -> StepRecord:
         return record.on(self._view.theta[0].device) if self._store.offload else record
@@ -817,6 +825,8 @@ class Unrolled(AbstractHypergradient):
         """Return the reverse pass through the steps that were taken, or those that are taken here."""
         unroll = view.unroll
         assert unroll is not None
+        num_steps = len(unroll.records or unroll.batches)
+        first = 0 if self.horizon is None else max(0, num_steps - self.horizon)
         if unroll.records:
             records, theta = unroll.records, view.theta
             is_open = self.remat == "auto" and self.second_order and view.problem.memory.value is None
@@ -826,10 +836,11 @@ class Unrolled(AbstractHypergradient):
         else:
             problem = view.problem
             prefers_forward = problem.has_blocks and not problem.is_nested and not problem.traits.lacks_tangents
-            keeps_gradients = self.saves_gradients(prefers_forward)
-            records, theta, _ = simulate(unroll, constants(inputs), view, keeps_gradients=keeps_gradients)
+            keeps_graphs = self.records_graphs(problem.memory.value) and not (problem.is_nested or is_tracing())
+            kept: dict[str, Any] = {"keeps_gradients": self.saves_gradients(prefers_forward)}
+            kept["graphs_from"] = first if keeps_graphs else None
+            records, theta, _ = simulate(unroll, constants(inputs), view, **kept)
         taken = replace(unroll, records=records)
-        first = 0 if self.horizon is None else max(0, len(records) - self.horizon)
         steps = StoredSteps(self.trajectory, taken, view, inputs)
         kind = self._product(steps, view, inputs)
         return ReversePass(kind, self.second_order, view, taken, steps, first, unroll.has_all and first == 0, theta)
