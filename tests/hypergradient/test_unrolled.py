@@ -160,6 +160,20 @@ def test_one_learning_rate_a_parameter() -> None:
     assert torch.allclose(flat(built.gradient("u", {"w": BATCHES})), expected, rtol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({}, 8), ({"remat": False}, 4), ({"remat": False, "horizon": 2}, 4)]
+)
+def test_without_remat_a_simulated_step_is_evaluated_once(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], expected: int
+) -> None:
+    built = program("loss", OPTIMIZERS["sgd"], Unrolled(**settings))
+    built.gradient("u", {"w": BATCHES})
+    evaluations, counted = list[int](), fit
+    monkeypatch.setattr(f"{__name__}.fit", lambda *arguments: evaluations.append(1) or counted(*arguments))
+    built.gradient("u", {"w": BATCHES})
+    assert len(evaluations) == expected
+
+
 def test_first_order_maml_hands_the_cotangent_to_the_start() -> None:
     built = program("start", OPTIMIZERS["sgd"], Unrolled(second_order=False), stream=Stream(BATCHES[0], 4))
     end = built.solution("w")
