@@ -57,7 +57,7 @@ clean:  ## everything that these targets made, runs excepted
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second call start at once; a changed pyproject.toml installs again. Python compiles what it
-# imports, a third of all that is there.
+# imports, less than half of all that is there.
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mlotool needs Python 3.11 or newer, but this is " + sys.version.split()[0] + "; run: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)

@@ -2,7 +2,7 @@ import gc
 import os
 from pathlib import Path
 
-import lightning_fabric
+import lightning_fabric  # noqa: F401 - it sets a variable, which is set otherwise below
 import pytest
 import torch
 from torchvision.utils import save_image
@@ -23,7 +23,7 @@ LONG = (
 LAST = "benchmarks/test_rivals"
 """Lets JAX begin threads, after which no process may be forked: streams with workers fork theirs from pytest's."""
 
-if lightning_fabric and not torch.cuda.is_available():
+if not torch.cuda.is_available():
     # Lightning has torch ask NVIDIA's library for devices again and again, for 0.3 ms; CUDA itself knows at once.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
     # It takes a millisecond, for devices that are not there.

@@ -836,10 +836,12 @@ class Unrolled(AbstractHypergradient):
         else:
             problem = view.problem
             prefers_forward = problem.has_blocks and not problem.is_nested and not problem.traits.lacks_tangents
+            keeps_gradients = self.saves_gradients(prefers_forward)
             keeps_graphs = self.records_graphs(problem.memory.value) and not (problem.is_nested or is_tracing())
-            kept: dict[str, Any] = {"keeps_gradients": self.saves_gradients(prefers_forward)}
-            kept["graphs_from"] = first if keeps_graphs else None
-            records, theta, _ = simulate(unroll, constants(inputs), view, **kept)
+            graphs_from = first if keeps_graphs else None
+            records, theta, _ = simulate(
+                unroll, constants(inputs), view, keeps_gradients=keeps_gradients, graphs_from=graphs_from
+            )
         taken = replace(unroll, records=records)
         steps = StoredSteps(self.trajectory, taken, view, inputs)
         kind = self._product(steps, view, inputs)

@@ -3,7 +3,6 @@
 import gc
 import json
 import math
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from greenlet import greenlet
 from pydantic import TypeAdapter
@@ -23,6 +21,7 @@ from mlotool.config.user_data import SharedData
 from mlotool.core.errors import Interrupted, WriteError
 from mlotool.core.files import write_text, writing
 from mlotool.core.messages import escape
+from mlotool.core.random_stream import outside_torch
 from mlotool.core.run_files import read_json
 from mlotool.distributed.collectives import Ranks
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
@@ -334,9 +333,9 @@ class Company:
         """Let numpy's and Python's global random numbers be those of a run that waits; yield whether it has drawn."""
         outside, inside = global_state(), self._seats[number].random
         restore_global_state(inside)
-        begin = _global_position()
+        begin = outside_torch()
         try:
-            yield lambda: _global_position() != begin
+            yield lambda: outside_torch() != begin
         finally:
             inside.update(global_state())
             restore_global_state(outside)
@@ -394,12 +393,6 @@ class Company:
             seat.seconds += share
         for seat in behind.values():
             seat.is_over = seat.count == 0 or now >= seat.due_at
-
-
-def _global_position() -> tuple[bytes, int, Any]:
-    """Return where numpy's and Python's global generators are."""
-    state: Any = numpy.random.get_state()
-    return state[1].tobytes(), state[2], random.getstate()
 
 
 def run_together(

@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 def test_each_recipe_composes_and_is_sound(recipe: str) -> None:
     config = compose(recipe)
     assert config.name == recipe
-    assert check(config) == []
+    assert check(config, targets=True) == []
     assert "hydra" not in config
     assert not GlobalHydra.instance().is_initialized()
 

@@ -169,6 +169,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "tasks, unrolled": {"net": {"dropout": 0.3}, "lower": {"tasks": 3}, "hypergradient": Unrolled()},
 }
 MORE = ("exact", "gauss-newton", "tasks, cg", "tasks, differences", "line search", "fp16")
+"""Beside others of their kind: they take longest."""
+
 # What Exact solves is ill-conditioned.
 TOLERANCES = {"exact": 1e-10, "bf16": 1e-3, "fp16": 1e-3}
 

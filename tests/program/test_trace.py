@@ -141,7 +141,6 @@ def test_a_run_goes_on_bit_by_bit_and_reports_the_residual_of_each_solve() -> No
     assert seen == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.slow
 def test_inductor_compiles_it() -> None:
     def loss(batch: Tensor, *, point: Any) -> Tensor:
         return (point() - batch).square().mean()

@@ -24,7 +24,7 @@ from tests.runner.tiny import Built, make_built, make_config
 
 Run = Callable[..., RunResult]
 
-LIKE_OTHERS = ("nystrom", *(f"unrolled_{how}" for how in ("within_a_horizon", "with_kept_graphs", "by_forward_mode")))
+LIKE_OTHERS = ("nystrom", "unrolled_within_a_horizon")
 """Of `ALGORITHMS`: what keeps the same state between ticks as another one."""
 
 

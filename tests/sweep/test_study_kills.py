@@ -153,7 +153,7 @@ def is_killed(folder: Path, writes: Writes, dies_at: int, *, is_after: bool, **s
     return True
 
 
-@pytest.mark.parametrize("is_after", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize(
     "settings", [{"sampler": "brute_force"}, {"sampler": "brute_force", "fuse": 3}, {"sampler": "evolution"}], ids=str
 )
