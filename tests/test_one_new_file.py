@@ -124,7 +124,6 @@ none = "problems.gate.hypergradient._target_=mlotool.hypergradient.NoGradient"
 assert main(["validate", "stripes", none, "~problems.gate.hypergradient.solver"]) == 0
 assert main(["validate", "stripes", "+problems.gate.loss.width=-1"]) == 2
 assert main(["list"]) == main(["show", "stripes"]) == 0
-assert main(["run", "+recipe=stripes", "debug=fast", "logger=csv", "runner.report=false"]) == 0
 assert "mlotool.spaces.Twice" in trusted_names("mutator")
 print("SCHEMA")
 assert main(["schema"]) == 0

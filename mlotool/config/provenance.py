@@ -76,7 +76,13 @@ def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
 
 def repositories() -> dict[str, Any]:
     """Return what git says of the working folder and of mlotool; that takes as long as all else of a run's start."""
-    return {**_git(Path.cwd()), "mlotool": _git(Path(mlotool.__file__).parent)}
+    return {**_git(Path.cwd()), "mlotool": _git_of_mlotool()}
+
+
+@cache
+def _git_of_mlotool() -> dict[str, Any]:
+    """Ask once: what this process has imported stays as it is, whatever becomes of the files."""
+    return _git(Path(mlotool.__file__).parent)
 
 
 def finish_provenance(run_dir: Path | str) -> None:

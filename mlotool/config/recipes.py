@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from filecmp import cmp
+from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ named_folders: list[Path] = []
 """Folders of recipe files that were named by their path; they come first. `register_sources` sets them."""
 
 
+@cache
 def package_dir(name: str) -> Path:
     """Return the folder of the built-in `conf` or `recipes`.
 

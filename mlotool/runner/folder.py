@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from mlotool.config import Built, Origin, differences, finish_provenance, load_run_config, note_resume, write_provenance
+from mlotool.config.composition import plain
 from mlotool.config.run_config import folder_of, has_finished, max_ticks, read_run_config, read_summary
 from mlotool.core.errors import CheckpointError, ConfigError, MlotoolError, RunFileError
 from mlotool.core.files import remove_temporary, write_text, writing
@@ -353,11 +353,6 @@ def _claim(path: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def plain(config: Any) -> Any:
-    """Return a config as dicts, lists and scalars, with every interpolation resolved."""
-    return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
 
 
 AUTO = "auto"

@@ -19,9 +19,10 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from mlotool.config.composition import plain
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import cannot_write, replacing, writing
-from mlotool.runner.folder import HEADER, RunFolder, plain
+from mlotool.runner.folder import HEADER, RunFolder
 
 SECONDS_BETWEEN_FLUSHES = 1.0
 

@@ -1,6 +1,5 @@
 """What a run changes in its process, and puts back: torch's settings, Lightning's voice, Ctrl-C."""
 
-import gc
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
-from mlotool.core.process import terminable
+from mlotool.core.process import frozen, terminable
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 
@@ -40,18 +39,9 @@ def own_settings(runner: Any, *, is_first: bool = True) -> Iterator[None]:
         is_first: whether the process says what mlotool logs; of several ranks one does.
     """
     settings = {key: runner[key] for key in ("num_threads", "deterministic", "tf32")}
-    with torch_settings(**settings), quiet_lightning(), terminable(), announcements() if is_first else nullcontext():
-        # The modules of torch, Lightning and Hydra hold half a million objects; going through them each time that the
-        # collected steps of a window look like garbage costs several percent of a run of small ticks.
-        # The command line has frozen them itself, until its process ends.
-        is_first_to_freeze = gc.get_freeze_count() == 0
-        if is_first_to_freeze:
-            gc.freeze()
-        try:
-            yield
-        finally:
-            if is_first_to_freeze:
-                gc.unfreeze()
+    logged = announcements() if is_first else nullcontext()
+    with torch_settings(**settings), quiet_lightning(), terminable(), frozen(), logged:
+        yield
 
 
 @contextmanager

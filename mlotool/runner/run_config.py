@@ -36,7 +36,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 import mlotool
 from mlotool.config import Origin, build, check, finish_provenance, load_run_config, trust_all
-from mlotool.config.composition import check_composed, origin_of
+from mlotool.config.composition import check_composed, origin_of, plain
 from mlotool.config.run_config import read_summary
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.arguments import is_number, require_path
@@ -46,7 +46,7 @@ from mlotool.core.messages import is_command_line
 from mlotool.distributed.collectives import Ranks
 from mlotool.runner import folder as run_folder
 from mlotool.runner.evaluation import Watch
-from mlotool.runner.folder import EarlierRun, RunFolder, plain
+from mlotool.runner.folder import EarlierRun, RunFolder
 from mlotool.runner.loading import inherit
 from mlotool.runner.process_settings import count_devices, find_device, own_settings, signals_to
 from mlotool.runner.session import AbstractSeat, OwnProcess, Session

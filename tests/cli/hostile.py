@@ -22,6 +22,7 @@ import yaml
 Builder = Callable[[Path, Path], None]
 RUNS: dict[str, Builder] = {}
 SWEEPS: dict[str, Builder] = {}
+packed = partial(zipfile.ZipFile, mode="w", compression=zipfile.ZIP_DEFLATED, compresslevel=1)
 SECRET = "the-secret-of-the-user"
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -163,7 +164,7 @@ def artifacts_that_lie_by_names_of_commands(folder: Path, outside: Path) -> None
     array = np.array([_Made(outside / "made")], dtype=object)
     np.savez(folder / "artifacts" / "pickle.npz", loss=array, weight=array)
     for name, shape, num in (("zeros", (26_000_000,), 26), ("claims", (10**13,), 0)):
-        with zipfile.ZipFile(folder / "artifacts" / f"{name}.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        with packed(folder / "artifacts" / f"{name}.npz") as archive:
             for part in ("loss", "weight"):
                 with archive.open(f"{part}.npy", "w", force_zip64=True) as member:
                     header = {"descr": "<f8", "fortran_order": False, "shape": shape}
@@ -184,7 +185,7 @@ def of_two_lists(file: Path, outside: Path) -> None:
 
 
 def unpacks_without_end(file: Path, outside: Path) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with packed(file) as archive:
         archive.writestr("x/data.pkl", bytes(30_000_000))
 
 

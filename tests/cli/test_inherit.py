@@ -68,11 +68,8 @@ def _state(path: Path) -> dict[str, torch.Tensor]:
 def test_a_model_inherits_its_part_of_a_shared_space(folder: Path, run: Run) -> None:
     words = ["small.yaml", *CHOSEN, "inherit=shared", "runner.max_ticks=0", "hydra.run.dir=zero"]
     assert run(*words)[0] == 0
-    shared = mlotool.load("shared", "classifier", "last")
-    expected = shared.state_of(PATH)
-    found = _state(folder / "zero")
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    expected = mlotool.load("shared", "classifier", "last").state_of(PATH)
+    torch.testing.assert_close(_state(folder / "zero"), expected, rtol=0, atol=0)
     summary = read_json(folder / "zero", "summary.json") or {}
     assert (summary["num_ticks"], summary["status"]) == (0, "finished")
     assert summary["objective"]["value"] == evaluate("zero", "val")["val/accuracy"]
@@ -95,7 +92,7 @@ def test_a_run_says_what_it_begins_with_and_is_resumed_without_the_other_folder(
     assert first == ["inherited/val/accuracy", "inherited/test/accuracy"]
     # The shorter run ends where the other one is in the middle, and evaluates its last split there.
     assert set(whole) <= set(parts)
-    assert all(torch.equal(value, _state(folder / "parts")[name]) for name, value in _state(folder / "whole").items())
+    torch.testing.assert_close(_state(folder / "parts"), _state(folder / "whole"), rtol=0, atol=0)
 
 
 def test_a_run_that_dies_in_its_first_evaluation_goes_on(
@@ -116,7 +113,7 @@ def test_a_plain_run_inherits_a_run_of_the_same_model(folder: Path, run: Run) ->
     words = ["inherit=plain/checkpoints/best.ckpt", "runner.max_ticks=0", "hydra.run.dir=again"]
     assert run("small.yaml", *CHOSEN, *words)[0] == 0
     best = mlotool.load("plain", "classifier", "best").state_dict()
-    assert all(torch.equal(value, best[name]) for name, value in _state(folder / "again").items())
+    torch.testing.assert_close(_state(folder / "again"), best, rtol=0, atol=0)
 
 
 def test_decisions_of_a_run_make_its_model_of_a_shared_space_too(folder: Path, run: Run) -> None:
@@ -161,9 +158,9 @@ def test_decisions_of_a_folder_are_for_a_recipe_of_one_model(folder: Path, run: 
 
 def test_trials_of_a_search_inherit_and_its_best_job_gives_decisions(folder: Path, run: Run) -> None:
     pytest.importorskip("optuna")
-    words = ["sweep.num_trials=3", "sweep.fuse=3", "hydra.sweep.dir=trials"]
+    words = ["sweep.num_trials=2", "sweep.fuse=2", "hydra.sweep.dir=trials"]
     assert run("-m", "small.yaml", "inherit=shared", "runner.max_ticks=0", "evaluate.recalibrate=2", *words)[0] == 0
-    jobs = [folder / "trials" / str(number) for number in range(3)]
+    jobs = [folder / "trials" / str(number) for number in range(2)]
     values = [(read_json(job, "summary.json") or {})["objective"]["value"] for job in jobs]
     for job, value in zip(jobs, values, strict=True):
         assert evaluate(job, "val", "last")["val/accuracy"] == value
@@ -197,7 +194,8 @@ def test_what_cannot_be_taken_is_one_message(folder: Path, run: Run) -> None:
     (folder / "cut" / "summary.json").write_text(json.dumps({"status": "interrupted"}))
     searched = [(["decisions=search"], message, text) for text, message in WRITTEN.items()]
     for words, message, text in [*((words, message, "") for words, message in REFUSED), *searched]:
-        _search(folder, text)
+        if text:
+            _search(folder, text)
         code, err = run("small.yaml", *words, "hydra.run.dir=refused")
         assert (code, err.count("error:")) == (2, 1), err
         assert message in err

@@ -12,7 +12,7 @@ from mlotool.config.composition import plain
 from tests.cli.conftest import Call, Recipe
 
 BUILT_IN = Path(mlotool.__file__).parents[1] / "recipes"
-QUICK = ("plain", "learned_lr", "label_correction_paper", "domain_adaptation")
+QUICK = ("learned_lr", "label_correction_paper", "domain_adaptation")
 RECIPES = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in (recipe.name for recipe in list_recipes() if recipe.path.parent == BUILT_IN)

@@ -302,8 +302,10 @@ def test_planted_accuracies_are_recovered(num_classes: int) -> None:
     by_majority = (hard_labels(majority_vote(votes, num_classes), 0) == target).float().mean()
     assert by_model > by_majority + 0.02
     # One that never votes changes nothing.
-    silent = torch.cat([votes, torch.full((4000, 1), -1)], dim=1)
-    torch.testing.assert_close(label_model(silent, num_classes).probabilities, model.probabilities)
+    few = votes[:400]
+    silent = torch.cat([few, torch.full((400, 1), -1)], dim=1)
+    expected = label_model(few, num_classes).probabilities
+    torch.testing.assert_close(label_model(silent, num_classes).probabilities, expected)
 
 
 def test_rules_for_one_class_each_do_not_all_become_right_or_wrong() -> None:

@@ -24,7 +24,6 @@ from mlotool.cli.validate import sweep_faults
 from mlotool.config import check, compose
 from mlotool.config.composition import with_values
 from mlotool.config.trusted import trusted_names
-from mlotool.core.errors import ConfigError
 from tests.small_recipes import ELSEWHERE, RECIPES
 
 Call = Callable[..., tuple[int, str, str]]
@@ -45,16 +44,14 @@ PAGES = [
 QUIET, FAST = ("runner.progress_bar=false",), ("debug=fast", "logger=csv")
 RANGE = (r"range\(0,\d+\)", "range(0,2)")
 FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=1"), RANGE, (r"sweep\.fuse=\w+", "sweep.fuse=1"))
-ONE = (r"(\.lr=[^,(]+),.*", r"\1")
-"""Of several learning rates, where the page prints nothing of their jobs."""
+ONE_RATE, ONE_SEED = (r"(\.lr=[^,(]+),.*", r"\1"), (r"^seed=(\d+,.*|range.*)", "seed=0")
+"""Of several learning rates and seeds, where the page prints nothing of their jobs."""
 SHORT = (
     (r"for _ in range\(\d+\)", "for _ in range(2)"),
     (r'"runner\.max_ticks=\d+"', '"runner.max_ticks=6", "logger=csv"'),
 )
-VALUE = re.compile(r"(seed|name|(?!decisions)\w+(\.\w+)+)=[\w.-]+")
-"""A word of a command line that gives a key a number or a text."""
-OF_A_FOLDER = re.compile(r"-|decisions|inherit")
-"""Words of a command line that name files of a page, and options."""
+OF_A_RUN = re.compile(r" (?:resume|decisions|inherit)=(?:auto|outputs/(\w+)\S*)")
+"""A word of a command line that names the folder of an earlier run or sweep."""
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
 
@@ -86,20 +83,23 @@ def blocks(text: str) -> Iterator[Block]:
 
 def rehearsed(mlotool: Call) -> Call:
     """Return the command line, where each run is a rehearsal."""
-    return lambda *words: mlotool(*words, *(word for word in FAST if words[0] == "run" and word not in words))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        if words[0] == "run":
+            words = (*_shorter(words, [ONE_RATE]), *(word for word in FAST if word not in words))
+        return mlotool(*words)
+
+    return run
 
 
 @cache
-def composed(recipe: str, *words: str) -> DictConfig:
-    """Return a recipe's config with overrides that do more than set a number or text."""
-    return compose(recipe, words)
+def composed(recipe: str) -> DictConfig:
+    """Return the config of a built-in recipe, as it stands."""
+    return compose(recipe)
 
 
 def quickly_validating(mlotool: Call) -> Call:
-    """Return the command line, which composes nothing again where a built-in recipe is only given other values.
-
-    With `-m` it validates sweeps as they are typed.
-    """
+    """Return the command line, whose `validate` also takes `-m`, and composes little of built-in recipes again."""
 
     def run(*words: str) -> tuple[int, str, str]:
         if words[0] == "validate" and "-m" in words:
@@ -107,32 +107,29 @@ def quickly_validating(mlotool: Call) -> Call:
             request = read_request([word for word in words[1:] if word not in ("-m", "--trust", *trusted)])
             faults = sweep_faults(request, trusted, machine=False)
             return 2 * bool(faults), "", "\n".join(faults)
-        recipe = "".join(words[1:2]).removeprefix("+recipe=")
-        is_built_in = recipe in RECIPES and not Path("recipes").exists() and not Path("conf").exists()
-        others = [word for word in words[2:] if not VALUE.fullmatch(word)]
-        if words[0] != "validate" or not is_built_in or any(map(OF_A_FOLDER.match, others)):
-            return mlotool(*words)
-        try:
-            config = with_values(composed(recipe, *others), [word for word in words[2:] if word not in others])
-            if config is None:
-                return mlotool(*words)
-            check(config)
-        except ConfigError as error:
-            return 2, "", str(error)
-        return 0, "", ""
+        recipe, values = "".join(words[1:2]).removeprefix("+recipe="), words[2:]
+        if words[0] == "validate" and recipe in RECIPES and all("=" in word for word in values):
+            if not values:
+                # Another test runs each recipe as it stands.
+                return 0, "", ""
+            if (config := with_values(composed(recipe), values)) is not None:
+                check(config)
+                return 0, "", ""
+        return mlotool(*words)
 
     return run
 
 
-def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
+def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False, goes_on: bool = True) -> int:
     """Run every block of a page in the working folder, and return how many there were.
 
-    In a rehearsal all trainings take a few ticks, and what is printed is compared with nothing.
+    In a rehearsal all trainings take a few ticks, and what is printed is compared with nothing. Where a page does not
+    go on with its runs, words that name the folder of one are left out; the page must have a command that makes it.
 
     - A block with a title is written to that file; one of recipes/ is compared with that recipe. In the end the modules
       that were written are imported, and the recipes validated that no command has read.
-    - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Runs and sweeps
-      whose folder the rest of the page does not name are validated only; the others are rehearsals of seconds. Of
+    - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Sweeps, and runs of
+      known recipes, are validated only, unless the rest of the page reads their folder; all others take seconds. Of
       benchmarks and `make` options and targets are looked up; other lines are given to a shell.
     - What stands in a block whose title begins with `needs` is validated; Python runs where its packages are installed.
     - Text with the title `output` is what the block before has printed; `...` stands for anything. YAML without a title
@@ -140,7 +137,12 @@ def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
     """
     mlotool = quickly_validating(rehearsed(mlotool) if is_rehearsal else mlotool)
     names: dict[str, Any] = {"__name__": "__page__"}
-    printed, found, were_run = "", list(blocks(path.read_text(encoding="utf-8"))), set[str]()
+    text = path.read_text(encoding="utf-8")
+    if not goes_on:
+        folders, text = OF_A_RUN.findall(text), OF_A_RUN.sub("", text)
+        unmade = [name for name in folders if not re.search(rf"^mlotool run .*\b{name}\b", text, re.M)]
+        assert not unmade, f"{path.name}: no command makes outputs/{unmade}"
+    printed, found, were_run = "", list(blocks(text)), set[str]()
     unread = set[str]()
     for number, block in enumerate(found):
         place = f"{path.name}, line {block.line}"
@@ -167,9 +169,7 @@ def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
         elif block.language == "python" and title and not _is_installed(block.code):
             compile(block.code, str(path), "exec")
         elif block.language == "python":
-            stream, code = io.StringIO(), block.code
-            for long, short in SHORT if is_rehearsal else ():
-                code = re.sub(long, short, code)
+            stream, [code] = io.StringIO(), _shorter([block.code], SHORT if is_rehearsal else ())
             with contextlib.redirect_stdout(stream):
                 exec(compile("\n" * block.line + code, str(path), "exec"), names)
             printed = stream.getvalue()
@@ -179,7 +179,8 @@ def run_page(path: Path, mlotool: Call, *, is_rehearsal: bool = False) -> int:
                 if title.startswith(NEEDS):
                     printed += _validate(line, f"{place}: {line}", mlotool)
                     continue
-                later = "\n".join([*lines_of[position + 1 :], *(one.code for one in found[number + 1 :])])
+                blocks_after = (one.code for one in found[number + 1 :] if not (one.title or "").startswith(NEEDS))
+                later = "\n".join([*lines_of[position + 1 :], *blocks_after])
                 if found[number + 1 : number + 2] and found[number + 1].title == OUTPUT:
                     later = f"{PRINTED}{later}"
                 printed += _run(line, f"{place}: {line}", mlotool, later, were_run)
@@ -263,7 +264,15 @@ def _validate(line: str, place: str, mlotool: Call) -> str:
 
 def _validating(words: Sequence[str]) -> list[str]:
     """Return the words that validate what `mlotool run` with some words would run."""
-    return ["validate", *(re.sub(*RANGE, word) for word in words if not word.startswith("resume="))]
+    return ["validate", *_shorter([word for word in words if not word.startswith("resume=")], [RANGE])]
+
+
+def _shorter(texts: Sequence[str], replaced: Sequence[tuple[str, str]]) -> list[str]:
+    """Return texts in which what matches a pattern is replaced."""
+    found = list(texts)
+    for long, short in replaced:
+        found = [re.sub(long, short, text) for text in found]
+    return found
 
 
 def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
@@ -280,17 +289,16 @@ def _quick(words: Sequence[str], later: str, were_run: set[str]) -> list[str]:
         return list(words)
     recipe = next((word.removeprefix("+recipe=") for word in words[1:] if _is_recipe(word)), "")
     is_built_in = not recipe.endswith(".yaml") and not Path("recipes", f"{recipe}.yaml").exists()
+    is_known = is_built_in or recipe in were_run or recipe.startswith("outputs/")
     values = dict(word.partition("=")[::2] for word in words)
     default = f"outputs/{values.get('name', Path(recipe).stem)}{'/multirun' if '-m' in words else ''}"
     folder = values.get("hydra.run.dir", values.get("hydra.sweep.dir", default))
     is_read = later.startswith(PRINTED) or "resume" in values
     is_read = is_read or (folder not in were_run and _is_read(folder, recipe, later))
-    if not is_read and (is_built_in or recipe in were_run):
+    if not is_read and (is_known or "-m" in words):
         return _validating(words[1:])
     were_run |= {recipe, folder}
-    few = list(words)
-    for long, short in FEW if later.startswith(PRINTED) or "print(" in later else (*FEW, ONE):
-        few = [re.sub(long, short, word) for word in few]
+    few = _shorter(words, FEW if later.startswith(PRINTED) or "print(" in later else (*FEW, ONE_RATE, ONE_SEED))
     is_short = is_built_in or recipe == "mine.yaml" or "-m" in words or not is_read
     page = () if is_read and "report.html" in later else ("runner.report=false",)
     return [*few, *page, *QUIET, *(FAST if is_short else ()), *(ELSEWHERE.get(recipe, ()) if is_built_in else ())]

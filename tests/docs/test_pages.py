@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from tests.docs.pages import FENCE, PAGES, ROOT, run_page
+from tests.docs.pages import FENCE, OF_A_RUN, PAGES, ROOT, run_page
 
 OWN_TEST = ("first_change",)
 """Pages whose blocks another test runs."""
 
-TRAINED = ("own_problem", "python", "coming_from", "three_levels", "meta_learning")
+TRAINED = ("own_problem", "python", "coming_from", "three_levels", "meta_learning", "sweep")
 """Pages that print what trainings of seconds end with: rehearsed, and run as they stand by a test that is slow."""
 
 WITH_CODE = [page for page in PAGES if FENCE.search(page.read_text(encoding="utf-8")) and page.stem not in OWN_TEST]
+GOING_ON = [page for page in WITH_CODE if page.stem in TRAINED or OF_A_RUN.search(page.read_text(encoding="utf-8"))]
+"""With commands that go on with what earlier ones have left, these as well."""
 INDENTED = re.compile(r"^\n {4,}\S", re.M)
 
 
@@ -35,12 +37,12 @@ def forgotten_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT).with_suffix("")))
 def test_its_code_runs(page: Path, call: Call) -> None:
-    assert run_page(page, call, is_rehearsal=page.stem in TRAINED)
+    assert run_page(page, call, is_rehearsal=page.stem in TRAINED, goes_on=False)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("page", [page for page in WITH_CODE if page.stem in TRAINED], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", GOING_ON, ids=lambda page: page.stem)
 def test_its_trainings_end_as_it_says(page: Path, call: Call) -> None:
     assert run_page(page, call)
 

@@ -2,19 +2,18 @@
 
 import re
 from collections import Counter
-from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import mlotool
 from docs.generated import api, errors, gallery, hypergradients, keys, options
 from mlotool.config import check
 from mlotool.config.composition import with_values
 from mlotool.config.schema import OPTION_GROUPS, Config, keys_at
+from tests.docs.pages import composed
 
 KEYS = [each.path for each in keys.schema_keys()]
 
@@ -52,39 +51,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@cache
-def composed(recipe: str, *words: str) -> DictConfig:
-    """Return a recipe's config with overrides that do more than set a number or text."""
-    return mlotool.compose(recipe, words)
-
-
-def value_at(values: Any, key: str) -> Any:
-    """Return a config's value at a dotted key; None below a node that is null."""
-    for part in key.split("."):
-        values = values[part] if values is not None else None
-    return values
-
-
 @pytest.mark.parametrize("path", KEYS)
 def test_its_example_is_valid_and_sets_it_to_another_value(
     path: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     recipe, words = keys.EXAMPLES[path].get("recipe", "mwn"), keys.overrides(keys.EXAMPLES[path]["example"])
-    before: Any = OmegaConf.to_container(composed(recipe))
     # Composing takes Hydra longer than all else here, and does nothing more with a value.
-    config = with_values(composed(recipe), words)
-    if config is None:
-        values = [word for word in words if with_values(composed(recipe), [word]) is not None]
-        config = with_values(composed(recipe, *(word for word in words if word not in values)), values)
-    assert config is not None
-    own = {path.replace(keys.NAME, name) for name in before["problems"]}
+    config = with_values(composed(recipe), words) or mlotool.compose(recipe, words)
+    own = {path.replace(keys.NAME, str(name)) for name in composed(recipe).problems}
     # The keys that overrides set, remove or choose options for.
     said = [f"{word.lstrip('+~').split('=')[0].rpartition('@')[2]}." for word in words]
     named = {key for key in own if any(word.startswith(f"{key}.") for word in said)}
     assert len(named) == 1, f"{words} names {len(named)} of {sorted(own)}"
     [key] = named
-    assert value_at(OmegaConf.to_container(config), key) != value_at(before, key)
+    before, after = (OmegaConf.select(found, key) for found in (composed(recipe), config))
+    assert after != before
     check(config)
 
 

@@ -54,7 +54,7 @@ def error(batch: Any, *, w: Any) -> Tensor:
 def ends(model: nn.Module, algorithm: Any) -> list[Tensor]:
     sgd, lower = partial(torch.optim.SGD, lr=0.1), lambda batch, *, w, u: error(batch, w=w) * u().exp().sum()
     settings = {"of_upper": {"optimizer": sgd}, "optimizer": sgd, "unroll_steps": 2}
-    made = ticked(two_levels((model, lower), (Point(torch.zeros(1)), error), algorithm, **settings), 5)
+    made = ticked(two_levels((model, lower), (Point(torch.zeros(1)), error), algorithm, **settings), 4)
     return [each.detach() for problem in made.problems.values() for each in problem.theta.values()]
 
 

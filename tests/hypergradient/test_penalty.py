@@ -52,7 +52,7 @@ def settled(case: Case, num_pullbacks: int, **settings: Any) -> tuple[float, flo
 def test_the_barrier_rule_settles_at_the_exact_gradient_of_a_quadratic() -> None:
     """And its multiplier where the conditions of stationarity put it."""
     case, barrier = bilevel(), 1.0
-    found, multiplier = settled(case, 60, barrier=barrier, num_steps=40)
+    found, multiplier = settled(case, 40, barrier=barrier, num_steps=40)
     assert found < 1e-5
     lam, point = case.start.clone().requires_grad_(), case.values["w"].detach().requires_grad_()
     direct, v = torch.autograd.grad(case.losses["lam"](lam=lam, w=point), [lam, point])

@@ -124,10 +124,11 @@ def test_products_in_a_nested_program(low: str, mid: str, shapes_both: bool) -> 
 def test_products_above_a_nested_program() -> None:
     """Two solutions follow, one inside the other."""
     case, exact = programs.doubly_nested(CUBIC), Implicit(Exact())
+    expected = case.reference()
     for product in ("forward", "finite_difference"):
         high = Implicit(Exact(), product=product)
         found = case.program(by_problem(low=exact, mid=exact, high=high)).gradient("top")["x"]
-        assert relative_error(found, case.reference()) < ACCURACY[product]
+        assert relative_error(found, expected) < ACCURACY[product]
 
 
 def test_products_with_random_numbers_and_constants_in_a_nested_program() -> None:

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -45,6 +45,7 @@ def spectrum(smallest: float, largest: float, seed: int) -> Tensor:
     return with_spectrum(torch.linspace(smallest, largest, SIZE, dtype=torch.float64), seed)
 
 
+@cache
 def systems() -> tuple[list[Tensor], list[Tensor]]:
     """Return what converges early and late, breaks down at once, later or by NaN, and is singular."""
     singular = spectrum(1.0, 3.0, 6)

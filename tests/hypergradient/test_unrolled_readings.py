@@ -20,7 +20,7 @@ from tests.hypergradient.two_levels import ticked
 from tests.program.small import numbers, samples
 from tests.programs import Point, newton
 
-STEPS, RATE, SOLVE = 3, 0.2, 30
+STEPS, RATE, SOLVE = 3, 0.2, 20
 LOW_START, MID_START, TOP = numbers(0.4, -0.1), numbers(0.3, -0.2), numbers(0.2, -0.3)
 MID_BATCHES, LOW_BATCHES = samples(6, 1)[:, :2], samples(6, 2)[:, :2]
 MID = partial(torch.optim.SGD, lr=RATE, momentum=0.5)

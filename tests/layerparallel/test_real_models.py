@@ -19,7 +19,10 @@ MAKERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
+SECOND = ("decoder penalty", "stacked auxnet")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SECOND else n for n in MAKERS])
 def test_all_parameters_learn_and_a_resumed_run_is_the_same_bit_by_bit(name: str) -> None:
     whole, second = MAKERS[name](), MAKERS[name]()
     before = {key: each.clone() for key, each in whole.problems["net"].module.named_parameters()}

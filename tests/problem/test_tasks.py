@@ -144,7 +144,7 @@ class Recurrent(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer, self.out = layer, nn.Linear(3, 1)
+        self.layer, self.out = layer, nn.Linear(1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.layer(x)[0])
@@ -178,7 +178,7 @@ def positive_doubled(x: Tensor) -> Tensor:
 
 
 UNMAPPED = {
-    "LSTM": lambda: Recurrent(nn.LSTM(2, 3)),
+    "LSTM": lambda: Recurrent(nn.LSTM(2, 1)),
     "mask": lambda: Applied(positive_doubled),
     "item": lambda: Applied(lambda x: x.tanh() * x.sum().item()),
     "autograd.Function": lambda: Applied(Twice.apply),

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,7 @@ def spans(num_batches: int = 4) -> list[dict[str, Any]]:
     return found
 
 
-def write_parallel_run(folder: Path, **content: Any) -> Path:
-    rows = [(tick, "classifier/loss", 2.0 / tick) for tick in range(1, 60)]
-    for interface in (1, 2):
-        rows += [(tick, f"classifier/violation_{interface}", interface * 0.8**tick) for tick in range(1, 60)]
-        rows += [(tick, f"classifier/relative_violation_{interface}", 0.1 / tick) for tick in range(1, 60)]
+def write_parallel_run(folder: Path, rows: Sequence[tuple[int, str, float]] = (), **content: Any) -> Path:
     run = write_run(folder, rows=rows)
     for name, text in content.items():
         (run / "artifacts" / f"{name}.json").write_text(json.dumps(text))
@@ -38,7 +35,12 @@ def write_parallel_run(folder: Path, **content: Any) -> Path:
 
 
 def test_the_page_of_a_layer_parallel_run(tmp_path: Path) -> None:
-    run = write_parallel_run(tmp_path / "run", parallel_classifier={"stages": 2, "processes": 2, "spans": spans()})
+    rows = [(tick, "classifier/loss", 2.0 / tick) for tick in range(1, 60)]
+    for interface in (1, 2):
+        rows += [(tick, f"classifier/violation_{interface}", interface * 0.8**tick) for tick in range(1, 60)]
+        rows += [(tick, f"classifier/relative_violation_{interface}", 0.1 / tick) for tick in range(1, 60)]
+    content = {"stages": 2, "processes": 2, "spans": spans()}
+    run = write_parallel_run(tmp_path / "run", rows, parallel_classifier=content)
     page = read_page(write_report(run))
     for text in (
         *("Layer-parallel training", "classifier: what each rank did when", "Batches 1 to 3 of the first 4"),

@@ -262,11 +262,12 @@ def test_a_wide_terminal_has_all_columns_and_names_the_best_setting_with_its_see
     assert (wide / "settings.csv").is_file()
 
 
-def test_of_a_large_sweep_the_best_jobs_are_in_the_table(tmp_path: Path) -> None:
-    for job in range(205):
-        write_job(tmp_path / str(job), f"lr={job}", value=abs(job - 195.0))
+def test_of_a_large_sweep_the_best_jobs_are_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlotool.cli.report.MAX_ROWS", 20)
+    for job in range(25):
+        write_job(tmp_path / str(job), f"lr={job}", value=abs(job - 15.0))
     text = printed(tmp_path, 80)
-    assert [line.split()[0] for line in table_of(text)[1:]] == [*map(str, range(5, 205)), "5"]
+    assert [line.split()[0] for line in table_of(text)[1:]] == [*map(str, range(5, 25)), "5"]
     assert "5 more jobs are in sweep.csv; these are the best." in text
-    assert "best: job 195, val/loss 0 (smaller is better): lr=195" in text
-    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 206
+    assert "best: job 15, val/loss 0 (smaller is better): lr=15" in text
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 26

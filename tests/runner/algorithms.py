@@ -90,7 +90,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
     "unrolled": (tiny(by.Unrolled, optimizer=ADAM, unroll_steps=4), {}),
     "unrolled_within_a_horizon": (tiny(lambda: by.Unrolled(horizon=2), unroll_steps=5), {}),
     "unrolled_with_kept_graphs": (tiny(lambda: by.Unrolled(remat=False), unroll_steps=3), {}),
-    # Tick 13 is within an unroll.
+    # Tick 7 is within an unroll.
     "unrolled_by_forward_mode": (
         tiny(lambda: by.Unrolled(product="forward"), optimizer=ADAM, unroll_steps=3, remat=["0", "3"]),
         {},
@@ -110,7 +110,7 @@ ALGORITHMS: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
         {"runner.early_stopping_patience": 2, "runner.log_every": 7, "runner.max_ticks": 200},
     ),
     "accumulate_batches": (tiny(accumulate_batches=2, gradient_clip_norm=0.5), {}),
-    "warmup": (tiny(warmup_steps=11, unroll_steps=2), {"runner.log_every": 7}),
+    "warmup": (tiny(warmup_steps=6, unroll_steps=2), {"runner.log_every": 4}),
     "tasks": (with_tasks, NO_EVALUATION),
-    "objective_of_the_training": (tiny(), {"evaluate": None, "objective": "weights/loss", "runner.log_every": 6}),
+    "objective_of_the_training": (tiny(), {"evaluate": None, "objective": "weights/loss", "runner.log_every": 3}),
 }

@@ -365,6 +365,6 @@ def test_what_cannot_be_taken_anew_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "+recipe=plain", "evaluate.recalibrate=2", "hydra.run.dir=refused"]) == 2
+    assert main(["run", "+recipe=plain", "evaluate.recalibrate=2", "logger=csv", "hydra.run.dir=refused"]) == 2
     assert "the problem 'classifier' has no layer with running statistics" in capfd.readouterr().err
     assert not (tmp_path / "refused" / "config.yaml").exists()

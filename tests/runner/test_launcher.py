@@ -167,13 +167,14 @@ def test_no_rank_outlives_its_parent(tmp_path: Path, number: int) -> None:
 def test_from_python_it_gives_the_result_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_config, "_start", forked.start_rank)
     words = [*QUIET[:3], "runner.devices=2", "runner.max_ticks=4", "debug.limit_samples=100"]
-    result = mlotool.run(mlotool.compose("plain", words), output_dir=tmp_path / "run")
+    config = mlotool.compose("plain", words)
+    result = mlotool.run(config, output_dir=tmp_path / "run")
     assert result.output_dir == tmp_path / "run"
     assert result.checkpoint == tmp_path / "run" / "checkpoints" / "best.ckpt"
     assert result.objective == result.metrics["val/accuracy"]
     assert mlotool.load(result.output_dir, "classifier").training is False
     with pytest.raises(ConfigError, match="run holds a run already"):
-        mlotool.run(mlotool.compose("plain", words), output_dir=tmp_path / "run")
+        mlotool.run(config, output_dir=tmp_path / "run")
 
 
 def test_packages_are_trusted_where_they_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_tensorboard_hides_what_a_resumed_run_logs_again(tiny_run: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(first / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("classifier/loss")] == [5, 10, 15, 20, 25, 30]
+    assert [event.step for event in events.Scalars("classifier/loss")] == [5, 10, 15, 20]
 
 
 def shown(**console: Any) -> str:
@@ -205,8 +205,8 @@ class Seen(Callback):
 
 def test_a_callback_sees_chunks_evaluations_checkpoints_and_the_program_and_is_resumed(tiny_run: Run) -> None:
     first, resumed = Seen(), Seen()
-    tiny_run({"runner.max_ticks": 20}, callbacks=[first])
-    result = tiny_run(callbacks=[resumed], resume="auto")
+    tiny_run(callbacks=[first])
+    result = tiny_run({"runner.max_ticks": 30}, callbacks=[resumed], resume="auto")
     assert (first.ticks["batch"], resumed.ticks["batch"]) == ([8, 10, 18, 20], [28, 30])
     assert first.ticks["validation_start"] == first.ticks["validation_end"] == [10, 20]
     assert {0, 10, 20} <= set(first.ticks["save"])

@@ -43,7 +43,7 @@ def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, whole: Path, tmp
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert json.loads((parts / "summary.json").read_text())["status"] == "failed"
-    assert 0 < read_checkpoint(parts / "checkpoints/last.ckpt")["tick"] <= 20
+    assert 0 < read_checkpoint(parts / "checkpoints/last.ckpt")["tick"] < 20
     assert not list(parts.rglob("*.tmp"))
     tiny_run({"resume": str(parts)})
     assert (parts / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
@@ -190,7 +190,7 @@ def test_every_algorithm_resumes_bit_identically(
     go: Run, tmp_path: Path, at_every_tick: dict[str, Any], name: str
 ) -> None:
     build, changes = ALGORITHMS[name]
-    changes = {"runner.max_ticks": 22, **changes}
+    changes = {"runner.max_ticks": 11, "runner.ticks_per_chunk": 4, "evaluate.splits.val": 5, **changes}
     dense = whole = go("dense", {**changes, **at_every_tick}, build=build).output_dir
     if name in ("unrolled", "early_stopping"):
         # Checkpoints change nothing.
@@ -199,7 +199,7 @@ def test_every_algorithm_resumes_bit_identically(
     kept = sorted(int(path.stem.partition("_")[2]) for path in (dense / "checkpoints").glob("tick_*.ckpt"))
     assert kept == list(range(read_summary(whole)["num_ticks"] + 1))
     # Within an unroll, a window, a chunk and a round; by some, the start, the end of a round and that of the run too.
-    for tick in {"unrolled": (0, 8, 13, 20, kept[-1]), "plateau": (13, 20)}.get(name, (13,)):
+    for tick in {"unrolled": (0, 4, 7, 10, kept[-1]), "plateau": (7, 10)}.get(name, (7,)):
         parts = tmp_path / f"from_{tick}"
         shutil.copytree(dense, parts)
         # As a kill leaves it: with lines after the checkpoint, without an end.
@@ -208,30 +208,32 @@ def test_every_algorithm_resumes_bit_identically(
         assert_same(parts, whole)
 
 
-@pytest.mark.parametrize("is_named", [True, False])
-def test_it_goes_on_from_the_best_checkpoint(go: Run, whole: Path, tmp_path: Path, is_named: bool) -> None:
+def test_it_goes_on_from_the_best_checkpoint(go: Run, tmp_path: Path) -> None:
     """Where it is named, and where the last one is gone."""
-    parts = Path(shutil.copytree(whole, tmp_path / "parts"))
-    best = parts / "checkpoints/best.ckpt"
-    assert 0 < read_checkpoint(best)["tick"] < 30
-    (parts / ("summary.json" if is_named else "checkpoints/last.ckpt")).unlink()
-    (parts / "summary.json").unlink(missing_ok=True)
-    go(None, resume=best if is_named else parts)
-    assert_same(parts, whole)
+    changes = {"evaluate.splits.val": 5}
+    whole = go("whole", changes).output_dir
+    for is_named in (True, False):
+        parts = Path(shutil.copytree(whole, tmp_path / str(is_named)))
+        best = parts / "checkpoints/best.ckpt"
+        assert 0 < read_checkpoint(best)["tick"] < 20
+        (parts / ("summary.json" if is_named else "checkpoints/last.ckpt")).unlink()
+        (parts / "summary.json").unlink(missing_ok=True)
+        go(None, changes, resume=best if is_named else parts)
+        assert_same(parts, whole)
 
 
 def test_both_checkpoints_are_there_where_it_was_killed_between_them(go: Run, whole: Path, tmp_path: Path) -> None:
-    changes = {"runner.max_ticks": read_checkpoint(whole / "checkpoints/best.ckpt")["tick"]}
-    parts = Path(shutil.copytree(go("ends", changes).output_dir, tmp_path / "parts"))
+    parts = Path(shutil.copytree(whole, tmp_path / "parts"))
+    assert read_checkpoint(parts / "checkpoints/best.ckpt")["tick"] == 20
     for name in ("checkpoints/last.ckpt", "summary.json"):
         (parts / name).unlink()
-    go(None, changes, resume=parts)
-    assert_same(parts, tmp_path / "ends")
+    go(None, resume=parts)
+    assert_same(parts, whole)
 
 
 def test_a_chain_of_signals_leaves_checkpoints_at_their_ticks(go: Run, whole: Path, tmp_path: Path) -> None:
     parts, ticks = tmp_path / "parts", [0]
-    for num_steps, number in ((2, signal.SIGINT), (8, signal.SIGTERM), (20, signal.SIGINT)):
+    for num_steps, number in ((2, signal.SIGINT), (8, signal.SIGTERM), (10, signal.SIGINT)):
         handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
         loss = LossThat(num_steps, functools.partial(press_ctrl_c, number=number))
         with pytest.raises(Interrupted) as caught:
@@ -273,19 +275,19 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(
     go: Run, whole: Path, tmp_path: Path, at_every_tick: dict[str, Any]
 ) -> None:
     with pytest.raises(Interrupted):
-        go("parts", at_every_tick, build=lambda: make_built(LossThat(25, press_ctrl_c)))
+        go("parts", at_every_tick, build=lambda: make_built(LossThat(15, press_ctrl_c)))
     parts = tmp_path / "parts"
     names = [path.name for path in newest_first(parts / "checkpoints")]
-    assert names[:3] == ["last.ckpt", "tick_25.ckpt", "tick_24.ckpt"]
-    assert (parts / "checkpoints/last.ckpt").samefile(parts / "checkpoints/tick_25.ckpt")
+    assert names[:3] == ["last.ckpt", "tick_15.ckpt", "tick_14.ckpt"]
+    assert (parts / "checkpoints/last.ckpt").samefile(parts / "checkpoints/tick_15.ckpt")
     truncate(parts / "checkpoints/last.ckpt")
-    flip_a_byte(parts / "checkpoints/tick_24.ckpt")
+    flip_a_byte(parts / "checkpoints/tick_14.ckpt")
     (parts / "checkpoints/.last.ckpt.123.tmp").write_bytes(b"torn")
     with pytest.warns(
-        UserWarning, match=r"tick_24\.ckpt cannot be read \(BadZipFile: its part.*tick_23\.ckpt is taken"
+        UserWarning, match=r"tick_14\.ckpt cannot be read \(BadZipFile: its part.*tick_13\.ckpt is taken"
     ):
         go(None, resume=parts)
-    assert [each["tick"] for each in json.loads((parts / "provenance.json").read_text())["resumes"]] == [23]
+    assert [each["tick"] for each in json.loads((parts / "provenance.json").read_text())["resumes"]] == [13]
     assert not list((parts / "checkpoints").glob(".*"))
     assert_same(parts, whole)
 
@@ -368,14 +370,14 @@ def test_a_finished_run_stays_as_it_is_until_it_gets_more_ticks(
     parts = Path(shutil.copytree(whole, tmp_path / "parts"))
     before = contents(parts)
     again, summary = go(None, resume=parts), read_summary(whole)
-    assert "has finished after 30 ticks; nothing is changed. Raise runner.max_ticks" in capsys.readouterr().err
+    assert "has finished after 20 ticks; nothing is changed. Raise runner.max_ticks" in capsys.readouterr().err
     assert contents(parts) == before
     assert (again.metrics, again.objective) == (summary["metrics"], summary["objective"]["value"])
     assert again.had_finished
-    longer = go("longer", {"runner.max_ticks": 50}).output_dir
-    go(None, {"runner.max_ticks": 50}, resume=parts)
+    longer = go("longer", {"runner.max_ticks": 30}).output_dir
+    go(None, {"runner.max_ticks": 30}, resume=parts)
     assert_same(parts, longer)
-    with pytest.raises(ConfigError, match=r"runner\.max_ticks: found 20, while .* at tick 50; expected at least that"):
+    with pytest.raises(ConfigError, match=r"runner\.max_ticks: found 20, while .* at tick 30; expected at least that"):
         (parts / "summary.json").unlink()
         go(None, {"runner.max_ticks": 20}, resume=parts)
 

@@ -244,9 +244,8 @@ def config() -> Any:
     return compose("plain", [*words, "logger=csv", "debug.limit_samples=50", "evaluate.splits={val: 2, test: end}"])
 
 
-def runs(folder: Path) -> list[Mapping[str, float]]:
+def runs(folder: Path, settings: Any) -> list[Mapping[str, float]]:
     """Return the metrics of a run, and of one that was ended before and goes on."""
-    settings = config()
     whole = run(settings, output_dir=folder / "whole").metrics
     shorter = settings.copy()
     shorter.runner.max_ticks = 2
@@ -254,7 +253,7 @@ def runs(folder: Path) -> list[Mapping[str, float]]:
     return [whole, run(settings, resume=folder / "parts").metrics]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, settings: Any) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
@@ -265,7 +264,7 @@ def main(folder: Path) -> None:
         found["resumed"] = {name: resumed(ranks, name) for name in ("both", "some_lower")}
         found["merged"] = {name: merged(ranks, name) for name in ("lower", "some_lower")}
         found["unfinite"] = unfinite(ranks)
-        found["runs"] = runs(folder)
+        found["runs"] = runs(folder, settings)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
 
 
@@ -287,7 +286,7 @@ def found(folder: Path) -> tuple[Found, Found, Found]:
             warnings.simplefilter("ignore")
             return compute(Ranks())
 
-    found, (first, second) = run_ranks(main, 2, folder, meanwhile=meanwhile)
+    found, (first, second) = run_ranks(main, 2, folder, config(), meanwhile=meanwhile)
     return found, first, second
 
 

@@ -129,7 +129,7 @@ seed: 0
 problems: {weights: {}, classifier: {}}
 evaluate: {problem: classifier, metrics: [accuracy, cross_entropy], splits: {val: 10, test: end}, batch_size: 7}
 objective: val/accuracy
-runner: {max_ticks: 30, ticks_per_chunk: 8, log_every: 5, accelerator: cpu, tf32: false, deterministic: true,
+runner: {max_ticks: 20, ticks_per_chunk: 8, log_every: 5, accelerator: cpu, tf32: false, deterministic: true,
   num_threads: null, checkpoint: true, checkpoint_seconds: 30.0, keep_checkpoints: 1, early_stopping_patience: null,
   progress_bar: false, report: false}
 logger: {mode: offline, wandb: false, tensorboard: false, project: mlotool}

@@ -119,7 +119,7 @@ def writes(in_memory: None, monkeypatch: pytest.MonkeyPatch) -> Writes:
     for name in WRITES:
         write = getattr(optuna.storages.InMemoryStorage, name)
         monkeypatch.setattr(optuna.storages.InMemoryStorage, name, found.watched(write))
-    monkeypatch.setattr("mlotool.sweep.study.MOST_IN_A_ROW", 6)
+    monkeypatch.setattr("mlotool.sweep.study.MOST_IN_A_ROW", 4)
     return found
 
 

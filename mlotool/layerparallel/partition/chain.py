@@ -155,6 +155,7 @@ class Chain:
         # Equal layers are held by another module, so that their calls have a name.
         self._module = nn.Sequential(OrderedDict(layers=module)) if trace.has_layers(module) else module
         self._inputs, self._key, self._opened = inputs, key, frozenset(opened)
+        self._costs: dict[tuple[tuple[str, ...], Measure], list[float]] = {}
         self._graph = trace.traced(self._module, key, inputs, inside, self._opened)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
         self._recomputed = trace.recomputed(self._nodes)
@@ -217,6 +218,8 @@ class Chain:
     def costs(self, cut: Sequence[str], measure: Measure = operations) -> list[float]:
         """Return what the stages between cuts cost in a training step: a forward and a backward pass of a batch.
 
+        What was measured before is not measured again.
+
         Args:
             cut: names of `names`, in order.
             measure: as for `balance`.
@@ -224,6 +227,8 @@ class Chain:
         advice = "Give the module's input, or a tuple of its inputs, or set cut to the layers that begin stages."
         require(self._inputs is not None, f"{self._key}.example", None, "a batch, by which stages are balanced", advice)
         assert self._inputs is not None
+        if (place := (tuple(cut), measure)) in self._costs:
+            return self._costs[place]
         device = next((parameter.device for parameter in self._module.parameters()), torch.device("cpu"))
         costs: list[float] = []
         state: Any = None
@@ -232,6 +237,7 @@ class Chain:
                 costs.append(measure(partial(part.pass_both_ways, state, self._inputs), device))
             with undisturbed(self._module), torch.no_grad():
                 state = part(state, self._inputs)
+        self._costs[place] = costs
         return costs
 
     def closed(self, position: int) -> list[str]:
@@ -452,8 +458,7 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, key: str) -> list[str]
     if num_stages == 1:
         return []
     measure: Measure = seconds if cut == MEASURED else operations
-    balanced = chain.balance(num_stages, measure)
-    names = names or balanced
+    names = names or chain.balance(num_stages, measure)
     reached = imbalance(chain.costs(names, measure))
     listed = ", ".join(names)
     message = (
@@ -461,6 +466,7 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, key: str) -> list[str]
     )
     _log.info(f"{message} cut: [%s].", key, listed, reached, listed)
     if reached > LARGEST_IMBALANCE:
+        balanced = chain.balance(num_stages, measure)
         is_better = imbalance(chain.costs(balanced, measure)) < reached
         advice = f"Set cut: [{', '.join(balanced)}]." if is_better else "Set fewer stages, or smaller blocks."
         found = f"{key}.cut: the longest of {num_stages} stages (they begin at the input, {listed}) takes {reached:.2f}"

@@ -104,7 +104,7 @@ MASK = torch.tensor([[True, True, False], [True, True, True], [False, True, True
 def zeroed(x: Tensor, ones: Tensor) -> Tensor:
     """Return normal numbers x of shape (3, 4), moved to zero where `ones` is zero, in the losses of `products.py`."""
     start = inputs_of("r3,4", x.dtype)[0]
-    return x - start * (1 + 0.1 * start) * (1 - ones.to(x.dtype))
+    return x - torch.add(start, start * start, alpha=0.1) * (1 - ones.to(x.dtype))
 
 
 def symmetric(x: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ def loss_of(operator: Operator) -> Loss:
     """Return a loss whose Hessian has an entry wherever the operator has a slope."""
 
     def loss(*tensors: Tensor) -> Tensor:
-        y = operator(*[each * (1 + 0.1 * each) for each in tensors])
+        # A product with a number, which has no tangent, takes torch forty times as long as one of two tangents.
+        y = operator(*[torch.add(each, each * each, alpha=0.1) for each in tensors])
         y = torch.view_as_real(y) if y.is_complex() else y
         weight = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).view(y.shape)
-        return (weight * (y + 0.3 * y * y)).sum()
+        return (weight * torch.add(y, y * y, alpha=0.3)).sum()
 
     return loss
 

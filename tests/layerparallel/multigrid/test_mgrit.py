@@ -241,7 +241,7 @@ lbfgs = partial(torch.optim.LBFGS, max_iter=1, max_eval=20, history_size=10, lin
 adam = partial(torch.optim.Adam, lr=0.02)
 
 
-@pytest.mark.parametrize(("optimizer", "batch_size", "steps"), [(lbfgs, 12, 12), (adam, 4, 30)], ids=["lbfgs", "adam"])
+@pytest.mark.parametrize(("optimizer", "batch_size", "steps"), [(lbfgs, 12, 9), (adam, 4, 24)], ids=["lbfgs", "adam"])
 def test_inexact_gradients_train_as_well_as_the_serial_ones(optimizer: Any, batch_size: int, steps: int) -> None:
     settings = {"optimizer": optimizer, "batch_size": batch_size}
     parallel = Multigrid(cycles=2, backward_cycles=2, warm_start=True)

@@ -186,7 +186,7 @@ def test_the_guard_adds_cycles_until_the_gradient_is_right() -> None:
     part = MultigridResidual(Wave(64, h=0.1), cycles=0, guard_every=3, guard_threshold=0.01)
     biases = []
     with pytest.warns(UserWarning, match="more cycles than set"):
-        for _ in range(20):
+        for _ in range(12):
             loss_of(part(u0)).backward()
             biases.append(part.statistics().get("gradient_bias"))
     assert biases[:2] == [None, None]

@@ -231,15 +231,17 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
     how = {"roles": {"model": "net"}, "stream": Stream(rows, 8, seed=0), "optimizer": optimizer}
     problem = Problem("net", space, cross_entropy, **how)
     schedule = Schedule(Program([problem], Graph()))
-    statistics = {}
+    models, statistics = {}, {}
     for _ in range(8):
         weights = copy.deepcopy(space.state_dict())
         schedule.tick()
         path, batch = drawn[-1], stream.next()
-        model = Space(double_net, [double_kernel()], inputs=IMAGES, seed=3, decisions=path)
+        key = tuple(path.values())
+        if key not in models:
+            models[key] = Space(double_net, [double_kernel()], inputs=IMAGES, seed=3, decisions=path)
+        model = models[key]
         # The shared weights before the step, and this model's own statistics.
         now = {key: each.clone() for key, each in of_state(space, weights, path).items()}
-        key = tuple(path.values())
         model.load_state_dict({**now, **statistics.get(key, fresh(model))})
         model.train()(batch["input"])
         statistics[key] = {name: each.clone() for name, each in model.state_dict().items() if name.endswith(RUNNING)}
@@ -249,10 +251,9 @@ def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_bat
         found = space.state_of(path)
         for name, each in expected.items():
             torch.testing.assert_close(found[name], each, rtol=0, atol=1e-12)
-        model = Space(double_net, [double_kernel()], inputs=IMAGES, seed=3, decisions=path)
-        model.load_state_dict(found)
+        models[key].load_state_dict(found)
         x = rows.values["input"][:8]
-        assert torch.equal(model.eval()(x), space.eval()(x, path=path))
+        assert torch.equal(models[key].eval()(x), space.eval()(x, path=path))
 
 
 def test_statistics_of_paths_are_saved_and_are_left_by_mixtures_evaluation_and_gradients():
