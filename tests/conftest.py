@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import pickle
 from collections.abc import Callable
@@ -28,6 +29,8 @@ LONG = (
 LAST = "benchmarks/test_rivals"
 """Lets JAX begin threads, after which no process may be forked: streams with workers fork theirs from pytest's."""
 
+# Until all tests are imported.
+gc.disable()
 if not torch.cuda.is_available():
     # Lightning has torch ask NVIDIA's library for devices again and again, for 0.3 ms; CUDA itself knows at once.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
@@ -76,6 +79,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     process.freeze()
     gc.set_threshold(20_000, 10, 10)
+    gc.enable()
+    # To each logger that does not propagate, most of them torch's, pytest adds its handlers six times a test.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(autouse=True)

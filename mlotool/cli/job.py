@@ -147,12 +147,15 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
 
 
 def logs_to_wandb(config: Any) -> bool:
-    """Say whether a run of a config, which need not have been checked, logs to W&B."""
+    """Say whether this process logs to W&B when it runs a config, which need not have been checked."""
 
     def value(key: str) -> Any:
         return OmegaConf.select(config, key, throw_on_resolution_failure=False)
 
-    return OmegaConf.is_dict(value("logger")) and bool(value("logger.wandb")) and value("logger.mode") != "disabled"
+    if not OmegaConf.is_dict(value("logger")) or value("runner.devices") not in (1, "auto"):
+        # It is a process of its own for each device that logs.
+        return False
+    return bool(value("logger.wandb")) and value("logger.mode") != "disabled"
 
 
 def write_report(config: Any, run_dir: Path) -> None:

@@ -153,9 +153,20 @@ def is_killed(folder: Path, writes: Writes, dies_at: int, *, is_after: bool, **s
     return True
 
 
-@pytest.mark.parametrize("is_after", [False, True])
+EACH: list[dict[str, Any]] = [
+    {"sampler": "brute_force"},
+    {"sampler": "brute_force", "fuse": 3},
+    {"sampler": "evolution"},
+]
+
+
 @pytest.mark.parametrize(
-    "settings", [{"sampler": "brute_force"}, {"sampler": "brute_force", "fuse": 3}, {"sampler": "evolution"}], ids=str
+    ("settings", "is_after"),
+    [
+        *zip(EACH, (False, True, False), strict=True),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in zip(EACH, (True, False, True), strict=True)),
+    ],
+    ids=str,
 )
 def test_each_model_is_trained_once(tmp_path: Path, writes: Writes, is_after: bool, settings: dict[str, Any]) -> None:
     for dies_at in range(1, MAX_KILLS):
