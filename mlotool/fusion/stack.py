@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -363,7 +364,7 @@ class StackedStream:
         if shares and not are_twins:
             raise NotFusedError("the batches hold different samples in different runs")
         self.shares = are_twins if shares is None else shares
-        self._gathers = not self.shares and _read_by_position(there)
+        self._joined = None if self.shares or not _read_by_position(there) else JoinedData.of(self._streams)
         # The last two that were read: often what comes next and what came last.
         self._kept: deque[tuple[_Places, StackedBatch]] = deque(maxlen=2)
 
@@ -414,8 +415,10 @@ class StackedStream:
             return StackedBatch(read(self._streams[first]), is_shared=True)  # type: ignore[arg-type]
         # Those that have left get what the first one has that is there.
         sources = [row if row in places else first for row in range(len(self._streams))]
-        if self._gathers:
-            return StackedBatch(self._first.moved(self._gathered(sources, places)), is_shared=False)
+        if self._joined is not None and not self._joined.is_current():
+            self._joined = None
+        if self._joined is not None:
+            return StackedBatch(self._first.moved(self._gathered(self._joined, sources, places)), is_shared=False)
         # Each batch is read once for all that have the same.
         known: dict[Any, Any] = {}
         for row, place in places.items():
@@ -424,17 +427,123 @@ class StackedStream:
                 known[key] = read(self._streams[row])  # type: ignore[arg-type]
         return StackedBatch(stacked([known[self._twins[row], places[row]] for row in sources]), is_shared=False)
 
-    def _gathered(self, sources: Sequence[int], places: _Places) -> Any:
-        """Return the batches of some rows, which one call of their data set reads."""
+    def _gathered(self, data: "JoinedData", sources: Sequence[int], places: _Places) -> Any:
+        """Return the batches of some rows, which one call of a data set reads."""
         size, indices = self._first.batch_size, []
         for row in sources:
             epoch, number = places[row]
             indices.append(self._streams[row].order(epoch)[number * size : (number + 1) * size])  # type: ignore[union-attr]
         if len(sizes := {*map(len, indices)}) > 1:
             raise UnlikeBatchesError(f"batches are of different sizes in different runs: {', '.join(map(str, sizes))}")
-        data: Any = self._first.dataset
-        batch = data.__getitems__(torch.cat(indices))
+        batch = data.read(indices, sources)
         return tree_map_only(Tensor, lambda tensor: tensor.unflatten(0, (len(indices), -1)), batch)
+
+
+MAX_JOINED_BYTES = 2**30
+"""Of the tensors of different data sets that are joined, which are then in memory twice."""
+
+
+class JoinedData:
+    """The samples of several data sets in memory, one after the other, so that one gather reads batches of several.
+
+    Args:
+        datasets: one a row, of one kind of ours; several rows may have the same.
+        whole: a data set with the samples of all that are different.
+        begins: by row, where its samples begin there.
+    """
+
+    def __init__(self, datasets: Sequence[Any], whole: Any, begins: Sequence[int]) -> None:
+        self._whole, self._begins = whole, torch.tensor(begins)
+        different = {id(each): each for each in datasets}.values()
+        # Of one data set nothing is a copy.
+        parts = [part for each in different for part in _parts(vars(each))] if len(different) > 1 else []
+        self._copied = [(holder, name, part, _version(part)) for holder, name, part in parts]
+
+    @classmethod
+    def of(cls, streams: Sequence[Stream | None]) -> "JoinedData | None":
+        """Return the data of streams, of which those that are None read nothing; None where they do not fit together.
+
+        Args:
+            streams: as for `_read_by_position`.
+        """
+        first = next(filter(None, streams)).dataset
+        datasets = [first if stream is None else stream.dataset for stream in streams]
+        different = list({id(each): each for each in datasets}.values())
+        if len(different) == 1:
+            return cls(datasets, first, [0] * len(datasets))
+        columns, structures = zip(*(tree_flatten(_columns(each)) for each in different), strict=True)
+        kinds = {tuple(map(_kind_of_column, each)) for each in columns}
+        settings = [getattr(each, "normalization", getattr(each, "length", None)) for each in different]
+        num_bytes = sum(each.nbytes for own in columns for each in own if each is not None)
+        are_alike = len(kinds) == 1 and all(each == structures[0] for each in structures)
+        if not are_alike or any(each != settings[0] for each in settings) or num_bytes > MAX_JOINED_BYTES:
+            return None
+        joined = [None if own[0] is None else torch.cat(own) for own in zip(*columns, strict=True)]
+        begins = dict(zip(map(id, different), accumulate(map(len, different), initial=0), strict=False))
+        whole = _rebuilt(different, tree_unflatten(joined, structures[0]))
+        return cls(datasets, whole, [begins[id(each)] for each in datasets])
+
+    def is_current(self) -> bool:
+        """Say whether the data sets have the tensors, with the values, that were joined."""
+        return all(
+            holder.get(name) is part and (version is None or version == _version(part))
+            for holder, name, part, version in self._copied
+        )
+
+    def read(self, indices: Sequence[Tensor], rows: Sequence[int]) -> dict[str, Any]:
+        """Return one batch, of some rows one after the other.
+
+        Args:
+            indices: of each of these rows, the positions (b,) of its samples in its own data set.
+            rows: their numbers.
+        """
+        own = torch.stack(list(indices))
+        places = own + self._begins[list(rows), None] if self._copied else own
+        return {**self._whole.__getitems__(places.flatten()), "index": own.flatten()}
+
+
+def _parts(holder: dict[Any, Any]) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
+    """Yield the tensors in a dict and in the dicts in it, and what may be in the place of some, with dict and name."""
+    for name, part in holder.items():
+        if part is None or isinstance(part, Tensor | dict):
+            yield holder, name, part
+        if isinstance(part, dict):
+            yield from _parts(part)
+
+
+def _version(part: Any) -> int | None:
+    return part._version if isinstance(part, Tensor) else None
+
+
+def _columns(data: Any) -> dict[str, Any]:
+    """Return the tensors that a data set is made of."""
+    if isinstance(data, InMemoryTensors):
+        return data.values
+    names = ("tokens", "starts", "domain") if isinstance(data, TextWindows) else _OF_IMAGES
+    return {name: getattr(data, name) for name in names}
+
+
+_OF_IMAGES = ("images", "target", "clean_target", "extra")
+
+
+def _kind_of_column(tensor: Tensor | None) -> object:
+    if tensor is None:
+        return None
+    # A tensor of inference mode counts no changes; what is no plain tensor is like no other one.
+    is_plain = type(tensor) is Tensor and tensor.layout == torch.strided and not tensor.is_inference()
+    return (tensor.shape[1:], tensor.dtype, tensor.device) if is_plain else object()
+
+
+def _rebuilt(datasets: Sequence[Any], columns: dict[str, Any]) -> Any:
+    """Return a data set like the first one with the samples of all."""
+    first = datasets[0]
+    if isinstance(first, InMemoryTensors):
+        return InMemoryTensors(columns)
+    if isinstance(first, TextWindows):
+        offsets = accumulate((len(each.tokens) for each in datasets), initial=0)
+        starts = [each.starts + offset for each, offset in zip(datasets, offsets, strict=False)]
+        return TextWindows(**{**columns, "starts": torch.cat(starts)}, length=first.length)
+    return InMemoryDataset(**columns, normalization=first.normalization)
 
 
 def stacked_streams(programs: Sequence[Program | None], shares: Mapping[str, bool]) -> dict[str, StackedStream]:
@@ -463,13 +572,14 @@ def _source(stream: Stream | SameBatch | None) -> Stream | None:
 
 
 def _read_by_position(streams: Sequence[Stream]) -> bool:
-    """Say whether all streams read batches of one size from one data set in memory, by the samples' positions alone."""
-    data = streams[0].dataset
-    is_seeded = type(data) is InMemoryDataset and (data.seeded or not isinstance(data.images, Tensor))
+    """Say whether all streams read batches of one size from data sets in memory, by the samples' positions alone."""
+    datasets: list[Any] = [stream.dataset for stream in streams]
+    kind = type(datasets[0])
     return (
-        type(data) in (InMemoryDataset, InMemoryTensors, TextWindows)
-        and not is_seeded
-        and all(stream.is_loaded_here and stream.dataset is data for stream in streams)
+        kind in (InMemoryDataset, InMemoryTensors, TextWindows)
+        and all(type(each) is kind for each in datasets)
+        and not any(each.seeded or not isinstance(each.images, Tensor) for each in datasets if kind is InMemoryDataset)
+        and all(stream.is_loaded_here for stream in streams)
         and len({stream.batch_size for stream in streams}) == 1
     )
 

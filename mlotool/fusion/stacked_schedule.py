@@ -71,7 +71,7 @@ class StackedSteps:
             By member the norm of its gradient where that is clipped, or the error of its step.
         """
         problems = [self._problems[number] for number in members]
-        is_plain = contexts is None and not any(hyperparameters) and None not in stacked.gradient
+        is_plain = contexts is None and not any(hyperparameters) and all(each is not None for each in stacked.gradient)
         calls = self._joint_calls(members, problems) if is_plain else None
         self.is_joint = calls is not None
         gradients, norms = stacked.gradients(), list[Tensor | Exception | None]()
