@@ -203,6 +203,27 @@ def test_each_row_has_its_members_own_batches(kind: str, is_one: bool, drop_last
                 assert_same(mine.peek(), theirs.peek())
 
 
+def test_data_that_are_changed_while_runs_read_them_are_read_as_they_are() -> None:
+    def change_a_target(data: list[Any]) -> None:
+        data[1].target.add_(1)
+
+    def replace_what_is_noted(data: list[Any]) -> None:
+        data[2].extra["level"] = data[2].extra["level"] + 1.0
+
+    def replace_the_images(data: list[Any]) -> None:
+        data[0].images = data[0].images.clone() // 2
+
+    for change in (change_a_target, replace_what_is_noted, replace_the_images):
+        datasets = [images(seed) for seed in range(M)]
+        stacked, alone = StackedStream(streams_on(datasets)), streams_on(datasets)
+        for tick in range(4):
+            if tick == 2:
+                change(datasets)
+            batch = stacked.next(ALL)
+            for number, each in enumerate(alone):
+                assert_same(row(batch.value, number), each.next())
+
+
 @pytest.mark.parametrize("kind", ["images", "theirs"])
 def test_runs_with_the_same_samples_share_one_batch(kind: str) -> None:
     data = DATA[kind](0)
