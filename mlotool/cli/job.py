@@ -147,13 +147,13 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
 
 
 def logs_to_wandb(config: Any) -> bool:
-    """Say whether this process logs to W&B when it runs a config, which need not have been checked."""
+    """Say whether a run of a config, which need not have been checked, logs to W&B from the process that begins it."""
 
     def value(key: str) -> Any:
         return OmegaConf.select(config, key, throw_on_resolution_failure=False)
 
     if not OmegaConf.is_dict(value("logger")) or value("runner.devices") not in (1, "auto"):
-        # It is a process of its own for each device that logs.
+        # Ranks log, which this process starts, or which torchrun has started.
         return False
     return bool(value("logger.wandb")) and value("logger.mode") != "disabled"
 

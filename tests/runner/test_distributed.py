@@ -89,7 +89,9 @@ def compute(ranks: Ranks, *, of_all: Sequence[str]) -> dict[str, dict[str, Tenso
     chosen = options()
     some = {name: chosen[name] for name in ("kept", *(f"conf/{name}" for name in SOME))}
     own = {name: make for name, make in EVERY.items() if "_difference" not in name}
-    makes_of_kinds = {**dict.fromkeys(of_all, chosen), "mwn": {**own, **chosen} if "mwn" in of_all else {}}
+    # By default those that are no option.
+    beside = {name: make for name, make in own.items() if f"conf/{name}" not in chosen}
+    makes_of_kinds = {**dict.fromkeys(of_all, chosen), "mwn": {**own, **chosen} if "mwn" in of_all else beside}
     for kind, (top, build, num_ticks) in PROGRAMS.items():
         for name, make in makes_of_kinds.get(kind, some).items():
             try:
