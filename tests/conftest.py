@@ -1,20 +1,15 @@
+"""Hooks and fixtures of all tests. Pytest's own process, which has workers, imports neither torch nor Lightning."""
+
 import gc
 import logging
 import os
-import pickle
-from collections.abc import Callable
-from functools import cache
+from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
-from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult, ConfigSource
-from lightning_fabric.utilities import registry  # before the variable below, which it sets otherwise
-from torchvision.utils import save_image
 
-from mlotool.config import package_dir, trusted
-from mlotool.core import process, user_code
+from mlotool.config import trusted
+from mlotool.core import process
 from tests import forked
 
 LONG = (
@@ -31,47 +26,32 @@ LAST = "benchmarks/test_rivals"
 
 # Until all tests are imported.
 gc.disable()
-if not torch.cuda.is_available():
-    # Lightning has torch ask NVIDIA's library for devices again and again, for 0.3 ms; CUDA itself knows at once.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
-    # It takes a millisecond, for devices that are not there.
-    torch.manual_seed = torch.default_generator.manual_seed
-
-
-def remembering(load: Callable[[ConfigSource, str], ConfigResult]) -> Callable[[ConfigSource, str], ConfigResult]:
-    """Return `load_config` of a source that reads schemas, and files of conf/ and of Hydra, once in this process."""
-    results: dict[tuple[str, str], bytes] = {}
-
-    def load_config(self: ConfigSource, config_path: str) -> ConfigResult:
-        place = (self.path, config_path)
-        if self.path not in ("", "hydra.conf", str(package_dir("conf"))):
-            return load(self, config_path)
-        if place not in results:
-            results[place] = pickle.dumps(load(self, config_path))
-        result: ConfigResult = pickle.loads(results[place])
-        return result
-
-    return load_config
-
-
-# Each Trainer looks in all installed packages for callbacks.
-registry.entry_points = cache(registry.entry_points)  # type: ignore[assignment]
-# To parse configs anew is a fifth of each composition.
-for source in Plugins.instance().discover(ConfigSource):
-    source.load_config = remembering(source.load_config)  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Before there are workers, which inherit it.
     if getattr(config.option, "numprocesses", None):
+        # Before there are workers, which inherit it.
         os.environ[forked.ADDRESS] = forked.address()
+    else:
+        from tests.preparation import prepare
+
+        prepare()
 
 
+# Before pytest leaves out what is slow.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     places = {folder / f"{name}.py": place for place, name in enumerate(LONG)}
     last = {folder / f"{LAST}.py": len(places) + 1}
     items.sort(key=lambda item: (places | last).get(item.path, len(places)))
+    cases: Counter[str] = Counter()
+    for item in items:
+        sample, name = item.get_closest_marker("one_in"), item.nodeid.partition("[")[0]
+        if sample is not None and not item.get_closest_marker("slow"):
+            if cases[name] % sample.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[name] += 1
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -95,6 +75,8 @@ def _waits_for_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _trust_ends_with_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process keeps what it trusts; what one test trusts, the next one must not."""
+    from mlotool.core import user_code
+
     monkeypatch.setattr(trusted, "_packages", dict(trusted._packages))
     monkeypatch.setattr(user_code, "_packages", set(user_code._packages))
 
@@ -102,6 +84,9 @@ def _trust_ends_with_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten classes of CIFAR-10's layout, a few images each."""
+    import torch
+    from torchvision.utils import save_image
+
     root = tmp_path_factory.mktemp("images")
     generator = torch.Generator().manual_seed(0)
     for part, count in (("train", 8), ("test", 2)):

@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 PACKAGE = Path(__file__).parents[1] / "mlotool"
 FILES = {
@@ -115,21 +116,28 @@ evaluate: {problem: gate, splits: {val: end}}
 sweep: {method: optuna, sampler: coin, params: {seed: "0,1"}}
 runner: {max_ticks: 3}
 """
-SCRIPT = """
-import sys
-from mlotool.cli.main import main
-from mlotool.config.trusted import trusted_names
-assert main(["validate", "stripes", "--targets"]) == 0
-none = "problems.gate.hypergradient._target_=mlotool.hypergradient.NoGradient"
-assert main(["validate", "stripes", none, "~problems.gate.hypergradient.solver"]) == 0
-assert main(["validate", "stripes", "+problems.gate.loss.width=-1"]) == 2
-assert main(["list"]) == main(["show", "stripes"]) == 0
-assert "mlotool.spaces.Twice" in trusted_names("mutator")
-print("SCHEMA")
-assert main(["schema"]) == 0
-from docs.generated import api
-print("REFERENCE", *(name for names in api.homes().values() for name in names))
-"""
+
+
+def say_what_all_know(root: str) -> None:
+    """Be a process that has imported mlotool from a folder, and all else from where the tests have it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mlotool", "docs")]:
+        del sys.modules[name]
+    sys.path.insert(0, root)
+    import mlotool
+    from docs.generated import api
+    from mlotool.cli.main import main
+    from mlotool.config.trusted import trusted_names
+
+    assert mlotool.__file__.startswith(root)
+    assert main(["validate", "stripes", "--targets"]) == 0
+    none = "problems.gate.hypergradient._target_=mlotool.hypergradient.NoGradient"
+    assert main(["validate", "stripes", none, "~problems.gate.hypergradient.solver"]) == 0
+    assert main(["validate", "stripes", "+problems.gate.loss.width=-1"]) == 2
+    assert main(["list"]) == main(["show", "stripes"]) == 0
+    assert "mlotool.spaces.Twice" in trusted_names("mutator")
+    print("SCHEMA")
+    assert main(["schema"]) == 0
+    print("REFERENCE", *(name for names in api.homes().values() for name in names))
 
 
 def test_all_know_a_new_file(tmp_path: Path) -> None:
@@ -142,10 +150,7 @@ def test_all_know_a_new_file(tmp_path: Path) -> None:
     (root / "recipes" / "stripes.yaml").write_text(RECIPE)
     for name, text in FILES.items():
         (root / "mlotool" / name).write_text(text.lstrip())
-    environment = {**os.environ, "PYTHONPATH": str(root), "WANDB_MODE": "offline"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=root, env=environment, capture_output=True, text=True, check=False
-    )
+    done = forked.run(say_what_all_know, str(root), folder=root, environment={**os.environ, "WANDB_MODE": "offline"})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "problems.gate.loss.width: found -1; expected a number of at least 0" in done.stderr
     before, _, after = done.stdout.partition("SCHEMA\n")

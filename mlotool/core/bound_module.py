@@ -65,14 +65,19 @@ class in_slots:  # noqa: N801 - a context, as in contextlib
         self._slots, self._tensors = slots, tensors
 
     def __enter__(self) -> None:
-        self._before: list[Any] = []
-        for (holder, name), tensor in zip(self._slots, self._tensors, strict=True):
-            self._before.append(holder[name])
-            holder[name] = tensor
+        self._before = _exchanged(self._slots, self._tensors)
 
     def __exit__(self, *error: object) -> None:
-        for (holder, name), tensor in zip(self._slots, self._before, strict=True):
-            holder[name] = tensor
+        _exchanged(self._slots, self._before)
+
+
+def _exchanged(slots: Sequence[Slot], tensors: Sequence[Any]) -> list[Any]:
+    """Put a tensor into each slot, and return those that were there."""
+    before = []
+    for (holder, name), tensor in zip(slots, tensors, strict=True):
+        before.append(holder[name])
+        holder[name] = tensor
+    return before
 
 
 class Slots:
@@ -110,10 +115,23 @@ class Slots:
         self._places = None if len(places) == len(self.names) else [place for _, place in places]
         self.has_buffers = bool(self._buffers)
 
-    def filled(self, tensors: Sequence[Tensor]) -> in_slots:
-        """Return a context in which the slots hold one tensor a name."""
+    def put(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Put one tensor a name into the slots; return what `put_back` takes."""
         places = self._places
-        return in_slots(self._slots, tensors if places is None else [tensors[place] for place in places])
+        return _exchanged(self._slots, tensors if places is None else [tensors[place] for place in places])
+
+    def put_back(self, before: Sequence[Any]) -> None:
+        """Put what `put` has returned into the slots."""
+        _exchanged(self._slots, before)
+
+    @contextmanager
+    def filled(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Have one tensor a name in the slots for a while."""
+        before = self.put(tensors)
+        try:
+            yield
+        finally:
+            self.put_back(before)
 
     def buffers(self) -> list[Tensor]:
         """Return the buffers that are there now, each once."""
@@ -303,11 +321,15 @@ class BoundModule:
                 return self._run(call, args, kwargs)
         if slots is None or tensors is None:
             return call(*args, **kwargs)
-        with slots.filled(tensors):
+        # Each evaluation of a loss comes here: a context costs it two calls.
+        before = slots.put(tensors)
+        try:
             if not slots.has_buffers:
                 return call(*args, **kwargs)
             with self._with_buffers(slots):
                 return call(*args, **kwargs)
+        finally:
+            slots.put_back(before)
 
     @contextmanager
     def _with_buffers(self, slots: Slots) -> Iterator[None]:

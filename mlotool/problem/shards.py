@@ -11,6 +11,7 @@ Rajbhandari et al. 2020, ZeRO, stage 3 (arXiv 1910.02054).
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from mlotool.core.arguments import require
-from mlotool.core.bound_module import BoundModule, Slots, in_slots, slots_of
+from mlotool.core.bound_module import BoundModule, Slots, slots_of
 from mlotool.core.private import tree_map
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.rank_mean import RankMean
@@ -447,7 +448,7 @@ class PartShards(Shards):
         for name, tensor in self._gathered(missing.items()).items():
             self._read[name] = tensor.requires_grad_(missing[name].requires_grad)
 
-    def _whole(self, names: Sequence[str]) -> in_slots:
+    def _whole(self, names: Sequence[str]) -> AbstractContextManager[None]:
         """Gather what has these names; return a context in which all that is gathered takes its shards' places."""
         self._gather(names)
         named = dict(self._named())

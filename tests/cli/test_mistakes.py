@@ -165,6 +165,7 @@ def _files(folder: Path) -> set[str]:
     return {path for path in paths if "__pycache__" not in path}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told(call: Call, folder: Path, name: str) -> None:
     mistake = MISTAKES[name]

@@ -59,6 +59,7 @@ def setting(name: str) -> tuple[Loss, list[Tensor], list[Tensor]]:
     return loss_of(operator), tensors, direction(tensors)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_products_are_those_of_differences(name: str):
     loss, tensors, vector = setting(name)

@@ -121,6 +121,7 @@ def grad_of_grad(loss: Loss, theta: list[Tensor], direction: list[Tensor]) -> li
 WAYS = [double_backward, forward_over_reverse, tangents_outside_a_transform, transforms, grad_of_grad]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("num_tasks", [None, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -87,6 +87,7 @@ GIVEN: list[tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("upper", "optimizer", "settings"), [*GIVEN[:2], *(pytest.param(*each, marks=SLOW) for each in GIVEN[2:])]
 )
@@ -121,6 +122,7 @@ APART_STEPS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("setting", APART_STEPS)
 @pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient")
 def test_what_is_left_to_the_plans(setting: str) -> None:
@@ -334,6 +336,7 @@ LONGER = ("cg", "neumann", "running statistics below", "a role in eval mode")
 """Beside "solvers that decide differently" and "frozen parameters"."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) if name in LONGER else name for name in PROGRAMS])
 @pytest.mark.filterwarnings("ignore:The ConjugateGradient solve")
 def test_members_compute_what_they_compute_alone(name: str) -> None:

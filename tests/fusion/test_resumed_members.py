@@ -190,6 +190,7 @@ def check_same(found: Trained, whole: Trained, begun: Trained) -> None:
 QUICK = ("a number of a loss", "a verdict that changes", "members that diverge")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "num_chains"),
     [

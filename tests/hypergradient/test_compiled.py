@@ -68,6 +68,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "algorithm"),
     [*[(name, CG) for name in COMPILED], *[("the whole", each) for each in ALGORITHMS], ("TorchScript", ALGORITHMS[0])],

@@ -38,6 +38,7 @@ PAIRS = [("reverse", "remat"), ("forward", "plain")]
 ALL = [(kind, again) for kind in BOTH for again in REMAT]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", unrolled_cases.OPTIMIZERS)
 @pytest.mark.parametrize("way", WAYS)
 def test_table(way: str, optimizer: str) -> None:
@@ -73,6 +74,7 @@ SETTINGS = {
 KEPT = {"kept": Unrolled(remat=False)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings(name: str) -> None:
     """All random numbers are those of the reference, from one seed."""

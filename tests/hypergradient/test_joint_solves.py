@@ -86,6 +86,7 @@ def test_nothing_is_decided_and_the_result_is_the_same(solver: AbstractSolver, s
     check(solver, *systems()[system])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", [each for each in SOLVERS.values() if each.uses_start])
 @pytest.mark.parametrize("system", systems())
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 10.0])

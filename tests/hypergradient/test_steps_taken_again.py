@@ -275,6 +275,7 @@ def after(program: Program, num_ticks: int = 8) -> Tensor:
     return torch.cat([each.detach().reshape(-1) for each in ticked(program, num_ticks).problems["u"].current()])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "way", "num_batches"),
     [
@@ -344,6 +345,7 @@ def trained(way: str, name: str, algorithm: Unrolled, num_ticks: int, **settings
     return after_ticks(built, num_ticks)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("store", "way", "name", "product"),
     [
@@ -362,6 +364,7 @@ def test_training_is_the_same_to_the_bit(store: str, way: str, name: str, produc
     assert_identical(trained(way, name, Unrolled(product=product, trajectory=STORES[store]), num_ticks), whole)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("store", ["every 3", "binomial 2"])
 @pytest.mark.parametrize(
     "settings",

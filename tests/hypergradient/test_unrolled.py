@@ -145,6 +145,7 @@ def of_plain_loop(way: str, name: str) -> Tensor:
     return by_differences(lambda values: by_loop(way, OPTIMIZERS[name], values), start)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("way", ["loss", "start", "lr"])
 @pytest.mark.parametrize("kind", WAYS)

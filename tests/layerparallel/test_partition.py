@@ -158,6 +158,7 @@ def run(stages: list[Stage], *inputs: Tensor) -> Tensor:
     return state
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [*CASES, *NESTED])
 def test_it_is_cut_where_its_stages_are_balanced_and_stays_the_same(name: str) -> None:
     """Outputs, gradients and what the buffers become, bit for bit; blocks are looked into where that is needed."""

@@ -22,6 +22,7 @@ MAKERS: dict[str, Any] = {
 SECOND = ("decoder penalty", "stacked auxnet")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SECOND else n for n in MAKERS])
 def test_all_parameters_learn_and_a_resumed_run_is_the_same_bit_by_bit(name: str) -> None:
     whole, second = MAKERS[name](), MAKERS[name]()
@@ -33,6 +34,7 @@ def test_all_parameters_learn_and_a_resumed_run_is_the_same_bit_by_bit(name: str
     assert_equal(resumed, expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", LAYERED)
 def test_gradients_of_multigrid_at_convergence_are_those_of_autograd(model: str) -> None:
     make, samples, part = LAYERED[model]

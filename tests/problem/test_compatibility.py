@@ -152,6 +152,7 @@ def bilevel(**given: Any) -> Program:
     return Program([low, top], Graph({"u": ["w"]}, {"w": ["u"]}))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")  # of solves that end early
 @pytest.mark.parametrize("settings", TOGETHER, ids=" ".join)
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -175,6 +175,7 @@ MORE = ("exact", "gauss-newton", "tasks, cg", "tasks, differences", "line search
 TOLERANCES = {"exact": 1e-10, "bf16": 1e-3, "fp16": 1e-3}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:.*solve at problem")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in MORE else name for name in (*ALGORITHMS, *BESIDE)]

@@ -129,7 +129,8 @@ def train_group(folder: Path, begun: Path) -> None:
         test_together.train(folder, "runner.checkpoint_seconds=1e-9")
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [1, 20])
 def test_killed_groups_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) -> None:
     whole, *chains = ends(train_group, tmp_path, num_kills)
     for folder in chains:

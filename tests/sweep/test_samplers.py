@@ -192,6 +192,7 @@ def pruned(trial: Any) -> float:
     return value
 
 
+@pytest.mark.one_in(2)
 @each_sampler
 @pytest.mark.parametrize("objective", [failing, pruned])
 def test_late_trials_are_better_than_random_ones(objective: Callable[[Any], float], make: Make) -> None:

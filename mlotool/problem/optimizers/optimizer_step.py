@@ -61,10 +61,12 @@ class KernelGroup:
     def step(self, gradient: list[Tensor]) -> None:
         """Take a step along the gradients of the parameters."""
         if self.counts:
-            torch._foreach_add_(self.counts, 1.0)
+            # Torch takes twice as long with a number, which it makes a tensor for each of them.
+            torch._foreach_add_(self.counts, [torch.ones_like(self.counts[0])] * len(self.counts))
         kernel, settings = self.rule.kernel(self.param_group)
         kept = [self.vectors.get(name, []) for name in self.rule.state]
-        given = [aligned(value, like) for value, like in zip(gradient, self.parameters, strict=True)]
+        pairs = zip(gradient, self.parameters, strict=True)
+        given = [value if value.stride() == like.stride() else aligned(value, like) for value, like in pairs]
         kernel.in_place(self.parameters, given, *kept, **settings)
 
     def kind(self) -> tuple[Any, ...]:

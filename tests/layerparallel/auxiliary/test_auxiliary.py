@@ -412,6 +412,7 @@ RESUMED = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", RESUMED)
 def test_a_resumed_run_is_the_same_bit_by_bit(kind: str) -> None:
     whole, second = (alone(auxiliary(noise=0.1, **RESUMED[kind]), stack(norm=True)) for _ in range(2))

@@ -66,6 +66,7 @@ def loss_of(last: Tensor) -> Tensor:
     return (last.square() * torch.linspace(0.5, 1, last.numel(), dtype=last.dtype).view_as(last)).sum()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("relaxation", "cycles"), [("F", 4), ("FCF", 2)])
 def test_gradients_equal_those_of_autograd_at_convergence(name: str, relaxation: str, cycles: int) -> None:

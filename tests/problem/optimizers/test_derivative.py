@@ -90,6 +90,7 @@ def of_new_state(step: StepArguments) -> list[dict[str, Tensor]]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [0, 1, 7])
 @pytest.mark.parametrize(
     ("rule", "settings"),

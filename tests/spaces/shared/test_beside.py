@@ -67,6 +67,7 @@ def trained(made: Program, ticks: int) -> tuple[list[float], Any]:
     return losses, made.problems["net"].module.path_counts
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_traces_and_remat_leave_what_is_computed_and_counted(name: str) -> None:
     expected, counts = trained(MAKERS[name](), 4)
@@ -90,6 +91,7 @@ def test_bf16_is_near(name: str) -> None:
     assert found != expected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_runs_in_one_process_compute_what_they_compute_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # One program of all members counts as the faster way.

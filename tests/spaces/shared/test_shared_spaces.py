@@ -110,6 +110,7 @@ def some_path(space, number):
     return path
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SPACES)
 def test_a_path_is_the_model_of_its_decisions(name):
     space = shared(SPACES[name](), paths=UniformPaths())
