@@ -1,4 +1,4 @@
-"""What a process that runs tests does once, before it imports them. Pytest's own, which has workers, does not need it."""
+"""What a process that runs tests does once, before it imports them. Pytest's own, which has workers, needs none."""
 
 import os
 import pickle
