@@ -61,6 +61,7 @@ def test_shared_data_give_what_ones_own_give(changed: Change) -> None:
 DATA = ["digits", "peaks", "synthetic_classification", "synthetic_spectra", "synthetic_text", "two_domains"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("option", DATA)
 def test_building_data_draws_from_no_global_generator(option: str) -> None:
     node = OmegaConf.to_container(compose("plain", [f"data={option}"]).data, resolve=True)

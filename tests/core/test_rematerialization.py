@@ -295,6 +295,7 @@ def per_block(way: Callable[..., Any], is_remat: bool) -> float:
     return (peak(way, 10, is_remat) - peak(way, 5, is_remat)) / 5 / (64 * 8 * 8)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", [double_backward, forward_over_reverse, tangents_outside_a_transform])
 def test_a_deeper_net_holds_the_inputs_of_its_blocks_and_no_more(way: Callable[..., Any]):
     # Inputs and cotangents, or their tangents; and the tensors of a weight's size that come and go.

@@ -87,7 +87,6 @@ GIVEN: list[tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("upper", "optimizer", "settings"), [*GIVEN[:2], *(pytest.param(*each, marks=SLOW) for each in GIVEN[2:])]
 )
@@ -122,7 +121,6 @@ APART_STEPS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("setting", APART_STEPS)
 @pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient")
 def test_what_is_left_to_the_plans(setting: str) -> None:

@@ -76,6 +76,7 @@ def after_one_rounding(recipe: str, images: Path) -> float:
     return max(apart, state_difference(first.program, second.program))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "recipe", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
 )

@@ -194,7 +194,6 @@ UNLIKE: dict[str, tuple[Callable[[int], Program], str]] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", UNLIKE)
 def test_those_that_are_no_stack_are_found_out_at_the_first_attempt(name: str) -> None:
     make, reason = UNLIKE[name]
@@ -346,7 +345,6 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
 OF_NORMS = ("a mode", "an attribute", "statistics")
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_change_of_one_member_counts_there(name: str) -> None:
     change, reason = CHANGED[name]

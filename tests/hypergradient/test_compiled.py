@@ -68,7 +68,6 @@ ALGORITHMS = [
 ]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "algorithm"),
     [*[(name, CG) for name in COMPILED], *[("the whole", each) for each in ALGORITHMS], ("TorchScript", ALGORITHMS[0])],

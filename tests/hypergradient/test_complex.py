@@ -71,7 +71,6 @@ def test_refused_in_a_lower_problem(algorithm: Any) -> None:
     assert end(bilevel(algorithm, Pairs(TARGET + 0j), Pairs)).isfinite().all()
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:The .* solve at problem", "ignore:problems.* not traced")
 @pytest.mark.parametrize(
     ("algorithm", "trace"),

@@ -38,7 +38,6 @@ PAIRS = [("reverse", "remat"), ("forward", "plain")]
 ALL = [(kind, again) for kind in BOTH for again in REMAT]
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", unrolled_cases.OPTIMIZERS)
 @pytest.mark.parametrize("way", WAYS)
 def test_table(way: str, optimizer: str) -> None:

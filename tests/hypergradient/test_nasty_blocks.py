@@ -316,7 +316,6 @@ WAYS = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "way"),
     [*[(name, "unrolled") for name in SAME], *[(name, "implicit") for name in ("dropout", "data", "spectral norm")]],

@@ -176,7 +176,7 @@ def stepped(made: Program, gradient: Tensor) -> Tensor:
     return flat(lower.constants().values())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("product", ["reverse", "finite_difference"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -124,6 +124,7 @@ def test_on_ranks_all_exchange_the_same_tensors() -> None:
     assert of_theta == [torch.tensor([6.0]), None]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("solver", [Identity(), Neumann(3, 0.1), ConjugateGradient(4, 1e-12, damping=1.0)])
 def test_hypergradients_are_those_of_double_backward(solver: Any) -> None:
     """With dropout and BatchNorm in train mode, inside blocks that are evaluated again."""

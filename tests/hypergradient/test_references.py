@@ -68,7 +68,7 @@ def test_the_solved_ridge_regression_is_the_closed_form() -> None:
 
 
 # Solvers see a product as a function: each solver with one product, and each product with one solver.
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("solver", "product"),
     [*[(solver, "reverse") for solver in CONVERGED], ("cg", "forward"), ("cg", "finite_difference")],

@@ -44,7 +44,6 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "optimizer"), [*[(name, "sgd") for name in EVERY], ("cg", "adamw"), ("unrolled", "adamw")]
 )
@@ -73,7 +72,6 @@ def test_nested_batches(name: str) -> None:
     assert_identical(parameters(built), parameters(trained(EVERY[name], ticks=2)))
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_batch_statistics_move_once_an_optimizer_step(name: str) -> None:
     model = Mlp(nn.BatchNorm1d(5, momentum=0.5))
@@ -88,7 +86,6 @@ def test_batch_statistics_move_once_an_optimizer_step(name: str) -> None:
         assert torch.allclose(norm.running_mean, 0.5 * mean + 0.5 * own, rtol=1e-12)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "ticks"),
     [*[(name, 3) for name in EVERY], *[(name, 0) for name in ("cg", "unrolled", "unrolled_forward", "evolution")]],
@@ -122,7 +119,6 @@ def _clean(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
     return ((model(batch["input"]) - batch["target"]) ** 2).mean()
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_the_direct_gradient_is_added(name: str) -> None:
     """The difference between an upper loss with a term of its own and one without is the gradient of that term."""

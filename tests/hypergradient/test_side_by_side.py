@@ -101,7 +101,7 @@ def alone(solver: AbstractSolver, number: int, start: Tensor | None = None) -> S
     return solver.solve(lambda u: split(matrices[number] @ flatten(u)[0]), given, start=begun)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("name", SOLVERS)
 def test_tasks_equal_separate_solves(name: str, is_warm: bool) -> None:
@@ -166,7 +166,7 @@ def rounds() -> list[list[dict[str, Tensor]]]:
     return [data[: maml.TASKS], data[maml.TASKS :]] * 2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_pullbacks_in_a_row_equal_those_of_a_loop_over_tasks(name: str, clip: float | None) -> None:

@@ -345,7 +345,6 @@ def trained(way: str, name: str, algorithm: Unrolled, num_ticks: int, **settings
     return after_ticks(built, num_ticks)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("store", "way", "name", "product"),
     [

@@ -151,7 +151,7 @@ BELOW: dict[str, tuple[Callable[[], AbstractHypergradient], Callable[[Tensor, Te
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("is_shaped", "accumulate", "is_again"),
     [
@@ -171,7 +171,6 @@ def test_steps_of_a_schedule(name: str, is_shaped: bool, accumulate: int, is_aga
     assert torch.allclose(flat(built.gradient("u")), expected, rtol=tolerance, atol=tolerance * float(expected.norm()))
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
 @pytest.mark.parametrize("settings", [{}, {"remat": False}, {"product": "forward"}], ids=str)
 def test_simulated_steps_above_simulated_ones(is_shaped: bool, settings: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ def random_function(chance: random.Random) -> Callable[..., list[Tensor]]:
     return function
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("large", [0, 1 << 20])
 def test_random_graphs_give_the_same_bits(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "LARGE", large)

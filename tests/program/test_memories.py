@@ -71,6 +71,7 @@ def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert a["statistics"] == b["statistics"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", KEEPING)
 def test_programs_and_problems_that_share_settings_do_not_meet(name: str) -> None:
     make, shared = KEEPING[name], KEEPING[name]()

@@ -58,6 +58,7 @@ def _through_a_file(state: Any) -> Any:
     return torch.load(buffer, weights_only=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", MAKERS, ids=[make.__name__[1:] for make in MAKERS])
 def test_a_resumed_run_is_the_same_bit_by_bit(make: Callable[[], Program]) -> None:
     program = make()

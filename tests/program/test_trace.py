@@ -109,7 +109,6 @@ SOLVES: dict[str, Make] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("algorithm", "edges"), [("neumann", NESTED), ("identity", DIAMOND), ("cg", TRILEVEL), ("differences", NESTED)]
 )

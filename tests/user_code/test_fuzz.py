@@ -29,7 +29,6 @@ def _like_a_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=[pytest.mark.slow] if n >= NUM_QUICK else []) for n in range(NUM_PROGRAMS)]
 )
@@ -38,7 +37,6 @@ def test_random_programs(number: int) -> None:
     assert not [str(each) for each in fuzzed.results() if not each.is_right], str(fuzzed.case())
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("number", [22, pytest.param(7, marks=pytest.mark.slow)])
 def test_programs_without_user_code_run(number: int, mode: str) -> None:

@@ -71,6 +71,7 @@ def joint(
     return total, variables, states
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("method", ["penalty", "lagrangian"])
 def test_stored_variables_descend_one_joint_objective(method: str, reduction: str) -> None:

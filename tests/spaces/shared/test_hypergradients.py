@@ -228,7 +228,6 @@ def pairs(solvers: Iterable[str]) -> list[tuple[str, str]]:
     return [*((first, product) for product in PRODUCTS), *zip(others, cycle(PRODUCTS), strict=False)]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("solver", "product"), pairs(CONVERGED))
 def test_converged_implicit_gradients_are_finite_differences_of_the_solved_problem(solver: str, product: Any) -> None:
     theta, expected, direct = converged()
@@ -348,7 +347,7 @@ PROGRAMS = {
 NAMES = [each for each in EVERY if not each.startswith("ggn")]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "kind"), [*zip(NAMES, cycle(PROGRAMS), strict=False)])
 def test_programs_of_drawn_paths_run_with_every_hypergradient(name: str, kind: str) -> None:
     made = program(EVERY[name](), start()[1], lower_steps=2, **PROGRAMS[kind])
