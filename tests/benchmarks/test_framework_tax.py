@@ -7,6 +7,7 @@ import pytest
 from benchmarks import framework_tax
 
 
+@pytest.mark.slow
 def test_its_rivals_do_the_same_arithmetic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # What is timed may be short; what is compared is not.
     monkeypatch.setattr(framework_tax, "TICKS_A_TURN", 10)

@@ -157,6 +157,7 @@ def commands_of(name: str, *commands: Sequence[str]) -> Sequence[Sequence[str]]:
     return [words for words in commands if name in ONLY_READ_BY[words[0]]] or commands
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_of_a_stranger(name: str, whole_run: Path, call: Call, tmp_path: Path) -> None:
     with spoiled(RUNS, name, whole_run, "outputs/plain", tmp_path) as run:

@@ -89,6 +89,7 @@ def assert_close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: fl
         assert torch.allclose(value, b[key], rtol=tolerance, atol=tolerance), key
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_trace_takes_the_steps_of_the_plan(name: str) -> None:
     make = partial(pair, hypergradient=ALGORITHMS[name])

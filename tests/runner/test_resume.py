@@ -182,6 +182,7 @@ def assert_equal(a: Any, b: Any, path: str) -> None:
         assert a == b or a != a, path
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:The Nystrom solve")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name for name in ALGORITHMS]

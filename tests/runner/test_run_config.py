@@ -316,6 +316,7 @@ def test_bf16_opens_autocast_around_the_losses_only(tiny_run: Run) -> None:
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_run_with_remat_has_the_metrics_of_one_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     words = ["problems.classifier.module.num_layers=2", "debug=fast", "debug.limit_ticks=2", "logger=csv"]
     config = compose("mwn_text", [*words, "runner.progress_bar=false"])
