@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 # A process a core, up to four, each with one thread; ARGS="-n 0" takes one process, for a debugger.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-all lint docs docs-serve gpu-kit benchmark clean help
+.PHONY: run test test-all recipes lint docs docs-serve gpu-kit benchmark clean help
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -23,6 +23,9 @@ test: $(VENV)/installed-dev  ## the tests
 
 test-all: $(VENV)/installed-dev  ## the tests, slow ones included
 	$(PYTEST) -m "slow or not slow" $(ARGS)
+
+recipes: $(VENV)/installed-dev  ## every recipe, made small, for a few ticks; `make test` takes one of three
+	$(PYTEST) -n 0 -m "slow or not slow" tests/test_recipes.py $(ARGS)
 
 lint: $(VENV)/installed-dev  ## style, types, layers
 	$(BIN)/ruff check .

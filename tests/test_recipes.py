@@ -26,6 +26,8 @@ BENDS = pytest.mark.filterwarnings(
 @pytest.mark.filterwarnings("ignore:.*at interface 1 the violation is:UserWarning")
 # Another version of Python has other text.
 @pytest.mark.filterwarnings("ignore:data.sha256")
+# `make recipes` takes all of them.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "recipe", [pytest.param(name, marks=BENDS) if name in ("darts", "darts_paper") else name for name in RECIPES]
 )
