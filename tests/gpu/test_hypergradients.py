@@ -118,7 +118,6 @@ STATES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", STATES)
 def test_it_goes_on_from_a_state_on_the_cpu(name: str, device: torch.device) -> None:
     """In the middle of an unroll, where recorded steps are a part of the state."""
