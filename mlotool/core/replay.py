@@ -238,15 +238,10 @@ class Replay:
     def _run(self, evaluation: Evaluation) -> Sequence[Tensor] | None:
         """Return None where the evaluation and the recorded constants do not fit."""
         self._rewind()
-        tape = _Tape(self._constants or [])
-        token = _TAPE.set(tape)
-        try:
+        with suppress(_MissingConstantsError), _using(_Tape(self._constants or [])) as tape:
             result = evaluation()
-        except _MissingConstantsError:
-            return None
-        finally:
-            _TAPE.reset(token)
-        return None if tape.left else result
+            return None if tape.left else result
+        return None
 
     def _rewind(self) -> None:
         """Begin at the random numbers of the first evaluation."""

@@ -147,7 +147,7 @@ CHANGES_OF_RANKS = {
     "runner.keep_checkpoints": 2,
     "evaluate.splits.val": 8,
 }
-TICK_S = 0.003
+TICK_S = 0.01
 
 
 def build_shared(reduce: Reduce | None) -> Built:

@@ -65,8 +65,7 @@ class KernelGroup:
             torch._foreach_add_(self.counts, [torch.ones_like(self.counts[0])] * len(self.counts))
         kernel, settings = self.rule.kernel(self.param_group)
         kept = [self.vectors.get(name, []) for name in self.rule.state]
-        pairs = zip(gradient, self.parameters, strict=True)
-        given = [value if value.stride() == like.stride() else aligned(value, like) for value, like in pairs]
+        given = [aligned(value, like) for value, like in zip(gradient, self.parameters, strict=True)]
         kernel.in_place(self.parameters, given, *kept, **settings)
 
     def kind(self) -> tuple[Any, ...]:
