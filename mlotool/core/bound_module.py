@@ -74,7 +74,7 @@ class in_slots:  # noqa: N801 - a context, as in contextlib
 def _exchanged(slots: Sequence[Slot], tensors: Sequence[Any]) -> list[Any]:
     """Put a tensor into each slot, and return those that were there."""
     before = []
-    for (holder, name), tensor in zip(slots, tensors, strict=True):
+    for (holder, name), tensor in zip(slots, tensors):  # noqa: B905 - of one length, and `strict` takes as long as this
         before.append(holder[name])
         holder[name] = tensor
     return before
@@ -113,6 +113,8 @@ class Slots:
         self._slots = [slot for slot, _ in places]
         # Of the tensors; None where each has one slot.
         self._places = None if len(places) == len(self.names) else [place for _, place in places]
+        positions = {name: place for place, name in enumerate(self.names)}
+        self._all = [(name, positions.get(name), *slots[0]) for name, slots in self._parameters.items()]
         self.has_buffers = bool(self._buffers)
 
     def put(self, tensors: Sequence[Tensor]) -> list[Any]:
@@ -122,7 +124,8 @@ class Slots:
 
     def put_back(self, before: Sequence[Any]) -> None:
         """Put what `put` has returned into the slots."""
-        _exchanged(self._slots, before)
+        for (holder, name), tensor in zip(self._slots, before):  # noqa: B905 - as in `_exchanged`
+            holder[name] = tensor
 
     @contextmanager
     def filled(self, tensors: Sequence[Tensor]) -> Iterator[None]:
@@ -170,10 +173,8 @@ class Slots:
 
     def named_tensors(self, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters of the module by name, with `tensors` for those that have a slot here."""
-        given = dict(zip(self.names, tensors, strict=True))
-        for name, ((holder, attribute), *_) in self._parameters.items():
-            tensor: Tensor = holder[attribute]
-            yield name, given.get(name, tensor)
+        for name, place, holder, attribute in self._all:
+            yield name, holder[attribute] if place is None else tensors[place]
 
     def _of_parameter(self, name: str) -> list[Slot]:
         if name not in self._parameters:
@@ -265,8 +266,9 @@ class BoundModule:
             call: the module, or what is called in its place.
             buffers: what to put into the buffers' places; empty leaves those there, which then move; None copies them.
         """
-        bound = cls(slots.module, training=training)
-        bound._call, bound._slots, bound._tensors, bound._buffers = call, slots, tensors, buffers
+        bound = cls.__new__(cls)
+        bound._module, bound._training, bound._call = slots.module, training, call
+        bound._slots, bound._tensors, bound._buffers = slots, tensors, buffers
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -315,9 +317,9 @@ class BoundModule:
         return (tensor for _, tensor in self.named_parameters())
 
     def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        slots, tensors = self._slots, self._tensors
-        if self._training not in (None, self._module.training):
-            with _in_mode(self._module, self._training):
+        slots, tensors, training = self._slots, self._tensors, self._training
+        if training is not None and training is not self._module.training:
+            with _in_mode(self._module, training):
                 return self._run(call, args, kwargs)
         if slots is None or tensors is None:
             return call(*args, **kwargs)

@@ -131,11 +131,9 @@ class RandomState:
 
     def __init__(self, devices: tuple[torch.device, ...] = (), before: "RandomState | None" = None) -> None:
         self._cpu: Tensor = torch.default_generator.get_state() if before is None else before._cpu
-        kept = [] if before is None else before._cuda
-        self._cuda: list[tuple[torch.device, Tensor]] = [
-            *kept,
-            *[(device, torch.cuda.get_rng_state(device)) for device in devices],
-        ]
+        self._cuda: list[tuple[torch.device, Tensor]] = [] if before is None else [*before._cuda]
+        for device in devices:
+            self._cuda.append((device, torch.cuda.get_rng_state(device)))
 
     def restore(self, devices: Container[torch.device] | None = None) -> None:
         """Set the generators back.
@@ -238,10 +236,15 @@ class Replay:
     def _run(self, evaluation: Evaluation) -> Sequence[Tensor] | None:
         """Return None where the evaluation and the recorded constants do not fit."""
         self._rewind()
-        with suppress(_MissingConstantsError), _using(_Tape(self._constants or [])) as tape:
+        tape = _Tape(self._constants or [])
+        token = _TAPE.set(tape)
+        try:
             result = evaluation()
-            return None if tape.left else result
-        return None
+        except _MissingConstantsError:
+            return None
+        finally:
+            _TAPE.reset(token)
+        return None if tape.left else result
 
     def _rewind(self) -> None:
         """Begin at the random numbers of the first evaluation."""

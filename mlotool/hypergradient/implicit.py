@@ -296,7 +296,7 @@ class _ImplicitPullback:
         # Random numbers have to be repeated only where the loss is evaluated more than once: after `differentiable`, or
         # by a solver that evaluates it. A finite difference repeats those of its own evaluations by itself.
         settings, problem = self.settings, self._unpaired.problem
-        loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
+        loss = self.view if self._paired.is_used or self.solver.uses_loss(self._unpaired) else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
         if settings.product == "finite_difference":
             warn_of_hidden_values(self._unpaired, theta, inputs, settings.radius)
@@ -379,9 +379,9 @@ class _ImplicitPullback:
         self, product: AbstractProduct, vector: Vector, theta: Vector, inputs: Vector, start: Vector | None
     ) -> list[Tensor]:
         loss = self._unpaired
-        if self.solver.uses_loss:
-            paired, still = self.view, constants(inputs)
-            loss = replace(paired, theta=tuple(constants(theta)), own_loss=lambda at, _: paired.own_loss(at, still))
+        if self.solver.uses_loss(loss):
+            paired, still = self._paired, constants(inputs)
+            loss = replace(loss, theta=tuple(constants(theta)), own_loss=lambda at, _: paired(at, still))
         memory = loss.problem.memory
         kept = memory.value.solver
         result, state = self.solver.solve_from(kept, product.hessian, vector, start=start, view=loss)
@@ -487,7 +487,7 @@ class TracedSolve:
         status, failures = result.status, self.solver.failures
         last = SolveResult([], status, result.num_products, result.residual, result.task_statuses)
         self.memory.value = self.memory.value._replace(last=last)
-        if status not in base.NOT_FINITE:
+        if self.warned_of and status not in base.NOT_FINITE:
             self.warned_of.difference_update(base.NOT_FINITE)
         if status not in failures or status in self.warned_of:
             return

@@ -29,7 +29,7 @@ from mlotool.hypergradient.vector import add, aliases, chosen, constants, leaves
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
 from mlotool.problem.rank_mean import RankMean, mean_gradient
-from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepGraph, StepRecord, middle
+from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepRecord, middle
 
 _log = logging.getLogger("mlotool")
 
@@ -41,17 +41,17 @@ def simulate(
     begin: tuple[Vector, Sequence[State]] | None = None,
     *,
     keeps_gradients: bool = False,
-    graphs_from: int | None = None,
+    connected_from: int | None = None,
 ) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...], tuple[State, ...]]:
     """Take the steps of `unroll.batches` on a copy; return their records, and parameters and state after them.
 
     Args:
         unroll: of the problem.
-        inputs: what shapes it, detached.
+        inputs: what shapes it, detached; where steps are connected, leaves of their graph.
         view: of the problem.
         begin: the parameters and state before them; None is where the problem is.
         keeps_gradients: whether the records have the gradients.
-        graphs_from: number of the first step whose record has the graph of its gradient; None: there is none.
+        connected_from: number of the first step of those that are one graph, up to the last; None: there is none.
 
     Example:
         >>> import torch
@@ -70,26 +70,27 @@ def simulate(
         ((tensor([1.8000]),), (tensor([2.]),))
     """
     theta, state = unroll.begin() if begin is None else begin
-    if unroll.start is not None:
-        theta = unroll.start(inputs)
     records, ranks = list[StepRecord](), view.problem.rank_mean
+    if unroll.start is not None:
+        with torch.set_grad_enabled(connected_from == 0):
+            theta = unroll.start(inputs)
     for batches, hyperparameters in zip(unroll.batches, unroll.hyperparameters(len(unroll.batches)), strict=True):
-        draws, slopes, at = [], [], leaves(theta)
-        has_graph = graphs_from is not None and len(records) >= graphs_from
-        points, shared = (leaves(inputs), ranks.shared(at)) if has_graph else (inputs, at)
+        draws, slopes = [], []
+        is_connected = connected_from is not None and len(records) >= connected_from
+        # A gradient is taken at an alias: the start may be a view that several parameters share.
+        at = [x.view_as(x) if is_connected and x.requires_grad else x.detach().requires_grad_() for x in theta]
+        shared = ranks.shared(at) if is_connected else at
         for batch in batches:
             # For the first time: the generator moves on from batch to batch.
             draws.append((batch, RandomState(view.devices)))
-            loss = partial(unroll.own_loss, shared, points, batch, {})
-            slopes.append(batch_gradient(view, loss, shared, create_graph=has_graph))
+            loss = partial(unroll.own_loss, shared, inputs, batch, {})
+            slopes.append(batch_gradient(view, loss, shared, create_graph=is_connected))
         with torch.enable_grad():
-            mean = mean_gradient(slopes, theta, ranks)
-        graph = StepGraph(at, [*points], mean) if has_graph else None
-        gradient = [None if slope is None else slope.detach() for slope in mean] if has_graph else mean
+            gradient = mean_gradient(slopes, theta, ranks)
         kept = tuple(gradient) if keeps_gradients else None
-        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}, graph, kept))
-        with torch.no_grad():
-            theta, state = unroll.step(theta, gradient, state, hyperparameters, inputs)
+        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}, gradient=kept))
+        with torch.set_grad_enabled(is_connected):
+            theta, state = unroll.step(at, gradient, state, hyperparameters, inputs)
     return tuple(records), tuple(theta), tuple(state)
 
 
@@ -485,6 +486,7 @@ class ReversePass:
         first: number of the first one that is differentiated.
         is_whole: whether that is the first one of the unroll.
         outputs: the parameters after them.
+        graph: leaves that have the inputs' values, and the parameters as their function, where the steps are one graph.
 
     Example:
         Two steps `theta - 0.1 theta x` from 2 at x = 1 lead to `2 (1 - 0.1 x)^2`, of which the derivative is -0.36.
@@ -517,6 +519,7 @@ class ReversePass:
     first: int
     is_whole: bool
     outputs: tuple[Tensor, ...]
+    graph: tuple[Vector, tuple[Tensor, ...]] | None = None
 
     @property
     def reaches_start(self) -> bool:
@@ -530,6 +533,10 @@ class ReversePass:
 
         The list of the given ones is emptied: they need not live as long as the pass.
         """
+        if self.graph is not None:
+            points, outputs = self.graph
+            with explained(self.view.problem.name, "reverse"):
+                return vector_jacobian(outputs, chosen(points, wanted), cotangent)
         total: list[Tensor | None] = [None for flag in wanted if flag]
         adjoint = [*cotangent]
         cotangent.clear()
@@ -827,6 +834,7 @@ class Unrolled(AbstractHypergradient):
         assert unroll is not None
         num_steps = len(unroll.records or unroll.batches)
         first = 0 if self.horizon is None else max(0, num_steps - self.horizon)
+        graph = None
         if unroll.records:
             records, theta = unroll.records, view.theta
             is_open = self.remat == "auto" and self.second_order and view.problem.memory.value is None
@@ -837,15 +845,17 @@ class Unrolled(AbstractHypergradient):
             problem = view.problem
             prefers_forward = problem.has_blocks and not problem.is_nested and not problem.traits.lacks_tangents
             keeps_gradients = self.saves_gradients(prefers_forward)
-            keeps_graphs = self.records_graphs(problem.memory.value) and not (problem.is_nested or is_tracing())
-            graphs_from = first if keeps_graphs else None
+            is_connected = self.records_graphs(problem.memory.value) and not (problem.is_nested or is_tracing())
+            points, connected_from = (leaves(inputs), first) if is_connected else (constants(inputs), None)
             records, theta, _ = simulate(
-                unroll, constants(inputs), view, keeps_gradients=keeps_gradients, graphs_from=graphs_from
+                unroll, points, view, keeps_gradients=keeps_gradients, connected_from=connected_from
             )
+            graph = (points, theta) if is_connected else None
         taken = replace(unroll, records=records)
         steps = StoredSteps(self.trajectory, taken, view, inputs)
         kind = self._product(steps, view, inputs)
-        return ReversePass(kind, self.second_order, view, taken, steps, first, unroll.has_all and first == 0, theta)
+        is_whole = unroll.has_all and first == 0
+        return ReversePass(kind, self.second_order, view, taken, steps, first, is_whole, tuple(constants(theta)), graph)
 
     @property
     def _setting(self) -> str:

@@ -143,8 +143,6 @@ class Share:
     @staticmethod
     def weigh(output: LossOutput, weight: float) -> LossOutput:
         """Return a loss and its metrics times a weight."""
-        if weight == 1.0:
-            return output
         return LossOutput(output.loss * weight, lambda: {name: x * weight for name, x in output.metrics.items()})
 
 

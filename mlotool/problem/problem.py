@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, methodcaller
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 LossFunction = Callable[..., Tensor | LossOutput]
 
-_NO_CONTEXT = nullcontext()
 _VALUES, _REQUIRES_GRAD = methodcaller("values"), attrgetter("requires_grad")
 _CHANGED = (
     "problems.{problem}.module: its parameter '{key}' was replaced, added, removed or frozen after the problem was "
@@ -152,12 +150,12 @@ class Problem:
             other_uses["reset_to"] = self.settings.starts_from
         return ProblemNode({role: value.problem for role, value in self.roles.items()}, other_uses)
 
-    @property
-    def loss_context(self) -> AbstractContextManager[Any]:
-        """A context for one evaluation of its loss: autocast, where its precision asks for it."""
+    def evaluated(self, batch: Any, roles: Mapping[str, BoundModule]) -> LossOutput:
+        """Return its loss, which is called in its precision."""
         if self.settings.precision == "fp32":
-            return _NO_CONTEXT
-        return autocast(self.settings.precision, next(iter(self.theta.values())).device)
+            return LossOutput.of(self.loss(batch, **roles))
+        with autocast(self.settings.precision, next(iter(self.theta.values())).device):
+            return LossOutput.of(self.loss(batch, **roles))
 
     @property
     def devices(self) -> tuple[torch.device, ...]:

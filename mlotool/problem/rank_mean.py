@@ -204,10 +204,12 @@ def mean_gradient(slopes: Sequence[Gradient], theta: Sequence[Tensor], ranks: Ra
         theta: the parameters.
         ranks: their mean.
     """
+    if len(slopes) == 1:
+        return ranks.gradient(list(slopes[0]), theta)
     used = [any(slope is not None for slope in entries) for entries in zip(*slopes, strict=True)]
     total: list[Tensor] = []
     for batch in slopes:
         found = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(theta, batch, strict=True)]
         total = list(torch._foreach_add(total, found)) if total else found
-    mean = [entry / len(slopes) for entry in total] if len(slopes) > 1 else total
-    return ranks.gradient([value if flag else None for value, flag in zip(mean, used, strict=True)], theta)
+    mean = [entry / len(slopes) if flag else None for entry, flag in zip(total, used, strict=True)]
+    return ranks.gradient(mean, theta)

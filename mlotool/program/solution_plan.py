@@ -5,7 +5,6 @@ of a lower problem; `add` puts a solution into the values as tensors whose backw
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -119,15 +118,14 @@ class LossPlan:
                 parallel.sync(None)
         batch, weight = Share.opened(shared)
         try:
-            with self.problem.loss_context:
-                output = call(values, batch, live)
+            output = call(values, batch, live)
         except Exception as error:
             note(error, lambda: self.call_of(batch))
             raise
-        return Share.weigh(output, weight)
+        return output if weight == 1.0 else Share.weigh(output, weight)
 
     def _whole(self, values: Values, batch: Any, live: bool) -> LossOutput:
-        return LossOutput.of(self.problem.loss(batch, **self._players(values, live)))
+        return self.problem.evaluated(batch, self._players(values, live))
 
     def _players(self, values: Values, live: bool) -> dict[str, BoundModule]:
         own = self.problem
@@ -154,7 +152,7 @@ class LossPlan:
             for place, tensors in parameters.items():
                 task[place] = tensors
             players = self._players(task, False)
-            output = LossOutput.of(self.problem.loss(part, **players))
+            output = self.problem.evaluated(part, players)
             if not self._keeps_buffers:
                 for role, _, other, _ in self._roles:
                     if other is self.problem:
@@ -427,7 +425,9 @@ class SolutionPlan:
     def _at(self, theta: Vector, values: Values, batch: Any, moment: Moment) -> Tensor:
         """Return the loss at theta, with the solutions inside it."""
         values[self.number] = theta
-        with full_precision() if self._is_full else nullcontext():
+        if not self._is_full:
+            return self._engine.loss_with(self._loss, self.inner, values, batch, moment)
+        with full_precision():
             return self._engine.loss_with(self._loss, self.inner, values, batch, moment)
 
     def _eliminated(self, batch: Any, moment: Moment) -> interface.Eliminated:

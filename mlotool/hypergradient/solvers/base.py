@@ -128,14 +128,15 @@ class AbstractSolver(ABC):
     uses_start: ClassVar[bool] = False
     """Whether it begins at the last solution, if that is given."""
 
-    uses_loss: ClassVar[bool] = False
-    """Whether it evaluates the loss itself."""
-
     is_traceable: ClassVar[bool] = False
     """Whether a trace of a solve holds for the next one, but for conditions that the solve has put down."""
 
     failures: ClassVar[Mapping[Status, str]] = {}
     """By status that is a failure, what is returned then and what to do about it, in whole sentences."""
+
+    def uses_loss(self, view: LowerView) -> bool:
+        """Return whether it evaluates the loss of a problem itself."""
+        return False
 
     @abstractmethod
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:

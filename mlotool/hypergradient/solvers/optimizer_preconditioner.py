@@ -8,6 +8,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.settings import target
 from mlotool.hypergradient.solvers import base
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Start, Vector, View
+from mlotool.problem.interface import LowerView
 
 
 @target("solver")
@@ -35,9 +36,12 @@ class OptimizerPreconditioner(AbstractSolver):
     """
 
     needs_products = False
-    uses_loss = True
     is_differentiable = False
     failures = base.NOT_FINITE
+
+    def uses_loss(self, view: LowerView) -> bool:
+        """Return whether the step's derivative is another one at each gradient."""
+        return not view.problem.has_linear_step
 
     def solve(self, matvec: Matvec, vector: Vector, *, start: Start = None, view: View = None) -> SolveResult:
         """Return the adapted vector."""

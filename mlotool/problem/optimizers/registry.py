@@ -9,6 +9,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from mlotool.core.arguments import require
+from mlotool.core.errors import ConfigError
 from mlotool.problem.optimizers.adam import ADAM_RULE
 from mlotool.problem.optimizers.rule import OptimizerRule
 from mlotool.problem.optimizers.sgd import SGD_RULE
@@ -30,12 +31,14 @@ def find_rule(problem: str, optimizer: Optimizer | None) -> OptimizerRule:
     Raises:
         ConfigError: there is none, or hooks see its steps.
     """
+    rule = RULES.get(type(optimizer))
+    if rule is not None and not has_step_hooks(optimizer):
+        return rule
     key, advice = f"problems.{problem}.optimizer", f"Or choose an implicit hypergradient for '{problem}'."
     kinds = ", ".join(f"torch.optim.{kind.__name__}" for kind in RULES)
-    require(type(optimizer) in RULES, key, optimizer, f"one of {kinds}, whose steps can be differentiated", advice)
+    require(rule is not None, key, optimizer, f"one of {kinds}, whose steps can be differentiated", advice)
     expected = "none, since these steps are taken as functions, which call no hooks"
-    require(not has_step_hooks(optimizer), f"{key}.hooks", "hooks on its steps", expected, f"Remove them. {advice}")
-    return RULES[type(optimizer)]
+    raise ConfigError(f"{key}.hooks: found hooks on its steps; expected {expected}. Remove them. {advice}")
 
 
 def parts_of_step(optimizer: Any) -> list[Any]:
