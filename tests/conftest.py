@@ -16,7 +16,7 @@ LONG = (
     "docs/test_pages",
     *("cli/test_sweep", "program/test_trace", "runner/test_launcher", "cli/test_mistakes", "runner/test_distributed"),
     *("test_recipes", "runner/test_resume", "runner/test_kills", "runner/test_shards", "program/test_chain"),
-    *("hypergradient/test_matrix", "hypergradient/test_robustness_of_modules", "report/test_write_report"),
+    *("hypergradient/test_robustness_of_modules", "report/test_write_report"),
     *("benchmarks/test_gpu_kit", "hypergradient/test_saba"),
 )
 """Files that take longest; with `--no-loadscope-reorder` they begin first, so that no worker is left with one."""

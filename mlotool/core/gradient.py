@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
+
+from mlotool.core.private import run_backward
 
 
 def dense(gradient: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -86,8 +87,8 @@ def pulled_back(
     Returns:
         A tensor a source; None where no output depends on it.
     """
-    run, points, seeds = Variable._execution_engine.run_backward, tuple(outputs), tuple(cotangents)
-    slopes = run(points, seeds, retain, create_graph, tuple(sources), True, accumulate_grad=False)
+    points, seeds = tuple(outputs), tuple(cotangents)
+    slopes = run_backward(points, seeds, retain, create_graph, tuple(sources), True, accumulate_grad=False)
     return list(slopes if keeps_sparse else dense(slopes))
 
 

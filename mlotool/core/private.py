@@ -1,10 +1,13 @@
 """The private names of torch that several files use, in one place, each with its reason in docs/dependencies.md."""
 
+from operator import attrgetter
+
 import torch
 from torch import _guards
 from torch._C import _functorch
 from torch._functorch import pyfunctorch
 from torch._subclasses import fake_tensor
+from torch.autograd import Variable
 from torch.nn.modules import batchnorm
 from torch.utils import _device, _python_dispatch, _pytree
 
@@ -12,6 +15,10 @@ guards = _guards
 device_mode = _device
 pytree = _pytree
 
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+packet_of = attrgetter("_overloadpacket")
+run_backward = Variable._execution_engine.run_backward
+schema_of = attrgetter("_schema")
 set_grad_enabled = torch._C._set_grad_enabled
 AutoDispatchBelowAutograd = torch._C._AutoDispatchBelowAutograd
 get_unwrapped = _functorch.get_unwrapped

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.private import tree_flatten, tree_map_only, tree_unflatten
+from mlotool.core.private import tree_flatten, tree_map, tree_map_only, tree_unflatten
 from mlotool.core.replay import RandomState
 from mlotool.core.unchanged import SameForms
 from mlotool.data.image_data import InMemoryDataset
@@ -436,7 +436,7 @@ class StackedStream:
         if len(sizes := {*map(len, indices)}) > 1:
             raise UnlikeBatchesError(f"batches are of different sizes in different runs: {', '.join(map(str, sizes))}")
         batch = data.read(indices, sources)
-        return tree_map_only(Tensor, lambda tensor: tensor.unflatten(0, (len(indices), -1)), batch)
+        return tree_map(lambda x: x.unflatten(0, (len(indices), -1)) if isinstance(x, Tensor) else x, batch)
 
 
 MAX_JOINED_BYTES = 2**30
@@ -456,8 +456,9 @@ class JoinedData:
         self._whole, self._begins = whole, torch.tensor(begins)
         different = {id(each): each for each in datasets}.values()
         # Of one data set nothing is a copy.
-        parts = [part for each in different for part in _parts(vars(each))] if len(different) > 1 else []
-        self._copied = [(holder, name, part, _version(part)) for holder, name, part in parts]
+        self._copied = [part for each in different for part in _parts(vars(each))] if len(different) > 1 else []
+        self._tensors = [part for _, _, part in self._copied if isinstance(part, Tensor)]
+        self._versions = [part._version for part in self._tensors]
 
     @classmethod
     def of(cls, streams: Sequence[Stream | None]) -> "JoinedData | None":
@@ -485,10 +486,11 @@ class JoinedData:
 
     def is_current(self) -> bool:
         """Say whether the data sets have the tensors, with the values, that were joined."""
-        return all(
-            holder.get(name) is part and (version is None or version == _version(part))
-            for holder, name, part, version in self._copied
-        )
+        # Each tick comes here, with all tensors of all data sets.
+        for holder, name, part in self._copied:
+            if holder.get(name) is not part:
+                return False
+        return self._versions == [part._version for part in self._tensors]
 
     def read(self, indices: Sequence[Tensor], rows: Sequence[int]) -> dict[str, Any]:
         """Return one batch, of some rows one after the other.
@@ -509,10 +511,6 @@ def _parts(holder: dict[Any, Any]) -> Iterator[tuple[dict[Any, Any], Any, Any]]:
             yield holder, name, part
         if isinstance(part, dict):
             yield from _parts(part)
-
-
-def _version(part: Any) -> int | None:
-    return part._version if isinstance(part, Tensor) else None
 
 
 def _columns(data: Any) -> dict[str, Any]:

@@ -763,8 +763,8 @@ class Unrolled(AbstractHypergradient):
             pullback measures the largest graph of a recorded step, times the number of steps, compares its gradient
             with one without a graph (so SiLU and GroupNorm are computed again), and logs which way it chose. Batches
             are assumed to become no larger afterwards. The choice is kept in checkpoints. Steps before it, steps that
-            read solutions, simulated ones and those of a trace keep no graph; where steps are traced, nothing is
-            chosen.
+            read solutions and those of a trace keep no graph; where steps are traced, nothing is chosen. Steps that are
+            simulated, and not recorded, are one graph where graphs are kept.
         graph_budget: bytes for the graphs of one problem's steps, with `remat: auto`.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
             paths through the start, the momentum and the hyperparameters.

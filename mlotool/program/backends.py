@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from mlotool.core.private import tree_flatten
+from mlotool.core.private import schema_of, tree_flatten
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.program.decompositions import FUSIBLE
 
@@ -248,8 +248,9 @@ def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node in [node for node in graph.nodes if node.target in _STEPS]:
         values: Any = output.args[0]
-        form = getattr(getattr(_ATEN, f"{node.target._schema.name.removeprefix('aten::')}_"), node.target._overloadname)
-        written = [number for number, each in enumerate(form._schema.arguments) if each.is_write]
+        schema = schema_of(node.target)
+        form = getattr(getattr(_ATEN, f"{schema.name.removeprefix('aten::')}_"), schema.overload_name or "default")
+        written = [number for number, each in enumerate(schema_of(form).arguments) if each.is_write]
         parts = {user.args[1]: user for user in node.users}
         # By argument that is written, what takes the list of its results.
         lists = {written[0]: node} if len(written) == 1 else {each: parts.get(n) for n, each in enumerate(written)}
@@ -329,7 +330,7 @@ def _direct(target: Any) -> Any:
     """Return the Python binding of an aten operation: it parses its arguments in half the time."""
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return target
-    name = target._schema.name.removeprefix("aten::")
+    name = schema_of(target).name.removeprefix("aten::")
     if name in _METHODS:
         return _METHODS[name]
     if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):
@@ -341,7 +342,7 @@ def _key(node: Node, numbers: Mapping[Node, int]) -> Hashable:
     """Return what is equal for equal operations on equal values, of which taking one twice is taking it once."""
     target, is_operation = node.target, node.op in ("call_function", "get_attr")
     if isinstance(target, OpOverload):
-        is_operation &= torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+        is_operation &= torch.Tag.nondeterministic_seeded not in target.tags and not schema_of(target).is_mutable
     if not is_operation:
         return node
     leaves, structure = tree_flatten((node.args, node.kwargs))
@@ -366,5 +367,5 @@ def _is_view(node: Node) -> bool:
     if node.target is _ATEN._unsafe_view.default:
         return True
     return isinstance(node.target, OpOverload) and any(
-        result.alias_info is not None for result in node.target._schema.returns
+        result.alias_info is not None for result in schema_of(node.target).returns
     )

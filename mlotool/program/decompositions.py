@@ -17,6 +17,8 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from mlotool.core.private import schema_of
+
 _ATEN = torch.ops.aten
 
 
@@ -124,7 +126,7 @@ def without_mutations(
         The module itself, where nothing is to be done.
     """
     targets = [node.target for node in module.graph.nodes if node.op == "call_function" and node.target is not getitem]
-    pure = all(isinstance(target, OpOverload) and not target._schema.is_mutable for target in targets)
+    pure = all(isinstance(target, OpOverload) and not schema_of(target).is_mutable for target in targets)
     if pure and table.keys().isdisjoint(targets):
         return module
     return make_fx(functionalize(module), {**table})(*arguments)

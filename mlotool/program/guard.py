@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
+from mlotool.core.private import MODULE_HOOKS
 from mlotool.core.user_code import is_of_user
 from mlotool.problem.batches import draws_nothing
 from mlotool.problem.optimizers.registry import has_step_hooks
@@ -35,11 +36,10 @@ MOST_ELEMENTS = 10_000
 MOST_NUMBERS = 4_000_000
 """A tensor or an array of more numbers is data."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves."""
 
-_OF_ALL_MODULES: tuple[dict[int, Any], ...] = tuple(getattr(registration, f"_global{name}") for name in _HOOKS)
+_OF_ALL_MODULES: tuple[dict[int, Any], ...] = tuple(getattr(registration, f"_global{name}") for name in MODULE_HOOKS)
 _PACKAGES = frozenset(
     {"torch", "torchvision", "mlotool", "builtins", "collections", "functools", "operator", "_operator"}
 )
@@ -139,7 +139,7 @@ def _is_hooked(module: nn.Module) -> bool:
 
 
 def _hooks_of(module: nn.Module) -> list[Any]:
-    return [hook for name in _HOOKS for hook in vars(module)[name].values()]
+    return [hook for name in MODULE_HOOKS for hook in vars(module)[name].values()]
 
 
 def _has_hook(x: Tensor) -> bool:
@@ -208,7 +208,7 @@ class Guard:
         self._places = [x for x in parts_of if x.key not in _OF_TORCH and x.identity not in places] + [*places.values()]
         self._parameters = [x for _, module in modules.values() for x in module._parameters.values() if x is not None]
         self._flags = [x.requires_grad for x in self._parameters]
-        self._hooks = [vars(module)[name] for _, module in modules.values() for name in _HOOKS]
+        self._hooks = [vars(module)[name] for _, module in modules.values() for name in MODULE_HOOKS]
         # Of a container, which is the same object when it has changed in place, a copy.
         values = [place.value for place in self._places]
         self._kept = [copied_value(value) if _is_watched(value) else value for value in values]

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.core.private import unset_fake_temporarily
+from mlotool.core.private import MODULE_HOOKS, unset_fake_temporarily
 from mlotool.core.random_stream import outside_torch
 
 ID, OWNER, CALLS, BLOCKS = "id", "owner", "calls", "blocks"
@@ -36,7 +36,6 @@ WHOLE = "."
 AS_LEAF = f"write leaves: ['{WHOLE}'], which makes one node of the whole model"
 """The advice that helps where a forward cannot be followed."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -365,7 +364,7 @@ def _check_hooks(base: nn.Module, graph: fx.Graph) -> None:
     """Refuse hooks of modules whose forward a graph has followed; those of the model itself a space takes over."""
     called = tuple(f"{node.target}." for node in graph.nodes if node.op == "call_module")
     for path, module in base.named_modules():
-        if path and not f"{path}.".startswith(called) and any(getattr(module, name) for name in _HOOKS):
+        if path and not f"{path}.".startswith(called) and any(getattr(module, name) for name in MODULE_HOOKS):
             found = f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called"
             raise ConfigError(f"{found}. Write leaves: ['{path}'].")
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.core.private import MODULE_HOOKS
 from mlotool.core.settings import target
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.multigrid.guard import Choice
@@ -411,8 +412,8 @@ class InPlace:
 
     def _check_hooks(self) -> None:
         """Refuse hooks of the blocks themselves, which would see both a solve's evaluations and the module's call."""
-        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        hooked = [number for number, block in enumerate(self.blocks) if any(getattr(block, kind) for kind in kinds)]
+        blocks = enumerate(self.blocks)
+        hooked = [number for number, block in blocks if any(getattr(block, kind) for kind in MODULE_HOOKS)]
         expected = f"no hooks of a block of {self.name}, since multigrid evaluates a block many times"
         require(not hooked, "parallel.part: blocks with hooks", hooked, expected, "Put them on a module around them.")
 

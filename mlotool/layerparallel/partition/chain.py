@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
-from mlotool.core.private import TorchDispatchMode, tree_leaves
+from mlotool.core.private import TorchDispatchMode, packet_of, schema_of, tree_leaves
 from mlotool.layerparallel.partition import trace
 from mlotool.layerparallel.partition.trace import LAYERS, Inputs, Stage, undisturbed
 
@@ -61,8 +61,9 @@ class OperationCounter(TorchDispatchMode):
         """Run and count one operation; a view costs nothing."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not any(output.alias_info is not None and not output.alias_info.is_write for output in func._schema.returns):
-            count = flop_registry.get(func._overloadpacket)
+        aliases = [output.alias_info for output in schema_of(func).returns]
+        if all(alias is None or alias.is_write for alias in aliases):
+            count = flop_registry.get(packet_of(func))
             self.products += int(count(*args, **kwargs, out_val=result)) if count is not None else 0
             leaves = tree_leaves((args, kwargs, result))
             self.elements += sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
