@@ -564,6 +564,8 @@ class Comparison:
     def __init__(self, members: RoundMembers, gradients: StackedGradients) -> None:
         self._members, self._gradients = members, gradients
         self._stack, self._alike = members.stack, set[int]()
+        # By kind, the most that a rounding error of the parameters has changed so far.
+        self._rounding = dict[Kind, float]()
 
     def check_pure(self, first: int, batches: Drawings) -> None:
         """Raise a NotFusedError if evaluating the losses of a member changes something in Python."""
@@ -653,13 +655,17 @@ class Comparison:
 
             try:
                 apart = _distances(planned(parameters), ends, before, unit)
-                wrong = {kind: distance for kind, distance in apart.items() if not distance <= unit**SAME}
-                if wrong:
+                if wrong := self._beyond_rounding(apart, unit):
                     moves = sensitivity(lambda values: _tensors(planned(values)), parameters, before, unit)
-                    wrong = {kind: x for kind, x in wrong.items() if not x <= ROUNDING * moves.get(kind, 0.0)}
+                    self._rounding |= {kind: max(x, self._rounding.get(kind, 0.0)) for kind, x in moves.items()}
+                    wrong = self._beyond_rounding(wrong, unit)
             finally:
                 torch._foreach_copy_(rows, parameters)
         return next(((problem, distance) for (problem, _), distance in wrong.items()), None)
+
+    def _beyond_rounding(self, apart: Mapping[Kind, float], unit: float) -> dict[Kind, float]:
+        limits = {kind: max(unit**SAME, ROUNDING * self._rounding.get(kind, 0.0)) for kind in apart}
+        return {kind: distance for kind, distance in apart.items() if not distance <= limits[kind]}
 
     def _by_problem(self, number: int, buffers: Sequence[Tensor]) -> dict[Kind, Any]:
         values, rest = dict[Kind, Any](), iter(buffers)

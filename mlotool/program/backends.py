@@ -118,6 +118,46 @@ def with_shared_values(graph: Graph) -> Graph:
     return shared
 
 
+def reuse_memory(graph: Graph) -> None:
+    """Let elementwise operations write into an argument that nothing reads any more; values are the same to the bit.
+
+    A new tensor costs its allocation and, where it is large, a way through memory that no cache has seen.
+
+    Args:
+        graph: of operations, each with an example of its result noted; it is changed.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> module = make_fx(lambda x: (x + 1).exp())(torch.zeros(3))
+        >>> reuse_memory(module.graph)
+        >>> [node.target for node in module.graph.nodes if node.op == "call_function"]
+        [<OpOverload(op='aten.add', overload='Tensor')>, <OpOverload(op='aten.exp_', overload='default')>]
+    """
+    last = {_owner(source): at for at, node in enumerate(graph.nodes) for source in node.all_input_nodes}
+    for at, node in enumerate(graph.nodes):
+        if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+            continue
+        is_symmetric = node.target in (_ATEN.mul.Tensor, _ATEN.add.Tensor) and not node.kwargs
+        for place in [x for x in node.args[: 1 + is_symmetric] if isinstance(x, Node)]:
+            owner, others = _owner(place), [_owner(x) for x in node.all_input_nodes if x is not place]
+            is_free = owner.op == "call_function" and last[owner] == at and owner not in others
+            if is_free and _is_alike(place, node) and place.meta["val"].is_contiguous() and _write_into(node, place):
+                # What reads the result reads this memory: an operation in place counts as a view.
+                last[owner] = last.get(node, at)
+                break
+
+
+def _write_into(node: Node, place: Node) -> bool:
+    """Let an operation write into one of its arguments, if there is such a form of it."""
+    schema = schema_of(node.target)
+    form, overload = getattr(_ATEN, f"{schema.name.removeprefix('aten::')}_", None), schema.overload_name or "default"
+    if schema.is_mutable or form is None or overload not in form.overloads():
+        return False
+    node.target = getattr(form, overload)
+    node.args = node.args if node.args[0] is place else (place, node.args[0])
+    return True
+
+
 def add_writes(module: GraphModule, num_moved: int, *, in_place: bool) -> tuple[int, ...]:
     """Turn outputs into writes.
 
@@ -206,6 +246,7 @@ def captured(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], Non
 
 
 def _eager(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int) -> Run:
+    reuse_memory(graph.graph)
     # By the shortest way; nothing of torch's can read the graph any more.
     for node in graph.graph.nodes:
         node.target = _direct(node.target) if node.op == "call_function" else node.target
