@@ -2,7 +2,7 @@
 
 It writes docs/runs/<recipe>/ of a run, and docs/runs/<recipe>/search/ of a sweep. Kept are the last metrics, how the
 run was made, the model of a space with its decisions, and up to four figures: what was learned first, then the curves
-of evaluation, then those of training. Figures are reduced to a palette of 64 colours.
+of evaluation, then those of training.
 """
 
 import csv
@@ -14,11 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 RUNS = Path(__file__).parents[1] / "runs"
 NUM_FIGURES = 4
-WIDTH = 900
 _LAST = ("evaluation-", "training-", "loss-")
 _OF_A_SEARCH = ("objective.svg", "parallel.svg")
 
@@ -88,7 +85,7 @@ def _seconds(sweep: Path, jobs: list[str]) -> float:
 def _write(folder: Path, made: dict[str, Any], figures: list[Path], run: Path) -> None:
     """Write what is kept: how it was made, figures, and the model of a space."""
     for figure in figures:
-        _reduced(figure).save(folder / figure.name, optimize=True)
+        shutil.copyfile(figure, folder / figure.name)
     (folder / "run.json").write_text(json.dumps({**made, "figures": [each.name for each in figures]}, indent=2) + "\n")
     for name in ("nodes.json", "paths.json"):
         if (run / name).exists():
@@ -116,12 +113,6 @@ def chosen(figures: list[Path]) -> list[Path]:
         return next((place for place, name in enumerate(_LAST, 1) if figure.name.startswith(name)), 0), figure.name
 
     return sorted(figures, key=rank)[:NUM_FIGURES]
-
-
-def _reduced(figure: Path) -> Image.Image:
-    picture = Image.open(figure).convert("RGB")
-    picture.thumbnail((WIDTH, WIDTH))
-    return picture.quantize(colors=64)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ SAMPLERS = {
     "nsga2": "NSGAIISampler",
     "qmc": "QMCSampler",
     "brute_force": "BruteForceSampler",
-    **{name: f"{name.title()}Sampler" for name in OWN_SAMPLERS},
+    **{name: f"{name.title().replace('_', '')}Sampler" for name in OWN_SAMPLERS},
 }
 PRUNERS = {
     "none": "NopPruner",
@@ -224,6 +224,23 @@ class EvaluateConfig:
 
 
 @schema
+class TrainerConfig:
+    """Settings of Lightning's Trainer that no other key decides.
+
+    Args:
+        profiler: simple, advanced or pytorch: how long the parts of the Trainer's loop take; null: none.
+        enable_model_summary: Whether the terminal shows the modules and their sizes.
+        log_every_n_steps: Chunks of ticks between two values of callbacks such as LearningRateMonitor.
+        detect_anomaly: Whether a backward pass that makes NaN tells which operation did; much slower.
+    """
+
+    profiler: Literal["simple", "advanced", "pytorch"] | None = None
+    enable_model_summary: bool = False
+    log_every_n_steps: Count = 1
+    detect_anomaly: bool = False
+
+
+@schema
 class RunnerConfig:
     """How long and on what; conf/runner/default.yaml says what each key means.
 
@@ -269,7 +286,7 @@ class RunnerConfig:
     progress_bar: bool = True
     report: bool = True
     callbacks: list[Annotated[Any, Kind("callback")]] = field(default_factory=list)
-    trainer: dict[str, Any] = field(default_factory=dict)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
 
 @schema

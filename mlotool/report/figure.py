@@ -169,7 +169,7 @@ class Plot:
         # Two figures in one page must not share ids: clip paths and markers would take the first figure's.
         svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{len(self.book.names)}-", svg)
         svg = themed(re.sub(r'\s(?:width|height)="[\d.]+pt"', "", svg, count=2)).strip()
-        svg = f'<svg role="img" aria-label="{escape(title)}"{svg}'
+        svg = f'<svg role="img" aria-label="{escape(title)}" {svg}'
         alone = svg.replace(">", f"><style>{css_variables()}</style>", 1)
         write_text(self.book.folder.parent, f"{self.book.folder.name}/{self.book.names[-1]}.svg", f"{alone}\n")
         return Card(title, Markup(svg), note, is_wide=self.figure.get_figwidth() > SIZE_INCHES[0])

@@ -11,6 +11,7 @@ from mlotool.config import build, hypergradient_options
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.compare import Response, Slope, compare, solved_slope
 from mlotool.program import Program, Schedule
+from mlotool.runner.evaluation import rehearse_losses
 from mlotool.runner.process_settings import torch_settings
 
 SOLUTION = "of the solution, by a converged solve"
@@ -55,6 +56,7 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
     with torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic, tf32=runner.tf32):
         seed_everything(config.seed, workers=True, verbose=False)
         program = build(config).program
+        rehearse_losses(program)
         for problem in program.problems.values():
             problem.module.double()
             if problem.stream is not None:

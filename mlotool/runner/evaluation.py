@@ -657,6 +657,20 @@ def rehearse(
 
     Cost: a forward pass of each problem, and a small one a split; a sample of each stream is read twice.
     """
+    rehearse_losses(program)
+    if not all(map(_can_rehearse, program.problems.values())):
+        return
+    with user_code(ConfigError), _traceless(program):
+        if evaluator is not None:
+            for split in splits:
+                keys = evaluator.rehearse(split)
+                if (objective.key or "").startswith(f"{split}/"):
+                    objective.check_logged(keys)
+        analyse()
+
+
+def rehearse_losses(program: Program) -> None:
+    """Evaluate each loss on its first batch; arguments and errors as for `rehearse`."""
     problems = program.problems
     for name, problem in problems.items():
         program.start(name)
@@ -674,13 +688,6 @@ def rehearse(
                 players = {name, *(role.problem for role in problems[name].roles.values())}
                 if all(_can_rehearse(problems[player]) for player in players):
                     _rehearse_loss(program, name, batch)
-            if evaluator is not None and all(_can_rehearse(problem) for problem in problems.values()):
-                for split in splits:
-                    keys = evaluator.rehearse(split)
-                    if (objective.key or "").startswith(f"{split}/"):
-                        objective.check_logged(keys)
-            if all(_can_rehearse(problem) for problem in problems.values()):
-                analyse()
 
 
 def _can_rehearse(problem: Problem) -> bool:

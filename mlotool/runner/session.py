@@ -28,10 +28,10 @@ from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from mlotool.config.schema import TrainerConfig
 from mlotool.config.user_data import split_of
 from mlotool.core import errors
 from mlotool.core.files import write_text
-from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import user_code
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.shards import gathered
@@ -47,12 +47,6 @@ from mlotool.runner.values import Window, check_parameters, explain, hyperparame
 
 INHERITED = "inherited/"
 """Begins the keys of what a run that inherits weights has before its first tick."""
-
-TRAINER_SETTINGS = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
-"""What a Trainer gets where `runner.trainer` says nothing else."""
-
-OPEN_TRAINER_SETTINGS = (*TRAINER_SETTINGS, "profiler", "detect_anomaly")
-"""What `runner.trainer` may set; the Trainer's other arguments are keys of the config's own."""
 
 Keep = Callable[[Mapping[str, StepResult]], None]
 
@@ -152,7 +146,7 @@ class Session(LightningModule):
         self.evaluator = evaluation.make_evaluator(config, built, device)
         self.objective = Objective.from_config(config)
         self.plan = make_plan(config, self.objective)
-        self._trainer_settings = _trainer_settings(config.runner.get("trainer") or {})
+        self._trainer_settings = vars(TrainerConfig(**(config.runner.get("trainer") or {})))
         self._splits: dict[str, Any] = {} if config.evaluate is None else dict(config.evaluate.splits)
         named = {f"analyses.{name}.split": analysis.split for name, analysis in built.analyses.items()}
         for key, split in [*(("evaluate.splits", split) for split in self._splits), *named.items()]:
@@ -298,6 +292,7 @@ class Session(LightningModule):
             enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
             use_distributed_sampler=False,
             default_root_dir=folder.path,
+            enable_progress_bar=False,
             **self._trainer_settings,
         )
 
@@ -587,15 +582,3 @@ def _check_scheduler(problem: Problem, objective: Objective) -> None:
             f"objective={objective.key}; expected an objective that is evaluated during training. Set "
             "scheduler_interval=evaluation, and give evaluate.splits a number of ticks for the objective's split."
         )
-
-
-def _trainer_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of Lightning's Trainer, with those of `runner.trainer`."""
-    for key in settings:
-        if key not in OPEN_TRAINER_SETTINGS:
-            raise errors.ConfigError(
-                f"runner.trainer.{key}: found an argument of the Trainer that other keys decide; expected one of "
-                f"{', '.join(OPEN_TRAINER_SETTINGS)}.{did_you_mean(key, OPEN_TRAINER_SETTINGS)} Write "
-                "runner.max_ticks, runner.devices, runner.precision, runner.callbacks, gradient_clip_norm."
-            )
-    return {**TRAINER_SETTINGS, **settings}

@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.dom.minidom import parseString
 
 import numpy as np
 import pytest
 
+from docs.generated import committed_run
 from mlotool.core.errors import ConfigError
 from mlotool.report import write_report
 from mlotool.report.formats import NONE
@@ -16,6 +18,17 @@ from tests.report.html_check import read_page
 from tests.report.run_folders import mwn_config, mwn_rows, mwn_summary, problem, weight_arrays, write_run
 
 FEW_ROWS = [(1, "classifier/loss", 2.3), (2, "classifier/loss", 2.1), (2, "val/accuracy", 0.1)]
+
+
+def test_the_gallery_keeps_figures_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", arrays=weight_arrays())
+    write_report(run)
+    monkeypatch.setattr(committed_run, "RUNS", tmp_path / "runs")
+    folder = committed_run.keep(run)
+    kept = json.loads((folder / "run.json").read_text())
+    assert folder.name == "mwn" and kept["figures"][0] == "weights-against-loss.svg"
+    for name in kept["figures"]:
+        assert (folder / name).read_bytes() == (run / "report" / name).read_bytes()
 
 
 def test_the_page_and_the_figures_of_a_finished_run(tmp_path: Path) -> None:
@@ -37,7 +50,9 @@ def test_the_page_and_the_figures_of_a_finished_run(tmp_path: Path) -> None:
     drawn = {file.stem: file.read_bytes() for file in (run / "report").iterdir()}
     names = "loss-reweight loss-classifier training-gradient_norm training-lr evaluation-accuracy evaluation-loss"
     assert set(drawn) == {*names.split(), "weights-against-loss", "weights-histogram"}
-    assert all(content.startswith(b"<svg ") and len(content) > 3000 for content in drawn.values())
+    assert all(
+        parseString(content).documentElement.tagName == "svg" and len(content) > 3000 for content in drawn.values()
+    )
     # Of its kinds of marks one is the star at the best value.
     assert drawn["evaluation-accuracy"].count(b"<path id=") == drawn["evaluation-loss"].count(b"<path id=") + 1
 

@@ -235,7 +235,7 @@ def test_a_config_brings_callbacks_loggers_and_settings_of_the_trainer(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["runner.max_ticks=4", "evaluate.splits.val=2", f"runner.callbacks=[{MONITOR}]", f"logger.loggers=[{CSV}]"]
-    assert main(["run", *WORDS, *words, "+runner.trainer={profiler: simple, enable_model_summary: true}"]) == 0
+    assert main(["run", *WORDS, *words, "runner.trainer={profiler: simple, enable_model_summary: true}"]) == 0
     assert logged(tmp_path / "run", "lr-SGD")
     rows = list(csv.DictReader((tmp_path / "own/logged/metrics.csv").read_text().splitlines()))
     accuracies = [float(row["val/accuracy"]) for row in rows if row["val/accuracy"]]
@@ -249,7 +249,8 @@ def test_a_config_brings_callbacks_loggers_and_settings_of_the_trainer(
     [
         ("runner.callbacks=[{_target_: watching.Watch}]", "runner.callbacks[0]._target_: found 'watching.Watch'"),
         ("logger.loggers=[{_target_: torch.load}]", "logger.loggers[0]._target_: found 'torch.load'"),
-        ("+runner.trainer.max_steps=3", "Write runner.max_ticks"),
+        ("+runner.trainer.max_steps=3", "runner.trainer.max_steps"),
+        ("runner.trainer={profiler: {_target_: os.system}}", "runner.trainer={profiler"),
     ],
 )
 def test_what_is_not_trusted_is_one_error_before_anything_is_written(
