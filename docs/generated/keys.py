@@ -51,13 +51,13 @@ def schema_keys() -> Iterator[Key]:
 
 
 def section_keys(prefix: str) -> Iterator[Key]:
-    """Yield the keys below a prefix; a problem's stream has keys of its own."""
+    """Yield the keys below a prefix; a problem's stream and the Trainer have keys of their own."""
     meanings = documentation(ProblemSettings) | documentation(dataclass_at(prefix.replace(NAME, "a")))
     for each in fields(dataclass_at(prefix.replace(NAME, "a"))):
         path = f"{prefix}.{each.name}".lstrip(".")
         value = each.default if each.default_factory is NOT_SET else each.default_factory()
         yield Key(path, describe_type(path.replace(NAME, "a")), _default(value), meanings[each.name])
-        if path.endswith(".stream"):
+        if path.endswith((".stream", ".trainer")):
             yield from section_keys(path)
 
 
