@@ -65,16 +65,22 @@ class in_slots:  # noqa: N801 - a context, as in contextlib
         self._slots, self._tensors = slots, tensors
 
     def __enter__(self) -> None:
+        _check_count(self._tensors, self._slots)
         self._before = _exchanged(self._slots, self._tensors)
 
     def __exit__(self, *error: object) -> None:
         _exchanged(self._slots, self._before)
 
 
+def _check_count(tensors: Sequence[Any], places: Sequence[Any]) -> None:
+    if len(tensors) != len(places):
+        raise ValueError(f"found {len(tensors)} tensors for {len(places)} places; expected one each")
+
+
 def _exchanged(slots: Sequence[Slot], tensors: Sequence[Any]) -> list[Any]:
     """Put a tensor into each slot, and return those that were there."""
     before = []
-    for (holder, name), tensor in zip(slots, tensors):  # noqa: B905 - of one length, and `strict` takes as long as this
+    for (holder, name), tensor in zip(slots, tensors):  # noqa: B905 - of one length; `strict` takes as long as the loop
         before.append(holder[name])
         holder[name] = tensor
     return before
@@ -118,7 +124,7 @@ class Slots:
         self.has_buffers = bool(self._buffers)
 
     def put(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Put one tensor a name into the slots; return what `put_back` takes."""
+        """Put one tensor a name into the slots, of which nothing is checked; return what `put_back` takes."""
         places = self._places
         return _exchanged(self._slots, tensors if places is None else [tensors[place] for place in places])
 
@@ -130,6 +136,7 @@ class Slots:
     @contextmanager
     def filled(self, tensors: Sequence[Tensor]) -> Iterator[None]:
         """Have one tensor a name in the slots for a while."""
+        _check_count(tensors, self.names)
         before = self.put(tensors)
         try:
             yield
@@ -265,7 +272,12 @@ class BoundModule:
             training: as above.
             call: the module, or what is called in its place.
             buffers: what to put into the buffers' places; empty leaves those there, which then move; None copies them.
+
+        Raises:
+            ValueError: there are more tensors than slots, or fewer.
         """
+        if tensors is not None:
+            _check_count(tensors, slots.names)
         bound = cls.__new__(cls)
         bound._module, bound._training, bound._call = slots.module, training, call
         bound._slots, bound._tensors, bound._buffers = slots, tensors, buffers

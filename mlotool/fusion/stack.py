@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.private import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from mlotool.core.private import tree_flatten, tree_map_only, tree_unflatten
 from mlotool.core.replay import RandomState
 from mlotool.core.unchanged import SameForms
 from mlotool.data.image_data import InMemoryDataset
@@ -436,7 +436,7 @@ class StackedStream:
         if len(sizes := {*map(len, indices)}) > 1:
             raise UnlikeBatchesError(f"batches are of different sizes in different runs: {', '.join(map(str, sizes))}")
         batch = data.read(indices, sources)
-        return tree_map(lambda x: x.unflatten(0, (len(indices), -1)) if isinstance(x, Tensor) else x, batch)
+        return tree_map_only(Tensor, lambda tensor: tensor.unflatten(0, (len(indices), -1)), batch)
 
 
 MAX_JOINED_BYTES = 2**30

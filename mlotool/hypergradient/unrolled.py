@@ -531,7 +531,7 @@ class ReversePass:
     ) -> list[Tensor]:
         """Return the cotangents of the wanted inputs.
 
-        The list of the given ones is emptied: they need not live as long as the pass.
+        The list of the given ones is emptied, unless the steps are one graph: they need not live as long as the pass.
         """
         if self.graph is not None:
             points, outputs = self.graph

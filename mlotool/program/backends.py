@@ -149,13 +149,20 @@ def reuse_memory(graph: Graph) -> None:
 
 def _write_into(node: Node, place: Node) -> bool:
     """Let an operation write into one of its arguments, if there is such a form of it."""
-    schema = schema_of(node.target)
-    form, overload = getattr(_ATEN, f"{schema.name.removeprefix('aten::')}_", None), schema.overload_name or "default"
-    if schema.is_mutable or form is None or overload not in form.overloads():
+    form = _in_place(node.target)
+    if form is None:
         return False
-    node.target = getattr(form, overload)
+    node.target = form
     node.args = node.args if node.args[0] is place else (place, node.args[0])
     return True
+
+
+def _in_place(target: Any) -> Any:
+    """Return the form of an operation that writes into its first argument; None where there is none."""
+    schema = schema_of(target)
+    forms, overload = getattr(_ATEN, f"{schema.name.removeprefix('aten::')}_", None), schema.overload_name or "default"
+    has_one = not schema.is_mutable and forms is not None and overload in forms.overloads()
+    return getattr(forms, overload) if has_one else None
 
 
 def add_writes(module: GraphModule, num_moved: int, *, in_place: bool) -> tuple[int, ...]:
@@ -289,8 +296,7 @@ def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node in [node for node in graph.nodes if node.target in _STEPS]:
         values: Any = output.args[0]
-        schema = schema_of(node.target)
-        form = getattr(getattr(_ATEN, f"{schema.name.removeprefix('aten::')}_"), schema.overload_name or "default")
+        form = _in_place(node.target)
         written = [number for number, each in enumerate(schema_of(form).arguments) if each.is_write]
         parts = {user.args[1]: user for user in node.users}
         # By argument that is written, what takes the list of its results.
