@@ -14,6 +14,7 @@ from PIL import Image
 import mlotool
 from benchmarks.recipe_table import read_header
 from mlotool.config.recipes import TASKS
+from mlotool.folders.run_folder import RunFolder
 from mlotool.report.figure import THEME, problem_colours
 from mlotool.report.graph import model_section, problem_graph
 from mlotool.report.models import read_models, read_paths, shares
@@ -159,8 +160,8 @@ def _is_wide(figure: Path) -> bool:
 
 def _models(folder: str, title: str) -> list[str]:
     """Return the graphs of the models of spaces, with what was decided."""
-    records, _ = read_models(RUNS / folder)
-    paths, _ = read_paths(RUNS / folder)
+    records, _ = read_models(RunFolder(RUNS / folder))
+    paths, _ = read_paths(RunFolder(RUNS / folder))
     cards = [model_section(each, shares(paths.get(each.problem, {}))) for each in records]
     graph = f'<div class="graph">{"".join(cards)}</div>'
     return ["", f"<details markdown><summary>{title}</summary>", "", graph, "", "</details>"] if cards else []

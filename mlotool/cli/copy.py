@@ -17,8 +17,9 @@ from urllib.request import Request, urlopen
 from mlotool import __version__, config
 from mlotool.cli.arguments import VerbParser, add_trust, read_request
 from mlotool.cli.terminal import warn
-from mlotool.config import reading, recipes, schema
-from mlotool.core import errors, files, messages
+from mlotool.config import recipes, schema
+from mlotool.core import errors, messages
+from mlotool.folders import documents, files
 
 
 def main(words: list[str]) -> int:
@@ -52,7 +53,7 @@ def _from_here(recipe: str) -> tuple[str, str, str]:
     built_in = recipes.recipe_file(config.package_dir("recipes"), request.recipe) if request.file is None else None
     source = request.file or built_in or config.find_recipe(request.recipe)
     config.check_recipe_file(source)
-    return reading.read_text(source), source.name, source.name
+    return documents.read_text(source), source.name, source.name
 
 
 def _from_web(url: str, target: str, trusted: list[str]) -> tuple[str, str, str]:
@@ -118,9 +119,9 @@ def fetch(url: str) -> str:
             raise ValueError("it is no http:// or https:// URL in ASCII, or has a user in it")
         request = Request(url, headers={"User-Agent": "mlotool", "Accept": "text/plain, */*"})
         with urlopen(request, timeout=SECONDS_TO_ANSWER) as response:
-            content = response.read(reading.MAX_BYTES + 1)
-            if len(content) > reading.MAX_BYTES or response.length:
-                raise ValueError(f"it has more than {reading.MAX_BYTES} bytes, or fewer than were announced")
+            content = response.read(documents.MAX_BYTES + 1)
+            if len(content) > documents.MAX_BYTES or response.length:
+                raise ValueError(f"it has more than {documents.MAX_BYTES} bytes, or fewer than were announced")
             return str(content, "utf-8")
     # UnicodeDecodeError is a ValueError, and the errors of urllib are OSErrors.
     except (HTTPException, OSError, ValueError) as error:

@@ -66,8 +66,7 @@ class Job:
             recipe = recipe_path(hydra.runtime.choices, self.recipe_file)
             if self.sweep_dir is None and recipe is not None and is_first_rank():
                 say(f"recipe {nearby(recipe)}")
-            sweep = None if self.sweep_dir is None else self.sweep_dir.name
-            origin = configuration.Origin(self.command, overrides, recipe, sweep)
+            origin = configuration.Origin(self.command, overrides, recipe)
             result = train(config, run_dir, origin, self.watch)
         except KeyboardInterrupt as interrupted:
             self._say_how_to_go_on(getattr(interrupted, "run_dir", None), run_dir)

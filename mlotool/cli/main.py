@@ -13,10 +13,10 @@ from typing import Any
 from mlotool import __version__, cli
 from mlotool.cli.terminal import warn
 from mlotool.core.errors import ConfigError, MlotoolError
-from mlotool.core.files import cannot_write
 from mlotool.core.messages import bounded, command_line, did_you_mean, escape
 from mlotool.core.process import end_with_threads, leave, terminable
 from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
+from mlotool.folders.files import cannot_write
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
 VERBS = {

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from mlotool.cli.arguments import VerbParser
 from mlotool.config.schema import is_identifier
-from mlotool.core import errors, files, messages
+from mlotool.core import errors, messages
+from mlotool.folders import files
 
 # The template's name, which gives way to that of the new package in all its texts and file names.
 TEMPLATE = "mypackage"

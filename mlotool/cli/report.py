@@ -8,7 +8,9 @@ from rich.console import Console
 from mlotool.cli.arguments import VerbParser
 from mlotool.cli.terminal import nearby, plain_console, print_lines, print_table, warn
 from mlotool.core.errors import MlotoolError
-from mlotool.report import run_folder, search, sweep, sweep_page, write_report
+from mlotool.folders.run_folder import INFEASIBLE, RunFolder
+from mlotool.folders.sweep_folder import SweepFolder
+from mlotool.report import search, sweep, sweep_page, write_report
 
 EXIT_FAILURE = 1
 # Jobs in the table (of more the best ones), settings, and hyperparameters.
@@ -20,8 +22,7 @@ def main(words: list[str]) -> int:
     parser = VerbParser("report", "Write report.html and its pictures of a run, or sweep.csv of a sweep, again.")
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run or of a sweep")
     folder = parser.parse(words).run
-    is_sweep = any((folder / name).is_file() for name in ("multirun.yaml", "sweep.json", "plan.json"))
-    if is_sweep and not run_folder.is_run_folder(folder):
+    if SweepFolder(folder).is_sweep and not RunFolder(folder).is_run:
         return 0 if show_sweep(folder) else EXIT_FAILURE
     print(nearby(write_report(folder)))
     return 0
@@ -50,7 +51,7 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
         _print_columns(console, sweep_page.setting_columns(comparison, settings[:MAX_SETTINGS]))
         if len(settings) > MAX_SETTINGS:
             console.print(f"{len(settings) - MAX_SETTINGS} more settings are in settings.csv.")
-    failed = [row for row in rows if row.error and row.status != sweep.INFEASIBLE]
+    failed = [row for row in rows if row.error and row.status != INFEASIBLE]
     print_lines(console, search.infeasible_lines(rows))
     print_lines(console, (f"job {row.job} failed: {row.error}" for row in failed[:MAX_ERRORS]))
     if len(failed) > MAX_ERRORS:

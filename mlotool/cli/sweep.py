@@ -12,9 +12,11 @@ from mlotool.config.recipes import is_literal, quoted
 from mlotool.config.sweep_plan import SweepPlan, check_first_point, read_sweep
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.process import terminable
+from mlotool.folders.run_folder import INFEASIBLE
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.sweep import driver, study
 from mlotool.sweep import folder as job_folder
-from mlotool.sweep.folder import AUTO, choose_folder, discard, locked
+from mlotool.sweep.folder import AUTO, choose_folder
 from mlotool.sweep.points import AbstractPoints, GridPoints, GroupRecord, Point, write_plan
 
 _OF_OPTUNA = ("num_trials", "second_objective", "seed", "sampler", "sampler_options", "pruner", "pruner_options",
@@ -50,15 +52,15 @@ def run_many(request: Request, words: list[str], trusted: list[str], flags: list
     if not is_first_rank():
         return run_here(request, words, trusted, flags)
     folder, is_resumed = sweep_folder(plan, resume)
-    if not is_literal(str(folder)):
-        raise ConfigError(f"found the folder '{folder}'; expected one without '$' and backslashes. Rename it.")
-    ours = (f"hydra.sweep.dir={quoted(str(folder))}", *(["resume=auto"] if is_resumed else []))
-    write_plan(folder, plan)
+    if not is_literal(str(folder.path)):
+        raise ConfigError(f"found the folder '{folder.path}'; expected one without '$' and backslashes. Rename it.")
+    ours = (f"hydra.sweep.dir={quoted(str(folder.path))}", *(["resume=auto"] if is_resumed else []))
+    write_plan(folder.path, plan)
     return run_here(request._replace(overrides=(*request.overrides, *ours)), words, trusted, flags, folder)
 
 
 def run_here(
-    request: Request, words: list[str], trusted: list[str], flags: list[str], folder: Path | None = None
+    request: Request, words: list[str], trusted: list[str], flags: list[str], folder: SweepFolder | None = None
 ) -> int:
     """Let Hydra run one job or those of a plain grid in this process, and show what became of a sweep.
 
@@ -67,7 +69,7 @@ def run_here(
     """
     job = Job(shlex.join(["mlotool", "run", *words]), request.hydra_words(), request.file, tuple(trusted))
     try:
-        with locked(folder) if folder is not None else nullcontext():
+        with folder.locked() if folder is not None else nullcontext():
             call_hydra(request.hydra_words(), job, flags)
     finally:
         if job.sweep_dir is not None and is_first_rank():
@@ -83,11 +85,11 @@ def run_here(
     return 0
 
 
-def sweep_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
+def sweep_folder(plan: SweepPlan, resume: str | None) -> tuple[SweepFolder, bool]:
     """Return the folder of a sweep and whether it is gone on with, as `choose_folder` does, and say so."""
     folder, is_resumed = choose_folder(plan, resume)
     if is_resumed:
-        say(f"going on with the sweep in {nearby(folder)}")
+        say(f"going on with the sweep in {nearby(folder.path)}")
     elif resume == AUTO:
         say("resume=auto: there is no sweep by these words that this version can go on with. A new one begins.")
     return folder, is_resumed
@@ -110,52 +112,52 @@ def run_sweep(plan: SweepPlan, request: Request, words: list[str], trusted: list
     command, is_grouped = shlex.join(["mlotool", "run", *words]), plan.group_size > 1
     shared = job_folder.JobSpec(command, plan.fixed, file, tuple(trusted), is_in_group=is_grouped)
     try:
-        with locked(folder):
+        with folder.locked():
             _run_locked(plan, shared, folder, workers, is_resumed=is_resumed)
     except KeyboardInterrupt:
-        _show(folder)
-        say(f"go on with it: the same command with resume={nearby(folder)}")
+        _show(folder.path)
+        say(f"go on with it: the same command with resume={nearby(folder.path)}")
         raise
-    _show(folder)
-    return exit_code(folder)
+    _show(folder.path)
+    return exit_code(folder.path)
 
 
 def _run_locked(
-    plan: SweepPlan, shared: job_folder.JobSpec, folder: Path, workers: list[dict[str, str]], *, is_resumed: bool
+    plan: SweepPlan, shared: job_folder.JobSpec, folder: SweepFolder, workers: list[dict[str, str]], *, is_resumed: bool
 ) -> None:
     """Run the jobs of a sweep whose folder this process holds."""
     try:
-        record = GroupRecord(folder, is_resumed=is_resumed)
-        points = _points(plan, folder, record)
-        launcher = driver.make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
-        write_plan(folder, plan, points)
+        record = GroupRecord(folder.path, is_resumed=is_resumed)
+        points = _points(plan, folder.path, record)
+        launcher = driver.make_launcher(plan.settings["launcher"], folder.path, plan.settings["launcher_options"])
+        write_plan(folder.path, plan, points)
     except ConfigError:
         if not is_resumed:
-            discard(folder)
+            folder.discard()
         raise
     size, at_a_time = min(plan.group_size, plan.num_jobs), f"{len(workers)} at a time"
     if size > 1:
         at_a_time = f"up to {size} in a process{f', {at_a_time}' if len(workers) > 1 else ''}"
     done = f"{points.num_ended} of {points.total} jobs done" if is_resumed else f"{points.total} jobs, {at_a_time}"
-    say(f"sweep {nearby(folder)}: {done}")
-    say(f"its state at any time: mlotool report {nearby(folder)}")
+    say(f"sweep {nearby(folder.path)}: {done}")
+    say(f"its state at any time: mlotool report {nearby(folder.path)}")
     if plan.settings["fuse"] != 1 and plan.devices_per_job != 1:
         reason = f"runner.devices={plan.devices_per_job}, so that each has processes of its own"
         say(f"sweep.fuse: the jobs run one by one: {reason}")
-        job_folder.note_alone(folder, range(plan.num_jobs), reason)
-    environments = [{"WANDB_RUN_GROUP": f"{plan.name}/{folder.name}", **worker} for worker in workers]
+        folder.note_alone([*range(plan.num_jobs)], reason)
+    environments = [{"WANDB_RUN_GROUP": f"{plan.name}/{folder.path.name}", **worker} for worker in workers]
 
     def announce(point: Point, outcome: job_folder.JobOutcome) -> None:
         # A study may end before all that was asked for, or draw points that jobs have.
-        write_plan(folder, plan, points)
+        write_plan(folder.path, plan, points)
         value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
         error = f": {outcome.error}" if outcome.error else ""
         say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
     with terminable():
         when_begins = record.add if shared.is_in_group else None
-        driver.run_jobs(points, launcher, environments, folder, shared, announce, when_begins)
-    write_plan(folder, plan, points)
+        driver.run_jobs(points, launcher, environments, folder.path, shared, announce, when_begins)
+    write_plan(folder.path, plan, points)
 
 
 def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoints:
@@ -177,7 +179,7 @@ def exit_code(folder: Path) -> int:
     from mlotool.report import search, sweep_rows
 
     rows = sweep_rows(folder)
-    failed = [row for row in rows if row.status not in ("finished", "pruned", job_folder.INFEASIBLE)]
+    failed = [row for row in rows if row.status not in ("finished", "pruned", INFEASIBLE)]
     if failed:
         names = ", ".join(row.job for row in failed)
         # One that was interrupted, and then refused to go on, has no error of its own.

@@ -25,7 +25,7 @@ from mlotool.config.composition import finish, is_apart, key_of, with_values
 from mlotool.config.provenance import repositories
 from mlotool.core.errors import WriteError
 from mlotool.core.process import import_large, import_torch, leave
-from mlotool.core.run_files import read_json
+from mlotool.folders.run_folder import RunFolder
 from mlotool.sweep import driver
 from mlotool.sweep import folder as job_folder
 from mlotool.sweep.study import Watcher
@@ -150,11 +150,11 @@ def _members(folders: Sequence[Path]) -> list[Member]:
     """Return the jobs, without those that ended before their first tick: these never were among the others."""
     members = []
     for folder in folders:
-        summary = read_json(folder, job_folder.SUMMARY)
-        if summary is None:
+        run = RunFolder(folder)
+        if not run.has(run.SUMMARY):
             members.append(Member(folder, job_folder.read_job(folder), None))
-        elif (folder / "config.yaml").is_file():
-            tick = summary.get("num_ticks")
+        elif run.has(run.CONFIG):
+            tick = run.summary().get("num_ticks")
             # Where its process died, the run could not say how far it was.
             members.append(Member(folder, job_folder.read_job(folder), tick if type(tick) is int and tick >= 0 else 0))
     return members

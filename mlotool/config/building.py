@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 
 from mlotool.config import instantiate as nodes
 from mlotool.config.instantiate import bind, instantiate, require_kind
-from mlotool.config.reading import read_document
 from mlotool.config.recipes import package_dir
 from mlotool.config.user_data import LimitedData, split_of
 from mlotool.core.settings import parameters
+from mlotool.folders.documents import read_document
 from mlotool.problem.settings import ProblemSettings
 
 if TYPE_CHECKING:

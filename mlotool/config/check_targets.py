@@ -11,7 +11,6 @@ from annotated_types import Gt, Le, MinLen
 
 from mlotool.config.check_values import unknown_name
 from mlotool.config.instantiate import GROUPS_KEY, SPECIAL, group_faults, optimizer_roles, settings_of
-from mlotool.config.reading import leaves
 from mlotool.config.recipes import option_names
 from mlotool.config.resolve import is_known
 from mlotool.config.safety import DANGEROUS
@@ -22,6 +21,7 @@ from mlotool.core import settings as ranges
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import Count, NonNegative, parameters, setting_fault, words
+from mlotool.folders.documents import leaves
 
 Values = Mapping[str, Any]
 Signature = Mapping[str, Parameter]

@@ -14,15 +14,16 @@ from mlotool.config.building import Built, assemble, cut_down
 from mlotool.config.check_targets import target_faults
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.instantiate import instantiate, optimizer_factory, optimizer_roles, require_kind, scheduler_factory
-from mlotool.config.reading import leaves
 from mlotool.config.resolve import resolve_config
-from mlotool.config.run_config import decision_faults, finished_run, folder_of
+from mlotool.config.run_config import decision_faults, finished_run
 from mlotool.config.trusted import is_of_user
 from mlotool.config.unknown_keys import value_faults
 from mlotool.config.user_data import built_data, split_of
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
 from mlotool.core.messages import fault_list
+from mlotool.folders.documents import leaves
+from mlotool.folders.files import at_home
+from mlotool.folders.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from mlotool.config.user_data import SharedData
@@ -124,7 +125,7 @@ def machine_faults(values: Values) -> Iterator[str]:
             yield "runner.accelerator: found gpu, and torch sees no GPU here. Set runner.accelerator=auto."
     if isinstance(values["inherit"], str):
         try:
-            finished_run("inherit", folder_of(Path(values["inherit"])))
+            finished_run("inherit", RunFolder.of(Path(values["inherit"])).path)
         except ConfigError as error:
             yield str(error)
     nodes = {"data": values["data"]}

@@ -21,7 +21,6 @@ from omegaconf.errors import OmegaConfBaseException
 from mlotool.config import recipes, safety
 from mlotool.config.hydra_errors import config_errors
 from mlotool.config.provenance import Origin
-from mlotool.config.reading import ends, read_document
 from mlotool.config.recipes import GROUP
 from mlotool.config.run_config import DECISIONS_KEY, FOLDER_KEY, fill_decisions
 from mlotool.config.schema import GROUPS, MAX_NAME, OPTION_GROUPS, boolean_faults, is_boolean, name_fault
@@ -30,6 +29,7 @@ from mlotool.config.trusted import trust_all
 from mlotool.core.arguments import require, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
+from mlotool.folders.documents import ends, read_document
 
 CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.

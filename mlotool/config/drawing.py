@@ -10,11 +10,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlotool.config.checks import checked
-from mlotool.config.reading import leaves
 from mlotool.config.sweep_plan import SweepPlan, job_config
 from mlotool.config.trusted import is_of_user
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedModelError
 from mlotool.core.messages import did_you_mean, shown
+from mlotool.folders.documents import leaves
 
 if TYPE_CHECKING:
     from mlotool.spaces.decisions import Decide, Value

@@ -1,6 +1,5 @@
 """Where a run came from: provenance.json."""
 
-import json
 import platform
 import re
 import subprocess
@@ -15,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import mlotool
-from mlotool.core.files import write_text
-from mlotool.core.run_files import read_json
+from mlotool.folders.run_folder import RunFolder
 
-FILE = "provenance.json"
 PACKAGES = (
     *("torch", "torchvision", "torchmetrics", "pytorch-lightning", "hydra-core", "omegaconf", "numpy"),
     *("scikit-learn", "wandb"),
@@ -39,22 +36,20 @@ class Origin:
         command: the command line, or the function that was called.
         overrides: of the command line.
         recipe_path: the recipe's file.
-        sweep: name of the sweep's folder, where the run is a job of one.
         git: what `repositories` says; None: it is asked where the run begins.
     """
 
     command: str
     overrides: tuple[str, ...]
     recipe_path: Path | None
-    sweep: str | None = None
     git: Mapping[str, Any] | None = None
 
 
-def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
+def write_provenance(folder: RunFolder, config: Any, origin: Origin) -> None:
     """Write provenance.json at the start of a run. Environment variables stay out of it: they hold secrets.
 
     Args:
-        run_dir: the run folder.
+        folder: of the run.
         config: the run's config.
         origin: where it came from.
     """
@@ -71,7 +66,7 @@ def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
         "finished": None,
         "duration_s": None,
     }
-    _write(Path(run_dir), record)
+    folder.write_json(folder.PROVENANCE, record)
 
 
 def repositories() -> dict[str, Any]:
@@ -85,35 +80,33 @@ def _git_of_mlotool() -> dict[str, Any]:
     return _git(Path(mlotool.__file__).parent)
 
 
-def finish_provenance(run_dir: Path | str) -> None:
+def finish_provenance(folder: RunFolder) -> None:
     """Add the end and the duration to provenance.json."""
-    path = Path(run_dir) / FILE
-    if not path.is_file():
+    if not folder.has_inputs:
         return
-    record, finished = read_json(Path(run_dir), FILE) or {}, _now()
+    record, finished = folder.provenance(), _now()
     record["finished"] = finished.isoformat(timespec="seconds")
     # A folder that the run found here may say anything.
     with suppress(KeyError, TypeError, ValueError):
         record["duration_s"] = round((finished - datetime.fromisoformat(record["started"])).total_seconds(), 1)
-    _write(Path(run_dir), record)
+    folder.write_json(folder.PROVENANCE, record)
 
 
-def note_resume(run_dir: Path | str, config: Any, origin: Origin, tick: int) -> list[str]:
+def note_resume(folder: RunFolder, config: Any, origin: Origin, tick: int) -> list[str]:
     """Add a resume to provenance.json: when, at which tick, by what command, with which versions.
 
     Returns:
         What is another version, python or device than at the start, in words.
     """
-    path = Path(run_dir) / FILE
-    if not path.is_file():
-        write_provenance(run_dir, config, origin)
-    record = read_json(Path(run_dir), FILE) or {}
+    if not folder.has_inputs:
+        write_provenance(folder, config, origin)
+    record = folder.provenance()
     now, earlier, versions = _surroundings(config.runner.accelerator), record.get("resumes"), record.get("versions")
     entry = {"date": _now().isoformat(timespec="seconds"), "tick": tick, "command": origin.command, **now}
     record["resumes"] = earlier if isinstance(earlier, list) else []
     record["resumes"].append({**entry, "overrides": list(origin.overrides)})
     record["finished"] = record["duration_s"] = None
-    _write(Path(run_dir), record)
+    folder.write_json(folder.PROVENANCE, record)
     before, after = {**(versions if isinstance(versions, dict) else {}), **record}, {**now["versions"], **now}
     changed = [key for key in ("mlotool", "torch", "device") if before.get(key) != after[key]]
     return [f"{key} {before.get(key)} then, {after[key]} now" for key in changed]
@@ -126,10 +119,6 @@ def _surroundings(accelerator: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": _device(accelerator),
     }
-
-
-def _write(run_dir: Path, record: dict[str, Any]) -> None:
-    write_text(run_dir / FILE, json.dumps(record, indent=2) + "\n")
 
 
 def _now() -> datetime:

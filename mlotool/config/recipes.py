@@ -9,9 +9,10 @@ from pathlib import Path
 
 from mlotool.config.schema import OPTION_GROUPS
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import nearby
+from mlotool.folders.files import at_home
+from mlotool.folders.run_folder import RunFolder
 
 GROUP = "recipe"
 """The config group of recipes: `+recipe=<name>`."""
@@ -124,7 +125,7 @@ def find_recipe(name: str) -> Path:
 
 def unknown_recipe(name: str) -> ConfigError:
     """Return the error for a recipe that is not there."""
-    if (Path(name) / "config.yaml").is_file():
+    if RunFolder(name).has(RunFolder.CONFIG):
         return ConfigError(
             f"recipe: found '{name}', the folder of a run; expected a recipe. {what_to_do_with_a_run(name)}"
         )

@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlotool.config.objective import objective_direction
-from mlotool.config.reading import Document, ends, leaves, parse_document
 from mlotool.config.safety import is_dangerous, place_faults
 from mlotool.config.schema import defaults_at, is_plain_name
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list, shown
-from mlotool.core.run_files import MAX_CONFIG_BYTES, read_json, read_text
+from mlotool.folders.documents import ends, leaves
+from mlotool.folders.run_folder import EXPECTED, STATUSES, RunFolder
+from mlotool.folders.sweep_folder import SweepFolder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-FILE = "config.yaml"
 BUILT = ("data", "problems", "hypergradient", "analyses", "evaluate")
 """What `evaluate` and `load` build from."""
-
-_RUN = "the folder of a run, outputs/<name>/<date>_<time>. Give the folder that `mlotool run` printed."
 
 
 def max_ticks(config: Mapping[str, Any]) -> int:
@@ -58,15 +56,6 @@ def has_finished(summary: Mapping[str, Any], old: Mapping[str, Any], last_tick: 
     return has_stopped_early or num_ticks >= last_tick
 
 
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Return summary.json; empty where there is none.
-
-    Raises:
-        RunFileError: it is none that a run wrote.
-    """
-    return read_json(run_dir, "summary.json") or {}
-
-
 def finished_run(key: str, folder: Path) -> dict[str, Any]:
     """Return the config of a run that has finished, as plain values.
 
@@ -78,34 +67,19 @@ def finished_run(key: str, folder: Path) -> dict[str, Any]:
         ConfigError: there is no such folder, it is no run's, or the run has not finished.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{key}: found '{folder}', where no folder is; expected {_RUN}")
-    document = read_run_config(folder)
+        raise ConfigError(f"{key}: found '{folder}', where no folder is; expected {EXPECTED}")
+    run = RunFolder(folder)
+    document = run.config()
     if document is None or not isinstance(document.data.get("problems"), dict):
-        raise ConfigError(f"{key}: found '{folder}', which has no config.yaml of a run; expected {_RUN}")
-    status = read_summary(folder).get("status")
+        raise ConfigError(f"{key}: found '{folder}', which has no config.yaml of a run; expected {EXPECTED}")
+    status = run.summary().get("status")
     if status != "finished":
-        found = status if status in ("pruned", "failed", "infeasible", "interrupted") else "not finished"
+        found = status if status in STATUSES else "not finished"
         raise ConfigError(
             f"{key}: found '{folder}', a run that is {found}; expected one that has finished. Go on with it first: the "
             f"same command with resume={folder}."
         )
     return document.data
-
-
-def folder_of(path: Path) -> Path:
-    """Return the run folder that a path names: itself, or that of a checkpoint."""
-    is_checkpoint = path.is_file() and path.suffix == ".ckpt" and path.parent.name == "checkpoints"
-    return path.parent.parent if is_checkpoint else path
-
-
-def read_run_config(run_dir: Path) -> Document | None:
-    """Return config.yaml of a run folder; None where there is none.
-
-    Raises:
-        ConfigError: it is behind a link that leads out of the folder, or larger, deeper or stranger than a config.
-    """
-    text = read_text(run_dir, FILE, MAX_CONFIG_BYTES)
-    return None if text is None else parse_document(run_dir / FILE, text)
 
 
 def load_run_config(
@@ -131,10 +105,10 @@ def load_run_config(
     from mlotool.config.hydra_errors import config_errors
     from mlotool.config.schema import Config
 
-    path = Path(run_dir) / FILE
-    document = read_run_config(Path(run_dir))
+    run = RunFolder(run_dir)
+    path, document = run.path / run.CONFIG, run.config()
     if document is None:
-        raise ConfigError(f"'{run_dir}' has no config.yaml; expected {_RUN}")
+        raise ConfigError(f"'{run_dir}' has no config.yaml; expected {EXPECTED}")
     if not document.data:
         raise ConfigError(f"{path}: found an empty file; expected the config that the run wrote. Put it back.")
     for key, value in leaves(document.data):
@@ -289,8 +263,8 @@ def found_decisions(folder: Path) -> Decisions:
     Raises:
         ConfigError: there is no such run, it has not finished, it has made no decisions, or its files are none of ours.
     """
-    if not (folder / FILE).exists() and (folder / "plan.json").is_file():
-        folder = _best_job(folder)
+    if not RunFolder(folder).has(RunFolder.CONFIG) and SweepFolder(folder).has_plan:
+        folder = _best_job(SweepFolder(folder))
     config = finished_run("decisions", folder)
     decisions = _of_analyses(folder, config)
     problems = [node for node in config["problems"].values() if isinstance(node, Mapping)]
@@ -313,7 +287,7 @@ def _of_analyses(folder: Path, config: Mapping[str, Any]) -> Decisions | None:
     analyses = config.get("analyses")
     names = [str(name) for name in analyses if is_plain_name(name)] if isinstance(analyses, Mapping) else []
     places = [Path("artifacts") / f"{name}_decisions.txt" for name in names]
-    texts = {place: text for place in places if (text := read_text(folder, place)) is not None}
+    texts = {place: text for place in places if (text := RunFolder(folder).text(place)) is not None}
     if len(texts) > 1:
         listed = ", ".join(map(str, texts))
         raise ConfigError(f"decisions: found {listed} in '{folder}'; expected one of them. Write decisions by name.")
@@ -328,16 +302,16 @@ def _of_analyses(folder: Path, config: Mapping[str, Any]) -> Decisions | None:
 
 def _of_spaces(folder: Path, config: Mapping[str, Any]) -> Decisions:
     """Return what spaces were built by: all of it stands in nodes.json, and in config.yaml what the recipe said."""
-    record, decisions = (read_json(folder, "nodes.json") or {}).get("problems"), dict[Any, Any]()
+    record, decisions = (RunFolder(folder).json(RunFolder.NODES) or {}).get("problems"), dict[Any, Any]()
     for problem in record.values() if isinstance(record, Mapping) else ():
         made = problem.get(DECISIONS_KEY) if isinstance(problem, Mapping) else None
         for decision in made if isinstance(made, list) else ():
             name, value = map(decision.get, ("name", "value")) if isinstance(decision, Mapping) else (None, None)
-            _check_decision(folder / "nodes.json", name, value)
+            _check_decision(folder / RunFolder.NODES, name, value)
             decisions[name] = value
     said = config.get(DECISIONS_KEY)
     for name, value in said.items() if isinstance(said, Mapping) else ():
-        _check_decision(folder / FILE, name, value)
+        _check_decision(folder / RunFolder.CONFIG, name, value)
         decisions[name] = value
     return decisions
 
@@ -355,25 +329,22 @@ def _check_decision(file: Path, name: object, value: object) -> None:
         )
 
 
-def _best_job(sweep: Path) -> Path:
+def _best_job(sweep: SweepFolder) -> Path:
     """Return the job with the best objective; of a point that has several jobs, by their mean, the first."""
-    mode = (read_json(sweep, "plan.json") or {}).get("mode")
+    mode = sweep.plan().get("mode")
     points: dict[str, list[tuple[float, Path]]] = {}
-    for name in sorted(int(job.name) for job in sweep.iterdir() if job.name.isascii() and job.name.isdigit()):
-        job = sweep / str(name)
-        if not job.is_dir() or job.is_symlink():
-            continue
-        summary = read_summary(job)
+    for job in sweep.jobs():
+        summary = job.summary()
         objective = summary.get("objective")
         value = objective.get("value") if isinstance(objective, Mapping) else None
         if summary.get("status") == "finished" and isinstance(value, int | float) and value == value:
-            document = read_run_config(job)
+            document = job.config()
             # Repeats of a point have all in common but their seed.
             point = {} if document is None else {key: document.data[key] for key in document.data if key != "seed"}
-            points.setdefault(repr(point), []).append((float(value), job))
+            points.setdefault(repr(point), []).append((float(value), job.path))
     if not points or mode not in ("min", "max"):
         what = "no job has finished with a value" if mode in ("min", "max") else "plan.json does not say what is better"
-        raise ConfigError(f"decisions: found the sweep '{sweep}', in which {what}. Give the folder of a job.")
+        raise ConfigError(f"decisions: found the sweep '{sweep.path}', in which {what}. Give the folder of a job.")
     sign = 1.0 if mode == "max" else -1.0
     return max(points.values(), key=lambda jobs: sign * fmean(value for value, _ in jobs))[0][1]
 

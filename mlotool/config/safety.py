@@ -6,11 +6,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.reading import MAX_RECIPE_NODES, Document, leaves, read_document, value_at
 from mlotool.config.recipes import package_dir, recipe_file, recipe_folders, what_to_do_with_a_run
 from mlotool.config.schema import GROUPS, MISSING, ROOT_KEYS, boolean_faults, is_container, name_fault
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean, fault_list
+from mlotool.folders.documents import MAX_RECIPE_NODES, Document, leaves, read_document, value_at
+from mlotool.folders.run_folder import RunFolder
 
 TARGET_GROUPS = ("data", "model", "optimizer", "hypergradient", "parallel")
 """Groups whose options are built by their `_target_`; those of the others have the schema's keys."""
@@ -76,7 +77,7 @@ def check_recipe(path: Path) -> Document:
     """Return one recipe file, or raise ConfigError with every fault in it."""
     document = read_document(path, max_nodes=MAX_RECIPE_NODES)
     if PACKAGE_HEADER not in document.text and document.data.keys() >= set(ROOT_KEYS):
-        folder = path.parent if (path.parent / "provenance.json").is_file() else "FOLDER"
+        folder = path.parent if RunFolder(path.parent).has_inputs else "FOLDER"
         raise ConfigError(
             f"{path}: found the config of a run, which has every value; expected a recipe. "
             f"{what_to_do_with_a_run(folder)}"

@@ -20,11 +20,11 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from mlotool.config import recipes, safety
-from mlotool.config.reading import Document, read_document, value_at
 from mlotool.config.recipes import FOLDER, GROUP, SUFFIX, own_option, package_dir, recipe_file
 from mlotool.config.schema import OPTION_GROUPS, Config
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import escape
+from mlotool.folders.documents import Document, read_document, value_at
 
 SCHEMA = "mlotool_schema"
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlotool.config.reading import leaves
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import Call, named, noted, user_code
+from mlotool.folders.documents import leaves
 
 
 class SharedData:

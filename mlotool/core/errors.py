@@ -56,7 +56,7 @@ class CheckpointError(RunError):
 class RunFileError(ConfigError):
     """A file of a run's folder is not taken: a link that leads out of it, no file, too large, or not what it is named.
 
-    A run folder may be a stranger's; see `core/run_files.py`.
+    A run folder may be a stranger's; see `folders/safe_files.py`.
     """
 
 

@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
 from mlotool.core.settings import Count, NonNegative, Rounds, Seed, target
 from mlotool.data.splits import AbstractData, Sizes, check_literal, require_known
 from mlotool.data.text_data import load_tokenizer
+from mlotool.folders.files import at_home
 
 # n: windows, b: batch, t: length of a window
 

@@ -13,10 +13,10 @@ from torch.utils.data import Dataset
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
 from mlotool.core.private import tree_leaves, tree_map
 from mlotool.core.settings import Count, Seed, Shape, Whole, checked
+from mlotool.folders.files import at_home
 
 
 def at(values: Any, index: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
 from mlotool.core.settings import Count, Rounds, Seed, Whole
 from mlotool.data import splits
 from mlotool.data.splits import AbstractData, ImbalanceFactor, InMemoryTensors
+from mlotool.folders.files import at_home
 
 # n: texts, t: length in tokens
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
 from mlotool.core.settings import BelowOne, Count, target
+from mlotool.folders.files import at_home
 from mlotool.models.decoder import losses_of_logits, token_losses
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

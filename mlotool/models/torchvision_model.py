@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import at_home
 from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import Count, Shape, target
+from mlotool.folders.files import at_home
 
 # These two return more than logits while they train.
 _UNSUITABLE = ("googlenet", "inception_v3")

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from mlotool.core.run_files import write_text
+from mlotool.folders.safe_files import write_text
 from mlotool.report.formats import SMALLEST, shortened
 
 # name: (light, dark). Each light colour occurs once, so that it can be found again in a finished SVG.

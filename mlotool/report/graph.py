@@ -13,7 +13,7 @@ from markupsafe import Markup
 from mlotool.report.formats import last_part, number, shortened, shortened_key, words
 from mlotool.report.models import ModelBox, ModelRecord, Shares, alike, model_boxes
 from mlotool.report.page import render
-from mlotool.report.run_folder import as_dict
+from mlotool.report.recorded_run import as_dict
 
 Pair = tuple[Any, Any]
 

@@ -13,11 +13,11 @@ from matplotlib.patches import Patch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mlotool.core.run_files import read_json
+from mlotool.folders.run_folder import RunFolder
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
 from mlotool.report.figure import DASHES, NUM_PROBLEM_COLOURS, Card, Sketchbook, light
+from mlotool.report.recorded_run import Series, read_artifacts
 from mlotool.report.run_figures import Line, curve_card
-from mlotool.report.run_folder import Series, read_artifacts
 
 MAX_SPANS, MAX_STAGES, MAX_SECONDS = 20_000, 256, 1e9
 MAX_FILES, MAX_BYTES = 100, 20_000_000
@@ -107,7 +107,7 @@ class Timeline:
         return predicted_speedup(self.seconds, self.num_stages)
 
 
-def read_timelines(run_dir: Path) -> tuple[list[Timeline], list[str]]:
+def read_timelines(folder: RunFolder) -> tuple[list[Timeline], list[str]]:
     """Read every artifacts/parallel_<problem>.json of a run folder.
 
     Returns:
@@ -118,11 +118,11 @@ def read_timelines(run_dir: Path) -> tuple[list[Timeline], list[str]]:
         prefix, _, problem = Path(name).stem.partition(PREFIX)
         if prefix or not problem:
             return None
-        content: Any = read_json(run_dir, name, MAX_BYTES)
+        content: Any = folder.json(name, MAX_BYTES)
         num_stages, spans = content["stages"], content["spans"][:MAX_SPANS]
         return Timeline(problem, num_stages, spans, content.get("processes", num_stages) > 1)
 
-    return read_artifacts(run_dir, ".json", MAX_FILES, read)
+    return read_artifacts(folder, ".json", MAX_FILES, read)
 
 
 MAX_BATCHES = 3

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, TypeAdapter
@@ -11,9 +10,9 @@ from pydantic.dataclasses import dataclass
 
 from mlotool.core.errors import RunFileError
 from mlotool.core.messages import escape
-from mlotool.core.run_files import read_json
+from mlotool.folders.run_folder import RunFolder
 from mlotool.report.formats import shortened
-from mlotool.report.run_folder import UNREADABLE
+from mlotool.report.recorded_run import UNREADABLE
 
 MAX_PROBLEMS, MAX_NAME = 20, 120
 MAX_NODES = MAX_DECISIONS = 2_000
@@ -117,30 +116,30 @@ SpacePaths = dict[str, list[TrainedCandidate]]
 Shares = dict[tuple[str, str], tuple[float, bool]]
 
 
-def read_models(run_dir: Path) -> tuple[list[ModelRecord], list[str]]:
+def read_models(folder: RunFolder) -> tuple[list[ModelRecord], list[str]]:
     """Return the models that a run folder tells of, and a note where they could not be read."""
 
     def records(content: dict[str, Any]) -> list[ModelRecord]:
         return [_record(problem, record) for problem, record in _items(content["problems"])]
 
-    models, notes = _read(run_dir, "nodes.json", records)
+    models, notes = _read(folder, folder.NODES, records)
     return [model for model in models if model.nodes or model.decisions], notes
 
 
-def read_paths(run_dir: Path) -> tuple[dict[str, SpacePaths], list[str]]:
+def read_paths(folder: RunFolder) -> tuple[dict[str, SpacePaths], list[str]]:
     """Return the shared spaces of a run folder by problem, and a note where they could not be read."""
 
     def spaces(content: dict[str, Any]) -> list[tuple[str, SpacePaths]]:
         learned = {one["name"]: one for _, names in _items(content["architectures"]) for one in names[:MAX_DECISIONS]}
         return [(_text(name), _space(counted, learned)) for name, counted in _items(content["spaces"])]
 
-    problems, notes = _read(run_dir, "paths.json", spaces)
+    problems, notes = _read(folder, folder.PATHS, spaces)
     return {name: space for name, space in problems if space}, notes
 
 
-def _read(run_dir: Path, file: str, build: Callable[[dict[str, Any]], list[Any]]) -> tuple[list[Any], list[str]]:
+def _read(folder: RunFolder, file: str, build: Callable[[dict[str, Any]], list[Any]]) -> tuple[list[Any], list[str]]:
     try:
-        content = read_json(run_dir, file)
+        content = folder.json(file)
         return [] if content is None else build(content), []
     except (RunFileError, *UNREADABLE) as error:
         return [], [f"{file} could not be read: {error}"]

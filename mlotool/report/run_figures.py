@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
 from scipy.stats import binned_statistic
 
+from mlotool.folders.run_folder import RunFolder
 from mlotool.report import figure as drawing
 from mlotool.report.figure import Card, Plot, Sketchbook, light, needs_log_scale
 from mlotool.report.formats import LARGEST, number, words
-from mlotool.report.run_folder import Series, read_arrays, read_artifacts
+from mlotool.report.recorded_run import Series, read_artifacts
 
 MIN_POINTS_TO_SMOOTH = 40
 # Splits share the evaluated problem's colour and differ in line and marker.
@@ -226,7 +227,7 @@ class Weighting:
         return [group for group in groups if group[2].any()]
 
 
-def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
+def read_weightings(folder: RunFolder) -> tuple[list[Weighting], list[str]]:
     """Read every artifact of a run folder that has an array `weight`.
 
     Returns:
@@ -234,7 +235,7 @@ def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
     """
 
     def read(name: str) -> Weighting | None:
-        arrays = read_arrays(run_dir, name, needed=("weight",), wanted=("loss", "clean"))
+        arrays = folder.arrays(name, needed=("weight",), wanted=("loss", "clean"))
         if not arrays:
             return None
         sizes = {array.size for array in arrays.values()}
@@ -247,7 +248,7 @@ def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
         clean = arrays["clean"].astype(bool) if "clean" in arrays else None
         return Weighting(Path(name).stem, arrays.get("loss"), arrays["weight"], clean)
 
-    return read_artifacts(run_dir, ".npz", MAX_FILES, read)
+    return read_artifacts(folder, ".npz", MAX_FILES, read)
 
 
 def weighting_cards(book: Sketchbook, weighting: Weighting, metrics: Mapping[str, Any], colour: str) -> list[Card]:

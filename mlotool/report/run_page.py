@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlotool.core.run_files import write_text
+from mlotool.folders.run_folder import RunFolder
 from mlotool.report import layer_parallel, run_figures
 from mlotool.report.figure import Sketchbook, problem_colours, report_style
 from mlotool.report.formats import NONE, duration, number
 from mlotool.report.graph import model_section, problem_graph
 from mlotool.report.models import read_models, read_paths, shares
 from mlotool.report.page import page
-from mlotool.report.run_folder import SPLIT_NAMES, RunFolder, Series, as_dict, read_run_folder, read_series
+from mlotool.report.recorded_run import SPLIT_NAMES, RecordedRun, Series, as_dict, read_series
 
 MAX_SERIES, MAX_METRICS = 100, 25
 BADGES = {
@@ -42,21 +42,23 @@ def write_report(run_dir: Path) -> Path:
         >>> write_report(Path("outputs/mwn/2025-01-31_10-00-00"))  # doctest: +SKIP
         PosixPath('outputs/mwn/2025-01-31_10-00-00/report.html')
     """
-    run = read_run_folder(Path(run_dir))
+    folder = RunFolder(run_dir)
+    folder.check()
+    run = RecordedRun(folder)
     with report_style():
-        values = _drawn(run, Sketchbook(run.path / "report"))
-    values |= {"recipe": run.text("recipe.yaml"), "overrides": run.overrides}
+        values = _drawn(run, Sketchbook(folder.path / folder.FIGURES))
+    values |= {"recipe": run.recipe, "overrides": run.overrides}
     text = page(
         "run.html", run.name, run=run, badges=BADGES, tiles=_tiles(run), owners=_final(run, values["colours"]),
         metric_notes=_metric_notes(run), facts=_facts(run), **values,
     )  # fmt: skip
-    return write_text(run.path, "report.html", text)
+    return folder.write_page(text)
 
 
-def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
+def _drawn(run: RecordedRun, book: Sketchbook) -> dict[str, Any]:
     """Return the figures of the page, and the graphs of its problems and models."""
     readers = (read_series, run_figures.read_weightings, read_models, read_paths, layer_parallel.read_timelines)
-    series, weightings, models, paths, timelines = (_noted(run, read(run.path)) for read in readers)
+    series, weightings, models, paths, timelines = (_noted(run, read(run.folder)) for read in readers)
     parallel, series = layer_parallel.split_series(series)
     learned = [one for one in series if one.metric.startswith(run_figures.LEARNED)]
     series = _first(run, [one for one in series if not one.metric.startswith(run_figures.LEARNED)])
@@ -95,13 +97,13 @@ def _drawn(run: RunFolder, book: Sketchbook) -> dict[str, Any]:
     }
 
 
-def _noted(run: RunFolder, read: tuple[Any, list[str]]) -> Any:
+def _noted(run: RecordedRun, read: tuple[Any, list[str]]) -> Any:
     content, notes = read
     run.notes += notes
     return content
 
 
-def _first(run: RunFolder, series: list[Series]) -> list[Series]:
+def _first(run: RecordedRun, series: list[Series]) -> list[Series]:
     """Return the series that the page has room for: a figure is drawn for each metric."""
     metrics = list(dict.fromkeys(one.metric for one in series[:MAX_SERIES]))[:MAX_METRICS]
     kept = [one for one in series[:MAX_SERIES] if one.metric in metrics]
@@ -110,12 +112,12 @@ def _first(run: RunFolder, series: list[Series]) -> list[Series]:
     return kept
 
 
-def _weigher(run: RunFolder, analysis: str, colours: Mapping[str, str]) -> str:
+def _weigher(run: RecordedRun, analysis: str, colours: Mapping[str, str]) -> str:
     roles = as_dict(as_dict(as_dict(run.config.get("analyses")).get(analysis)).get("roles"))
     return colours.get(str(roles.get("weigher")), "ink")
 
 
-def _idle(run: RunFolder) -> str:
+def _idle(run: RecordedRun) -> str:
     """Say which problems had made no step at the checkpoint that is analysed, as in a warm-up of others."""
     is_best = run.best_tick is not None
     steps = run.best_metrics if is_best else run.metrics
@@ -124,7 +126,7 @@ def _idle(run: RunFolder) -> str:
     return f"No step had been made {when} by {', '.join(idle)}: what is drawn is how it began." if idle else ""
 
 
-def _tiles(run: RunFolder) -> list[tuple[str, ...]]:
+def _tiles(run: RecordedRun) -> list[tuple[str, ...]]:
     """Return the facts that one looks for first: what they are, the value, and a line below."""
     objective, provenance = run.objective, run.provenance
     mode = {"max": "larger is better", "min": "smaller is better"}.get(str(objective.get("mode")), "")
@@ -141,7 +143,7 @@ def _tiles(run: RunFolder) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _final(run: RunFolder, colours: Mapping[str, str]) -> dict[str, list[tuple[str, bool, list[Any]]]]:
+def _final(run: RecordedRun, colours: Mapping[str, str]) -> dict[str, list[tuple[str, bool, list[Any]]]]:
     """Return all last metrics and the best checkpoint's, by who logged them: name, whether objective, two values.
 
     What is evaluated in the end is so at the best checkpoint, where there is one.
@@ -161,7 +163,7 @@ def _final(run: RunFolder, colours: Mapping[str, str]) -> dict[str, list[tuple[s
     return {owner: rows for owner, rows in owners.items() if rows}
 
 
-def _metric_notes(run: RunFolder) -> list[str]:
+def _metric_notes(run: RecordedRun) -> list[str]:
     """Say what the metrics are of besides the run's own training: inherited weights, statistics taken anew."""
     count, inherited = as_dict(run.config.get("evaluate")).get("recalibrate"), run.config.get("inherit")
     notes = [f"The run began with the weights of {str(inherited)[:200]}; inherited/.. is what it had then."]
@@ -169,14 +171,14 @@ def _metric_notes(run: RunFolder) -> list[str]:
     return (notes if inherited else []) + ([taken_anew] if count else [])
 
 
-def _facts(run: RunFolder) -> dict[str, str]:
+def _facts(run: RecordedRun) -> dict[str, str]:
     provenance = run.provenance
     git, resumes = as_dict(provenance.get("git")), provenance.get("resumes")
     resumed = map(as_dict, resumes if isinstance(resumes, list) else ())
     versions = as_dict(provenance.get("versions")).items()
     dirty = " with uncommitted changes" if git.get("dirty") else ""
     facts = {
-        "folder": run.path.resolve().name,
+        "folder": run.folder.path.resolve().name,
         "recipe": provenance.get("recipe_path"),
         "git commit": f"{git['commit']}{dirty}" if git.get("commit") else None,
         "started": provenance.get("started"),

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlotool.folders.run_folder import INFEASIBLE
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report import sweep as sweeps
 from mlotool.report.formats import number
-from mlotool.report.run_folder import RunFolder, as_dict
-from mlotool.report.sweep import DECISION, INFEASIBLE, Comparison, Setting, SweepRow
+from mlotool.report.sweep import DECISION, Comparison, Setting, SweepRow
 
-FILE = "sweep.json"
 # Folders beside a sweep's that are looked at, the newest ones.
 MAX_SWEEPS = 200
 
@@ -38,22 +38,20 @@ def random_baseline(comparison: Comparison) -> Baseline | None:
     sampler, searched = _searched(comparison.folder)
     if sampler in ("", "random"):
         return None
-    for file in sorted(comparison.folder.resolve().parent.glob(f"*/{FILE}"))[::-1][:MAX_SWEEPS]:
-        # No link: it may lead to a sweep of another place.
-        is_link, is_sweep = file.parent.is_symlink(), file.with_name(sweeps.PLAN_FILE).is_file()
-        if is_link or not is_sweep or _searched(file.parent) != ("random", searched):
+    for folder in SweepFolder(comparison.folder.resolve()).beside()[::-1][:MAX_SWEEPS]:
+        if not folder.has_plan or _searched(folder.path) != ("random", searched):
             continue
-        other = sweeps.compare(file.parent)
+        other = sweeps.compare(folder.path)
         best = best_so_far(other)
         is_alike = (other.objective, other.mode) == (comparison.objective, comparison.mode)
         if is_alike and other.num_ended == other.num_jobs and np.isfinite(best).any():
-            return Baseline(file.parent.name, best)
+            return Baseline(folder.path.name, best)
     return None
 
 
 def _searched(folder: Path) -> tuple[str, str]:
     """Return the sampler of a search, and over which recipe and what it searches; empty where it does not say."""
-    identity = as_dict(RunFolder(folder).json(FILE).get("identity"))
+    identity = SweepFolder(folder).identity()
     fixed = identity.get("fixed")
     words = map(str, fixed if isinstance(fixed, list) else ())
     kept = [word for word in words if not word.lstrip("+").startswith(("sweep=", "sweep.", "sweep@"))]

@@ -18,17 +18,15 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic import dataclasses as validated
 
 from mlotool.core.errors import ConfigError, RunFileError
-from mlotool.core.files import is_held
-from mlotool.core.run_files import list_files, read_json, read_text
+from mlotool.folders.run_folder import ENDED, RunFolder
+from mlotool.folders.safe_files import read_text
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report.formats import LARGEST, NONE, SMALLEST, number, shortened
-from mlotool.report.run_folder import RunFolder, as_dict, is_run_folder
+from mlotool.report.recorded_run import RecordedRun, as_dict
 
 # No run writes longer texts.
 MAX_ERROR, MAX_NAME, MAX_STATUS = 5_000, 200, 40
 # The status of a job whose decisions make no model: it was not trained, and is no failure.
-INFEASIBLE = "infeasible"
-
-ENDED = ("finished", "pruned", "failed", INFEASIBLE)
 
 
 @dataclass(frozen=True)
@@ -111,30 +109,30 @@ class SweepPlan:
     ending: str = ""
 
 
-PLAN_FILE = "plan.json"
-
-
 def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
     """Return a row for every job of a sweep, failed ones included, in the order of their numbers.
 
     Raises:
         ConfigError: `sweep_dir` is not the folder of a sweep.
     """
-    sweep_dir = Path(sweep_dir)
+    sweep_dir, sweep = Path(sweep_dir), SweepFolder(sweep_dir)
     jobs = [path for path in sweep_dir.iterdir() if _is_job(path)] if sweep_dir.is_dir() else []
-    if not jobs and not (sweep_dir / PLAN_FILE).is_file():
+    if not jobs and not sweep.has_plan:
         found = "a folder without jobs" if sweep_dir.is_dir() else "no such folder"
         raise ConfigError(
             f"'{sweep_dir}' is not the folder of a sweep: found {found}; expected one folder a job (0, 1, ...) "
             "with summary.json or overrides.txt in it. Give the folder outputs/<name>/multirun/<date>_<time>."
         )
-    is_alive = is_held(sweep_dir / ".lock")
+    is_alive = sweep.is_running
     return [_row(path, is_alive=is_alive) for path in sorted(jobs, key=_natural)]
 
 
 def read_plan(sweep_dir: Path) -> SweepPlan:
     """Return what a sweep was asked for, as far as its folder says."""
-    content = RunFolder(sweep_dir).json(PLAN_FILE)
+    try:
+        content = SweepFolder(sweep_dir).plan()
+    except RunFileError:
+        return SweepPlan()
     known = {**as_dict(content.pop("search", None)), **content}
     try:
         return TypeAdapter(SweepPlan).validate_python({key: value for key, value in known.items() if value is not None})
@@ -147,7 +145,7 @@ def _is_job(path: Path) -> bool:
     if not path.is_dir() or path.is_symlink() or path.name.startswith("."):
         return False
     # A job that died while it started has nothing but the number that the sweep gave it.
-    return is_run_folder(path) or (path / "overrides.txt").is_file() or path.name.isdigit()
+    return RunFolder(path).is_run or RunFolder(path).has(RunFolder.OVERRIDES) or path.name.isdigit()
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -155,13 +153,13 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _row(path: Path, *, is_alive: bool) -> SweepRow:
-    run = RunFolder(path)
+    run = RecordedRun(RunFolder(path))
     summary, objective = run.summary, as_dict(run.summary.get("objective"))
     metrics = {str(key): _number(value) for key, value in run.metrics.items()}
     sizes = {str(key): _number(size) for key, size in as_dict(summary.get("num_parameters")).items()}
     status = shortened(str(summary.get("status") or "unfinished"), MAX_STATUS)
     # A job holds its folder; one of a sweep that lives has yet to take hold of it. An interrupted one may go on.
-    if status not in ENDED and (is_held(path) or (is_alive and not summary)):
+    if status not in ENDED and (run.folder.is_locked or (is_alive and not summary)):
         status = "running"
     duration = _number(run.provenance.get("duration_s")) if summary else None
     return SweepRow(
@@ -179,9 +177,9 @@ def _row(path: Path, *, is_alive: bool) -> SweepRow:
     )
 
 
-def _parameters(run: RunFolder) -> dict[str, str]:
+def _parameters(run: RecordedRun) -> dict[str, str]:
     """Return a job's overrides, without what it takes out; before it has written them, those that it was given."""
-    words = run.overrides or run.json("job.json").get("words")
+    words = run.overrides or run.job.get("words")
     words = [str(word).strip().lstrip("+") for word in words] if isinstance(words, list) else []
     removed = {word[1:] for word in words if word.startswith("~")}
     pairs = (word.partition("=") for word in words if "=" in word and not word.startswith(("~", "hydra.")))
@@ -540,7 +538,7 @@ def _objective(rows: Sequence[SweepRow], plan: SweepPlan) -> tuple[str, str]:
     said = [row for row in rows if row.objective]
     same = [row for row in said if row.objective == plan.objective]
     for row in (same or said or rows)[:1]:
-        objective = RunFolder(row.folder).objective
+        objective = RecordedRun(RunFolder(row.folder)).objective
         key = str(objective["key"] or plan.objective or "objective")
         return key, str(objective["mode"] or (plan.mode if key == plan.objective else ""))
     return plan.objective or "objective", plan.mode
@@ -584,8 +582,7 @@ def _settings(
     return tuple(settings)
 
 
-FUSION_FOLDER = "fusion"
-MAX_FILES, MAX_STACKS, MAX_LINES = 2_000, 20_000, 12
+MAX_STACKS, MAX_LINES = 20_000, 12
 MAX_REASON, MAX_PARTS = 300, 12
 # Of one tick: what is beside them is no measurement.
 Seconds = Annotated[float, Field(gt=1e-9, lt=1e5, strict=True)]
@@ -628,7 +625,7 @@ def fusion_lines(sweep_dir: Path) -> list[str]:
         alike.setdefault(replace(note, jobs=(0,)) if is_plain else note, set()).update(note.jobs)
     lines = [f"{_jobs_in_words(sorted(jobs))} {_verdict(note)}" for note, jobs in alike.items()]
     left = len(lines) - MAX_LINES
-    more = [f"{left} more such lines are left out: see {FUSION_FOLDER}/*.json."] if left > 0 else []
+    more = [f"{left} more such lines are left out: see {SweepFolder.TOGETHER}/*.json."] if left > 0 else []
     return [*lines[:MAX_LINES], *more]
 
 
@@ -647,7 +644,7 @@ def warning_lines(sweep_dir: Path) -> list[str]:
 
 def _fusion_files(sweep_dir: Path, suffix: str) -> list[str]:
     try:
-        return list_files(sweep_dir, FUSION_FOLDER, suffix, MAX_FILES)
+        return SweepFolder(sweep_dir).together_names(suffix)
     except RunFileError:
         return []
 
@@ -656,7 +653,7 @@ def _stack_notes(sweep_dir: Path) -> list[StackNote]:
     notes: list[StackNote] = []
     for name in _fusion_files(sweep_dir, ".json"):
         with suppress(RunFileError, ValidationError):
-            stacks = (read_json(sweep_dir, name) or {}).get("stacks")
+            stacks = (SweepFolder(sweep_dir).json(name) or {}).get("stacks")
             notes += TypeAdapter(list[StackNote]).validate_python(stacks)
     return sorted(notes[:MAX_STACKS], key=lambda note: note.jobs)
 

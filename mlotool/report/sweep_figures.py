@@ -10,9 +10,10 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from scipy.stats import pearsonr, rankdata
 
+from mlotool.folders.run_folder import RunFolder
 from mlotool.report.figure import SIZE_INCHES, WIDE_INCHES, Card, Sketchbook, light, visible_range
 from mlotool.report.formats import NONE, shortened, shortened_key
-from mlotool.report.run_folder import read_series
+from mlotool.report.recorded_run import read_series
 from mlotool.report.search import best_so_far, front, points, random_baseline
 from mlotool.report.sweep import Column, Comparison, Setting, better, shown
 
@@ -51,7 +52,7 @@ def curve_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     """Overlay the objective of all jobs, the best setting's first; nothing where none has two evaluations."""
     best, num = comparison.best_jobs, len(comparison.rows)
     rows = sorted(comparison.rows, key=lambda row: row.job not in best)[:MAX_CURVES]
-    logged = ((row, series) for row in rows for series in read_series(row.folder)[0])
+    logged = ((row, series) for row in rows for series in read_series(RunFolder(row.folder))[0])
     curves = [(row, one) for row, one in logged if one.key == comparison.objective and len(one.finite)]
     if not any(len(series.ticks) > 1 for _, series in curves):
         return []

@@ -15,7 +15,9 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from mlotool.core.messages import escape
-from mlotool.core.run_files import replacing, write_text
+from mlotool.folders.run_folder import ENDED, INFEASIBLE, RunFolder
+from mlotool.folders.safe_files import replacing, write_text
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.report import search
 from mlotool.report import sweep as sweeps
 from mlotool.report.figure import Sketchbook, report_style
@@ -23,11 +25,10 @@ from mlotool.report.formats import NONE, duration, number, shortened
 from mlotool.report.graph import model_section
 from mlotool.report.models import read_models
 from mlotool.report.page import page
-from mlotool.report.run_folder import SPLIT_NAMES
-from mlotool.report.sweep import ENDED, INFEASIBLE, Comparison, Setting, SweepRow, compare, shown
+from mlotool.report.recorded_run import SPLIT_NAMES
+from mlotool.report.sweep import Comparison, Setting, SweepRow, compare, shown
 from mlotool.report.sweep_figures import sweep_cards
 
-FILE, PAGE = "sweep.html", "report.html"
 MAX_ERRORS, MAX_METRICS, MAX_COLUMNS, MAX_FRONT, MAX_TEXT = 50, 8, 40, 100, 60
 # Overrides that stand in lines of their own; more of them are written one behind the other.
 MAX_LINES = 10
@@ -124,7 +125,8 @@ def job_columns(comparison: Comparison, rows: Sequence[SweepRow]) -> list[TableC
         is_empty = row.status == "finished" and bool(row.objective) and row.value is None
         kinds = {"best": row.job in comparison.best_jobs, "front": row.job in on_front, "no value": is_empty}
         marks.append(", ".join([row.status, *(kind for kind, is_so in kinds.items() if is_so)]))
-    links = [f"./{quote(row.job)}/{PAGE}" if (row.folder / PAGE).is_file() else "" for row in rows]
+    page = RunFolder.PAGE
+    links = [f"./{quote(row.job)}/{page}" if (row.folder / page).is_file() else "" for row in rows]
     keys = [*(column.key for column in comparison.columns), *comparison.seed_keys]
     columns = [TableColumn("job", [row.job for row in rows], is_needed=True, links=links)]
     for place, (key, label) in enumerate(sweeps.labels(keys).items()):
@@ -236,7 +238,7 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
         command=_command(rows), failed=failed[:MAX_ERRORS], max_errors=MAX_ERRORS,
         infeasible=[row for row in rows if row.status == INFEASIBLE], together=sweeps.fusion_lines(sweep_dir),
     )  # fmt: skip
-    return write_text(sweep_dir, FILE, text)
+    return write_text(sweep_dir, SweepFolder.PAGE, text)
 
 
 def _page_table(columns: Sequence[TableColumn], best: frozenset[str] | set[str]) -> dict[str, Any] | None:
@@ -250,7 +252,7 @@ def _page_table(columns: Sequence[TableColumn], best: frozenset[str] | set[str])
 def _models(setting: Setting | None) -> list[Markup]:
     """Return the models of the best job, where it has some of a space."""
     finished = [] if setting is None else [row for row in setting.rows if row.status == "finished"]
-    models = ([model_section(model) for model in read_models(row.folder)[0]] for row in finished)
+    models = ([model_section(model) for model in read_models(RunFolder(row.folder))[0]] for row in finished)
     return next(filter(None, models), [])
 
 
@@ -291,8 +293,8 @@ def _tiles(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def _command(rows: Sequence[SweepRow]) -> str:
     """Return what makes the page of the first job without one: jobs that share a process leave it to the reader."""
-    ended = (row.folder for row in rows if row.status in ENDED and (row.folder / "config.yaml").is_file())
-    first = next((folder for folder in ended if not (folder / PAGE).is_file()), None)
+    ended = (row.folder for row in rows if row.status in ENDED and RunFolder(row.folder).has(RunFolder.CONFIG))
+    first = next((folder for folder in ended if not RunFolder(folder).has(RunFolder.PAGE)), None)
     return "" if first is None else f"mlotool report {shlex.quote(_nearby(first))}"
 
 
@@ -316,10 +318,10 @@ def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -
         WriteError: the disk does not take them.
     """
     comparison = comparison or compare(sweep_dir)
-    file = Path(sweep_dir) / "sweep.csv"
+    file = Path(sweep_dir) / SweepFolder.TABLE
     _write(file, job_columns(comparison, comparison.rows))
     if comparison.has_seeds:
-        _write(file.with_name("settings.csv"), setting_columns(comparison, comparison.ordered))
+        _write(file.with_name(SweepFolder.SETTINGS), setting_columns(comparison, comparison.ordered))
     return file
 
 

@@ -22,17 +22,18 @@ from torch.nn.parameter import is_lazy
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
-from mlotool.core.files import replacing, writing
 from mlotool.core.plain_state import ADVICE, check_plain, find_fault
 from mlotool.core.private import tree_map_only
-from mlotool.core.run_files import located, open_file
 from mlotool.distributed.collectives import Ranks
+from mlotool.folders.files import replacing, writing
+from mlotool.folders.run_folder import RunFolder
+from mlotool.folders.safe_files import located, open_file
 from mlotool.program import Program
 
 STATE_KEY = "mlotool"
 """Our part of a Lightning checkpoint."""
 
-FOLDER, LAST, MAX_FILE_BYTES = "checkpoints", "last.ckpt", 1 << 42
+LAST, MAX_FILE_BYTES = "last.ckpt", 1 << 42
 _NUMBERS = ("window", "metrics", "tick", "metrics_position", "training_s", "is_pending")
 KEYS = ("program", "schedule", "random_states", *_NUMBERS)
 """What our part has."""
@@ -89,7 +90,7 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
         CheckpointError: the file is torn or changed, as its checksums say, or no run of this version has written it.
     """
     # checkpoints/ in a run folder; a link may lead from one file of it to another.
-    root = path.parent.parent if path.parent.name == FOLDER else path.parent
+    root = path.parent.parent if path.parent.name == RunFolder.CHECKPOINTS else path.parent
     name = path.relative_to(root)
     try:
         with open_file(root, name, MAX_FILE_BYTES) as file, zipfile.ZipFile(file) as archive:

@@ -7,10 +7,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,12 +22,12 @@ from mlotool.config.schema import MAX_NAME, is_plain_name
 from mlotool.config.user_data import split_of
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import replacing, write_text
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.messages import did_you_mean, kind_of
 from mlotool.core.private import NormBase, tree_map
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, note, noted, user_code
+from mlotool.folders.run_folder import RunFolder
 from mlotool.layerparallel import MultigridResidual
 from mlotool.problem.batches import BatchFetcher, Share
 from mlotool.program import Problem, Program, Stream
@@ -527,7 +525,7 @@ _AT_THE_END = "Correct it, and repeat what comes after the training by resume=au
 
 
 def run_analyses(
-    built: Any, artifacts: Path, device: torch.device | str, log: Callable[[dict[str, float]], None]
+    built: Any, folder: RunFolder, device: torch.device | str, log: Callable[[dict[str, float]], None]
 ) -> None:
     """Run each analysis over its split in eval mode; one that fails keeps no other from its results.
 
@@ -537,7 +535,7 @@ def run_analyses(
     Args:
         built: has `analyses` by name, something with `function`, `roles`, `split` and `batch_size`; the `program`,
             whose problems play the roles; and `data` with the splits.
-        artifacts: the folder of the arrays.
+        folder: of the run.
         device: where the modules are.
         log: takes the numbers of each.
 
@@ -549,7 +547,7 @@ def run_analyses(
         batches = Batches(split_of(f"analyses.{name}.split", built.data, analysis.split), analysis.batch_size, device)
         try:
             result = _result(name, analysis, built.program, batches, _AT_THE_END)
-            log(_kept(name, result, artifacts))
+            log(_kept(name, result, folder))
         except KeyboardInterrupt:
             raise
         # Code of the user's may raise SystemExit too.
@@ -559,14 +557,13 @@ def run_analyses(
         raise first
 
 
-def _kept(name: str, result: dict[str, Any], artifacts: Path) -> dict[str, float]:
+def _kept(name: str, result: dict[str, Any], folder: RunFolder) -> dict[str, float]:
     """Write the texts and arrays of a result, and return its numbers."""
     for key in [key for key, value in result.items() if isinstance(value, str)]:
-        write_text(artifacts / f"{name}_{key}.txt", f"{result.pop(key)}\n")
+        folder.write_text(f"{folder.ARTIFACTS}/{name}_{key}.txt", f"{result.pop(key)}\n")
     arrays = {key: value for key, value in result.items() if _as_tensor(value).dim() > 0}
     if arrays:
-        with replacing(artifacts / f"{name}.npz") as temporary, temporary.open("wb") as file:
-            numpy.savez(file, **{key: _as_array(value) for key, value in arrays.items()})
+        folder.write_arrays(name, {key: _as_array(value) for key, value in arrays.items()})
     return {f"{name}/{key}": float(value) for key, value in result.items() if key not in arrays}
 
 

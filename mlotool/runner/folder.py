@@ -1,17 +1,10 @@
-"""The run folder: where each file of a run lies, how it is claimed, and what is written and read once."""
+"""What a run writes once into its folder: what it was made from, and what became of spaces; and how a run goes on."""
 
-import json
-import os
 import re
-import shutil
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +12,20 @@ import yaml
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from mlotool.config import Built, Origin, differences, finish_provenance, load_run_config, note_resume, write_provenance
+from mlotool.config import Built, Origin, differences, note_resume, write_provenance
 from mlotool.config.composition import plain
-from mlotool.config.run_config import folder_of, has_finished, max_ticks, read_run_config, read_summary
-from mlotool.core.errors import CheckpointError, ConfigError, MlotoolError, RunFileError
-from mlotool.core.files import remove_temporary, write_text, writing
+from mlotool.config.run_config import has_finished, max_ticks
+from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.messages import did_you_mean, escape
-from mlotool.core.run_files import check_tree
 from mlotool.distributed.collectives import Ranks
+from mlotool.folders.files import remove_temporary
+from mlotool.folders.run_folder import RunFolder, is_stamp
+from mlotool.folders.safe_files import check_tree
 from mlotool.program import Program
-from mlotool.runner.checkpoint import FOLDER, load_program, newest_first, read_checkpoint
+from mlotool.runner.checkpoint import load_program, newest_first, read_checkpoint
 from mlotool.spaces.shared.shared_space import AbstractArchitecture, SharedSpace
 from mlotool.spaces.summary import nodes_of_spaces
 
-NODES_FILE, FILE = "nodes.json", "paths.json"
 MAX_NODES, MAX_DECISIONS, MAX_CANDIDATES = 2_000, 500, 50
 
 
@@ -45,11 +38,11 @@ def num_parameters(program: Program) -> dict[str, int]:
     }
 
 
-def write_nodes(run_dir: Path, built: Built) -> None:
+def write_nodes(folder: RunFolder, built: Built) -> None:
     """Write nodes.json, where a problem's module is a space of models or has asked for decisions.
 
     Args:
-        run_dir: the run folder.
+        folder: of the run.
         built: what the run's config describes.
     """
     counts = num_parameters(built.program)
@@ -73,7 +66,7 @@ def write_nodes(run_dir: Path, built: Built) -> None:
         ]
         sizes = {"num_parameters": counts[name], "num_nodes": len(nodes[name])}
         problems[name] = {**sizes, "nodes": shown, "decisions": decisions}
-    write_text(run_dir / NODES_FILE, json.dumps({"problems": problems}) + "\n")
+    folder.write_json(folder.NODES, {"problems": problems}, indent=None)
 
 
 def trained_paths(program: Program, ranks: Ranks) -> dict[str, Tensor]:
@@ -91,11 +84,11 @@ def _shared_spaces(program: Program) -> dict[str, SharedSpace]:
     return {name: module for name, module in modules.items() if isinstance(module, SharedSpace)}
 
 
-def write_paths(run_dir: Path, program: Program, counts: Mapping[str, Tensor]) -> None:
+def write_paths(folder: RunFolder, program: Program, counts: Mapping[str, Tensor]) -> None:
     """Write paths.json, where a problem's module is a shared space.
 
     Args:
-        run_dir: the run folder.
+        folder: of the run.
         program: as it was evaluated in the end, which has found what is written.
         counts: of the whole training, by problem.
     """
@@ -119,7 +112,7 @@ def write_paths(run_dir: Path, program: Program, counts: Mapping[str, Tensor]) -
                 for decision in module.table
             ]
     if spaces:
-        write_text(run_dir / FILE, json.dumps({"spaces": spaces, "architectures": architectures}) + "\n")
+        folder.write_json(folder.PATHS, {"spaces": spaces, "architectures": architectures}, indent=None)
 
 
 def warn_of_untrained(program: Program, ranks: Ranks) -> None:
@@ -152,207 +145,22 @@ def warn_of_untrained(program: Program, ranks: Ranks) -> None:
 PATIENCE_S = 8.0
 """A killed run's data loaders need some seconds to notice, and hold what it held."""
 
-STAMP = "%Y-%m-%d_%H-%M-%S"
 
-HEADER = ("tick", "key", "value")
-"""The first line of metrics.csv."""
-
-
-@contextmanager
-def run_lock(folder: Path, patience_s: float = 0.0) -> Iterator[bool]:
-    """Hold a folder, and yield whether it could be had; the system gives it back however the process ends.
-
-    Args:
-        folder: the run folder.
-        patience_s: how long to wait for it.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield True
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    give_up_at = time.monotonic() + patience_s
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= give_up_at:
-                    yield False
-                    return
-                time.sleep(0.1)
-                continue
-            except OSError:  # a file system without locks
-                pass
-            yield True
-            return
-    finally:
-        os.close(descriptor)
+def write_inputs(folder: RunFolder, config: Any, origin: Origin, built: Built) -> None:
+    """Write everything that is known before the first tick."""
+    write_nodes(folder, built)
+    _write_config(folder, config)
+    # Of a run that looked for one to go on with, and found none.
+    folder.write_overrides([word for word in origin.overrides if not word.startswith("resume=")])
+    folder.write_text(folder.GRAPH, built.program.graph.mermaid())
+    if origin.recipe_path is not None:
+        folder.copy_recipe(origin.recipe_path)
+    write_provenance(folder, config, origin)
 
 
-class RunFolder:
-    """The files of a run.
-
-    Args:
-        path: the folder.
-        sweep: name of the sweep's folder, where the run is a job of one.
-
-    Attributes:
-        config: the config, with everything resolved; whoever makes it has the folder.
-        metrics: `tick,key,value`.
-        summary: how the run ended; a run that goes on has none.
-        artifacts: the folder of arrays for the report.
-        checkpoints: the folder of `best.ckpt` and `last.ckpt`.
-    """
-
-    def __init__(self, path: Path, sweep: str | None = None) -> None:
-        self.path, self.sweep = path, sweep
-        self.config, self.metrics, self.summary = path / "config.yaml", path / "metrics.csv", path / "summary.json"
-        self.artifacts, self.checkpoints = path / "artifacts", path / FOLDER
-
-    @property
-    def has_inputs(self) -> bool:
-        """Whether all is written that is known before the first tick: provenance.json is the last of it."""
-        return (self.path / "provenance.json").exists()
-
-    @property
-    def has_values(self) -> bool:
-        """Whether metrics.csv has more than its header."""
-        return self.metrics.is_file() and self.metrics.stat().st_size > len(",".join(HEADER)) + 1
-
-    @classmethod
-    def create(cls, config: Any, output_dir: Path | None, sweep: str | None = None) -> "RunFolder":
-        """Make the folder, which no other run has: `output_dir`, or a new `outputs/<name>/<date>_<time>`.
-
-        Where two runs of the same second have the same `<date>_<time>`, the later one gets `<date>_<time>_1`.
-
-        Raises:
-            ConfigError: `output_dir` holds a run, and its name is none that was made from the time.
-        """
-        stamped = Path("outputs") / config.name / datetime.now().strftime(STAMP)
-        path = stamped if output_dir is None else Path(output_dir)
-        # Hydra has made the folder of a run of the command line before we are asked; a job's lies in the sweep's. A
-        # name that the user has chosen is not changed.
-        is_stamped = any(is_stamp(folder.name) for folder in (path, path.parent))
-        others = (path.with_name(f"{path.name}_{count}") for count in range(1, 1_000_000) if is_stamped)
-        with writing(path):
-            folder = next((cls(place, sweep) for place in chain((path,), others) if _claim(place)), None)
-        if folder is None:
-            raise ConfigError(
-                f"{path} holds a run already; expected a new or empty folder. Name another one, or remove it."
-            )
-        try:
-            check_tree(folder.path)
-            folder.make_folders()
-        except MlotoolError as error:
-            # So that the same command can take the folder once it is put right.
-            folder.config.unlink(missing_ok=True)
-            if isinstance(error, RunFileError):
-                raise ConfigError(
-                    f"{folder.path}: found files of other programs ({error}). Name a new folder."
-                ) from error
-            raise
-        return folder
-
-    def make_folders(self) -> None:
-        """Make the folders in it that are missing."""
-        for folder in (self.artifacts, self.checkpoints):
-            with writing(folder):
-                folder.mkdir(exist_ok=True)
-
-    def checkpoint(self, which: str) -> Path:
-        """Return where the checkpoint `which` ("best" or "last") lies."""
-        return self.checkpoints / f"{which}.ckpt"
-
-    def find_checkpoint(self, which: str) -> Path:
-        """Return the checkpoint `which`; a run without one is a ConfigError."""
-        if not self.path.is_dir():
-            raise ConfigError(f"There is no folder '{self.path}'; expected that of a run, as `mlotool run` printed it.")
-        path = self.checkpoint(which)
-        if not path.is_file():
-            # Refuses a folder that is not a run's.
-            load_run_config(self.path, is_own=True)
-            present = ", ".join(one.stem for one in newest_first(self.checkpoints)) or "none"
-            raise ConfigError(
-                f"{self.path} has no checkpoint '{which}', but {present}; expected {path}. Name another one."
-            )
-        return path
-
-    def kept(self) -> Path | None:
-        """Return the checkpoint that a finished run is judged by: the best one, else the last one."""
-        return next((path for path in map(self.checkpoint, ("best", "last")) if path.is_file()), None)
-
-    def what_is_kept(self) -> str:
-        """Return in a sentence what a run that failed can go on from."""
-        last = self.checkpoint("last")
-        if not last.is_file():
-            return "No checkpoint is kept, for runner.checkpoint=false."
-        tick = read_checkpoint(last)["tick"]
-        state = f"after tick {tick}" if tick else "the initial one"
-        return f"{last} holds the last good state that was saved, {state}."
-
-    def write_inputs(self, config: Any, origin: Origin, built: Built) -> None:
-        """Write everything that is known before the first tick."""
-        write_nodes(self.path, built)
-        self._write_config(config)
-        # Of a run that looked for one to go on with, and found none.
-        overrides = [f"{word}\n" for word in origin.overrides if not word.startswith("resume=")]
-        write_text(self.path / "overrides.txt", "".join(overrides))
-        write_text(self.path / "graph.mmd", built.program.graph.mermaid())
-        if origin.recipe_path is not None:
-            with writing(self.path / "recipe.yaml"):
-                shutil.copyfile(origin.recipe_path, self.path / "recipe.yaml")
-        write_provenance(self.path, config, origin)
-
-    def reopen(self, config: Any, *, begins_again: bool) -> None:
-        """Make ready for a run that goes on here, maybe with more ticks; the end that it had is forgotten.
-
-        Args:
-            config: of the run.
-            begins_again: whether it has no checkpoint to go on from.
-        """
-        self.summary.unlink(missing_ok=True)
-        if begins_again:
-            self.metrics.unlink(missing_ok=True)
-        self._write_config(config)
-        self.make_folders()
-
-    def _write_config(self, config: Any) -> None:
-        values = plain(config)
-        values |= {"resume": None} if "resume" in values else {}
-        write_text(self.config, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json; NaN and infinity become null, which JSON has and they are not."""
-        plain_summary = json.loads(json.dumps(summary), parse_constant=lambda name: None)
-        write_text(self.summary, json.dumps(plain_summary, indent=2) + "\n")
-
-    def note_failure(self, text: str) -> None:
-        """Write the cause of a failure into summary.json, where the run has written a consequence, or nothing."""
-        summary = read_summary(self.path)
-        if not summary:
-            finish_provenance(self.path)
-            summary = {"objective": None, "metrics": {}, "best": None, "num_ticks": 0, "training_s": 0.0}
-        self.write_summary({**summary, "status": "failed", "error": text})
-
-
-def is_stamp(name: str) -> bool:
-    """Say whether a folder's name is one that was made from the time, with a number behind it or not."""
-    return re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)*", name) is not None
-
-
-def _claim(path: Path) -> bool:
-    """Take a folder for one run, by making its config.yaml, which only one process can; False where it is taken."""
-    folder = RunFolder(path)
-    path.mkdir(parents=True, exist_ok=True)
-    if folder.metrics.exists():
-        return False
-    try:
-        folder.config.open("x").close()
-    except FileExistsError:
-        return False
-    return True
+def _write_config(folder: RunFolder, config: Any) -> None:
+    values = plain(config)
+    folder.write_config(values | ({"resume": None} if "resume" in values else {}))
 
 
 AUTO = "auto"
@@ -390,8 +198,8 @@ def find_run(config: Any, resume: str | Path, output_dir: Path | None) -> Earlie
 
 
 def _find_named(new: Mapping[str, Any], path: Path) -> EarlierRun:
-    run_dir = folder_of(path)
-    old = _config_of(run_dir)
+    run = RunFolder.of(path)
+    old = _config_of(run)
     if old is None:
         what = "has no config.yaml" if path.is_dir() else "is in no run folder" if path.exists() else "does not exist"
         raise ConfigError(
@@ -404,34 +212,34 @@ def _find_named(new: Mapping[str, Any], path: Path) -> EarlierRun:
             f"resume: found '{path}', a run that {fault}; expected one of the same config, but for runner.max_ticks, "
             "the logger and what is kept and shown. Give the keys the values that they have there, or leave resume out."
         )
-    if run_dir != path:
-        _check_ticks(read_checkpoint(path)["tick"], new, path)
-    is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
-    return EarlierRun(RunFolder(run_dir), path if run_dir != path else None, is_finished)
+    checkpoint = path if run.path != path else None
+    if checkpoint is not None:
+        _check_ticks(read_checkpoint(checkpoint)["tick"], new, checkpoint)
+    return EarlierRun(run, checkpoint, has_finished(run.summary(), old, max_ticks(new)))
 
 
 def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> EarlierRun | None:
     newest = ""
-    for run_dir in _candidates(new, output_dir):
-        is_here = run_dir == output_dir
+    for run in map(RunFolder, _candidates(new, output_dir)):
+        is_here = run.path == output_dir
         try:
-            old = _config_of(run_dir)
+            old = _config_of(run)
         except ConfigError as error:
-            newest = newest or f"; the newest one, {run_dir} is left out ({error})"
+            newest = newest or f"; the newest one, {run.path} is left out ({error})"
             continue
         if old is None:
             if is_here:
-                _free_if_never_begun(run_dir)
+                run.free_if_never_begun()
             continue
         fault = _fault(old, new)
         if fault is None:
-            is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
-            with run_lock(run_dir) as is_free:
+            is_finished = has_finished(run.summary(), old, max_ticks(new))
+            with run.lock() as is_free:
                 # A job of a sweep has one folder alone.
                 if is_here or (is_free and not is_finished):
-                    return EarlierRun(RunFolder(run_dir), None, is_finished)
+                    return EarlierRun(run, None, is_finished)
             fault = "has finished" if is_finished else "is being written by another process"
-        newest = newest or f"; the newest one, {run_dir} {fault}"
+        newest = newest or f"; the newest one, {run.path} {fault}"
     say(f"resume=auto: no unfinished run with this config{newest}. A new run begins.")
     return None
 
@@ -444,12 +252,12 @@ def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     return f"has another config in {len(different)} key(s): {shown}" if different else None
 
 
-def _config_of(run_dir: Path) -> dict[str, Any] | None:
+def _config_of(run: RunFolder) -> dict[str, Any] | None:
     """Return the config of a run folder; None where it has none, or an empty one: it was killed before it had begun."""
-    document = read_run_config(run_dir) if run_dir.is_dir() else None
+    document = run.config() if run.path.is_dir() else None
     if document is None or not document.data:
         return None
-    check_tree(run_dir)
+    check_tree(run.path)
     return document.data
 
 
@@ -471,15 +279,6 @@ def _candidates(new: Mapping[str, Any], output_dir: Path | None) -> Iterator[Pat
     folders = [path for path in root.glob("*") if path != output_dir and path.is_dir() and not path.is_symlink()]
     # Of the names of one second, `_10` is later than `_9`.
     yield from sorted(folders, key=lambda path: [*map(int, re.findall(r"\d+", path.name))], reverse=True)
-
-
-def _free_if_never_begun(run_dir: Path) -> None:
-    # A run that was killed when it had taken the folder and not yet written a word.
-    config = RunFolder(run_dir).config
-    if config.is_file():
-        with run_lock(run_dir) as is_free:
-            if is_free and config.stat().st_size == 0:
-                config.unlink()
 
 
 def choose_checkpoint(earlier: EarlierRun) -> Path | None:
@@ -531,8 +330,9 @@ def go_on(earlier: EarlierRun, config: Any, origin: Origin, program: Program | N
             "checkpoints that the run wrote. Put one back; or leave resume out for a new run, in a folder of its own."
         )
     _check_ticks(tick, _through_yaml(config), folder.path)
-    folder.reopen(config, begins_again=checkpoint is None)
-    for change in note_resume(folder.path, config, origin, tick):
+    folder.forget_end(with_metrics=checkpoint is None)
+    _write_config(folder, config)
+    for change in note_resume(folder, config, origin, tick):
         warnings.warn(
             f"resume: found {change}; expected the same, or numbers may differ in their last bits.",
             stacklevel=3,

@@ -8,15 +8,15 @@ from typing import Any
 from torch import nn
 
 from mlotool.config import Built, build, build_module, load_run_config, trust_all
-from mlotool.config.run_config import finished_run, folder_of
+from mlotool.config.run_config import finished_run
 from mlotool.core.arguments import require, require_path, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import user_code
+from mlotool.folders.run_folder import RunFolder
 from mlotool.program import Program
-from mlotool.runner.checkpoint import fitting, load_program, read_checkpoint
+from mlotool.runner.checkpoint import fitting, load_program, newest_first, read_checkpoint
 from mlotool.runner.evaluation import make_evaluator
-from mlotool.runner.folder import RunFolder
 from mlotool.spaces import SharedSpace, Space
 
 
@@ -99,13 +99,28 @@ def _rebuild(
     require_texts(f"{caller}.overrides", overrides, "data.root=/data")
     trust_all(trust)
     # The checkpoint first: without one there is no need to build anything.
-    path = RunFolder(Path(run_dir)).find_checkpoint(checkpoint)
+    path = _find_checkpoint(RunFolder(run_dir), checkpoint)
     config = load_run_config(Path(run_dir), overrides)
     # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
     config.objective = config.objective_mode = None
     built = build(config)
     load_program(built.program, path)
     return built, config
+
+
+def _find_checkpoint(folder: RunFolder, which: str) -> Path:
+    """Return the checkpoint `which`; a run without one is a ConfigError."""
+    if not folder.path.is_dir():
+        raise ConfigError(f"There is no folder '{folder.path}'; expected that of a run, as `mlotool run` printed it.")
+    path = folder.checkpoint(which)
+    if not path.is_file():
+        # Refuses a folder that is not a run's.
+        load_run_config(folder.path, is_own=True)
+        present = ", ".join(one.stem for one in newest_first(folder.checkpoints)) or "none"
+        raise ConfigError(
+            f"{folder.path} has no checkpoint '{which}', but {present}; expected {path}. Name another one."
+        )
+    return path
 
 
 def inherit(program: Program, folder: Path) -> None:
@@ -123,9 +138,10 @@ def inherit(program: Program, folder: Path) -> None:
             problems, or a module does not fit the state.
         CheckpointError: the checkpoint cannot be read.
     """
-    run_dir = folder_of(folder)
+    run = RunFolder.of(folder)
+    run_dir = run.path
     finished_run("inherit", run_dir)
-    path = folder if run_dir != folder else RunFolder(run_dir).find_checkpoint("last")
+    path = folder if run_dir != folder else _find_checkpoint(run, "last")
     states, spaces = _left_by(run_dir, path.resolve(), path.stat().st_mtime_ns)
     names = [name for name in program.problems if name in states]
     if not names:

@@ -1,9 +1,7 @@
 """Where logged numbers go: metrics.csv always, the screen, W&B, TensorBoard and other loggers by choice."""
 
-import csv
 import logging
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
@@ -21,10 +19,10 @@ from rich.table import Table
 
 from mlotool.config.composition import plain
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import cannot_write, replacing, writing
-from mlotool.runner.folder import HEADER, RunFolder
-
-SECONDS_BETWEEN_FLUSHES = 1.0
+from mlotool.folders.files import cannot_write
+from mlotool.folders.metrics_file import MetricsFile
+from mlotool.folders.run_folder import RunFolder
+from mlotool.folders.sweep_folder import SweepFolder
 
 SECONDS_BETWEEN_REFRESHES, SECONDS_BETWEEN_LINES = 0.25, 2.0
 SECONDS_OF_RATE = 5.0
@@ -37,8 +35,8 @@ class MetricLog(Logger):
     It is the logger of the run's Trainer, so that what callbacks log goes where all numbers of the run go.
 
     Args:
-        path: of metrics.csv; lines are appended.
-        position: bytes of it to keep, where a run goes on from a checkpoint: what came after will come again.
+        folder: of the run.
+        file: its metrics.csv; None on all ranks but the first.
         tick: returns the number of ticks done, at which a callback logs.
 
     Attributes:
@@ -46,31 +44,19 @@ class MetricLog(Logger):
         loggers: Lightning's, which get what is logged from now on.
     """
 
-    def __init__(self, path: Path, position: int | None = None, tick: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, folder: Path, file: MetricsFile | None, tick: Callable[[], int] = lambda: 0) -> None:
         super().__init__()
         self.last: dict[str, float] = {}
         self.loggers: list[Logger] = []
-        self._path, self._tick = path, tick
-        self._flushed_at = float("-inf")
-        if position is not None:
-            _cut(path, position)
-        with writing(path):
-            is_new = not path.exists() or path.stat().st_size == 0
-            self._file: TextIO = path.open("a", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file, lineterminator="\n")
-        if is_new:
-            self._writer.writerow(HEADER)
+        self._folder, self._file, self._tick = folder, file, tick
 
     def log(self, tick: int, values: Mapping[str, float]) -> None:
         """Log `values` at `tick`."""
         if not values:
             return
         self.last.update(values)
-        # Nine digits give a float32 back exactly.
-        with writing(self._path):
-            self._writer.writerows((tick, key, f"{value:.9g}") for key, value in values.items())
-        if time.monotonic() - self._flushed_at >= SECONDS_BETWEEN_FLUSHES:
-            self._flush()
+        if self._file is not None:
+            self._file.append(tick, values)
         for logger in list(self.loggers):
             try:
                 logger.log_metrics(dict(values), step=tick)
@@ -79,27 +65,19 @@ class MetricLog(Logger):
                 self.loggers.remove(logger)
                 _warn_of_logger(type(logger).__name__, "no longer takes values", error)
 
-    def _flush(self) -> None:
-        with writing(self._path):
-            self._file.flush()
-        self._flushed_at = time.monotonic()
-
     def position(self) -> int:
-        """Return the length in bytes, once all of it is on the disk."""
-        self._flush()
-        with writing(self._path):
-            os.fsync(self._file.fileno())
-        return self._file.tell()
+        """Return the length of metrics.csv in bytes, once all of it is on the disk; 0 where there is no file."""
+        return 0 if self._file is None else self._file.position()
 
     def close(self) -> None:
         """Close metrics.csv."""
-        with writing(self._path):
+        if self._file is not None:
             self._file.close()
 
     @property
     def name(self) -> str:
         """The run folder's name."""
-        return self._path.parent.name
+        return self._folder.name
 
     @property
     def version(self) -> str:
@@ -109,7 +87,7 @@ class MetricLog(Logger):
     @property
     def save_dir(self) -> str:
         """The run folder."""
-        return str(self._path.parent)
+        return str(self._folder)
 
     @property
     def experiment(self) -> Any:
@@ -122,21 +100,6 @@ class MetricLog(Logger):
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
         """Leave them: config.yaml has them."""
-
-
-def _cut(path: Path, position: int) -> None:
-    """Keep the first bytes of a file, in a file of its own: what has another link keeps its content there."""
-    size = path.stat().st_size if path.exists() else 0
-    if size < position:
-        warnings.warn(
-            f"{path} has {size} bytes, while the checkpoint knows of {position}; expected the file of the run. Copy it "
-            "from where the run was, or go on without these lines.",
-            stacklevel=3,
-        )
-    if path.exists():
-        with replacing(path) as temporary:
-            shutil.copyfile(path, temporary)
-            os.truncate(temporary, min(size, position))
 
 
 @contextmanager
@@ -194,13 +157,13 @@ def _start_wandb(config: Any, folder: RunFolder, problems: Iterable[str]) -> Any
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
-    mode, run_dir = config.logger.mode, folder.path
+    mode, run_dir, sweep = config.logger.mode, folder.path, SweepFolder(folder.path.absolute().parent)
     try:
         run = wandb.init(
             project=config.logger.project,
             name=f"{config.name}/{run_dir.name}",
             # The jobs of a sweep are one group.
-            group=os.environ.get("WANDB_RUN_GROUP") or folder.sweep or config.name,
+            group=os.environ.get("WANDB_RUN_GROUP") or (sweep.path.name if sweep.is_sweep else config.name),
             dir=str(run_dir),
             mode=mode,
             **_same_wandb_run(run_dir, mode),

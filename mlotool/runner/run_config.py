@@ -37,16 +37,16 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 import mlotool
 from mlotool.config import Origin, build, check, finish_provenance, load_run_config, trust_all
 from mlotool.config.composition import check_composed, origin_of, plain
-from mlotool.config.run_config import read_summary
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.arguments import is_number, require_path
 from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
-from mlotool.core.files import replacing
 from mlotool.core.messages import is_command_line
 from mlotool.distributed.collectives import Ranks
+from mlotool.folders.files import replacing
+from mlotool.folders.run_folder import RunFolder
 from mlotool.runner import folder as run_folder
 from mlotool.runner.evaluation import Watch
-from mlotool.runner.folder import EarlierRun, RunFolder
+from mlotool.runner.folder import EarlierRun
 from mlotool.runner.loading import inherit
 from mlotool.runner.process_settings import count_devices, find_device, own_settings, signals_to
 from mlotool.runner.session import AbstractSeat, OwnProcess, Session
@@ -154,7 +154,7 @@ class Launch:
     def ask(self, config: Any, output_dir: Path | None, origin: Origin, resume: str | Path | None) -> None:
         """Write what the ranks are to run."""
         text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
-        (self.folder / "config.yaml").write_text(text, encoding="utf-8")
+        (self.folder / RunFolder.CONFIG).write_text(text, encoding="utf-8")
         output_dir = None if output_dir is None else Path(output_dir).absolute()
         self.request.write_bytes(_REQUEST.dump_json(_Request(output_dir, origin, trusted_packages(), resume)))
 
@@ -210,7 +210,7 @@ def launch(
             if not isinstance(error, ConfigError) and request.run_dir.exists():
                 error.run_dir = Path(request.run_dir.read_text())
                 if not interrupts:
-                    RunFolder(error.run_dir).note_failure(str(error))
+                    _note_failure(RunFolder(error.run_dir), str(error))
             raise error
         content: dict[str, Any] = json.loads(request.result.read_text())
         paths = {key: content[key] and Path(content[key]) for key in ("output_dir", "checkpoint")}
@@ -531,7 +531,7 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
             if ranks.is_first:
                 # The run is done, or has an error of its own that matters more.
                 with suppress(WriteError, RunFileError):
-                    finish_provenance(folder.path)
+                    finish_provenance(folder)
         objective = summary["objective"]["value"]
         return ranks.first(RunResult(dict(summary["metrics"]), folder.path, folder.kept(), objective))
 
@@ -542,18 +542,18 @@ def _begin(
     """Return the folder, which the stack keeps locked, with its inputs, and the checkpoint to go on from."""
     config, origin = request.config, _origin(request.config, request.origin)
     if earlier is None:
-        folder = RunFolder.create(config, request.output_dir, origin.sweep)
-        stack.enter_context(run_folder.run_lock(folder.path))
-        folder.write_inputs(config, origin, built)
+        folder = RunFolder.create(config.name, request.output_dir)
+        stack.enter_context(folder.lock())
+        run_folder.write_inputs(folder, config, origin, built)
         return folder, None
-    folder = RunFolder(earlier.folder.path, origin.sweep)
-    if not stack.enter_context(run_folder.run_lock(folder.path, run_folder.PATIENCE_S)):
+    folder = earlier.folder
+    if not stack.enter_context(folder.lock(run_folder.PATIENCE_S)):
         raise ConfigError(
             f"resume: found '{folder.path}', which another process is writing. Wait for it, or leave resume out."
         )
     if not folder.has_inputs:
         # It was killed while it wrote them.
-        folder.write_inputs(config, origin, built)
+        run_folder.write_inputs(folder, config, origin, built)
     # Shards are put together by all ranks, and this is the first one's alone.
     return folder, run_folder.go_on(earlier, config, origin, built.program if is_alone else None)
 
@@ -564,7 +564,7 @@ def _origin(config: Any, origin: Origin | None) -> Origin:
 
 def _finished(folder: RunFolder, config: Any, ranks: Ranks) -> RunResult:
     """Return the result of a run that has nothing left to do; its summary may be anybody's."""
-    summary = read_summary(folder.path)
+    summary = folder.summary()
     if ranks.is_first:
         limit = config.debug.limit_ticks
         key = "runner.max_ticks" if limit is None or limit >= config.runner.max_ticks else "debug.limit_ticks"
@@ -576,6 +576,13 @@ def _finished(folder: RunFolder, config: Any, ranks: Ranks) -> RunResult:
     values = {key: float(value) if is_number(value) else math.nan for key, value in parts["metrics"].items()}
     value = parts["objective"].get("value")
     return RunResult(values, folder.path, folder.kept(), value if is_number(value) else None, had_finished=True)
+
+
+def _note_failure(folder: RunFolder, error: str) -> None:
+    """Write the cause of a failure, where the run has written a consequence, or nothing."""
+    if not folder.summary():
+        finish_provenance(folder)
+    folder.write_failure(error)
 
 
 def serve(folder: Path) -> int:

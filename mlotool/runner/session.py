@@ -10,9 +10,7 @@ Session.run               metrics.csv, loggers, a checkpoint's state; summary.js
   _finish                 `end` splits and analyses, with the best checkpoint
 """
 
-import json
 import math
-import os
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -31,15 +29,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from mlotool.config.schema import TrainerConfig
 from mlotool.config.user_data import split_of
 from mlotool.core import errors
-from mlotool.core.files import write_text
 from mlotool.core.user_code import user_code
 from mlotool.distributed.collectives import Ranks
+from mlotool.folders.run_folder import RunFolder
 from mlotool.problem.shards import gathered
 from mlotool.program import Problem, Schedule, StepResult
 from mlotool.runner import checkpoint as checkpoints
 from mlotool.runner import distributed, evaluation
 from mlotool.runner.evaluation import Objective, Watch
-from mlotool.runner.folder import RunFolder, num_parameters, trained_paths, warn_of_untrained, write_paths
+from mlotool.runner.folder import num_parameters, trained_paths, warn_of_untrained, write_paths
 from mlotool.runner.intervals import ChunkLoader, make_plan
 from mlotool.runner.logging import MetricLog, ProgressDisplay, open_loggers
 from mlotool.runner.process_settings import Interrupt, place
@@ -192,8 +190,8 @@ class Session(LightningModule):
         summary, is_first = self._summary, self.ranks.is_first
         checkpoint = None if resume_from is None else checkpoints.read_whole_checkpoint(resume_from)
         state = {} if checkpoint is None else checkpoint[checkpoints.STATE_KEY]
-        path, position = (folder.metrics, state.get("metrics_position")) if is_first else (Path(os.devnull), None)
-        self.metric_log = MetricLog(path, position, lambda: self.schedule.num_ticks)
+        file = folder.open_metrics(state.get("metrics_position")) if is_first else None
+        self.metric_log = MetricLog(folder.path, file, lambda: self.schedule.num_ticks)
         # The loggers are finished last: W&B may wait for its service, and summary.json must not.
         with ExitStack() as loggers:
             try:
@@ -328,7 +326,7 @@ class Session(LightningModule):
         except (errors.NonFiniteLossError, errors.NonFiniteParametersError) as error:
             # Found by all ranks; the others do not know how far rank 0 is with writing.
             if self.ranks.is_first:
-                error.add(folder.what_is_kept())
+                error.add(_what_is_kept(folder))
             raise
         finally:
             self._summary["training_s"] = self._training_seconds()
@@ -484,7 +482,7 @@ class Session(LightningModule):
             "is_pending": self._is_pending,
             "window": self.window.state_dict(),
             "metrics": dict(self.metric_log.last),
-            "metrics_position": self.metric_log.position() if self.ranks.is_first else 0,
+            "metrics_position": self.metric_log.position(),
             "training_s": self._training_seconds(),
         }
         self._gather_shards(checkpoint)
@@ -549,7 +547,7 @@ class Session(LightningModule):
             return
         for name, timeline in timelines.items():
             if timeline is not None:
-                write_text(folder.artifacts / f"parallel_{name}.json", json.dumps(timeline))
+                folder.write_json(f"{folder.ARTIFACTS}/parallel_{name}.json", timeline, indent=None)
         tick, best = self.schedule.num_ticks, folder.checkpoint("best")
         if best.is_file():
             tick = self._note_best(checkpoints.load_program(program, best))
@@ -559,8 +557,18 @@ class Session(LightningModule):
             if not isinstance(every, int):
                 assert self.evaluator is not None
                 self.metric_log.log(tick, self.evaluator.evaluate(split))
-        write_paths(folder.path, program, paths)
-        evaluation.run_analyses(self._built, folder.artifacts, self._run_device, partial(self.metric_log.log, tick))
+        write_paths(folder, program, paths)
+        evaluation.run_analyses(self._built, folder, self._run_device, partial(self.metric_log.log, tick))
+
+
+def _what_is_kept(folder: RunFolder) -> str:
+    """Return in a sentence what a run that failed can go on from."""
+    last = folder.checkpoint("last")
+    if not last.is_file():
+        return "No checkpoint is kept, for runner.checkpoint=false."
+    tick = checkpoints.read_checkpoint(last)["tick"]
+    state = f"after tick {tick}" if tick else "the initial one"
+    return f"{last} holds the last good state that was saved, {state}."
 
 
 def advance_clock(trainer: Trainer, num_ticks: int) -> None:

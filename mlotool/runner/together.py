@@ -19,11 +19,11 @@ from pydantic import TypeAdapter
 from mlotool.config.composition import plain
 from mlotool.config.user_data import SharedData
 from mlotool.core.errors import Interrupted, WriteError
-from mlotool.core.files import write_text, writing
 from mlotool.core.messages import escape
 from mlotool.core.random_stream import outside_torch
-from mlotool.core.run_files import read_json
 from mlotool.distributed.collectives import Ranks
+from mlotool.folders.files import write_text, writing
+from mlotool.folders.safe_files import read_json
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord, keep_freed_memory
 from mlotool.fusion.stacked_gradients import Verdict
 from mlotool.fusion.stacked_schedule import Layout

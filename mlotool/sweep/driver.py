@@ -14,9 +14,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
-from mlotool.core.files import writing
+from mlotool.folders.files import writing
+from mlotool.folders.run_folder import ENDED, INFEASIBLE, INTERRUPTED
 from mlotool.sweep import folder as job_folder
-from mlotool.sweep.folder import ENDED, JobOutcome, JobSpec, note_failure, read_outcome
+from mlotool.sweep.folder import JobOutcome, JobSpec, note_failure, read_outcome
 from mlotool.sweep.points import AbstractPoints, Group, Point
 from mlotool.sweep.study_options import import_extra
 
@@ -332,9 +333,7 @@ class _Running:
         if outcome.status != "unfinished" or not is_done or self.handle is None:
             return outcome
         ending = self.handle.ending()
-        status, advice = (
-            (job_folder.INTERRUPTED, " With resume=auto it goes on.") if ending.was_killed else ("failed", "")
-        )
+        status, advice = (INTERRUPTED, " With resume=auto it goes on.") if ending.was_killed else ("failed", "")
         error = (
             f"The job left no summary: {ending.text}. Read {job_folder.log_of(list(self.folders.values()))}.{advice}"
         )
@@ -349,7 +348,7 @@ def _begin(group: Group, folder: Path, spec: JobSpec, launcher: Launcher, enviro
         prepare = job_folder.write_job if point.number in group.ended else job_folder.begin_job
         prepare(folders[point.number], replace(spec, words=words[point.number], study=point.study))
         if point.refused is not None:
-            note_failure(folders[point.number], words[point.number], point.refused, job_folder.INFEASIBLE)
+            note_failure(folders[point.number], words[point.number], point.refused, INFEASIBLE)
     begun = [folders[point.number] for point in group.trained]
     return _Running(group.waiting, folders, words, launcher(begun, environment) if begun else None)
 

@@ -1,6 +1,5 @@
 """Which points a sweep tries, and which of them share a process: every combination of a grid."""
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -10,13 +9,12 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.reading import read_document
-from mlotool.config.run_config import has_finished, read_summary
+from mlotool.config.run_config import has_finished
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunFileError
-from mlotool.core.files import write_text
-from mlotool.core.run_files import read_json
-from mlotool.sweep.folder import ENDED, PLAN_FILE, JobOutcome, read_outcome
+from mlotool.folders.run_folder import ENDED, RunFolder
+from mlotool.folders.sweep_folder import SweepFolder
+from mlotool.sweep.folder import JobOutcome, read_outcome
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,6 @@ class Group:
         return tuple(point for point in self.points if point.refused is None)
 
 
-FILE = "groups.json"
-
-
 class GroupRecord:
     """The groups of a sweep that have begun.
 
@@ -77,9 +72,9 @@ class GroupRecord:
     """
 
     def __init__(self, folder: Path, *, is_resumed: bool) -> None:
-        self._folder, self.is_resumed = folder, is_resumed
+        self._folder, self.is_resumed = SweepFolder(folder), is_resumed
         try:
-            groups = (read_json(folder, FILE) or {"groups": []})["groups"] if is_resumed else []
+            groups = self._folder.groups() if is_resumed else []
             self._numbers, jobs = [*map(tuple, groups)], [*chain(*groups)]
         except (RunFileError, KeyError, TypeError) as error:
             raise self._refused("what cannot be read") from error
@@ -110,12 +105,12 @@ class GroupRecord:
         numbers = tuple(point.number for point in group.points)
         if numbers not in self._numbers:
             self._numbers.append(numbers)
-            write_text(self._folder / FILE, json.dumps({"groups": self._numbers}) + "\n")
+            self._folder.write_groups(self._numbers)
 
     def _refused(self, found: str) -> ConfigError:
         return ConfigError(
-            f"resume: found {found} in {self._folder / FILE}; expected the groups of jobs that this sweep has begun. "
-            "Remove the file, and jobs may differ in their last bits; or leave resume out."
+            f"resume: found {found} in {self._folder.path / SweepFolder.GROUPS}; expected the groups of jobs that this "
+            "sweep has begun. Remove the file, and jobs may differ in their last bits; or leave resume out."
         )
 
 
@@ -235,7 +230,7 @@ def write_plan(folder: Path, plan: SweepPlan, points: AbstractPoints | None = No
         content["search"]["second_mode"] = settings["second_objective_mode"]
         if points is not None:
             content["search"] |= {"num_same": points.num_same, "ending": points.ending}
-    write_text(folder / PLAN_FILE, json.dumps(content, indent=2) + "\n")
+    SweepFolder(folder).write_plan(content)
 
 
 class GridPoints(AbstractPoints):
@@ -270,9 +265,9 @@ class GridPoints(AbstractPoints):
 
 
 def _has_ended(folder: Path, last_tick: int | None) -> bool:
-    status, config = read_outcome(folder).status, folder / "config.yaml"
-    if status == "finished" and last_tick is not None and config.is_file():
-        return has_finished(read_summary(folder), read_document(config).data, last_tick)
+    status, run = read_outcome(folder).status, RunFolder(folder)
+    if status == "finished" and last_tick is not None and (config := run.config()) is not None:
+        return has_finished(run.summary(), config.data, last_tick)
     return status in ENDED
 
 

@@ -14,8 +14,10 @@ from mlotool.config.run_config import decision_faults
 from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RunError
 from mlotool.core.messages import did_you_mean
+from mlotool.folders.run_folder import ENDED, INFEASIBLE
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.sweep import study_options
-from mlotool.sweep.folder import ENDED, STUDY_FILE, JobOutcome, read_numbers, read_outcome, study_name
+from mlotool.sweep.folder import JobOutcome, read_numbers, read_outcome
 from mlotool.sweep.points import AbstractPoints, Group, GroupRecord, Point
 from mlotool.sweep.study_options import import_optuna, make_pruner, open_storage, storing
 
@@ -44,7 +46,7 @@ def _suggest(trial: Any, name: str, distribution: Any) -> Any:
 
 
 PREFIX = "decisions."
-DRAWN, INFEASIBLE, _UNASKED = "drawn", "infeasible", "unasked"
+DRAWN, _UNASKED = "drawn", "unasked"
 MAX_REASON = 2_000
 _OTHER_VALUES = ("null", "true", "false", "nan", "inf")
 """Words that are no text to Hydra."""
@@ -373,12 +375,12 @@ class StudyPoints(AbstractPoints):
         directions = ["maximize" if mode == "max" else "minimize" for mode in modes]
         self._fixed_seed, self._sampler, self._group_size = plan.seed, settings["sampler"], plan.group_size
         if not settings["storage"]:
-            study_options.check_own_study(folder, STUDY_FILE, settings["sampler"])
-        self._url = settings["storage"] or f"sqlite:///{folder / STUDY_FILE}"
+            study_options.check_own_study(folder, SweepFolder.STUDY, settings["sampler"])
+        self._url = settings["storage"] or f"sqlite:///{folder / SweepFolder.STUDY}"
         pruning = {"pruner": settings["pruner"], "pruner_options": dict(settings["pruner_options"])}
-        self._watched = {"url": self._url, "name": study_name(folder), **pruning}
+        self._watched = {"url": self._url, "name": SweepFolder(folder).study_name(), **pruning}
         pruner = make_pruner(settings["pruner"], settings["pruner_options"])
-        is_found = not settings["storage"] and (folder / STUDY_FILE).exists()
+        is_found = not settings["storage"] and (folder / SweepFolder.STUDY).exists()
         with self._reading() if is_found else storing(self._url):
             self._study = optuna.create_study(
                 storage=open_storage(self._url),

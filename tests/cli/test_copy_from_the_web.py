@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlotool import __version__
-from mlotool.config.reading import MAX_BYTES
+from mlotool.folders.documents import MAX_BYTES
 from tests.cli.conftest import Call
 
 RECIPE = "# @package _global_\n# A shared one.\ndefaults: [plain, _self_]\nseed: 3\n"

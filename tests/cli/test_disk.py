@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlotool.cli import job
-from mlotool.core import files
 from mlotool.core.errors import WriteError
+from mlotool.folders import files
 from tests.cli.conftest import Call
 from tests.report.run_folders import write_job, write_metrics
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import mlotool
 from mlotool.cli.main import main
-from mlotool.core.run_files import read_json
+from mlotool.folders.safe_files import read_json
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.loading import evaluate
 from tests.cli.small_space import small_space

@@ -8,7 +8,7 @@ import pytest
 
 import mlotool
 from mlotool.cli.main import main
-from mlotool.core.run_files import read_json
+from mlotool.folders.safe_files import read_json
 from tests.cli.small_space import small_space
 
 pytest.importorskip("optuna")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from mlotool.folders.run_folder import RunFolder
 from mlotool.report import models as reading
 from mlotool.report import write_report
 from mlotool.report.graph import Layout, arrange, model_section, problem_graph
@@ -28,7 +29,7 @@ def page_of(folder: Path) -> Page:
 
 
 def nodes_of(folder: Path, nodes: list[Any]) -> tuple[ModelNode, ...]:
-    [record], notes = read_models(write_nodes(folder, nodes))
+    [record], notes = read_models(RunFolder(write_nodes(folder, nodes)))
     assert notes == []
     return record.nodes
 
@@ -86,14 +87,14 @@ def test_boxes_do_not_touch(tmp_path: Path, nodes: list[Any]) -> None:
 
 def test_strange_files_are_a_note(run: Path) -> None:
     (run / "nodes.json").write_text('{"problems": {"a": {"nodes": {"id": "x"}, "num_parameters": "many"}}}')
-    models, [note] = read_models(run)
+    models, [note] = read_models(RunFolder(run))
     assert models == [] and note.startswith("nodes.json could not be read")
     assert note in page_of(run).text
     for counted, learned in (
         ([{**COUNTED, "counts": [1]}], []),
         ([COUNTED], [{**LEARNED, "probabilities": [0.5, "x"]}]),
     ):
-        spaces, [note] = read_paths(write_paths(run, counted, learned))
+        spaces, [note] = read_paths(RunFolder(write_paths(run, counted, learned)))
         assert spaces == {} and note.startswith("paths.json could not be read")
 
 
@@ -104,7 +105,7 @@ def test_a_node_reads_nodes_before_it_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", [cells(150), [node("x" * 100_000 + str(i), mutator="y" * 1_000) for i in range(15)]])
 def test_huge_graphs_are_bounded(tmp_path: Path, nodes: list[Any]) -> None:
-    [record], _ = read_models(write_nodes(tmp_path, nodes))
+    [record], _ = read_models(RunFolder(write_nodes(tmp_path, nodes)))
     assert len(record.nodes) <= reading.MAX_NODES and 0 < len(model_section(record)) < 2_000_000
 
 
@@ -122,7 +123,7 @@ def test_sizes_of_paths_are_bounded(tmp_path: Path) -> None:
     some = [
         {"name": f"d{i}", **(wide if i < 9 else COUNTED | {"name": f"d{i}"})} for i in range(reading.MAX_DECISIONS + 5)
     ]
-    spaces, _ = read_paths(write_paths(tmp_path, some))
+    spaces, _ = read_paths(RunFolder(write_paths(tmp_path, some)))
     assert len(spaces["classifier"]) == reading.MAX_DECISIONS
     assert {len(candidates) for candidates in spaces["classifier"].values()} == {reading.MAX_CANDIDATES, 2}
 

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mlotool.folders.run_folder import RunFolder
 from mlotool.report import write_report
 from mlotool.report.layer_parallel import read_timelines
 from tests.report.html_check import read_page
@@ -73,7 +74,7 @@ def test_what_cannot_be_drawn_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "artifacts").mkdir()
     for content in WRONG:
         (tmp_path / "artifacts/parallel_net.json").write_text(json.dumps(content))
-        timelines, [note] = read_timelines(tmp_path)
+        timelines, [note] = read_timelines(RunFolder(tmp_path))
         assert not timelines and "artifacts/parallel_net.json could not be drawn" in note
 
 

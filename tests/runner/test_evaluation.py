@@ -22,6 +22,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import WrongResultError
 from mlotool.data import Digits, InMemoryTensors
+from mlotool.folders.run_folder import RunFolder
 from mlotool.program import Graph, Problem, Program, Stream
 from mlotool.runner import evaluation
 from mlotool.runner.checkpoint import read_checkpoint
@@ -99,12 +100,14 @@ def test_arrays_texts_and_numbers_go_their_ways(tmp_path: Path) -> None:
     data = Digits({"val": 5})
     numbers: dict[str, float] = {}
     built = SimpleNamespace(analyses={"look": look(_found, "line")}, program=Program([problem], Graph()), data=data)
-    run_analyses(built, tmp_path, "cpu", numbers.update)
+    folder = RunFolder(tmp_path)
+    folder.make_folders()
+    run_analyses(built, folder, "cpu", numbers.update)
     assert numbers == {"look/count": 5.0}
-    assert (tmp_path / "look_name.txt").read_text() == "kept as it is\n"
-    with numpy.load(tmp_path / "look.npz") as arrays:
+    assert (folder.artifacts / "look_name.txt").read_text() == "kept as it is\n"
+    with numpy.load(folder.artifacts / "look.npz") as arrays:
         assert arrays["target"].tolist() == data.split("val").target.tolist()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["look.npz", "look_name.txt"]
+    assert sorted(path.name for path in folder.artifacts.iterdir()) == ["look.npz", "look_name.txt"]
 
 
 def _fails_from(call: int, size: int = 10**9) -> Callable[..., dict[str, float]]:

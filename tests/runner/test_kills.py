@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from mlotool import Unrolled
-from mlotool.core import files
 from mlotool.core.errors import Interrupted
+from mlotool.folders import files
 from mlotool.problem.rank_mean import Reduce
 from mlotool.program import Program
 from mlotool.runner import checkpoint, run, run_config

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from mlotool.cli.main import main
 from mlotool.core.errors import ConfigError, NonFiniteLossError, WriteError
-from mlotool.core.run_files import check_tree
+from mlotool.folders.safe_files import check_tree
 from mlotool.runner import RunResult, logging
 from tests.runner.test_run_config import LossThat, logged
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from mlotool.core.errors import ConfigError
-from mlotool.runner.folder import RunFolder, is_stamp
+from mlotool.folders.run_folder import RunFolder, is_stamp
 from mlotool.runner.process_settings import Interrupt, own_settings
 
 
@@ -41,15 +40,15 @@ def test_the_second_ctrl_c_stops_at_once() -> None:
 
 
 def test_two_runs_of_the_same_second_share_no_folder(tmp_path: Path) -> None:
-    path, config = tmp_path / "2026-01-31_12-00-00", OmegaConf.create({"name": "mwn"})
+    path = tmp_path / "2026-01-31_12-00-00"
     path.mkdir()  # as Hydra does
     with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: RunFolder.create(config, path).path, range(8)))
+        folders = list(pool.map(lambda _: RunFolder.create("mwn", path).path, range(8)))
     assert set(folders) == {path, *(path.with_name(f"{path.name}_{count}") for count in range(1, 8))}
     job = tmp_path / "2026-01-31_12-00-01" / "0"
-    assert [RunFolder.create(config, job).path for _ in range(2)] == [job, job.with_name("0_1")]
+    assert [RunFolder.create("mwn", job).path for _ in range(2)] == [job, job.with_name("0_1")]
     names = ["2026-11-21_19-02-50", "2026-11-21_19-02-50_3", "2026-11-21_19-02-50_x", "2026-11-21", "0"]
     assert [is_stamp(name) for name in names] == [True, True, False, False, False]
-    RunFolder.create(config, tmp_path / "mine")
+    RunFolder.create("mwn", tmp_path / "mine")
     with pytest.raises(ConfigError, match="mine holds a run already"):
-        RunFolder.create(config, tmp_path / "mine")
+        RunFolder.create("mwn", tmp_path / "mine")

@@ -15,9 +15,9 @@ import torch
 
 import mlotool.runner
 from mlotool.core.errors import CheckpointError, ConfigError, Interrupted, NonFiniteLossError, WriteError
+from mlotool.folders.run_folder import RunFolder
 from mlotool.runner import RunResult, checkpoint, run_config
 from mlotool.runner.checkpoint import newest_first, read_checkpoint
-from mlotool.runner.folder import RunFolder, run_lock
 from tests.runner.algorithms import ALGORITHMS
 from tests.runner.test_run_config import LossThat, press_ctrl_c, read_metrics, read_summary
 from tests.runner.tiny import Built, make_built, make_config
@@ -64,9 +64,9 @@ def test_a_folder_that_could_not_be_taken_is_free_again(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "artifacts").write_text("a file")
     with pytest.raises(WriteError, match=r"run/artifacts: cannot be written \(File exists\)"):
-        RunFolder.create(make_config(), tmp_path / "run")
+        RunFolder.create("tiny", tmp_path / "run")
     (tmp_path / "run" / "artifacts").unlink()
-    assert RunFolder.create(make_config(), tmp_path / "run").path == tmp_path / "run"
+    assert RunFolder.create("tiny", tmp_path / "run").path == tmp_path / "run"
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_what_is_no_run_is_refused(go: Run, tmp_path: Path, resume: str, match: 
 
 def test_two_processes_never_write_one_folder(go: Run, parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlotool.runner.folder.PATIENCE_S", 0.2)
-    with run_lock(parts) as is_free:
+    with RunFolder(parts).lock() as is_free:
         assert is_free
         with pytest.raises(ConfigError, match="another process is writing"):
             go(None, resume=parts)

@@ -18,7 +18,7 @@ from mlotool import config as configuration
 from mlotool.config.composition import with_values
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.run_files import read_json
+from mlotool.folders.safe_files import read_json
 from mlotool.fusion.fused_ticks import FusedTicks, StackRecord
 from mlotool.fusion.stacked_gradients import Verdict
 from mlotool.fusion.stacked_schedule import Layout
@@ -114,7 +114,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("place", "is_resumed", "times"),
     [
         ("mlotool.runner.run_config.build", True, 1),
-        ("mlotool.runner.folder.RunFolder.write_inputs", False, 2),
+        ("mlotool.runner.folder.write_inputs", False, 2),
     ],
 )
 def test_an_interrupt_while_runs_begin(

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from mlotool.config.sweep_plan import Dimension
+from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError
+from mlotool.folders.sweep_folder import SweepFolder
 from mlotool.sweep.driver import Ending, Handle, run_jobs, worker_devices, worker_environments
-from mlotool.sweep.folder import JobOutcome, JobSpec, choose_folder, locked, note_failure, read_job, read_outcome
+from mlotool.sweep.folder import JobOutcome, JobSpec, choose_folder, note_failure, read_job, read_outcome
 from mlotool.sweep.points import GridPoints, Point, grouped
 from tests.sweep.plans import SHARED, Killed, known, make_plan, run, words_of
 
@@ -136,18 +137,23 @@ def test_groups_of_a_stranger_are_refused(content: str, tmp_path: Path) -> None:
 SEED = Dimension("seed", ("1", "2"))
 
 
+def _chosen(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
+    folder, is_resumed = choose_folder(plan, resume)
+    return folder.path, is_resumed
+
+
 def test_which_sweep_is_gone_on_with(tmp_path: Path) -> None:
     """With auto the newest folder of the same sweep, or the one that was named."""
     for name in ("a", "b"):
-        assert choose_folder(make_plan(tmp_path / name, SEED), None) == (tmp_path / name, False)
+        assert _chosen(make_plan(tmp_path / name, SEED), None) == (tmp_path / name, False)
     choose_folder(make_plan(tmp_path / "c", Dimension("seed", ("1", "3"))), None)
     again = make_plan(tmp_path / "d", SEED, workers=2)
-    assert choose_folder(again, "auto") == (tmp_path / "b", True)
-    assert choose_folder(make_plan(tmp_path / "a", SEED), "auto") == (tmp_path / "a", True)
-    assert choose_folder(make_plan(tmp_path / "e", Dimension("seed", ("7",))), "auto") == (tmp_path / "e", False)
+    assert _chosen(again, "auto") == (tmp_path / "b", True)
+    assert _chosen(make_plan(tmp_path / "a", SEED), "auto") == (tmp_path / "a", True)
+    assert _chosen(make_plan(tmp_path / "e", Dimension("seed", ("7",))), "auto") == (tmp_path / "e", False)
     # A broken file is that of another sweep.
     (tmp_path / "b" / "sweep.json").write_text('{"identity": {"fix')
-    assert choose_folder(again, "auto") == (tmp_path / "a", True)
+    assert _chosen(again, "auto") == (tmp_path / "a", True)
     other = replace(again, fixed=("+recipe=plain", "seed=9"))
     with pytest.raises(ConfigError, match=r"resume: found fixed = .*seed=9.*Repeat the command"):
         choose_folder(other, str(tmp_path / "a"))
@@ -164,9 +170,9 @@ def test_a_grid_goes_on_for_longer_and_a_study_does_not(tmp_path: Path) -> None:
         plan = replace(make_plan(tmp_path / method / "a", SEED, method=method), fixed=("runner.max_ticks=5",))
         choose_folder(plan, None)
         longer = replace(plan, fixed=("runner.max_ticks=9", "runner.report=false"), folder=tmp_path / method / "b")
-        assert choose_folder(longer, "auto") == (tmp_path / method / "ab"[not is_gone_on_with], is_gone_on_with)
+        assert _chosen(longer, "auto") == (tmp_path / method / "ab"[not is_gone_on_with], is_gone_on_with)
         other = replace(longer, fixed=("runner.max_ticks=9", "data=mnist"), folder=tmp_path / method / "c")
-        assert choose_folder(other, "auto") == (other.folder, False)
+        assert _chosen(other, "auto") == (other.folder, False)
 
 
 def test_finished_jobs_of_a_grid_are_run_for_longer(tmp_path: Path) -> None:
@@ -184,9 +190,10 @@ def test_finished_jobs_of_a_grid_are_run_for_longer(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(ConfigError, match="still running"), locked(tmp_path):
+    folder = SweepFolder(tmp_path)
+    with folder.locked(), pytest.raises(ConfigError, match="still running"), folder.locked():
         pass
-    with locked(tmp_path):
+    with folder.locked():
         pass
 
 
@@ -210,7 +217,7 @@ def test_a_job_that_is_refused_has_ended_only_when_all_of_it_is_there(
         path.write_text(text)
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("mlotool.sweep.folder.write_text", dies_before)
+        patched.setattr("mlotool.folders.run_folder.write_text", dies_before)
         note_failure(tmp_path / "0", ("seed=1",), "it does not fit", "infeasible")
     assert (tmp_path / "0" / "overrides.txt").read_text() == "seed=1\n"
     assert read_outcome(tmp_path / "0").status == "unfinished"

@@ -190,7 +190,8 @@ def test_a_folder_that_was_moved_is_gone_on_with(tmp_path: Path, place: str, sto
             return rate(folder, spec)
 
         plan = make_plan(first, Dimension("lr", low=1e-3, high=1.0), num_trials=5, method="optuna", **settings)
-        found, is_resumed = choose_folder(plan, resume)
+        folder, is_resumed = choose_folder(plan, resume)
+        found = folder.path
         with suppress(Killed):
             run(StudyPoints(plan, found, known(found, is_resumed=is_resumed)), found, job)
 

@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlotool.core import files
 from mlotool.core.errors import RunFileError
 from mlotool.core.messages import escape
+from mlotool.folders import files
 
 # Of recipe.yaml, overrides.txt, and the error's text in a summary.
 MAX_TEXT_BYTES = 100_000

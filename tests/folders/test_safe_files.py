@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mlotool.core import run_files
 from mlotool.core.errors import RunFileError, WriteError
-from mlotool.core.files import at_home
+from mlotool.folders import safe_files
+from mlotool.folders.files import at_home
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def test_links_that_lead_out_are_refused(run: Path) -> None:
     (run / "circle").symlink_to("circle")
     for name in ("file.txt", "folder/secret.txt", "folder/new.txt", "dangling", "../outside/secret.txt"):
         with pytest.raises(RunFileError, match=r"leads out of its folder.*expected.*Put a copy"):
-            run_files.read_text(run, name)
-    assert not run_files.read_text(run, "absent")
+            safe_files.read_text(run, name)
+    assert not safe_files.read_text(run, "absent")
     for name in ("folder/secret.txt", "folder/new.txt"):
         with pytest.raises(RunFileError):
-            run_files.write_text(run, name, "mine")
+            safe_files.write_text(run, name, "mine")
     with pytest.raises(RunFileError):
-        run_files.make_folder(run, "folder/new")
+        safe_files.make_folder(run, "folder/new")
     with pytest.raises(RunFileError):
-        run_files.list_files(run, "folder", ".txt", 10)
+        safe_files.list_files(run, "folder", ".txt", 10)
     assert [path.name for path in (run.parent / "outside").iterdir()] == ["secret.txt"]
 
 
@@ -45,7 +45,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced(run: Path) -> None:
     (run / "linked").symlink_to(secret)
     os.link(secret, run / "hard")
     for name in ("linked", "hard"):
-        assert run_files.write_text(run, name, "mine").read_text() == "mine"
+        assert safe_files.write_text(run, name, "mine").read_text() == "mine"
         assert not (run / name).is_symlink()
     assert secret.read_text() == "secret"
     assert {path.name for path in run.iterdir()} == {"linked", "hard"}
@@ -60,30 +60,30 @@ def test_only_files_are_opened(run: Path, make: Callable[[Path], None], monkeypa
     monkeypatch.chdir(run)
     make(Path("strange"))
     with pytest.raises(RunFileError, match="found no regular file"):
-        run_files.read_text(run, "strange")
+        safe_files.read_text(run, "strange")
     if make is _pipe:
         with pytest.raises(RunFileError, match="found no regular file"):
-            run_files.check_tree(run)
+            safe_files.check_tree(run)
 
 
 def test_sizes_are_limited(run: Path) -> None:
     (run / "text").write_text("x" * 11)
     with pytest.raises(RunFileError, match="found 11 bytes; expected at most 10"):
-        run_files.read_text(run, "text", 10)
+        safe_files.read_text(run, "text", 10)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"a": 1}x'])
 def test_what_is_no_json_mapping_is_refused(run: Path, text: str) -> None:
     (run / "summary.json").write_text(text, encoding="utf-8", errors="surrogatepass")
     with pytest.raises(RunFileError, match=r"summary\.json: found"):
-        run_files.read_json(run, "summary.json")
+        safe_files.read_json(run, "summary.json")
 
 
 def test_numbers_of_json_are_finite(run: Path) -> None:
-    assert run_files.read_json(run, "summary.json") is None
+    assert safe_files.read_json(run, "summary.json") is None
     digits = "9" * 10_000
     (run / "summary.json").write_text(f'{{"a": NaN, "b": [Infinity, 1e999], "c": {digits}, "d": {"9" * 30}, "e": 3}}')
-    found = run_files.read_json(run, "summary.json")
+    found = safe_files.read_json(run, "summary.json")
     assert found == {"a": None, "b": [None, None], "c": None, "d": 1e30, "e": 3}
     json.dumps(found, allow_nan=False)
 
@@ -91,10 +91,10 @@ def test_numbers_of_json_are_finite(run: Path) -> None:
 @pytest.mark.parametrize("where", ["a", "a/b/c"])
 def test_a_tree_with_a_link_out_of_it_is_refused(run: Path, where: str) -> None:
     (run / where).mkdir(parents=True)
-    run_files.check_tree(run)
+    safe_files.check_tree(run)
     (run / where / "link").symlink_to(run.parent / "not_there")
     with pytest.raises(RunFileError, match=r"link: found a link that leads out"):
-        run_files.check_tree(run)
+        safe_files.check_tree(run)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_tree_with_a_link_out_of_it_is_refused(run: Path, where: str) -> None:
 def test_what_stands_in_the_way_is_named(run: Path, make: Callable[[Path], None], name: str, match: str) -> None:
     make(run)
     with pytest.raises(WriteError, match=match):
-        run_files.write_text(run, name, "text")
+        safe_files.write_text(run, name, "text")
     assert not list(run.parent.rglob("*.tmp"))
 
 
