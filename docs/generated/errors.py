@@ -16,6 +16,7 @@ PARTS = {
     "cli": "The command line",
     "config": "Recipes and settings",
     "core": "Your code",
+    "folders": "Folders of runs and sweeps",
     "problem": "Problems",
     "program": "Programs and graphs",
     "hypergradient": "Hypergradients",
