@@ -263,7 +263,7 @@ def found_decisions(folder: Path) -> Decisions:
     Raises:
         ConfigError: there is no such run, it has not finished, it has made no decisions, or its files are none of ours.
     """
-    if not RunFolder(folder).has(RunFolder.CONFIG) and SweepFolder(folder).has_plan:
+    if not RunFolder(folder).has(RunFolder.CONFIG) and SweepFolder(folder).has(SweepFolder.PLAN):
         folder = _best_job(SweepFolder(folder))
     config = finished_run("decisions", folder)
     decisions = _of_analyses(folder, config)

@@ -42,17 +42,43 @@ MAX_METRICS_BYTES, MAX_KEYS = 100_000_000, 1_000
 MAX_NPZ_BYTES, MAX_ARRAY_BYTES = 200_000_000, 400_000_000
 
 
-class RunFolder:
-    """The folder of a run, which may be a stranger's: no link in it is followed that leads out of it.
-
-    What reads gives nothing for a file that is not there: None, or an empty mapping, list or text.
+class Folder:
+    """A folder of ours, which may be a stranger's: no link in it is followed that leads out of it.
 
     Args:
         path: the folder; it need not be there yet.
 
     Raises:
-        RunFileError: a file is none that a run wrote; from all methods that read.
+        RunFileError: a file is none of ours; from all methods that read.
         WriteError: the disk does not take a file; from all that write.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def has(self, name: str) -> bool:
+        """Say whether there is a file or folder of that name."""
+        return (self.path / name).exists()
+
+    def text(self, name: str | Path, max_bytes: int = safe_files.MAX_TEXT_BYTES) -> str | None:
+        """Return a text file as it stands; None where there is none."""
+        return safe_files.read_text(self.path, name, max_bytes)
+
+    def json(self, name: str, max_bytes: int = safe_files.MAX_JSON_BYTES) -> dict[str, Any] | None:
+        """Return the mapping that a JSON file holds; None where there is none."""
+        return safe_files.read_json(self.path, name, max_bytes)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file whole or not at all."""
+        write_text(self.path / name, text)
+
+    def write_json(self, name: str, content: Mapping[str, Any], indent: int | None = 2) -> None:
+        """Write a JSON file whole or not at all."""
+        self.write_text(name, json.dumps(content, indent=indent) + "\n")
+
+
+class RunFolder(Folder):
+    """The folder of a run. What reads gives nothing for a file that is not there: None, or an empty mapping or list.
 
     Example:
         >>> RunFolder(Path("no-such-run")).summary()
@@ -75,9 +101,6 @@ class RunFolder:
     PAGE, FIGURES = "report.html", "report"
     MARKS = (SUMMARY, METRICS, PROVENANCE)
     """A folder with one of them is a run's."""
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
 
     @classmethod
     def of(cls, path: Path) -> "RunFolder":
@@ -184,10 +207,6 @@ class RunFolder:
 
     # What is there.
 
-    def has(self, name: str) -> bool:
-        """Say whether there is a file or folder of that name."""
-        return (self.path / name).exists()
-
     @property
     def is_run(self) -> bool:
         """Whether it holds one of the files that every run writes."""
@@ -232,14 +251,6 @@ class RunFolder:
         return next((path for path in map(self.checkpoint, ("best", "last")) if path.is_file()), None)
 
     # What is read.
-
-    def text(self, name: str | Path, max_bytes: int = safe_files.MAX_TEXT_BYTES) -> str | None:
-        """Return a text file as it stands."""
-        return safe_files.read_text(self.path, name, max_bytes)
-
-    def json(self, name: str, max_bytes: int = safe_files.MAX_JSON_BYTES) -> dict[str, Any] | None:
-        """Return the mapping that a JSON file holds."""
-        return safe_files.read_json(self.path, name, max_bytes)
 
     def config(self) -> Document | None:
         """Return the text and the values of config.yaml.
@@ -308,14 +319,6 @@ class RunFolder:
             ) from error
 
     # What is written.
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file whole or not at all."""
-        write_text(self.path / name, text)
-
-    def write_json(self, name: str, content: Mapping[str, Any], indent: int | None = 2) -> None:
-        """Write a JSON file whole or not at all."""
-        self.write_text(name, json.dumps(content, indent=indent) + "\n")
 
     def write_config(self, values: Mapping[str, Any]) -> None:
         """Write config.yaml."""

@@ -1,29 +1,21 @@
 """The folder of a sweep: what it holds beside the folders of its jobs is named, written and read here alone."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mlotool.core.errors import ConfigError, RunFileError
 from mlotool.folders import safe_files
-from mlotool.folders.files import is_held, write_text, writing
-from mlotool.folders.run_folder import RunFolder
+from mlotool.folders.files import is_held, writing
+from mlotool.folders.run_folder import Folder, RunFolder
 
 MAX_FILES = 2_000
 """Of processes with several jobs that are looked at."""
 
 
-class SweepFolder:
-    """The folder of a sweep, which may be a stranger's; job `n` has the run folder `<path>/n`.
-
-    Args:
-        path: the folder; it need not be there yet.
-
-    Raises:
-        RunFileError: a file is none that a sweep wrote; from all methods that read.
-        WriteError: the disk does not take a file; from all that write.
+class SweepFolder(Folder):
+    """The folder of a sweep; job `n` has the run folder `<path>/n`.
 
     Example:
         >>> SweepFolder(Path("no-such-sweep")).jobs()
@@ -38,23 +30,10 @@ class SweepFolder:
     TOGETHER = "fusion"
     """The folder of what processes with several jobs leave."""
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-
-    @property
-    def has_identity(self) -> bool:
-        """Whether a sweep has begun here."""
-        return (self.path / self.IDENTITY).is_file()
-
-    @property
-    def has_plan(self) -> bool:
-        """Whether it says what jobs there are to be."""
-        return (self.path / self.PLAN).is_file()
-
     @property
     def is_sweep(self) -> bool:
         """Whether it is the folder of a sweep, of Hydra's own launcher too."""
-        return self.has_identity or self.has_plan or (self.path / "multirun.yaml").is_file()
+        return any(map(self.has, (self.IDENTITY, self.PLAN, "multirun.yaml")))
 
     @property
     def is_running(self) -> bool:
@@ -87,7 +66,7 @@ class SweepFolder:
             )
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._write(self.IDENTITY, {"name": name, "identity": identity, "study": self.path.name}, 2)
+            self.write_json(self.IDENTITY, {"name": name, "identity": identity, "study": self.path.name})
 
     def discard(self) -> None:
         """Remove what was written for a sweep that cannot start."""
@@ -135,29 +114,9 @@ class SweepFolder:
             return self.json(self.IDENTITY) or {}
         return {}
 
-    def json(self, name: str) -> dict[str, Any] | None:
-        """Return the mapping that a JSON file holds; None where there is none."""
-        return safe_files.read_json(self.path, name)
-
     def plan(self) -> dict[str, Any]:
-        """Return what `write_plan` has written; empty where it has not."""
+        """Return what the report says of jobs that have not begun; empty where it was not written."""
         return self.json(self.PLAN) or {}
-
-    def write_plan(self, content: Mapping[str, Any]) -> None:
-        """Write what the report says of jobs that have not begun."""
-        self._write(self.PLAN, content, 2)
-
-    def groups(self) -> list[Any]:
-        """Return what `write_groups` has written; its content may be anything. No file is an empty list.
-
-        Raises:
-            KeyError: it is another file.
-        """
-        return (self.json(self.GROUPS) or {"groups": []})["groups"]
-
-    def write_groups(self, numbers: Iterable[tuple[int, ...]]) -> None:
-        """Write which jobs share a process."""
-        self._write(self.GROUPS, {"groups": list(numbers)}, None)
 
     def together(self, first: str, suffix: str) -> Path:
         """Return the file of what a process with several jobs leaves.
@@ -178,7 +137,4 @@ class SweepFolder:
         path = self.together("0", ".json")
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        self._write(f"{self.TOGETHER}/0.json", {"jobs": numbers, "stacks": [stack]}, None)
-
-    def _write(self, name: str, content: Mapping[str, Any], indent: int | None) -> None:
-        write_text(self.path / name, json.dumps(content, indent=indent) + "\n")
+        self.write_json(f"{self.TOGETHER}/0.json", {"jobs": numbers, "stacks": [stack]}, indent=None)

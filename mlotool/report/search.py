@@ -39,7 +39,7 @@ def random_baseline(comparison: Comparison) -> Baseline | None:
     if sampler in ("", "random"):
         return None
     for folder in SweepFolder(comparison.folder.resolve()).beside()[::-1][:MAX_SWEEPS]:
-        if not folder.has_plan or _searched(folder.path) != ("random", searched):
+        if not folder.has(folder.PLAN) or _searched(folder.path) != ("random", searched):
             continue
         other = sweeps.compare(folder.path)
         best = best_so_far(other)

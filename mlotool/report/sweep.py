@@ -117,7 +117,7 @@ def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
     """
     sweep_dir, sweep = Path(sweep_dir), SweepFolder(sweep_dir)
     jobs = [path for path in sweep_dir.iterdir() if _is_job(path)] if sweep_dir.is_dir() else []
-    if not jobs and not sweep.has_plan:
+    if not jobs and not sweep.has(sweep.PLAN):
         found = "a folder without jobs" if sweep_dir.is_dir() else "no such folder"
         raise ConfigError(
             f"'{sweep_dir}' is not the folder of a sweep: found {found}; expected one folder a job (0, 1, ...) "

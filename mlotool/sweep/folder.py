@@ -33,18 +33,18 @@ def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[SweepFolder, b
         ConfigError: the folder is none of a sweep, or of another one; a new one holds a sweep or a job's run already.
     """
     planned = SweepFolder(plan.folder)
-    if resume is None or (resume == AUTO and not planned.has_identity):
+    if resume is None or (resume == AUTO and not planned.has(planned.IDENTITY)):
         others = planned.beside() if resume == AUTO else []
         if same := [folder for folder in others if folder.identity() == plan.identity()]:
             return same[-1], True
-        if planned.has_identity:
+        if planned.has(planned.IDENTITY):
             raise ConfigError(
                 f"hydra.sweep.dir: found {plan.folder}, which holds a sweep already. Name another one, or resume it."
             )
         planned.create(plan.name, plan.identity())
         return planned, False
     folder = planned if resume == AUTO else SweepFolder(Path(resume).absolute())
-    if not folder.has_identity:
+    if not folder.has(folder.IDENTITY):
         raise ConfigError(
             f"resume: found '{folder.path}', which has no {folder.IDENTITY}; expected the folder of a sweep, "
             "outputs/<name>/multirun/<date>_<time>. Correct it; a grid without that file goes on with the earlier "

@@ -74,7 +74,7 @@ class GroupRecord:
     def __init__(self, folder: Path, *, is_resumed: bool) -> None:
         self._folder, self.is_resumed = SweepFolder(folder), is_resumed
         try:
-            groups = self._folder.groups() if is_resumed else []
+            groups = (self._folder.json(SweepFolder.GROUPS) or {"groups": []})["groups"] if is_resumed else []
             self._numbers, jobs = [*map(tuple, groups)], [*chain(*groups)]
         except (RunFileError, KeyError, TypeError) as error:
             raise self._refused("what cannot be read") from error
@@ -105,7 +105,7 @@ class GroupRecord:
         numbers = tuple(point.number for point in group.points)
         if numbers not in self._numbers:
             self._numbers.append(numbers)
-            self._folder.write_groups(self._numbers)
+            self._folder.write_json(SweepFolder.GROUPS, {"groups": self._numbers}, indent=None)
 
     def _refused(self, found: str) -> ConfigError:
         return ConfigError(
@@ -230,7 +230,7 @@ def write_plan(folder: Path, plan: SweepPlan, points: AbstractPoints | None = No
         content["search"]["second_mode"] = settings["second_objective_mode"]
         if points is not None:
             content["search"] |= {"num_same": points.num_same, "ending": points.ending}
-    SweepFolder(folder).write_plan(content)
+    SweepFolder(folder).write_json(SweepFolder.PLAN, content)
 
 
 class GridPoints(AbstractPoints):
