@@ -75,6 +75,6 @@ def require_texts(key: str, value: Any, example: str) -> None:
     Raises:
         ConfigError: it is none.
     """
-    is_right = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    is_right = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
     name, written = key.rpartition(".")[2], value if isinstance(value, str) else example
     require(is_right, key, value, "a list of texts", f"Write {name}=['{written}'].")

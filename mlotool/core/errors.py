@@ -96,8 +96,8 @@ class NonFiniteLossError(RunError):
         self.problem = problem
         self.tick = tick
         reason = reason or f"Lower problems.{problem}.optimizer.lr, or that of a problem whose parameters it uses."
-        found = f"The loss of problem '{problem}' became {value} at tick {tick}"
-        super().__init__(f"{found}; expected a finite number. {reason}")
+        fault = f"The loss of problem '{problem}' became {value} at tick {tick}"
+        super().__init__(f"{fault}; expected a finite number. {reason}")
 
 
 class NonFiniteParametersError(RunError):

@@ -501,8 +501,8 @@ def explained(problem: str, product: str) -> Iterator[None]:
         remedy = f"{'product: reverse or ' if is_forward else ''}hypergradient: finite_difference"
         if "checkpoint" in text or "saved tensor hooks" in text:
             remedy = "mlotool.remat(block, x) in place of torch.utils.checkpoint"
-        found = f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product:"
-        raise ConfigError(f"{found} {product}; expected operators with two derivatives. Write {remedy}.") from error
+        fault = f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product:"
+        raise ConfigError(f"{fault} {product}; expected operators with two derivatives. Write {remedy}.") from error
 
 
 def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:

@@ -43,8 +43,8 @@ def slopes_of(loss: Tensor, sources: Sequence[Tensor], *, create_graph: bool = F
     """Return the gradient of a loss, zeros where it does not depend on a source. Arguments as for `gradient_of`."""
     if not loss.requires_grad or not sources:
         return [torch.zeros_like(source) for source in sources]
-    found = gradient_of(loss, sources, create_graph=create_graph)
-    return [torch.zeros_like(x) if value is None else value for x, value in zip(sources, found, strict=True)]
+    gradient = gradient_of(loss, sources, create_graph=create_graph)
+    return [torch.zeros_like(x) if value is None else value for x, value in zip(sources, gradient, strict=True)]
 
 
 def gradient_of_difference(

@@ -45,8 +45,8 @@ class LossOutput:
         for name, value in self._metrics.items():
             is_number = isinstance(value, Tensor) and value.numel() == 1 and not (value.is_complex() or value.is_sparse)
             if not is_number or value.is_meta:
-                found = f"{kind_of(value)} as the metric '{name}'"
-                raise WrongResultError(found, "dense real 0-D tensors as metrics", "Take the mean over the batch.")
+                returned = f"{kind_of(value)} as the metric '{name}'"
+                raise WrongResultError(returned, "dense real 0-D tensors as metrics", "Take the mean over the batch.")
         return self._metrics
 
     @classmethod
@@ -59,8 +59,8 @@ class LossOutput:
         names = list(outputs[0].metrics)
         for output in outputs:
             if set(output.metrics) != set(names):
-                found = f"metrics with the names {[*output.metrics]} for one batch of a step and {names} for another"
-                raise WrongResultError(found, "the same names for every batch", "Return each name every time.")
+                returned = f"metrics with the names {[*output.metrics]} for one batch of a step and {names} for another"
+                raise WrongResultError(returned, "the same names for every batch", "Return each name every time.")
         return cls(
             torch.stack([output.loss.detach() for output in outputs]).mean(),
             {name: torch.stack([output.metrics[name].detach() for output in outputs]).mean() for name in names},

@@ -48,13 +48,13 @@ def find_fault(value: Any, *, before_run: bool = False, path: tuple[Hashable, ..
     # Not isinstance: numpy's float64 is a float, and is saved as a call of numpy.
     kind = type(value)
     if isinstance(value, Tensor):
-        found = "" if before_run and (is_lazy(value) or value.is_meta) else _unsaveable(value)
-        return Fault(_joined(path), found, "Save a plain tensor, such as x.to_dense().detach().") if found else None
+        held = "" if before_run and (is_lazy(value) or value.is_meta) else _unsaveable(value)
+        return Fault(_joined(path), held, "Save a plain tensor, such as x.to_dense().detach().") if held else None
     if kind in _PLAIN:
         return None
     if kind not in _CONTAINERS:
-        found = f"{shown(value)}, of class {kind.__module__}.{kind.__qualname__}"
-        return Fault(_joined(path), found, "Make it a list, a tensor or a number as in float(x), or leave it out.")
+        held = f"{shown(value)}, of class {kind.__module__}.{kind.__qualname__}"
+        return Fault(_joined(path), held, "Make it a list, a tensor or a number as in float(x), or leave it out.")
     if len(path) > MAX_DEPTH:
         return Fault(_joined(path), f"more than {MAX_DEPTH} levels of dicts and lists", "Make it flat.")
     for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
@@ -79,8 +79,8 @@ def check_plain(program: Mapping[str, Any], raises: type[MlotoolError] = RunErro
     for name, state in program.items():
         for part, value in state.items():
             if fault := find_fault(value, before_run=before_run):
-                found = f"its state_dict() holds {fault.found}, at '{fault.path}'"
-                raise raises(f"problems.{name}.{part}: {found}; expected {_EXPECTED}. {fault.advice}")
+                held = f"its state_dict() holds {fault.found}, at '{fault.path}'"
+                raise raises(f"problems.{name}.{part}: {held}; expected {_EXPECTED}. {fault.advice}")
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -113,12 +113,12 @@ MAX_COUNT = 10**15
 ADVICE = "Give what state_dict() has returned."
 
 
-def check_form(key: str, found: Any, own: Any) -> None:
+def check_form(key: str, saved: Any, own: Any) -> None:
     """Refuse a saved value of another form: another kind, number of values, shape or keys, or a number that is none.
 
     Args:
         key: its place, for the message.
-        found: the saved value.
+        saved: the value that was saved.
         own: what stands there now; for None it may be anything.
 
     Raises:
@@ -131,45 +131,45 @@ def check_form(key: str, found: Any, own: Any) -> None:
         mlotool.core.errors.ConfigError: state.last_epoch: found 'x'; expected a number. Give what state_dict() has ...
     """
     if isinstance(own, Tensor):
-        require(is_like(found, own), key, found, shown(own), ADVICE)
+        require(is_like(saved, own), key, saved, shown(own), ADVICE)
     elif isinstance(own, bool | str):
-        require(type(found) is type(own), key, found, "true or false" if isinstance(own, bool) else "a text", ADVICE)
+        require(type(saved) is type(own), key, saved, "true or false" if isinstance(own, bool) else "a text", ADVICE)
     elif is_number(own):
-        is_right = is_number(found) and (not math.isfinite(own) or abs(found) < math.inf)
-        is_right = is_right and not (is_whole(own) and is_whole(found) and abs(found) >= MAX_COUNT)
-        require(is_right, key, found, "a number", ADVICE)
+        is_right = is_number(saved) and (not math.isfinite(own) or abs(saved) < math.inf)
+        is_right = is_right and not (is_whole(own) and is_whole(saved) and abs(saved) >= MAX_COUNT)
+        require(is_right, key, saved, "a number", ADVICE)
     elif isinstance(own, Mapping):
-        check_mapping(key, found, list(own))
+        check_mapping(key, saved, list(own))
         for name, value in own.items():
-            check_form(f"{key}.{name}", found[name], value)
+            check_form(f"{key}.{name}", saved[name], value)
     elif isinstance(own, Sequence):
-        check_list(key, found, len(own))
+        check_list(key, saved, len(own))
         for number, value in enumerate(own):
-            check_form(f"{key}.{number}", found[number], value)
+            check_form(f"{key}.{number}", saved[number], value)
 
 
-def is_like(found: Any, own: Tensor) -> bool:
+def is_like(saved: Any, own: Tensor) -> bool:
     """Say whether something is a tensor of the same shape and kind of numbers; precisions are converted."""
-    kinds = [(x.is_floating_point(), x.is_complex()) for x in (found, own) if isinstance(x, Tensor)]
-    return isinstance(found, Tensor) and found.shape == own.shape and kinds[0] == kinds[1]
+    kinds = [(x.is_floating_point(), x.is_complex()) for x in (saved, own) if isinstance(x, Tensor)]
+    return isinstance(saved, Tensor) and saved.shape == own.shape and kinds[0] == kinds[1]
 
 
-def check_list(key: str, found: Any, length: int | None = None) -> None:
+def check_list(key: str, saved: Any, length: int | None = None) -> None:
     """Refuse what is no list, or one of another length."""
-    is_right = isinstance(found, list | tuple) and length in (None, len(found))
-    require(is_right, key, found, "a list" if length is None else f"a list of {length} values", ADVICE)
+    is_right = isinstance(saved, list | tuple) and length in (None, len(saved))
+    require(is_right, key, saved, "a list" if length is None else f"a list of {length} values", ADVICE)
 
 
-def check_mapping(key: str, found: Any, names: Sequence[str] = ()) -> None:
+def check_mapping(key: str, saved: Any, names: Sequence[str] = ()) -> None:
     """Refuse what is no dict with these keys."""
-    require(isinstance(found, Mapping), key, found, "a dict", ADVICE)
+    require(isinstance(saved, Mapping), key, saved, "a dict", ADVICE)
     for name in names:
-        require(name in found, key, found, f"'{name}' among its keys", ADVICE)
+        require(name in saved, key, saved, f"'{name}' among its keys", ADVICE)
 
 
-def check_count(key: str, found: Any) -> None:
+def check_count(key: str, saved: Any) -> None:
     """Refuse what is no count."""
-    require(is_whole(found, 0) and found < MAX_COUNT, key, found, "a whole number from 0 on", ADVICE)
+    require(is_whole(saved, 0) and saved < MAX_COUNT, key, saved, "a whole number from 0 on", ADVICE)
 
 
 def check_random_state(key: str, state: Any) -> None:

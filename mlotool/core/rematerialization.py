@@ -125,22 +125,22 @@ class BlockCall:
                 returned = self._called(*self._given(arguments))
         outputs = _returned_tensors(tree_leaves(returned), tensors)
         for place, tensor in self._kept_tensors():
-            found = f"a block that keeps a tensor that has a derivative in {place}"
+            fault = f"a block that keeps a tensor that has a derivative in {place}"
             is_right = tensor.grad_fn is None or id(tensor) in before
-            _require(is_right, found, "that it returns what has derivatives", "Return it too, or keep x.detach().")
+            _require(is_right, fault, "that it returns what has derivatives", "Return it too, or keep x.detach().")
         what = "" if is_tracing() else self._evaluation.difference(_Evaluated(outputs, shapes, self._is_whole))
-        found = f"a block, {_name_of(self._block)}, that {what} when it was evaluated again"
-        _require(not what, found, "the same function each time", _ADVICE)
+        fault = f"a block, {_name_of(self._block)}, that {what} when it was evaluated again"
+        _require(not what, fault, "the same function each time", _ADVICE)
         return (*outputs, *[None] * len(self._moved))
 
-    def finish(self, found: Sequence[Tensor | None]) -> Any:
+    def finish(self, values: Sequence[Tensor | None]) -> Any:
         """Move the buffers of the block itself; return what the block returned, with the tensors of its evaluation.
 
         Args:
-            found: by the first evaluation.
+            values: of the first evaluation.
         """
         assert self._moved is not None
-        for ((holder, name), is_new), value in zip(self._moved, found[self._num_outputs :], strict=True):
+        for ((holder, name), is_new), value in zip(self._moved, values[self._num_outputs :], strict=True):
             assert value is not None
             if is_new:
                 # A result of the call, which would bring its graph along.
@@ -149,7 +149,7 @@ class BlockCall:
                 with torch.no_grad():
                     holder[name].copy_(value)
         leaves, structure = self._returned
-        return tree_unflatten([found[leaf.place] if isinstance(leaf, _Result) else leaf for leaf in leaves], structure)
+        return tree_unflatten([values[leaf.place] if isinstance(leaf, _Result) else leaf for leaf in leaves], structure)
 
     def _first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         random, self._state = RandomState(self._devices), self._state_of_objects()
@@ -166,19 +166,19 @@ class BlockCall:
             if form != before_form or any(a is not b for a, b in zip(before, now, strict=True)):
                 self._refuse_argument([*inputs, *options.values()], "is changed by the evaluation of the block")
             after = [holder[name] for holder, name in self._buffers]
-        found = "a block that changes one of its inputs or parameters in place"
+        fault = "a block that changes one of its inputs or parameters in place"
         advice = "Write x = x + y for x += y, and renormalise weights outside of it."
-        _require(versions == [tensor._version for tensor in tensors], found, "that they stay", advice)
+        _require(versions == [tensor._version for tensor in tensors], fault, "that they stay", advice)
         if not random.equals(RandomState(self._devices)):
             self._random = random
         outputs = _returned_tensors(leaves, tensors)
-        found = "a block that reads a tensor which requires a gradient"
+        fault = "a block that reads a tensor which requires a gradient"
         expected = "no other than its inputs and its parameters do"
-        _require(not any(x.requires_grad for x in outputs), found, expected, "Hand it to the block as an argument.")
+        _require(not any(x.requires_grad for x in outputs), fault, expected, "Hand it to the block as an argument.")
         opaque = next((leaf for leaf in leaves if not isinstance(leaf, Tensor) and _tensors_in(leaf)), None)
-        found = f"a block that returns {kind_of(opaque)}, which holds tensors"
+        fault = f"a block that returns {kind_of(opaque)}, which holds tensors"
         advice = "Return these, or register the class with register_pytree_node."
-        _require(opaque is None, found, "tensors in lists, tuples and dictionaries", advice)
+        _require(opaque is None, fault, "tensors in lists, tuples and dictionaries", advice)
         self._evaluation = _Evaluated(outputs, shapes, self._is_whole)
         self._num_outputs = len(outputs)
         places = {key: place for place, key in enumerate(_once(leaves))}
@@ -221,9 +221,9 @@ class BlockCall:
             self._refuse_argument(self._objects[0], "is an iterator, or holds one, so that an evaluation uses it up")
 
     def _refuse_argument(self, value: Any, what: str) -> NoReturn:
-        found = f"a block, {_name_of(self._block)}, one of whose arguments, {kind_of(value)}, {what}"
+        fault = f"a block, {_name_of(self._block)}, one of whose arguments, {kind_of(value)}, {what}"
         advice = "Hand over no cache (use_cache=False of Hugging Face's models)."
-        raise ConfigError(f"remat: found {found}; expected arguments that stay as they are. {advice}") from None
+        raise ConfigError(f"remat: found {fault}; expected arguments that stay as they are. {advice}") from None
 
     def _kept_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that the block keeps in attributes, with their places; in any object where it is whole."""
@@ -254,9 +254,9 @@ def _is_looked_at(block: Any) -> bool:
 _ADVICE = "Draw from torch's default generators alone, keep what changes in buffers, and no cache; or leave it out."
 
 
-def _require(is_right: bool, found: str, expected: str, advice: str) -> None:
+def _require(is_right: bool, fault: str, expected: str, advice: str) -> None:
     if not is_right:
-        raise ConfigError(f"remat: found {found}; expected {expected}. {advice}")
+        raise ConfigError(f"remat: found {fault}; expected {expected}. {advice}")
 
 
 def _name_of(block: Any) -> str:
@@ -333,14 +333,14 @@ class _Shapes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if _SHAPES.get() is self:
-            self.note(found)
-        return found
+            self.note(result)
+        return result
 
-    def note(self, found: Any) -> None:
+    def note(self, result: Any) -> None:
         """Note the shapes of tensors."""
-        values = found if isinstance(found, tuple | list) else (found,)
+        values = result if isinstance(result, tuple | list) else (result,)
         self.shapes.update(value.shape for value in values if isinstance(value, Tensor))
 
 
@@ -357,10 +357,10 @@ def computed_as_one(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     """Return what a function does, of which a block around notes the result alone."""
     mode = _SHAPES.get()
     with _watching(None):
-        found = function(*args, **kwargs)
+        result = function(*args, **kwargs)
     if mode is not None:
-        mode.note(found)
-    return found
+        mode.note(result)
+    return result
 
 
 @contextmanager
@@ -505,8 +505,8 @@ def graph_inside(node: Any) -> list[Tensor]:
         return []
     points, wanted = node.saved_tensors[: node.count], node.needs_input_grad[2 : 2 + node.count]
     with torch.enable_grad():
-        found = node.function(*[x.detach().requires_grad_(flag) for x, flag in zip(points, wanted, strict=True)])
-    return [value for value in found if value is not None and value.requires_grad]
+        results = node.function(*[x.detach().requires_grad_(flag) for x, flag in zip(points, wanted, strict=True)])
+    return [value for value in results if value is not None and value.requires_grad]
 
 
 def _evaluate(function: _Evaluation, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -519,14 +519,14 @@ def _evaluate(function: _Evaluation, tensors: Sequence[Tensor]) -> Sequence[Tens
     count = len(tensors)
     if _in_transform():
         # The transform at hand takes the tensors apart, and calls `apply` again with what is inside.
-        found = _Remat.apply(function, count, *tensors, *[None] * count)
-        return found[: len(found) // 2]
+        results = _Remat.apply(function, count, *tensors, *[None] * count)
+        return results[: len(results) // 2]
     values, tangents = apart(tensors)
     if not (torch.is_grad_enabled() and any(value.requires_grad for value in values)):
         with torch.no_grad():
             return function(*tensors)
-    found = _Remat.apply(function, count, *values, *tangents)
-    return joined(found[: len(found) // 2], found[len(found) // 2 :])
+    results = _Remat.apply(function, count, *values, *tangents)
+    return joined(results[: len(results) // 2], results[len(results) // 2 :])
 
 
 class _Remat(Function):
@@ -541,8 +541,8 @@ class _Remat(Function):
         """Return the values, then their tangents; where the arguments are not taken apart, neither are the values."""
         points = [value for value in both[:count] if value is not None]
         if not _in_transform() and any_has_tangent(points):
-            found = _evaluate(function, points)
-            return (*found, *[None] * len(found))
+            results = _evaluate(function, points)
+            return (*results, *[None] * len(results))
         return super().apply(function, count, *both)
 
     @staticmethod
@@ -558,8 +558,8 @@ class _Remat(Function):
         with forward_ad._set_fwd_grad_enabled(True):
             given = [None if value is None else value.detach() for value in both]
             points = [value for value in given[:count] if value is not None]
-            found, tangents = apart(function(*joined(points, given[count:])))
-        return (*_own(found, points), *tangents)
+            results, tangents = apart(function(*joined(points, given[count:])))
+        return (*_own(results, points), *tangents)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
@@ -579,16 +579,16 @@ class _Remat(Function):
         wanted = _wanted(ctx, both[:count])
         pullback = _Pullback(ctx.function, count, wanted, [value is not None for value in given])
         points = joined(both[:count], both[count:])
-        found = iter(_evaluate(pullback, [*points, *[value for value in given if value is not None]]))
-        return (None, None, *[next(found) if flag else None for flag in wanted], *[None] * count)
+        pulled = iter(_evaluate(pullback, [*points, *[value for value in given if value is not None]]))
+        return (None, None, *[next(pulled) if flag else None for flag in wanted], *[None] * count)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the tangents of the values, for `torch.func.jvp`."""
         points = joined(ctx.saved_tensors[: ctx.count], tangents[2 : 2 + ctx.count])
         with forward_ad._set_fwd_grad_enabled(True):
-            found = apart(ctx.function(*points))[1]
-        return (*found, *[None] * len(found))
+            pushed = apart(ctx.function(*points))[1]
+        return (*pushed, *[None] * len(pushed))
 
     @staticmethod
     def vmap(
@@ -600,21 +600,21 @@ class _Remat(Function):
         def batched(*tensors: Tensor) -> Sequence[Tensor | None]:
             return list(torch.vmap(function, in_dims=axes, randomness=info.randomness)(*tensors))
 
-        found = _evaluate(batched, [value for value in both[:count] if value is not None])
-        nothing = [None] * len(found)
-        return (*found, *nothing), (*[None if value is None else 0 for value in found], *nothing)
+        results = _evaluate(batched, [value for value in both[:count] if value is not None])
+        nothing = [None] * len(results)
+        return (*results, *nothing), (*[None if value is None else 0 for value in results], *nothing)
 
 
-def _own(found: Sequence[Tensor | None], given: Sequence[Tensor]) -> list[Tensor | None]:
+def _own(results: Sequence[Tensor | None], given: Sequence[Tensor]) -> list[Tensor | None]:
     """Return results that may be changed in place: torch allows that for no view that a custom function has made.
 
     A view is a tensor of its own where nothing else is on its memory. Other ones stay views, of which torch refuses
     changes: they would have to reach an input, or another result.
     """
-    plain = [value for value in (*given, *found) if value is not None and not is_functorch_wrapped_tensor(value)]
+    plain = [value for value in (*given, *results) if value is not None and not is_functorch_wrapped_tensor(value)]
     counts = Counter(value.untyped_storage()._cdata for value in plain if value.layout == torch.strided)
     views = {id(value) for value in plain if value._is_view() and counts[value.untyped_storage()._cdata] == 1}
-    return [value.data if value is not None and id(value) in views else value for value in found]
+    return [value.data if value is not None and id(value) in views else value for value in results]
 
 
 @dataclass(frozen=True)

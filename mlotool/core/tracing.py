@@ -158,8 +158,8 @@ class TraceableFunctions(TorchFunctionMode):
         if function in _EXITS and not sys._getframe(1).f_code.co_filename.startswith(_HOME):
             raise ValuesLeaveError(function.__name__)
         other = _OTHERS.get(function)
-        found = NotImplemented if other is None else other(*args, **keywords)
-        return function(*args, **keywords) if found is NotImplemented else found
+        result = NotImplemented if other is None else other(*args, **keywords)
+        return function(*args, **keywords) if result is NotImplemented else result
 
 
 def _one_hot(target: Tensor, num_classes: int = -1) -> Tensor:

@@ -102,16 +102,16 @@ def fingerprint(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         there = tensor.detach()
         flat = torch.view_as_real(there.resolve_conj()) if there.is_complex() else there
-        found = torch.zeros(2, dtype=torch.float64, device=flat.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=flat.device)
         begin, count = 0, max(flat.numel(), 1)
         for part in flat.reshape(-1).split(_CHUNK):
             values = part.double().nan_to_num(0.0, 0.0, 0.0)
             end = begin + values.numel()
             ramp = torch.arange(begin, end, dtype=values.dtype, device=values.device).div_(count).add_(0.5)
-            found += torch.stack([values @ ramp, values @ values])
+            sums += torch.stack([values @ ramp, values @ values])
             begin = end
-        found[1].sqrt_()
-    return found
+        sums[1].sqrt_()
+    return sums
 
 
 def tolerance(dtype: torch.dtype) -> float:

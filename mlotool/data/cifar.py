@@ -59,8 +59,8 @@ class AbstractCIFAR(image_data.AbstractImageData, image_data.FromTorchvision):
         longtailed = "" if self.imbalance_factor is None else "_longtailed"
         folder = self.folder_option and f"; for a tree of JPEG or PNG files use data={self.folder_option}{longtailed}"
         train, test = (
-            Part(torch.from_numpy(each.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(each.targets))
-            for each in self._published(self.files, folder or "")
+            Part(torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(split.targets))
+            for split in self._published(self.files, folder or "")
         )
         augmentation = AugmentedCopies.of(CropAndFlip(), self.augment)
         self._split(train, test, image_data.Normalization(mean=list(self.mean), std=list(self.std)), augmentation)

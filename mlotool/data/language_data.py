@@ -177,7 +177,7 @@ def apportion(size: int, shares: Sequence[float]) -> list[int]:
         [4, 3, 3]
     """
     exact = [size * share / sum(shares) for share in shares]
-    counts = [int(each) for each in exact]
+    counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(shares)), key=lambda number: (counts[number] - exact[number], number))
     for number in by_remainder[: size - sum(counts)]:
         counts[number] += 1
@@ -204,15 +204,15 @@ def checked_hash(texts: Mapping[str, Tensor], expected: str | None) -> str:
     digest = hashlib.sha256()
     for name, text in texts.items():
         digest.update(name.encode() + b"\0" + text.numpy().tobytes() + b"\0")
-    found = digest.hexdigest()
-    if expected is not None and not found.startswith(str(expected).lower()):
+    sha256 = digest.hexdigest()
+    if expected is not None and not sha256.startswith(str(expected).lower()):
         warnings.warn(
-            f"data.sha256: the text has {found[:12]}, not {str(expected)[:12]}, on which results were measured; expect "
-            "somewhat other figures. Another version of Python, or of the files, has other text. With a text of yours "
-            "in the place of a recipe's, write ~data.sha256.",
+            f"data.sha256: the text has {sha256[:12]}, not {str(expected)[:12]}, on which results were measured; "
+            "expect somewhat other figures. Another version of Python, or of the files, has other text. With a text of "
+            "yours in the place of a recipe's, write ~data.sha256.",
             stacklevel=2,
         )
-    return found
+    return sha256
 
 
 def check_vocabulary(vocabulary_size: int) -> None:
@@ -220,12 +220,12 @@ def check_vocabulary(vocabulary_size: int) -> None:
     check_literal("vocabulary_size", vocabulary_size, BYTES, "as tokens are bytes")
 
 
-def check_domains(found: Sequence[str], known: Sequence[str]) -> None:
+def check_domains(names: Sequence[str], known: Sequence[str]) -> None:
     """Raise ConfigError unless these domains are some of those there are, each once."""
-    for name in found:
+    for name in names:
         require_known("data.domains", name, known)
-    is_right = bool(found) and len(set(found)) == len(found)
-    require(is_right, "data.domains", list(found), "at least one domain, each once")
+    is_right = bool(names) and len(set(names)) == len(names)
+    require(is_right, "data.domains", list(names), "at least one domain, each once")
 
 
 @dataclass(eq=False)
@@ -272,10 +272,10 @@ class TextFolder(AbstractLanguageData, _FromPath):
             documents = {name: documents[name] for name in self.domains}
         if self.tokenizer is None:
             check_vocabulary(self.vocabulary_size)
-            texts = {name: as_tokens(joined(each)) for name, each in documents.items()}
+            texts = {name: as_tokens(joined(contents)) for name, contents in documents.items()}
         else:
             reader = load_tokenizer(self.tokenizer, self.vocabulary_size)
-            texts = {name: _tokenized(reader, each) for name, each in documents.items()}
+            texts = {name: _tokenized(reader, contents) for name, contents in documents.items()}
         self._split(texts)
 
 
@@ -306,6 +306,6 @@ def _tokenized(tokenizer: Any, documents: Sequence[bytes]) -> Tensor:
     ids: list[int] = []
     for document in documents:
         # Not verbose: a document is longer than any model's input, of which the tokenizer would warn.
-        found = tokenizer(document.decode(errors="replace"), add_special_tokens=False, verbose=False)
-        ids += [*found["input_ids"], *end]
+        encoding = tokenizer(document.decode(errors="replace"), add_special_tokens=False, verbose=False)
+        ids += [*encoding["input_ids"], *end]
     return torch.tensor(ids, dtype=torch.int32)

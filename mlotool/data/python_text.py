@@ -62,7 +62,7 @@ def _documentation() -> Documents:
     seen: set[str] = set()
     documents = []
     for name in sorted(topics):
-        paragraphs = [each for each in topics[name].split("\n\n") if each not in seen]
+        paragraphs = [paragraph for paragraph in topics[name].split("\n\n") if paragraph not in seen]
         seen.update(paragraphs)
         documents.append("\n\n".join(paragraphs).strip().encode())
     return documents
@@ -70,12 +70,12 @@ def _documentation() -> Documents:
 
 def _code() -> Documents:
     """Return the sources without the lines of their docstrings."""
-    found = []
+    documents = []
     for source, docstrings in _sources():
         hidden = {line for first, last, _ in docstrings for line in range(first, last + 1)}
         kept = [line for number, line in enumerate(source.split("\n"), start=1) if number not in hidden]
-        found.append("\n".join(kept).encode())
-    return found
+        documents.append("\n".join(kept).encode())
+    return documents
 
 
 def _docstrings() -> Documents:
@@ -116,15 +116,15 @@ def _sources() -> Sequence[tuple[str, Sequence[_Docstring]]]:
 
 
 def _docstrings_of(source: str) -> Sequence[_Docstring]:
-    found = []
+    docstrings = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None:
                 last = node.body[0].end_lineno
                 assert last is not None
-                found.append((node.body[0].lineno, last, text))
-    return found
+                docstrings.append((node.body[0].lineno, last, text))
+    return docstrings
 
 
 def _shuffled(line: bytes, random: Random) -> bytes:

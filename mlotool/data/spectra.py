@@ -133,8 +133,8 @@ def read_array(path: Path, num_axes: int) -> np.ndarray:
         ) from error
     # What was read may differ from what the header promised.
     is_right = isinstance(array, np.ndarray) and array.dtype.kind in "iuf" and array.ndim == num_axes
-    found = [f"{name}: {kind} {list(shape)}" for name, shape, kind in held]
-    require(is_right, str(path), found, f"one array of numbers with {num_axes} axes", "Download it again.")
+    contents = [f"{name}: {kind} {list(shape)}" for name, shape, kind in held]
+    require(is_right, str(path), contents, f"one array of numbers with {num_axes} axes", "Download it again.")
     assert isinstance(array, np.ndarray)
     return array
 

@@ -158,10 +158,10 @@ def drawn(sizes: Mapping[str, int], draw: Callable[[int, str], D]) -> dict[str, 
     return {name: draw(int(size), name) for name, size in sizes.items() if size > 0}
 
 
-def check_literal(key: str, given: Any, found: Any, what: str) -> None:
+def check_literal(key: str, given: Any, actual: Any, what: str) -> None:
     """Raise ConfigError unless a value that stands in the configuration, for models to refer to, is the data's own."""
-    if given != found:
-        raise ConfigError(f"data.{key}={given}; expected {found}, {what}. Set data.{key}={found}.")
+    if given != actual:
+        raise ConfigError(f"data.{key}={given}; expected {actual}, {what}. Set data.{key}={actual}.")
 
 
 def check_splits(sizes: Mapping[str, float], allowed: tuple[str, ...]) -> None:

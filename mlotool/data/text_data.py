@@ -60,8 +60,8 @@ class Vocabulary:
         """Return (n, t) int64; what is longer loses its end, what is shorter ends with padding."""
         ids = torch.full((len(texts), length), PADDING, dtype=torch.int64)
         for row, text in enumerate(texts):
-            found = [self._ids.get(word, UNKNOWN) for word in split_words(text)[:length]]
-            ids[row, : len(found)] = torch.tensor(found, dtype=torch.int64)
+            token_ids = [self._ids.get(word, UNKNOWN) for word in split_words(text)[:length]]
+            ids[row, : len(token_ids)] = torch.tensor(token_ids, dtype=torch.int64)
         return ids
 
 
@@ -89,8 +89,8 @@ class LocalTokenizer:
 
     def encode(self, texts: Sequence[str], length: int) -> Tensor:
         """Return (n, t) int64, with the tokenizer's own first and last token."""
-        found = self._tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")
-        return torch.tensor(found["input_ids"], dtype=torch.int64)
+        encoding = self._tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")
+        return torch.tensor(encoding["input_ids"], dtype=torch.int64)
 
 
 def load_tokenizer(path: str, vocabulary_size: int) -> Any:

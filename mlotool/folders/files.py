@@ -32,12 +32,12 @@ def cannot_write(path: Path | str, error: OSError) -> WriteError:
     """Return what to raise where the disk does not take a file or folder: what was found, expected, and what to do."""
     expected, advice = _EXPECTED.get(error.errno or 0, ("a place that can be written to", "Change it."))
     is_named = isinstance(error.filename, str) and not error.filename.endswith(_SUFFIX)
-    found = Path(str(error.filename) if is_named else path)
+    place = Path(str(error.filename) if is_named else path)
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         # The system names the last one, which may be far below the file that stands in the way.
-        found = next((p for p in (*reversed(found.parents), found) if p.exists() and not p.is_dir()), found)
+        place = next((p for p in (*reversed(place.parents), place) if p.exists() and not p.is_dir()), place)
     said = f"cannot be written ({error.strerror or error})"
-    return WriteError(f"{escape(str(found))}: {said}; expected {expected}. {advice}")
+    return WriteError(f"{escape(str(place))}: {said}; expected {expected}. {advice}")
 
 
 @contextmanager

@@ -265,6 +265,6 @@ class FusedTicks:
 
 def _has_foreign_code(schedule: Schedule) -> bool:
     problems = schedule.program.problems.values()
-    parts = [part for each in problems for part in (getattr(each.loss, "func", each.loss), *each.submodules)]
-    data = [getattr(each.stream, "dataset", None) for each in problems]
-    return is_of_user(*parts, *[each for each in data if each is not None])
+    parts = [part for owner in problems for part in (getattr(owner.loss, "func", owner.loss), *owner.submodules)]
+    data = [getattr(owner.stream, "dataset", None) for owner in problems]
+    return is_of_user(*parts, *[dataset for dataset in data if dataset is not None])

@@ -206,8 +206,8 @@ def frozen_parts(module: nn.Module) -> dict[str, nn.Module]:
     frozen: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
         parameters = list(part.parameters())
-        is_frozen = bool(parameters) and not any(each.requires_grad or is_lazy(each) for each in parameters)
-        has_hooks = any(vars(each).get(hooks) for each in part.modules() for hooks in _HOOKS)
+        is_frozen = bool(parameters) and not any(tensor.requires_grad or is_lazy(tensor) for tensor in parameters)
+        has_hooks = any(vars(child).get(hooks) for child in part.modules() for hooks in _HOOKS)
         if name and is_frozen and not has_hooks and not any(name.startswith(f"{other}.") for other in frozen):
             frozen[name] = part
     return frozen
@@ -225,7 +225,7 @@ def are_same_function(part: Any, other: Any) -> bool:
     if isinstance(part, Tensor):
         return have_same_bits(part, other)
     if isinstance(part, nn.Module):
-        part, other = ({key: vars(each)[key] for key in vars(each) if key not in _OF_TORCH} for each in (part, other))
+        part, other = ({key: vars(side)[key] for key in vars(side) if key not in _OF_TORCH} for side in (part, other))
     if isinstance(part, Mapping):
         return [*part] == [*other] and all(are_same_function(part[key], other[key]) for key in part)
     if isinstance(part, Sequence) and not isinstance(part, str | bytes):
@@ -241,7 +241,7 @@ def have_same_bits(tensor: Tensor, other: Tensor) -> bool:
     """Say whether two tensors are the same in every bit; entries that are NaN, and zeros of either sign, count too."""
     if (tensor.dtype, tensor.shape, tensor.device) != (other.dtype, other.shape, other.device):
         return False
-    return torch.equal(*[each.detach().reshape(-1).view(torch.uint8) for each in (tensor, other)])
+    return torch.equal(*[side.detach().reshape(-1).view(torch.uint8) for side in (tensor, other)])
 
 
 _NUM_TRIES = 32
@@ -308,7 +308,7 @@ class SharedPrefix:
         self._num_misses += torch.is_grad_enabled()
         if self._num_misses > _NUM_TRIES * len(self._members):
             self.close()
-        elif _is_plain(result) and not any(each.requires_grad for each in tensors_in(result)):
+        elif _is_plain(result) and not any(tensor.requires_grad for tensor in tensors_in(result)):
             self._kept.pop(key, None)
             self._kept[key] = held, copied(result), num_bytes((held, result))
             while len(self._kept) > 1 and sum(size for *_, size in self._kept.values()) > self._max_bytes:
@@ -372,7 +372,7 @@ class _Member:
 
     def _is_constant(self, arguments: tuple[Any, ...]) -> bool:
         """Say whether the part is a function of these arguments alone now, and nothing asks for more than its value."""
-        if not arguments or not all(map(_is_plain_tensor, arguments)) or any(each.training for each in self._modules):
+        if not arguments or not all(map(_is_plain_tensor, arguments)) or any(child.training for child in self._modules):
             return False
         is_watched = is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
         return not is_watched and not torch.is_inference_mode_enabled() and not any_has_tangent(arguments)
@@ -411,8 +411,8 @@ def _is_evaluated_whole(problem: Problem) -> bool:
 def _key_of(arguments: tuple[Tensor, ...]) -> Any:
     """Return what equal inputs have in common: with eight of their numbers as text, in which NaN equals itself."""
     kind = arguments[0].device.type
-    kinds = [(each.shape, each.stride(), each.dtype, each.device) for each in arguments]
-    numbers = [str(each.flatten()[:: max(each.numel() // 8, 1)].tolist()) for each in arguments]
+    kinds = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in arguments]
+    numbers = [str(tensor.flatten()[:: max(tensor.numel() // 8, 1)].tolist()) for tensor in arguments]
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), *kinds, *numbers
 
 
@@ -455,7 +455,7 @@ class SideBySide:
             stream.read_through(None)
         self._programs, self._prefixes = [*programs], []
         if len(programs) > 1:
-            self._prefixes = share_prefixes([problem for each in programs for problem in each.problems.values()])
+            self._prefixes = share_prefixes([problem for program in programs for problem in program.problems.values()])
             share_reads(_streams(programs))
 
 

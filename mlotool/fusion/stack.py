@@ -68,7 +68,7 @@ class Stack:
         for tensors in by_member:
             _check_tensors(by_member[0], tensors)
         self.num_parameters = len(_parameters(first))
-        self.tensors = [torch.stack([each.detach() for each in group]) for group in zip(*by_member, strict=True)]
+        self.tensors = [torch.stack([tensor.detach() for tensor in group]) for group in zip(*by_member, strict=True)]
         self._rows = [[*rows] for rows in zip(*[tensor.unbind() for tensor in self.tensors], strict=True)]
         self._pointers = [[row.data_ptr() for row in rows] for rows in self._rows]
         self._forms: list[SameForms] = [SameForms([])] * len(programs)
@@ -91,7 +91,7 @@ class Stack:
         tensors = _tensors(program)
         if len(tensors) != len(rows) or any(tensor is None for tensor in tensors):
             self.reason = "a buffer of a module has come or gone"
-        elif [each.data_ptr() for each in tensors] != self._pointers[number] or not self._forms[number](tensors):
+        elif [tensor.data_ptr() for tensor in tensors] != self._pointers[number] or not self._forms[number](tensors):
             if any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(rows, tensors, strict=True)):
                 self.reason = "a parameter or a buffer of a module has changed its shape or dtype"
                 return
@@ -122,10 +122,10 @@ class Stack:
         program, self._programs[number] = self._programs[number], None
         if program is not None:
             _bind(program, [row.clone() for row in self._rows[number]])
-        first = next((place for place, each in enumerate(self._programs) if each is not None), None)
+        first = next((place for place, member in enumerate(self._programs) if member is not None), None)
         # What has left before may have taken the values of this one.
-        for place, each in enumerate(self._programs):
-            if each is None and first is not None:
+        for place, member in enumerate(self._programs):
+            if member is None and first is not None:
                 for row, other in zip(self._rows[place], self._rows[first], strict=True):
                     row.copy_(other)
 
@@ -189,23 +189,23 @@ def _numbers_of_losses(name: str, losses: Sequence[Any], like: Tensor, known: Co
     if not isinstance(first, partial):
         # A loss that is an object may hold anything: what differs there shows in the comparison with its plan.
         return
-    forms = [(each.func, each.keywords.keys()) if type(each) is type(first) else None for each in losses]
+    forms = [(loss.func, loss.keywords.keys()) if type(loss) is type(first) else None for loss in losses]
     if any(form != forms[0] for form in forms):
         raise NotFusedError(f"the losses of problems.{name} are different functions, or have different settings")
     for key, value in first.keywords.items():
-        values, place = [each.keywords[key] for each in losses], f"problems.{name}.loss.{key}"
-        are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
-        if all(_equal(value, each) for each in values) and not (are_numbers and place in known):
+        values, place = [loss.keywords[key] for loss in losses], f"problems.{name}.loss.{key}"
+        are_numbers = all(isinstance(setting, int | float) and not isinstance(setting, bool) for setting in values)
+        if all(_equal(value, setting) for setting in values) and not (are_numbers and place in known):
             continue
         if not are_numbers:
             raise NotFusedError(f"the losses of problems.{name} differ in {key}, which is no number")
         stacked = torch.tensor(values, dtype=like.dtype, device=like.device)
-        yield OwnValue(place, stacked, [each.keywords for each in losses])
+        yield OwnValue(place, stacked, [loss.keywords for loss in losses])
 
 
 def _frozen_parameters(name: str, modules: Sequence[nn.Module], known: Collection[str]) -> Iterator[OwnValue]:
     structures = [[(path, type(child)) for path, child in module.named_modules()] for module in modules]
-    if any(each != structures[0] for each in structures):
+    if any(structure != structures[0] for structure in structures):
         raise NotFusedError(f"the modules of problems.{name} are of different structures")
     for path, child in modules[0].named_modules():
         holders: list[dict[str, Any]] = [module.get_submodule(path)._parameters for module in modules]
@@ -213,11 +213,11 @@ def _frozen_parameters(name: str, modules: Sequence[nn.Module], known: Collectio
             if tensor is None or tensor.requires_grad:
                 continue
             tensors = [holder[key] for holder in holders]
-            if any(each is None or each.shape != tensor.shape for each in tensors):
+            if any(other is None or other.shape != tensor.shape for other in tensors):
                 raise NotFusedError(f"a frozen parameter of problems.{name} ({path}.{key}) has different shapes")
             place = f"problems.{name}.module.{path}.{key}"
-            if place in known or not all(torch.equal(tensor, each) for each in tensors):
-                yield OwnValue(place, torch.stack([each.detach() for each in tensors]), holders)
+            if place in known or not all(torch.equal(tensor, other) for other in tensors):
+                yield OwnValue(place, torch.stack([row.detach() for row in tensors]), holders)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -255,12 +255,12 @@ def _tensors(program: Program) -> list[Tensor]:
 
 
 def _check_tensors(first: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    kinds, others = ([(each.shape, each.dtype, each.device) for each in group] for group in (first, tensors))
+    kinds, others = ([(tensor.shape, tensor.dtype, tensor.device) for tensor in group] for group in (first, tensors))
     if kinds != others:
         raise NotFusedError("their parameters or buffers are of other shapes, dtypes or devices")
-    if not all(type(each) in (Tensor, nn.Parameter, nn.Buffer) and each.is_contiguous() for each in tensors):
+    if not all(type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and tensor.is_contiguous() for tensor in tensors):
         raise NotFusedError("a parameter or buffer is of an own tensor class, or has strides of its own")
-    pointers = [each.data_ptr() for each in tensors if each.numel()]
+    pointers = [tensor.data_ptr() for tensor in tensors if tensor.numel()]
     if len({*pointers}) < len(pointers):
         raise NotFusedError("problems share a parameter or a buffer")
 
@@ -454,9 +454,9 @@ class JoinedData:
 
     def __init__(self, datasets: Sequence[Any], whole: Any, begins: Sequence[int]) -> None:
         self._whole, self._begins = whole, torch.tensor(begins)
-        different = {id(each): each for each in datasets}.values()
+        different = {id(dataset): dataset for dataset in datasets}.values()
         # Of one data set nothing is a copy.
-        self._copied = [part for each in different for part in _parts(vars(each))] if len(different) > 1 else []
+        self._copied = [part for dataset in different for part in _parts(vars(dataset))] if len(different) > 1 else []
         self._tensors = [part for _, _, part in self._copied if isinstance(part, Tensor)]
         self._versions = [part._version for part in self._tensors]
 
@@ -469,20 +469,20 @@ class JoinedData:
         """
         first = next(filter(None, streams)).dataset
         datasets = [first if stream is None else stream.dataset for stream in streams]
-        different = list({id(each): each for each in datasets}.values())
+        different = list({id(dataset): dataset for dataset in datasets}.values())
         if len(different) == 1:
             return cls(datasets, first, [0] * len(datasets))
-        columns, structures = zip(*(tree_flatten(_columns(each)) for each in different), strict=True)
-        kinds = {tuple(map(_kind_of_column, each)) for each in columns}
-        settings = [getattr(each, "normalization", getattr(each, "length", None)) for each in different]
-        num_bytes = sum(each.nbytes for own in columns for each in own if each is not None)
-        are_alike = len(kinds) == 1 and all(each == structures[0] for each in structures)
-        if not are_alike or any(each != settings[0] for each in settings) or num_bytes > MAX_JOINED_BYTES:
+        columns, structures = zip(*(tree_flatten(_columns(dataset)) for dataset in different), strict=True)
+        kinds = {tuple(map(_kind_of_column, group)) for group in columns}
+        settings = [getattr(dataset, "normalization", getattr(dataset, "length", None)) for dataset in different]
+        num_bytes = sum(column.nbytes for group in columns for column in group if column is not None)
+        are_alike = len(kinds) == 1 and all(structure == structures[0] for structure in structures)
+        if not are_alike or any(setting != settings[0] for setting in settings) or num_bytes > MAX_JOINED_BYTES:
             return None
-        joined = [None if own[0] is None else torch.cat(own) for own in zip(*columns, strict=True)]
+        joined = [None if group[0] is None else torch.cat(group) for group in zip(*columns, strict=True)]
         begins = dict(zip(map(id, different), accumulate(map(len, different), initial=0), strict=False))
         whole = _rebuilt(different, tree_unflatten(joined, structures[0]))
-        return cls(datasets, whole, [begins[id(each)] for each in datasets])
+        return cls(datasets, whole, [begins[id(dataset)] for dataset in datasets])
 
     def is_current(self) -> bool:
         """Say whether the data sets have the tensors, with the values, that were joined."""
@@ -538,8 +538,8 @@ def _rebuilt(datasets: Sequence[Any], columns: dict[str, Any]) -> Any:
     if isinstance(first, InMemoryTensors):
         return InMemoryTensors(columns)
     if isinstance(first, TextWindows):
-        offsets = accumulate((len(each.tokens) for each in datasets), initial=0)
-        starts = [each.starts + offset for each, offset in zip(datasets, offsets, strict=False)]
+        offsets = accumulate((len(dataset.tokens) for dataset in datasets), initial=0)
+        starts = [dataset.starts + offset for dataset, offset in zip(datasets, offsets, strict=False)]
         return TextWindows(**{**columns, "starts": torch.cat(starts)}, length=first.length)
     return InMemoryDataset(**columns, normalization=first.normalization)
 
@@ -575,8 +575,8 @@ def _read_by_position(streams: Sequence[Stream]) -> bool:
     kind = type(datasets[0])
     return (
         kind in (InMemoryDataset, InMemoryTensors, TextWindows)
-        and all(type(each) is kind for each in datasets)
-        and not any(each.seeded or not isinstance(each.images, Tensor) for each in datasets if kind is InMemoryDataset)
+        and all(type(data) is kind for data in datasets)
+        and not any(data.seeded or not isinstance(data.images, Tensor) for data in datasets if kind is InMemoryDataset)
         and all(stream.is_loaded_here for stream in streams)
         and len({stream.batch_size for stream in streams}) == 1
     )
@@ -741,11 +741,11 @@ def _recorded_step(name: str, records: Sequence[StepRecord]) -> TakenStep:
     if len({tuple(map(tuple, record.state)) for record in records}) > 1:
         raise NotFusedError(f"optimizers of problems.{name}, whose steps are differentiated, keep different tensors")
     contents = [
-        (list(each.theta), [*map(dict, each.state)], [batch for batch, _ in each.draws], [*map(dict, each.buffers)])
-        for each in records
+        (list(step.theta), [*map(dict, step.state)], [batch for batch, _ in step.draws], [*map(dict, step.buffers)])
+        for step in records
     ]
     theta, state, batches, buffers = stacked(contents, f"the recorded steps of problems.{name}")
-    settings = [dict(each) for each in records[0].hyperparameters]
+    settings = [dict(rates) for rates in records[0].hyperparameters]
     columns: dict[tuple[float, ...], int] = {}
     places: list[dict[tuple[str, int | None], int]] = []
     for position, own_settings in enumerate(settings):
@@ -771,9 +771,9 @@ def _arguments(name: str, key: str, values: Sequence[Any]) -> dict[int | None, t
         parts = dict(enumerate(zip(*values, strict=True)))
     arguments: dict[int | None, tuple[float, ...]] = {}
     for index, numbers in parts.items():
-        is_number = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+        is_number = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
         if is_number and (key == "lr" or len(set(numbers)) > 1):
             arguments[index] = tuple(map(float, numbers))
-        elif any(isinstance(each, Tensor) or each != numbers[0] for each in numbers):
+        elif any(isinstance(number, Tensor) or number != numbers[0] for number in numbers):
             raise NotFusedError(f"optimizers of problems.{name}, whose steps are differentiated, differ in {key}")
     return arguments

@@ -285,16 +285,16 @@ class Stacked:
 
     def of(self, number: int) -> Gradient:
         """Return the gradient of one member."""
-        return [None if each is None else each[number] for each in self.gradient]
+        return [None if slope is None else slope[number] for slope in self.gradient]
 
     def gradients(self) -> list[Gradient]:
         """Return the gradient of each member."""
-        rows = [[None] * len(self.loss) if each is None else each.unbind() for each in self.gradient]
+        rows = [[None] * len(self.loss) if slope is None else slope.unbind() for slope in self.gradient]
         return [*map(list, zip(*rows, strict=True))]
 
     def results(self) -> list[StepResult]:
         """Return the result of each member."""
-        rows = zip(self.loss.unbind(), *[each.unbind() for each in self.metrics.values()], strict=True)
+        rows = zip(self.loss.unbind(), *[metric.unbind() for metric in self.metrics.values()], strict=True)
         return [StepResult(loss, dict(zip(self.metrics, numbers, strict=True))) for loss, *numbers in rows]
 
 
@@ -450,7 +450,7 @@ class StackedGradients:
         function = RoundFunction(together, engine, self._values, of_first, leader, course)
         kept, random = [memory.value for memory in engine.memories], engine.random.state_dict()
         # The kernel of a CPU has no form for several runs.
-        on_cpu = all(each.device.type == "cpu" for each in member)
+        on_cpu = all(tensor.device.type == "cpu" for tensor in member)
         try:
             with guards.tracing(guards.TracingContext(ExamplesMode())), engine.random:
                 with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
@@ -491,7 +491,7 @@ def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tupl
 
 def _of_first(entry: dict[str, StackedBatch | None], values: Iterator[Tensor], placed: dict[int, Tensor]) -> Batches:
     """Return the batches of the first member."""
-    return {name: None if each is None else put_together(each.value, values, placed) for name, each in entry.items()}
+    return {name: None if batch is None else put_together(batch.value, values, placed) for name, batch in entry.items()}
 
 
 REPEATS = 3
@@ -641,7 +641,7 @@ class Comparison:
         for position, value in zip(fused.flat.moved, fused.moved, strict=True):
             buffers[position] = value[number]
         gradients = zip(self._members.names, fused.gradients, strict=True)
-        ends = self._by_problem(number, buffers) | {(name, _GRADIENT): each.of(number) for name, each in gradients}
+        ends = self._by_problem(number, buffers) | {(name, _GRADIENT): slopes.of(number) for name, slopes in gradients}
         with self._members.unmoved(number) as restore:
 
             def planned(values: Sequence[Tensor]) -> Ends:
@@ -689,21 +689,21 @@ class Comparison:
         function = RoundFunction(together, schedule.program.engine, self._members.values, batches, by)
         with schedule.program.random:
             outputs = function(*rows, *map(copied, tensors))
-        return {(name, _GRADIENT): each.gradient for name, each in zip(drawn, function.parts(outputs)[0], strict=True)}
+        return {(name, _GRADIENT): part.gradient for name, part in zip(drawn, function.parts(outputs)[0], strict=True)}
 
 
-def _distances(expected: Ends, found: Ends, before: Ends, unit: float) -> dict[Kind, float]:
+def _distances(expected: Ends, actual: Ends, before: Ends, unit: float) -> dict[Kind, float]:
     """Return how far ends are apart, as `distances` does; infinite where other parameters have a gradient.
 
     A gradient that is not finite is no difference: the other one is not, either.
     """
-    other_use = [kind for kind in expected if [x is None for x in expected[kind]] != [x is None for x in found[kind]]]
+    other_use = [kind for kind in expected if [x is None for x in expected[kind]] != [x is None for x in actual[kind]]]
     kept = {
         kind: values
         for kind, values in _tensors(expected).items()
         if kind not in other_use and (kind[1] == _BUFFERS or all(value.isfinite().all() for value in values))
     }
-    return distances(kept, _tensors(found), _tensors(before), unit) | dict.fromkeys(other_use, float("inf"))
+    return distances(kept, _tensors(actual), _tensors(before), unit) | dict.fromkeys(other_use, float("inf"))
 
 
 def _tensors(ends: Ends) -> dict[Kind, list[Tensor]]:

@@ -71,7 +71,7 @@ class StackedSteps:
             By member the norm of its gradient where that is clipped, or the error of its step.
         """
         problems = [self._problems[number] for number in members]
-        is_plain = contexts is None and not any(hyperparameters) and all(each is not None for each in stacked.gradient)
+        is_plain = contexts is None and not any(hyperparameters) and all(part is not None for part in stacked.gradient)
         calls = self._joint_calls(members, problems) if is_plain else None
         self.is_joint = calls is not None
         gradients, norms = stacked.gradients(), list[Tensor | Exception | None]()
@@ -427,7 +427,7 @@ class StackedSchedule:
     @property
     def verdicts(self) -> dict[str, Verdict]:
         """By round, whether its gradients are taken as one program."""
-        verdicts = {"+".join(names): each.verdict for names, each in self._rounds.items()}
+        verdicts = {"+".join(names): stacked_round.verdict for names, stacked_round in self._rounds.items()}
         return self._verdicts | {name: verdict for name, verdict in verdicts.items() if verdict is not None}
 
     @property

@@ -196,15 +196,15 @@ def _measured(
     began = time.perf_counter()
     try:
         with same_numbers(program):
-            found = flat(program.gradient(upper, batches))
+            gradient = flat(program.gradient(upper, batches))
     except (ConfigError, RuntimeError) as failure:
         return None, Response(name, note=_first_sentence(failure))
     seconds = time.perf_counter() - began
-    norm = float(found.norm())
-    exact = found if exact is None else exact
+    norm = float(gradient.norm())
+    exact = gradient if exact is None else exact
     length = float(exact.norm())
-    cosine = (1.0 if found is exact else float(found @ exact) / (norm * length)) if norm and length else None
-    error = float((found - exact).norm()) / length if length else None
+    cosine = (1.0 if gradient is exact else float(gradient @ exact) / (norm * length)) if norm and length else None
+    error = float((gradient - exact).norm()) / length if length else None
     solves = [(problem, getattr(program.algorithm_state(problem), "last", None)) for problem in program.problems]
     # How solves ended, where they were to converge.
     ends = {problem: end for problem, end in solves if isinstance(end, SolveResult) and end.status is not Status.FIXED}
@@ -213,7 +213,7 @@ def _measured(
         for problem, end in ends.items()
     ]
     has_converged = all(end.status is Status.CONVERGED for end in ends.values())
-    return found, Response(name, norm, cosine, error, seconds, has_converged, "; ".join(notes))
+    return gradient, Response(name, norm, cosine, error, seconds, has_converged, "; ".join(notes))
 
 
 @contextmanager

@@ -193,8 +193,8 @@ class EvolutionStrategies(AbstractZerothOrder):
         Raises:
             ConfigError: with particles, by a version that kept them as lists.
         """
-        is_right, found = isinstance(saved.get("ends", {}), Mapping), "particles of an older version"
-        require(is_right, "state of EvolutionStrategies", found, "particles by number", "Begin the run anew.")
+        is_right, fault = isinstance(saved.get("ends", {}), Mapping), "particles of an older version"
+        require(is_right, "state of EvolutionStrategies", fault, "particles by number", "Begin the run anew.")
         return {**self.initial_state(), **saved, "generator": saved["generator"].cpu()}
 
     def _draw(self, theta: Vector, num_tasks: int | None, generator: torch.Generator) -> list[list[Tensor]]:

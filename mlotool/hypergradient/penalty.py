@@ -154,16 +154,16 @@ class _PenaltyPullback:
         if settings.rule == "fixed":
             assert multiplier is not None
             last: float | Tensor = multiplier
-            found, point = self._fixed(slopes, point, theta, vector, multiplier)
+            pulled, point = self._fixed(slopes, point, theta, vector, multiplier)
             multiplier += settings.growth
         else:
-            found, point, last = self._barrier(slopes, point, vector)
+            pulled, point, last = self._barrier(slopes, point, vector)
         # A y that is not finite would stay so for ever.
         readers = state["readers"]
         if is_finite(point):
             readers = {**readers, problem.reader: {"point": copies(point), "multiplier": multiplier}}
         problem.memory.value = {"readers": readers, "last_multiplier": last}
-        return found
+        return pulled
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Not called: `check` refuses the graphs that would."""
@@ -176,8 +176,8 @@ class _PenaltyPullback:
         pull = scaled(vector, scale / multiplier)
         for _ in range(self.settings.num_steps):
             point = add(point, add(pull, slopes.mean(point, theta=True)), -self.settings.step_size)
-        found = add(slopes.own(point), slopes.own(theta), -1.0)
-        return scaled(found, multiplier / scale), point
+        difference = add(slopes.own(point), slopes.own(theta), -1.0)
+        return scaled(difference, multiplier / scale), point
 
     def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector, Tensor]:
         assert self.settings.barrier is not None

@@ -116,8 +116,8 @@ def step_gradients(
     ranks = view.problem.rank_mean
     with torch.enable_grad():
         at = ranks.shared(theta) if create_graph else theta
-        found = batch_gradients(unroll, record, at, inputs, view, create_graph=create_graph)
-        return mean_gradient(found, theta, ranks)
+        gradients = batch_gradients(unroll, record, at, inputs, view, create_graph=create_graph)
+        return mean_gradient(gradients, theta, ranks)
 
 
 def batch_gradients(
@@ -202,8 +202,8 @@ class RecordedStep:
         kept, taken = self.record.gradient, self.record.taken
         if kept is not None and (taken is None or not taken.is_open):
             return list(kept)
-        found = self.mean_gradient(leaves(self.record.theta), self.inputs, create_graph=False)
-        return found if kept is None else list(kept)
+        gradient = self.mean_gradient(leaves(self.record.theta), self.inputs, create_graph=False)
+        return gradient if kept is None else list(kept)
 
     def mean_gradient(self, theta: Vector, inputs: Vector, *, create_graph: bool) -> list[Tensor | None]:
         """Return the gradient as a function of tensors that have the values of the step.
@@ -211,10 +211,10 @@ class RecordedStep:
         Raises:
             ConfigError: it is not the gradient that was taken, where that is known.
         """
-        found = step_gradients(self.unroll, self.record, theta, inputs, self.view, create_graph=create_graph)
+        gradient = step_gradients(self.unroll, self.record, theta, inputs, self.view, create_graph=create_graph)
         if self.record.taken is not None:
-            self.record.taken.compare(found, self.view.problem.name, self.view.problem.precision)
-        return found
+            self.record.taken.compare(gradient, self.view.problem.name, self.view.problem.precision)
+        return gradient
 
 
 class AbstractStepProduct(ABC):
@@ -297,7 +297,7 @@ class ReverseStepProduct(AbstractStepProduct):
         else:
             self._theta, self._mean, points = record.graph.theta, record.graph.mean, record.graph.inputs
         self._sources = chosen(points, step.wanted)
-        self.gradient = [None if each is None else each.detach() for each in self._mean]
+        self.gradient = [None if slope is None else slope.detach() for slope in self._mean]
 
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
         """Return `H u` and `M^T u`."""
@@ -312,8 +312,8 @@ class ReverseStepProduct(AbstractStepProduct):
             return [None] * len(self._theta), [None] * len(self._sources)
         slopes, cotangents = [slope for slope, _ in pairs], [u for _, u in pairs]
         with explained(self._problem, "reverse"):
-            found = pulled_back(slopes, targets, cotangents, retain=self._is_kept)
-        return found[:count] or [None] * len(self._theta), found[count:]
+            pulled = pulled_back(slopes, targets, cotangents, retain=self._is_kept)
+        return pulled[:count] or [None] * len(self._theta), pulled[count:]
 
 
 class ForwardStepProduct(AbstractStepProduct):
@@ -404,7 +404,7 @@ class StoredSteps:
         self._store = store
         self._unroll = unroll
         self._view = view
-        self._inputs = [each.detach() for each in inputs]
+        self._inputs = [tensor.detach() for tensor in inputs]
         self._records = unroll.records
 
     def backwards(self, first: int) -> Iterator[StepRecord]:
@@ -421,7 +421,7 @@ class StoredSteps:
 
     def at(self, number: int) -> StepRecord:
         """Return one step."""
-        begin = max(each for each in range(number + 1) if self._records[each].is_checkpoint)
+        begin = max(step for step in range(number + 1) if self._records[step].is_checkpoint)
         return self._whole(number, self._forward(begin, number, self._kept(begin)))
 
     def last(self) -> tuple[LowerView, AbstractContextManager[None]]:
@@ -544,13 +544,13 @@ class ReversePass:
         numbers = range(len(self.unroll.records) - 1, self.first - 1, -1)
         for number, record in zip(numbers, self.steps.backwards(self.first), strict=True):
             product = self.product(RecordedStep(self.unroll, self.view, record, inputs, wanted))
-            found, of_settings = self._through_update(record, product.gradient, inputs, wanted, adjoint, of_state)
-            adjoint, vector, factor = found.theta, found.gradient, found.factor
+            cotangents, of_settings = self._through_update(record, product.gradient, inputs, wanted, adjoint, of_state)
+            adjoint, vector, factor = cotangents.theta, cotangents.gradient, cotangents.factor
             # Nothing leads on from the state at the first step.
-            of_state = found.state if number > self.first else []
+            of_state = cotangents.state if number > self.first else []
             total = plus(total, of_settings)
             # Nothing is held twice while the products are taken, where memory is at its peak.
-            del found, of_settings
+            del cotangents, of_settings
             needs_theta = number > self.first or self.reaches_start
             of_theta, of_inputs = product.pull(vector, needs_theta=needs_theta)
             total = plus(total, of_inputs, factor)
@@ -565,8 +565,8 @@ class ReversePass:
                 start = self.unroll.start(points)
             total = plus(total, _pulled([*start], chosen(points, wanted), [*adjoint]))
         return [
-            torch.zeros_like(source) if each is None else each
-            for source, each in zip(chosen(inputs, wanted), total, strict=True)
+            torch.zeros_like(source) if slope is None else slope
+            for source, slope in zip(chosen(inputs, wanted), total, strict=True)
         ]
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
@@ -599,10 +599,10 @@ class ReversePass:
         The lists of the given cotangents are taken over, as by `mlotool.problem.optimizers.rule.pull_back`.
         """
         if self.unroll.step_pullback is not None:
-            found = self.unroll.step_pullback(
+            step = self.unroll.step_pullback(
                 record.theta, mean, record.state, record.hyperparameters, adjoint, of_state
             )
-            return found, [None for flag in wanted if flag]
+            return step, [None for flag in wanted if flag]
         points = leaves(inputs, wanted)
         # Counters of steps are constants.
         own = [{key: value for key, value in state.items() if key != COUNTER} for state in record.state]
@@ -621,12 +621,12 @@ class ReversePass:
         return step, pulled[len(sources) :]
 
 
-def _add_to(adjoint: list[Tensor], found: list[Tensor | None], factor: float) -> None:
+def _add_to(adjoint: list[Tensor], slopes: list[Tensor | None], factor: float) -> None:
     """Add to an adjoint, parameter by parameter, so that only one of them is held twice."""
     for position in range(len(adjoint)):
-        each, found[position] = found[position], None
-        if each is not None:
-            adjoint[position] = torch.add(adjoint[position], each, alpha=factor)
+        slope, slopes[position] = slopes[position], None
+        if slope is not None:
+            adjoint[position] = torch.add(adjoint[position], slope, alpha=factor)
 
 
 def _pulled(outputs: Sequence[Tensor], sources: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Cotangents:

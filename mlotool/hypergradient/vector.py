@@ -225,10 +225,10 @@ def vector_jacobian(
     pairs = [(y, v) for y, v in zip(outputs, cotangents, strict=True) if y.requires_grad]
     if not pairs or not inputs:
         return [torch.zeros_like(x) for x in inputs]
-    found = pulled_back(
+    pulled = pulled_back(
         [y for y, _ in pairs], inputs, [v for _, v in pairs], retain=retain or create_graph, create_graph=create_graph
     )
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, pulled, strict=True)]
 
 
 def _on_axis(values: Tensor, like: Tensor) -> Tensor:

@@ -77,8 +77,8 @@ def auroc(score: Tensor, is_positive: Tensor) -> Tensor:
     """Return the area under the ROC curve, 0-D, of scores (n,) in [0, 1] as a detector of what is positive (n,)."""
     from torchmetrics.functional.classification import binary_auroc  # takes a second to import
 
-    found: Tensor = binary_auroc(score, is_positive.long())
-    return found
+    area: Tensor = binary_auroc(score, is_positive.long())
+    return area
 
 
 def collected(batches: Iterable[Batch], rows: Callable[[Batch], Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -115,8 +115,8 @@ def shared_weight_accuracy(
         >>> shared_weight_accuracy(BoundModule(SharedWeightNetwork([2], 2)), batch, [-1.0, 1.0])
         {'shared_weight_accuracy': tensor(1.), 'accuracy_at_-1': tensor(1.), 'accuracy_at_1': tensor(1.)}
     """
-    found = {}
+    accuracies = {}
     for constant in constants:
-        shared = model.at({name: torch.full_like(each, constant) for name, each in model.named_parameters()})
-        found[f"accuracy_at_{constant:g}"] = accuracy(shared(batch["input"]), batch["target"])
-    return {"shared_weight_accuracy": torch.stack(list(found.values())).mean(), **found}
+        shared = model.at({name: torch.full_like(tensor, constant) for name, tensor in model.named_parameters()})
+        accuracies[f"accuracy_at_{constant:g}"] = accuracy(shared(batch["input"]), batch["target"])
+    return {"shared_weight_accuracy": torch.stack(list(accuracies.values())).mean(), **accuracies}

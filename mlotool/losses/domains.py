@@ -149,5 +149,5 @@ def _distance(model: BoundModule, center: Iterable[Tensor], free: Sequence[str])
             f"free={list(free)}: no parameter has such a name; expected a pattern for some of {', '.join(theta)}. "
             "Correct the pattern, or write free: []."
         )
-    squares = [(theta[name] - each).square().sum() for name, each in zip(theta, phi, strict=True) if name in near]
+    squares = [(theta[name] - tensor).square().sum() for name, tensor in zip(theta, phi, strict=True) if name in near]
     return torch.stack(squares).sum() if squares else torch.zeros(())

@@ -167,12 +167,12 @@ def few_shot_adaptation(
 
     def adapt(episode: Episode) -> Tensor:
         support, theta = episode["support"], start
-        found = [measure(theta, episode["query"])]
+        measured = [measure(theta, episode["query"])]
         for _ in range(num_steps):
             slope = torch.func.grad(objective)(theta, support)
             theta = {name: tensor - lr * slope[name] for name, tensor in theta.items()}
-            found.append(measure(theta, episode["query"]))
-        return torch.stack(found)
+            measured.append(measure(theta, episode["query"]))
+        return torch.stack(measured)
 
     parts = ("support", "query")
     by_task = torch.cat([torch.vmap(adapt)({part: dict(batch[part]) for part in parts}) for batch in batches])

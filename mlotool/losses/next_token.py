@@ -169,9 +169,9 @@ def mixture_analysis(batches: Iterable[Batch], *, mixture: BoundModule) -> dict[
     """
     share = mixture().detach()
     counts = torch.stack([torch.bincount(batch["domain"], minlength=len(share)) for batch in batches]).sum(0)
-    found = {"share": share, "share_of_split": counts / counts.sum()}
-    found |= {f"share_{number}": each for number, each in enumerate(share)}
-    return found | {"perplexity": torch.special.entr(share).sum().exp()}
+    shares = {"share": share, "share_of_split": counts / counts.sum()}
+    shares |= {f"share_{number}": domain_share for number, domain_share in enumerate(share)}
+    return shares | {"perplexity": torch.special.entr(share).sum().exp()}
 
 
 @target("analysis")
@@ -191,9 +191,9 @@ def text_weight_analysis(batches: Iterable[Batch], *, weigher: BoundModule) -> d
         weight = weigher(batch["input"])
         return {"weight": weight if weight.dim() == 1 else weight.mean(dim=1), "domain": batch["domain"]}
 
-    found = collected(batches, rows)
+    columns = collected(batches, rows)
     means = {
-        f"mean_weight_{number}": found["weight"][found["domain"] == number].mean()
-        for number in found["domain"].unique().tolist()
+        f"mean_weight_{number}": columns["weight"][columns["domain"] == number].mean()
+        for number in columns["domain"].unique().tolist()
     }
-    return found | {"mean_weight": found["weight"].mean()} | means
+    return columns | {"mean_weight": columns["weight"].mean()} | means

@@ -131,6 +131,6 @@ def path_analysis(batches: Iterable[Batch], *, paths: BoundModule) -> dict[str, 
         nats, mean over decisions, 0-D.
     """
     del batches
-    found = paths.method("found")
-    text = "".join(f"{name}: {value}\n" for name, value in found.items())
+    decisions = paths.method("found")
+    text = "".join(f"{name}: {value}\n" for name, value in decisions.items())
     return {"decisions": text, "entropy": paths.method("entropy").detach()}

@@ -114,7 +114,7 @@ def attack_analysis(
     """
     with torch.no_grad():
         pairs = [(model(batch["input"]).argmax(dim=1), batch["target"]) for batch in batches]
-    prediction, target = (torch.cat(each) for each in zip(*pairs, strict=True))
+    prediction, target = (torch.cat(column) for column in zip(*pairs, strict=True))
     victims = prediction[target == victim_class]
     return {
         "prediction": prediction,

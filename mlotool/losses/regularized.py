@@ -56,13 +56,13 @@ def decay_analysis(batches: Iterable[Batch], *, decay: BoundModule, num_informat
     logarithm = decay().detach().log()
     logarithm = logarithm.expand(num_features) if len(logarithm) == 1 else logarithm
     logarithm = logarithm.reshape(-1, num_features).mean(dim=0)
-    found = {"decay": logarithm.exp()}
+    facts = {"decay": logarithm.exp()}
     is_useless = torch.arange(num_features, device=logarithm.device) >= num_informative
     if bool(is_useless.any()) and not bool(is_useless.all()):
         # Of the logarithm's sigmoid: torchmetrics would take values beyond [0, 1] for logits anyway.
-        found["useless_auc"] = auroc(torch.sigmoid(logarithm.double()), is_useless)
-        found["log10_ratio"] = (logarithm[is_useless].mean() - logarithm[~is_useless].mean()) / torch.tensor(10.0).log()
-    return found
+        facts["useless_auc"] = auroc(torch.sigmoid(logarithm.double()), is_useless)
+        facts["log10_ratio"] = (logarithm[is_useless].mean() - logarithm[~is_useless].mean()) / torch.tensor(10.0).log()
+    return facts
 
 
 _NUMBER = re.compile(r"(^|\.)(\d+)\.")

@@ -245,20 +245,20 @@ class StrongestEdges:
         Raises:
             ConfigError: the edges of a kind make no cell, or `none` is not among the candidates.
         """
-        found: dict[str, str | int] = {}
+        chosen: dict[str, str | int] = {}
         for kind in dict.fromkeys(name.rpartition("_")[0] for name in candidates):
             edges = [name for name in candidates if name.rpartition("_")[0] == kind]
             for incoming in _by_node(kind, edges):
                 best = {name: self._strongest(name, candidates[name], probabilities[name]) for name in incoming}
                 kept = sorted(incoming, key=lambda name: best[name][0], reverse=True)[: self.num_kept]
-                found |= {name: best[name][1] if name in kept else self.none for name in incoming}
-        return found
+                chosen |= {name: best[name][1] if name in kept else self.none for name in incoming}
+        return chosen
 
     def _strongest(self, name: str, candidates: Sequence[str | int], probability: Tensor) -> tuple[float, str | int]:
         expected = f"the candidate of '{name}' that is no connection, one of {', '.join(map(str, candidates))}"
         require(self.none in candidates, "rule.none", self.none, expected)
         strengths = zip(probability.tolist(), candidates, strict=True)
-        return max((each for each in strengths if each[1] != self.none), key=lambda each: each[0])
+        return max((pair for pair in strengths if pair[1] != self.none), key=lambda pair: pair[0])
 
 
 def _by_node(kind: str, edges: Sequence[str]) -> list[Sequence[str]]:

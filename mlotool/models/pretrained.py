@@ -57,21 +57,21 @@ def read_pretrained(folder: str, loader: str, kind: str, **options: Any) -> Any:
     return model.float()
 
 
-def check_fits(folder: str, kind: str, name: str, found: int, limit: int) -> None:
+def check_fits(folder: str, kind: str, name: str, size: int, limit: int) -> None:
     """Refuse data that has more of something than the model takes.
 
     Args:
         folder: of the model.
         kind: of the model.
         name: of the setting of the data.
-        found: its value.
+        size: its value.
         limit: the most that the model takes.
 
     Raises:
         ConfigError: there is more.
     """
     expected = f"at most {limit}, as the {kind} in folder={folder} has"
-    require(found <= limit, name, found, expected, f"Set data.{name}={limit}.")
+    require(size <= limit, name, size, expected, f"Set data.{name}={limit}.")
 
 
 # b: batch, t: tokens, w: width of the encoder, k: classes
@@ -169,8 +169,8 @@ class PretrainedCausalLM(nn.Module):
 
     def features(self, tokens: Tensor) -> Tensor:
         """Return what the head reads (b, t, w) of token ids (b, t)."""
-        found: Tensor = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        return found
+        hidden: Tensor = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden
 
     def losses(self, tokens: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
         """Return the cross-entropy (b, t), in nats, of each token's prediction.

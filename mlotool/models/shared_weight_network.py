@@ -53,8 +53,8 @@ class SharedWeightUnit(nn.Module):
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         """Return a signal (b, 2)."""
         total = first[:, :1]
-        for each in others:
-            total = total + each[:, :1]
+        for signal in others:
+            total = total + signal[:, :1]
         return torch.cat([ACTIVATIONS[self.activation](first[:, 1:] * total), first[:, 1:]], dim=1)
 
     def extra_repr(self) -> str:
@@ -103,4 +103,4 @@ class SharedWeightNetwork(nn.Module):
         signals = [torch.cat([values[:, i : i + 1], weight], dim=1) for i in range(self.num_inputs)]
         hidden = [unit(*signals[i :: len(self.hidden)]) for i, unit in enumerate(self.hidden)]
         outputs = [unit(*hidden[i :: len(self.outputs)]) for i, unit in enumerate(self.outputs)]
-        return torch.cat([each[:, :1] for each in outputs], dim=1)
+        return torch.cat([signal[:, :1] for signal in outputs], dim=1)

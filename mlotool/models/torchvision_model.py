@@ -65,8 +65,8 @@ def torchvision_model(
 def _load(model: nn.Module, name: str, file: str) -> None:
     own = model.state_dict()
     try:
-        found = torch.load(at_home(file), map_location="cpu", weights_only=True)
-        fitting = {key: value for key, value in found.items() if key in own and value.shape == own[key].shape}
+        saved = torch.load(at_home(file), map_location="cpu", weights_only=True)
+        fitting = {key: value for key, value in saved.items() if key in own and value.shape == own[key].shape}
     except (OSError, RuntimeError, EOFError, AttributeError, UnpicklingError) as error:
         raise ConfigError(
             f"torchvision_model: parameters_file={file} could not be read ({str(error).splitlines()[0]}); expected a "

@@ -68,8 +68,8 @@ def made(key: str, maker: Callable[..., Any], argument: Any, expected: str, kind
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
-        found = f"{key}: {named(maker)} failed: {error}; expected that it builds {expected}"
-        raise ConfigError(f"{found}. Correct it, or its settings.") from error
+        fault = f"{key}: {named(maker)} failed: {error}; expected that it builds {expected}"
+        raise ConfigError(f"{fault}. Correct it, or its settings.") from error
     if not isinstance(value, kind):
         require(False, key, value, f"{expected}, which {named(maker)} should return")
     return value
@@ -98,12 +98,12 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 def without_gradient(problem: str) -> ConfigError:
     """Return what to raise where a loss has no graph."""
-    found = f"the loss does not depend on any parameter of '{problem}'; expected that it does"
+    fault = f"the loss does not depend on any parameter of '{problem}'; expected that it does"
     advice = f"Give it a role that plays '{problem}', or an edge through which '{problem}' shapes what it reads"
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        found = "its gradient is wanted where gradients are switched off; expected that they are on"
+        fault = "its gradient is wanted where gradients are switched off; expected that they are on"
         advice = "Leave the block of torch.no_grad() or torch.inference_mode()"
-    return ConfigError(f"problems.{problem}.loss: {found}. {advice}.")
+    return ConfigError(f"problems.{problem}.loss: {fault}. {advice}.")
 
 
 def check_module(problem: str, module: Any) -> None:
@@ -144,9 +144,9 @@ def check_owners(modules: Mapping[str, nn.Module]) -> None:
                 for place in ((id(child), name), memory):
                     owner, other = owners.setdefault(place, (problem, path))
                     if owner != problem:
-                        found = f"its parameter '{path}' is the parameter '{other}' of problems.{owner}.module"
+                        fault = f"its parameter '{path}' is the parameter '{other}' of problems.{owner}.module"
                         advice = "Give one of them a copy, or a role for the other problem."
-                        raise ConfigError(f"problems.{problem}.module: {found}; expected another. {advice}")
+                        raise ConfigError(f"problems.{problem}.module: {fault}; expected another. {advice}")
 
 
 def check_shared(argument: str, objects: Mapping[str, Any]) -> None:
@@ -162,8 +162,8 @@ def check_shared(argument: str, objects: Mapping[str, Any]) -> None:
     owners: dict[int, str] = {}
     for problem, value in objects.items():
         owner = problem if value is None else owners.setdefault(id(value), problem)
-        found, expected = f"that of problems.{owner}", "one of its own, since it keeps what it has seen"
-        require(owner == problem, f"problems.{problem}.{argument}", found, expected, "Make one for each problem.")
+        given, expected = f"that of problems.{owner}", "one of its own, since it keeps what it has seen"
+        require(owner == problem, f"problems.{problem}.{argument}", given, expected, "Make one for each problem.")
 
 
 def check_saving(problem: str, module: nn.Module) -> None:

@@ -171,8 +171,8 @@ def sliced(batch: Any, begin: int, end: int) -> Any:
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     if isinstance(batch, Sequence):
         return batch[begin:end]
-    found = f"A batch of {type(batch).__name__} cannot be divided among ranks; expected tensors in dicts or lists."
-    raise TypeError(f"{found} Use runner.devices=1, or a data set that is not `seeded`.")
+    fault = f"A batch of {type(batch).__name__} cannot be divided among ranks; expected tensors in dicts or lists."
+    raise TypeError(f"{fault} Use runner.devices=1, or a data set that is not `seeded`.")
 
 
 def check_dataset(dataset: Any, key: str = "stream.dataset") -> None:

@@ -55,8 +55,8 @@ class RankMean:
         """
         if self.is_alone or not torch.is_grad_enabled():
             return list(vector)
-        found = iter(_shared(self.reduce, [tensor for tensor in vector if tensor.requires_grad]))
-        return [next(found) if tensor.requires_grad else tensor for tensor in vector]
+        shared = iter(_shared(self.reduce, [tensor for tensor in vector if tensor.requires_grad]))
+        return [next(shared) if tensor.requires_grad else tensor for tensor in vector]
 
     def mean(self, vector: Sequence[Tensor]) -> list[Tensor]:
         """Return the mean over ranks of what each has found on its part; derivatives of the result are the same on all.
@@ -66,38 +66,38 @@ class RankMean:
         """
         return list(vector) if self.is_alone else _mean(self.reduce, vector)
 
-    def gradient(self, found: Gradient, theta: Sequence[Tensor]) -> list[Tensor | None]:
+    def gradient(self, slopes: Gradient, theta: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the mean of what each rank has found; None of a parameter that no rank's loss depends on.
 
         Which parameters a loss reads may depend on the batch (experts, layers that are skipped), and so on the rank.
 
         Args:
-            found: one tensor a parameter; None where it is unused on this rank.
+            slopes: one tensor a parameter; None where it is unused on this rank.
             theta: the parameters.
 
         Example:
             >>> RankMean().gradient([torch.tensor(2.0), None], [torch.tensor(0.0), torch.tensor(0.0)])
             [tensor(2.), None]
         """
-        if self.is_alone or not found:
-            return list(found)
+        if self.is_alone or not slopes:
+            return list(slopes)
         # The flags are one tensor more in the same exchange, and are read only where something is unused here.
-        is_used = [entry is not None for entry in found]
+        is_used = [entry is not None for entry in slopes]
         flags = _flags(is_used, theta[0])
-        whole = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(theta, found, strict=True)]
+        whole = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(theta, slopes, strict=True)]
         *mean, used = self.mean([*whole, flags])
         if all(is_used):
             return [*mean]
         return [value if flag else None for value, flag in zip(mean, (used > 0).tolist(), strict=True)]
 
-    def gradient_of_users(self, found: Gradient, theta: Sequence[Tensor], weight: float = 1.0) -> list[Tensor | None]:
+    def gradient_of_users(self, slopes: Gradient, theta: Sequence[Tensor], weight: float = 1.0) -> list[Tensor | None]:
         """Return the mean over the ranks that have used a parameter; None of one that no rank has used.
 
         All ranks first agree on who used what, and then exchange what any rank has used, so they never wait for each
         other. It has no derivative.
 
         Args:
-            found: one tensor a parameter, of a loss that was multiplied by `weight`; None where it is unused here.
+            slopes: one tensor a parameter, of a loss that was multiplied by `weight`; None where it is unused here.
             theta: the parameters.
             weight: of this rank's batch (`Share.weight`); with 0 it counts as one that has used nothing.
 
@@ -107,14 +107,14 @@ class RankMean:
             >>> RankMean().gradient_of_users([torch.tensor(2.0), None], [torch.tensor(0.0), torch.tensor(0.0)])
             [tensor(2.), None]
         """
-        if self.is_alone or not found:
-            return list(found)
+        if self.is_alone or not slopes:
+            return list(slopes)
         # On the CPU, so that no device is waited for; the weights of all ranks have the mean 1.
-        weights = torch.tensor([0.0 if value is None else weight for value in found], dtype=torch.float64)
+        weights = torch.tensor([0.0 if value is None else weight for value in slopes], dtype=torch.float64)
         shares = self.reduce([weights])[0].tolist()
         own = [
             torch.zeros_like(x) if value is None else value
-            for x, value, share in zip(theta, found, shares, strict=True)
+            for x, value, share in zip(theta, slopes, shares, strict=True)
             if share > 0
         ]
         means = iter(self.reduce(own) if own else ())
@@ -209,7 +209,7 @@ def mean_gradient(slopes: Sequence[Gradient], theta: Sequence[Tensor], ranks: Ra
     used = [any(slope is not None for slope in entries) for entries in zip(*slopes, strict=True)]
     total: list[Tensor] = []
     for batch in slopes:
-        found = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(theta, batch, strict=True)]
-        total = list(torch._foreach_add(total, found)) if total else found
+        whole = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(theta, batch, strict=True)]
+        total = list(torch._foreach_add(total, whole)) if total else whole
     mean = [entry / len(slopes) if flag else None for entry, flag in zip(total, used, strict=True)]
     return ranks.gradient(mean, theta)

@@ -138,9 +138,9 @@ def _check_steps(key: str, steps: Any, problem: "Problem", others: Mapping[str, 
                     _check_kept(f"{place}.state.{index}", kept, parameter, groups[id(parameter)], optimizer)
         for index, state in enumerate(step["random"]):
             plain_state.check_random_state(f"{place}.random.{index}", state)
-        for index, found in enumerate(step["buffers"]):
-            there = {name: buffers[name] for name in found if found[name] is not None}
-            check_form(f"{place}.buffers.{index}", found, there)
+        for index, saved in enumerate(step["buffers"]):
+            there = {name: buffers[name] for name in saved if saved[name] is not None}
+            check_form(f"{place}.buffers.{index}", saved, there)
         for name, reading in step["readings"].items():
             place_of = f"{place}.readings.{name}"
             require(name in others, place_of, name, f"one of {', '.join(others)}", ADVICE)

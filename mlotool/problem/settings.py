@@ -76,8 +76,8 @@ class ProblemSettings:
         given = {name: value for name, value in given.items() if name != "optimizer_roles" or value is not None}
         for name, value in given.items():
             if name not in known:
-                found = f"problems.{problem}: found the setting '{name}'; expected one of {', '.join(known)}."
-                raise ConfigError(f"{found}{did_you_mean(name, known)} Correct the name.")
+                unknown = f"problems.{problem}: found the setting '{name}'; expected one of {', '.join(known)}."
+                raise ConfigError(f"{unknown}{did_you_mean(name, known)} Correct the name.")
             fault = setting_fault(f"problems.{problem}.{name}", value, known[name])
             if fault is not None:
                 raise ConfigError(fault)

@@ -138,11 +138,11 @@ class Shards:
         """
         loss.backward()
         # Plain tensors from here on: arithmetic with DTensors may gather them.
-        found = [_added(tensor.grad, self._read[key].grad if self._read else None) for key, tensor in theta.items()]
+        gradient = [_added(tensor.grad, self._read[key].grad if self._read else None) for key, tensor in theta.items()]
         for tensor in theta.values():
             tensor.grad = None
         self._read = {}
-        return found
+        return gradient
 
     def put_together(self, part: Tensor, like: Tensor) -> Tensor:
         """Return the tensor of which each rank has a part, divided as `like`."""
@@ -289,12 +289,12 @@ def _added(*gradients: Any) -> Tensor | None:
     return parts[0] + parts[1] if len(parts) == 2 else next(iter(parts), None)
 
 
-def check_rows(key: str, found: str, named: Iterable[tuple[str, Tensor]]) -> None:
+def check_rows(key: str, setting: str, named: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse parameters that have no rows to divide.
 
     Args:
         key: of the setting.
-        found: its value, for the message.
+        setting: its value, for the message.
         named: the parameters by name.
 
     Raises:
@@ -303,7 +303,7 @@ def check_rows(key: str, found: str, named: Iterable[tuple[str, Tensor]]) -> Non
     for name, parameter in named:
         is_right = parameter.dim() > 0 and parameter.is_contiguous()
         expected = f"rows in the usual order, of which each rank takes some, unlike those of '{name}'"
-        require(is_right, key, found, expected, f"Change the module, or write {key}: false.")
+        require(is_right, key, setting, expected, f"Change the module, or write {key}: false.")
 
 
 def _twin(module: nn.Module) -> nn.Module:
@@ -323,7 +323,7 @@ def _twin(module: nn.Module) -> nn.Module:
 def _blocks(module: nn.Module) -> list[nn.Module]:
     """Return the layers of lists and sequences that travel by themselves, the inner ones first."""
     places = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     taken: set[int] = set()
     for holder in reversed(list(module.modules())):
         layers = list(holder.children()) if isinstance(holder, nn.ModuleList | nn.Sequential) else []
@@ -332,9 +332,9 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
             # A tied tensor belongs to what is around all of its places; a list is never called itself.
             is_tied = any(places[value] > 1 for value in own)
             if sum(own.values()) >= MIN_BLOCK and not is_tied and not isinstance(layer, nn.ModuleList | nn.ModuleDict):
-                found.append(layer)
+                blocks.append(layer)
                 taken.update(own)
-    return found
+    return blocks
 
 
 class PartShards(Shards):
@@ -405,12 +405,12 @@ class PartShards(Shards):
         if not self._runs_in_part:
             self._gather(self._names)
         whole = [self._read.get(name, tensor) for name, tensor in theta.items()]
-        found: list[Tensor | None] = [None] * len(whole)
+        gradient: list[Tensor | None] = [None] * len(whole)
         if loss.requires_grad:
-            found = list(torch.autograd.grad(loss, whole, allow_unused=True))
+            gradient = list(torch.autograd.grad(loss, whole, allow_unused=True))
         self._read = {}
         is_part, ranks = self._runs_in_part, self._mean
-        mean = ranks.gradient_of_users(found, whole, weight) if is_part else ranks.gradient(found, whole)
+        mean = ranks.gradient_of_users(gradient, whole, weight) if is_part else ranks.gradient(gradient, whole)
         pairs = zip(mean, theta.values(), strict=True)
         return [None if value is None else self._own_rows(value, like) for value, like in pairs]
 
@@ -427,10 +427,10 @@ class PartShards(Shards):
 
     def _divide(self, key: str) -> nn.Module:
         named = dict(self._module.named_parameters())
-        found = {name: named[name] for name in self._names}
-        check_rows(key, "patterns", found.items())
-        for name, places in slots_of(self._module, found, "_parameters").items():
-            tensor = found[name]
+        divided = {name: named[name] for name in self._names}
+        check_rows(key, "patterns", divided.items())
+        for name, places in slots_of(self._module, divided, "_parameters").items():
+            tensor = divided[name]
             # A copy: the slice would keep all of the whole one alive.
             whole, rows = tensor.detach(), [_of_torch().Shard(0)]
             part = _of_torch().distribute_tensor(whole, self._mesh, rows, src_data_rank=None).clone()

@@ -59,8 +59,8 @@ class LoadAhead:
             batch = next(self._batches)
         except (RuntimeError, OSError, EOFError) as error:
             advice = "Lower the stream's num_workers, if it had no memory left, and go on with resume=auto."
-            found = f"A process that loads data has ended ({error}); expected it to last as long as the run."
-            raise RunError(f"{found} {advice}") from error
+            fault = f"A process that loads data has ended ({error}); expected it to last as long as the run."
+            raise RunError(f"{fault} {advice}") from error
         if isinstance(batch, _Failure):
             raise UserCodeError(batch.text)
         return batch

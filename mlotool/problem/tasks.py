@@ -87,11 +87,11 @@ class TaskLosses:
             refusal = error
         random.restore()
         # What is wrong without vmap too is told by the loss itself.
-        found = self._one_by_one(one, stacked, batch)
+        output = self._one_by_one(one, stacked, batch)
         self._is_mapped = False
         text = f"torch.vmap cannot evaluate all tasks at once ({' '.join(str(refusal).split())[:200]}); they are taken"
         warnings.warn(f"problems.{self._problem}.tasks: {text} one after the other, which takes longer.", stacklevel=2)
-        return found
+        return output
 
     def _one_by_one(self, one: _OfTask, stacked: Stacked, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
         leaves, structure = tree_flatten((stacked, batch))
@@ -119,7 +119,7 @@ def check_unmoved(problem: str, module: BoundModule) -> None:
         ConfigError: it has moved one.
     """
     moved = module.moved_buffer()
-    found = f"the buffer {moved}, which its forward moves"
+    fault = f"the buffer {moved}, which its forward moves"
     expected = "buffers that stay in a loss that is evaluated for each task by itself, since the tasks would share them"
     advice = f"Write {{problem: {problem}, mode: eval}} as the role."
-    require(moved is None, f"problems.{problem}.module", found, expected, advice)
+    require(moved is None, f"problems.{problem}.module", fault, expected, advice)

@@ -35,13 +35,13 @@ def buffers_of(module: nn.Module) -> Buffers:
         >>> before["running_mean"], buffers_of(layer)["running_mean"]
         (tensor([0.]), tensor([0.2000]))
     """
-    found: dict[str, Tensor | None] = {}
+    buffers: dict[str, Tensor | None] = {}
     for path, part in module.named_modules():
         # Of a module of torch.jit they are a dictionary that iterates otherwise.
         for key in part._buffers.keys():  # noqa: SIM118
             buffer = part._buffers[key]
-            found[f"{path}.{key}" if path else key] = None if buffer is None else lazy_copy(buffer.detach())
-    return found
+            buffers[f"{path}.{key}" if path else key] = None if buffer is None else lazy_copy(buffer.detach())
+    return buffers
 
 
 @contextmanager

@@ -26,7 +26,7 @@ Kind = tuple[str, str]
 Values = Mapping[Kind, Sequence[Tensor]]
 
 
-def distances(expected: Values, found: Values, before: Values, unit: float) -> dict[Kind, float]:
+def distances(expected: Values, actual: Values, before: Values, unit: float) -> dict[Kind, float]:
     """Return how far two ends of a step are apart, relative to how far the first one is from its beginning.
 
     What rounding of the values themselves accounts for counts as nothing, and so do entries that are not finite in
@@ -34,7 +34,7 @@ def distances(expected: Values, found: Values, before: Values, unit: float) -> d
 
     Args:
         expected: the end by the plans.
-        found: the end by another way.
+        actual: the end by another way.
         before: the beginning; of what has none (a loss), 0.
         unit: the relative error of one rounding.
 
@@ -42,9 +42,9 @@ def distances(expected: Values, found: Values, before: Values, unit: float) -> d
         By kind; infinite where one of both is not finite, or where numbers that are counted are others.
     """
     return {
-        kind: _distance(ends, found[kind], before.get(kind) or [*map(torch.zeros_like, ends)], unit)
+        kind: _distance(ends, actual[kind], before.get(kind) or [*map(torch.zeros_like, ends)], unit)
         for kind, ends in expected.items()
-        if not all(map(_is_same, ends, found[kind]))
+        if not all(map(_is_same, ends, actual[kind]))
     }
 
 

@@ -59,10 +59,10 @@ class SolutionOrder:
     def influenced(self, name: str) -> frozenset[str]:
         """Return the problems below `name` whose solutions depend on its parameters."""
         if name not in self._influenced:
-            below, found = self._graph.below(name), set[str]()
-            while new := {lower for lower in below - found if self._reached(lower, name, found)}:
-                found |= new
-            self._influenced[name] = frozenset(found)
+            below, influenced = self._graph.below(name), set[str]()
+            while new := {lower for lower in below - influenced if self._reached(lower, name, influenced)}:
+                influenced |= new
+            self._influenced[name] = frozenset(influenced)
         return self._influenced[name]
 
     def inputs(self, name: str) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class SolutionOrder:
 
         def visit(steps: Iterable[SolutionNode]) -> None:
             # What depends on nothing carries no gradient.
-            for step in (each for each in steps if each.inputs):
+            for step in (node for node in steps if node.inputs):
                 solved[step.problem] = None
                 # The steps of a stepwise one hold what they read themselves.
                 if step.problem not in self._stepwise:
@@ -129,9 +129,9 @@ class SolutionOrder:
         inside = self.influenced(name) | (solved & self._eliminated(name))
         return self._order(self._graph.lowers(name), inside, name, outside=solved)
 
-    def _reached(self, lower: str, owner: str, found: set[str]) -> bool:
+    def _reached(self, lower: str, owner: str, influenced: set[str]) -> bool:
         return any(
-            source == owner or (source in found and not self._cut(source, lower, found))
+            source == owner or (source in influenced and not self._cut(source, lower, influenced))
             for source in self.inputs(lower)
         )
 
@@ -164,8 +164,8 @@ class SolutionOrder:
         return tuple(steps.values())
 
     def _refuse_circle(self, circle: list[str]) -> None:
-        found = f"graph: the solutions {' -> '.join(circle)} depend on each other; expected one above the other"
-        raise ConfigError(f"{found}. Join them into one problem, or add a lower_to_upper edge between them.")
+        fault = f"graph: the solutions {' -> '.join(circle)} depend on each other; expected one above the other"
+        raise ConfigError(f"{fault}. Join them into one problem, or add a lower_to_upper edge between them.")
 
 
 Steps = Mapping[str, Sequence[SolutionNode]]
@@ -179,9 +179,9 @@ def algorithm_of(problem: Problem) -> AbstractHypergradient:
         ConfigError: it has none.
     """
     if problem.hypergradient is None:
-        found = f"problems.{problem.name}.hypergradient: nothing is set; expected one, since a gradient passes"
+        fault = f"problems.{problem.name}.hypergradient: nothing is set; expected one, since a gradient passes"
         advice = "Write hypergradient: finite_difference, or hypergradient=Implicit(Identity()) in Python."
-        raise ConfigError(f"{found} through the solution of '{problem.name}'. {advice}")
+        raise ConfigError(f"{fault} through the solution of '{problem.name}'. {advice}")
     return problem.hypergradient
 
 
@@ -229,7 +229,7 @@ def _find_needed(
         needed[node.problem] = needed.get(node.problem, False) or above
         algorithm = algorithm_of(problems[node.problem])
         # Those that it shapes and reads are differentiated with its loss; those that it reads alone, only above it.
-        shaped = {each.problem for each in steps[node.problem]}
+        shaped = {below.problem for below in steps[node.problem]}
         for inner in node.inner:
             # A difference of pullbacks differentiates none, unless there is another total gradient inside.
             is_moved = algorithm.moves_solutions and not _is_nested(problems[inner.problem], steps)
@@ -310,9 +310,9 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     for use, other in problem.node.other_uses.items():
         # A start that also enters the loss (implicit MAML) shapes the solution through it.
         if use != "reset_to" or other not in in_loss:
-            found = f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, which"
+            fault = f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, which"
             advice = f"Write hypergradient: unrolled, or give '{other}' a role in the loss of '{problem.name}'."
-            raise ConfigError(f"{found} {type(algorithm).__name__} does not see; expected Unrolled. {advice}")
+            raise ConfigError(f"{fault} {type(algorithm).__name__} does not see; expected Unrolled. {advice}")
 
 
 def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:
@@ -322,8 +322,8 @@ def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:
         problems: by name.
         graph: between them, valid.
     """
-    settings = {name: each.settings for name, each in problems.items()}
-    algorithms = {name: each.hypergradient for name, each in problems.items() if each.hypergradient is not None}
+    settings = {name: problem.settings for name, problem in problems.items()}
+    algorithms = {name: owner.hypergradient for name, owner in problems.items() if owner.hypergradient is not None}
     partial = [name for name, algorithm in algorithms.items() if algorithm.curvature == "partial"]
     stepwise = [
         name
@@ -349,6 +349,6 @@ def takes_several_steps(name: str, settings: Mapping[str, ProblemSettings], grap
     ticks = ticks_per_step(settings, graph)
     siblings = {name, *(lower for reader in graph.readers(name) for lower in graph.lowers(reader))}
     return any(
-        ticks[each] * settings[each].unroll_steps > ticks[name] or (each != name and settings[each].warmup_steps > 0)
-        for each in siblings
+        ticks[peer] * settings[peer].unroll_steps > ticks[name] or (peer != name and settings[peer].warmup_steps > 0)
+        for peer in siblings
     )

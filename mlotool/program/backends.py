@@ -297,10 +297,10 @@ def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
     for node in [node for node in graph.nodes if node.target in _STEPS]:
         values: Any = output.args[0]
         form = _in_place(node.target)
-        written = [number for number, each in enumerate(schema_of(form).arguments) if each.is_write]
+        written = [number for number, argument in enumerate(schema_of(form).arguments) if argument.is_write]
         parts = {user.args[1]: user for user in node.users}
         # By argument that is written, what takes the list of its results.
-        lists = {written[0]: node} if len(written) == 1 else {each: parts.get(n) for n, each in enumerate(written)}
+        lists = {written[0]: node} if len(written) == 1 else {number: parts.get(n) for n, number in enumerate(written)}
         pairs = [
             (place, next((user for user in results.users if user.args[1] == index), None))
             for argument, results in lists.items()

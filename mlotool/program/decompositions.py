@@ -82,18 +82,18 @@ def _sum_and_product(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha:
 
 
 def _norms(tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
-    return [torch.linalg.vector_norm(each, order, dtype=dtype) for each in tensors]
+    return [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
 
 
 def _one_by_one(name: str) -> dict[Any, Callable[..., Any]]:
     """Return, by overload of an operation on lists, what does the same tensor by tensor."""
     packet, single = getattr(_ATEN, f"_foreach_{name}"), getattr(_ATEN, name)
 
-    def each(tensors: Sequence[Tensor], *others: Any, **settings: Any) -> list[Tensor]:
+    def on_lists(tensors: Sequence[Tensor], *others: Any, **settings: Any) -> list[Tensor]:
         lists = [other if isinstance(other, list | tuple) else [other] * len(tensors) for other in others]
-        return [single(tensor, *found, **settings) for tensor, *found in zip(tensors, *lists, strict=True)]
+        return [single(tensor, *arguments, **settings) for tensor, *arguments in zip(tensors, *lists, strict=True)]
 
-    return {getattr(packet, overload): each for overload in packet.overloads() if not overload.endswith("out")}
+    return {getattr(packet, overload): on_lists for overload in packet.overloads() if not overload.endswith("out")}
 
 
 FOREACH: dict[Any, Callable[..., Any]] = {_ATEN._foreach_norm.Scalar: _norms}

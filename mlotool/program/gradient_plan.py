@@ -249,15 +249,15 @@ def _sharded(
     return output, problem.shards.gradient(output.loss, problem.theta, Share.opened(batch)[1])
 
 
-def averaged(found: Iterable[tuple[LossOutput, Sequence[Tensor | None]]]) -> tuple[LossOutput, list[Tensor | None]]:
+def averaged(pairs: Iterable[tuple[LossOutput, Sequence[Tensor | None]]]) -> tuple[LossOutput, list[Tensor | None]]:
     """Return the mean loss and gradient over batches, which are taken one at a time.
 
     Args:
-        found: a loss and its gradient for each batch, at least one.
+        pairs: a loss and its gradient for each batch, at least one.
     """
     outputs: list[LossOutput] = []
     total: list[Tensor | None] = []
-    for output, gradient in found:
+    for output, gradient in pairs:
         outputs.append(output)
         total = [*gradient] if len(outputs) == 1 else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
     if len(outputs) == 1:
@@ -366,7 +366,7 @@ def stepped(
         return problem.step(gradient, hyperparameters, evaluate)
     except Exception as error:
         # torch's optimizers refuse gradients and rates that code of the user's has made.
-        is_sparse = any(each is not None and each.is_sparse for each in gradient)
+        is_sparse = any(slope is not None and slope.is_sparse for slope in gradient)
         is_foreign = is_sparse or passed_through(error, "/torch/optim/") or is_of_user(problem.optimizer)
         note(error, lambda: Call(f"problems.{problem.name}", "its step", is_foreign=is_foreign))
         raise

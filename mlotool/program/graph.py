@@ -77,13 +77,13 @@ class Graph:
         Raises:
             ConfigError: with every fault found, the YAML key it stands at and what to write.
         """
-        found = (
+        checks = (
             self._cycle_faults(),
             self._return_faults(),
             self._role_faults(problems),
             self._unused_faults(problems),
         )
-        if faults := [*self._name_faults(problems)] or [*chain(*found)]:
+        if faults := [*self._name_faults(problems)] or [*chain(*checks)]:
             raise ConfigError("\n".join(faults))
 
     def _edges(self) -> Iterator[tuple[str, str, str]]:
@@ -99,26 +99,26 @@ class Graph:
                 yield _unknown(f"graph.{key}", name, known)
         for key, start, end in self._edges():
             if start == end:
-                found = f"graph.{key}.{start}: an edge from '{start}' to itself; expected another problem. Remove it"
-                yield f"{found} (a problem may use its own module as a role without an edge)."
+                fault = f"graph.{key}.{start}: an edge from '{start}' to itself; expected another problem. Remove it"
+                yield f"{fault} (a problem may use its own module as a role without an edge)."
 
     def _cycle_faults(self) -> Iterator[str]:
         sorter = TopologicalSorter({name: self.lowers(name) for _, *ends in self._edges() for name in ends})
         try:
             sorter.prepare()
         except CycleError as error:
-            found = f"graph.lower_to_upper: a cycle {' -> '.join(error.args[1])}; expected that solutions flow upwards"
-            yield f"{found} only. Remove one edge; a problem that shapes a lower one stands in graph.upper_to_lower."
+            fault = f"graph.lower_to_upper: a cycle {' -> '.join(error.args[1])}; expected that solutions flow upwards"
+            yield f"{fault} only. Remove one edge; a problem that shapes a lower one stands in graph.upper_to_lower."
 
     def _return_faults(self) -> Iterator[str]:
         for key, upper, lower in self._edges():
             if key == "upper_to_lower" and lower not in self.below(upper):
-                found = f"'{upper}' shapes '{lower}', but no solution comes back from '{lower}' to '{upper}'"
+                fault = f"'{upper}' shapes '{lower}', but no solution comes back from '{lower}' to '{upper}'"
                 advice = f"Write graph.lower_to_upper.{lower}: [{upper}]"
                 if lower in self.readers(upper):
-                    found = f"the edge to '{lower}' stands in graph.lower_to_upper.{upper} as well"
+                    fault = f"the edge to '{lower}' stands in graph.lower_to_upper.{upper} as well"
                     advice += f", or graph.upper_to_lower.{lower}: [{upper}]"
-                yield f"graph.upper_to_lower.{upper}: {found}; expected edges in opposite directions. {advice}."
+                yield f"graph.upper_to_lower.{upper}: {fault}; expected edges in opposite directions. {advice}."
 
     def _role_faults(self, problems: Mapping[str, ProblemNode]) -> Iterator[str]:
         for name, node in problems.items():
@@ -132,9 +132,9 @@ class Graph:
                     advice = "Write initial" if use == "reset_to" else "See `mlotool show learned_lr`"
                     yield f"{key}: found '{name}', the problem itself; expected another problem. {advice}."
                 elif is_role and other not in (name, *self.uppers(name), *self.lowers(name)):
-                    found = f"{key}: '{other}' plays a role in the loss of '{name}', but no edge joins them; expected"
+                    fault = f"{key}: '{other}' plays a role in the loss of '{name}', but no edge joins them; expected"
                     reads = f"graph.lower_to_upper.{other}: [{name}] if '{name}' reads its solution"
-                    yield f"{found} one. Write {reads}, or {shapes} if '{other}' shapes '{name}'."
+                    yield f"{fault} one. Write {reads}, or {shapes} if '{other}' shapes '{name}'."
                 elif not is_role and other not in self.uppers(name):
                     yield f"{key}: '{other}' shapes '{name}' here, but no edge says so; expected one. Write {shapes}."
 
@@ -142,13 +142,13 @@ class Graph:
         for key, start, end in self._edges():
             node = problems[end]
             if start not in (*node.roles.values(), *node.other_uses.values()):
-                found = f"graph.{key}.{start}: nothing uses the edge to '{end}'; expected a role for '{start}' in"
-                yield f"{found} the loss of '{end}'. Write problems.{end}.loss.roles.<role>: {start}, or remove it."
+                fault = f"graph.{key}.{start}: nothing uses the edge to '{end}'; expected a role for '{start}' in"
+                yield f"{fault} the loss of '{end}'. Write problems.{end}.loss.roles.<role>: {start}, or remove it."
 
 
 def _unknown(key: str, name: str, known: Iterable[str]) -> str:
-    found = f"{key}: unknown problem '{name}'; expected one of {', '.join(known)}.{did_you_mean(name, known)}"
-    return f"{found} Correct the name, or add problems.{name}."
+    fault = f"{key}: unknown problem '{name}'; expected one of {', '.join(known)}.{did_you_mean(name, known)}"
+    return f"{fault} Correct the name, or add problems.{name}."
 
 
 def _names(key: str, ends: Any) -> tuple[str, ...]:

@@ -193,10 +193,10 @@ class Guard:
         places: dict[Any, PythonPlace] = {}
         modules: dict[int, tuple[str, nn.Module]] = {}
         for problems in filter(None, self._members):
-            parts, found = reached(problems)
+            parts, reached_places = reached(problems)
             modules |= {id(part): (name, part) for name, part in parts if isinstance(part, nn.Module)}
             # A global that several members read is looked at once.
-            places |= {place.identity: place for place in found if place.is_whole or _is_watched(place.value)}
+            places |= {place.identity: place for place in reached_places if place.is_whole or _is_watched(place.value)}
             losses = [PythonPlace(f"problems.{problem.name}.loss", vars(problem), "loss") for problem in problems]
             places |= {place.identity: place for place in losses}
         self._spaces = [
@@ -334,7 +334,7 @@ class PythonState:
 
     def _places(self) -> list[PythonPlace]:
         """Return the places of values that can be compared later, and are no problem's parameters or buffers."""
-        tensors = [x for each in self._problems for x in (*each.module.parameters(), *each.module.buffers())]
+        tensors = [x for problem in self._problems for x in (*problem.module.parameters(), *problem.module.buffers())]
         own = {*map(_memory, tensors)}
         parts, places = reached(self._problems)
         # What modules of torch's and mlotool's keep is for them to change.
@@ -361,10 +361,10 @@ def reached(problems: Sequence[Problem]) -> tuple[list[tuple[str, Any]], list[Py
             part = waiting.pop(0)
             if id(part) not in parts:
                 parts[id(part)] = name, part
-                found = [*_places_of(f"{name}: ", part)]
-                places.update({place.identity: place for place in found if place.identity not in places})
+                inside = [*_places_of(f"{name}: ", part)]
+                places.update({place.identity: place for place in inside if place.identity not in places})
                 waiting += _parts(part)
-                waiting += [x for x in (place.value for place in found) if not isinstance(x, (Tensor, *_PLAIN))]
+                waiting += [x for x in (place.value for place in inside) if not isinstance(x, (Tensor, *_PLAIN))]
     return [*parts.values()], [*places.values()]
 
 

@@ -319,8 +319,8 @@ class Program:
         if is_sound or len(steps) == NUM_LOOKS:
             del self._looked_at[name]
             if not is_sound:
-                found = {"upper": name, "count": NUM_LOOKS, "read": "', '".join(self.solutions_read_by(name))}
-                text = _IGNORES_UPPER.format(lower=unused[0], **found) if unused else _ZERO.format(**found)
+                fields = {"upper": name, "count": NUM_LOOKS, "read": "', '".join(self.solutions_read_by(name))}
+                text = _IGNORES_UPPER.format(lower=unused[0], **fields) if unused else _ZERO.format(**fields)
                 warnings.warn(text, stacklevel=2)
 
     def training_gradient(
@@ -384,8 +384,8 @@ class Program:
         problems = self.problems
         require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
         if set(state) != set(problems):
-            found, advice = sorted(map(str, state)), "Load it with the recipe it was saved by."
-            raise ConfigError(f"A saved program has the problems {found}; expected {sorted(problems)}. {advice}")
+            names, advice = sorted(map(str, state)), "Load it with the recipe it was saved by."
+            raise ConfigError(f"A saved program has the problems {names}; expected {sorted(problems)}. {advice}")
         for name, problem in problems.items():
             check_whole(f"state.{name}", state[name], problem, problems)
         streams = {name: problem.stream for name, problem in problems.items()}
@@ -474,7 +474,7 @@ class StepRecorder:
     def __init__(self, problems: Mapping[str, Problem], order: SolutionOrder, engine: Engine) -> None:
         self._problems, self._order, self._engine = problems, order, engine
         # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
-        self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
+        self._read = {name: order.read_by(name) for name, problem in problems.items() if problem.trajectory.is_kept}
 
     def state(self, name: str) -> tuple[RandomState, recorded.Buffers]:
         """Return what the next evaluation in a recorded step depends on besides parameters and batch."""
@@ -508,7 +508,7 @@ class StepRecorder:
         step = recorded.StepRecord(
             tuple(tensor.clone() for tensor in problem.current()) if is_kept else (),
             problem.optimizer_state() if is_kept else (),
-            tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
+            tuple(dict(rates) for rates in problem.optimizer_step.hyperparameters()),
             tuple((batch, random) for batch, (random, _) in zip(batches, states, strict=True)),
             self._lower_snapshots(name),
             graph,

@@ -140,8 +140,8 @@ class _Rehearsal:
                     output = self._plan(self._values, self._batch)
                     changed = restore_torch_settings(settings)
                 if changed:
-                    found, advice = f"its loss, and {changed[0]} changed for all that follows", "Use a context."
-                    raise WrongResultError(found, "that torch's settings stay as they were", advice)
+                    returned, advice = f"its loss, and {changed[0]} changed for all that follows", "Use a context."
+                    raise WrongResultError(returned, "that torch's settings stay as they were", advice)
                 self._check_parameters(before)
                 if is_foreign:
                     self._check_values(output.loss)
@@ -155,12 +155,12 @@ class _Rehearsal:
             values = self._values[player] or ()
             for key, value, tensor in zip(problem.theta, values, problem.current(), strict=True):
                 if not is_same(value, tensor) or (player in self._leaves and not value.requires_grad):
-                    found = f"problems.{self._problem.name}.loss: {named(self._problem.loss)} has changed the parameter"
+                    fault = f"problems.{self._problem.name}.loss: {named(self._problem.loss)} has changed the parameter"
                     advice = "Leave steps to the optimizer; take stop_gradient(role(x)) for what has no gradient."
-                    raise ConfigError(f"{found} '{key}' of '{problem.name}'; expected a pure function. {advice}")
+                    raise ConfigError(f"{fault} '{key}' of '{problem.name}'; expected a pure function. {advice}")
             if made := _names(problem) - before[player]:
-                found = f"problems.{problem.name}.module: {named(problem.module)} has made the parameter '{min(made)}'"
-                raise ConfigError(f"{found} in its forward; expected all of them in __init__. Make it there.")
+                fault = f"problems.{problem.name}.module: {named(problem.module)} has made the parameter '{min(made)}'"
+                raise ConfigError(f"{fault} in its forward; expected all of them in __init__. Make it there.")
 
     def _check_values(self, loss: Tensor) -> None:
         if self._is_repeated:
@@ -191,9 +191,9 @@ class _Rehearsal:
         is_exact = loss.device.type == "cpu" and loss.is_floating_point()
         limit = min(EVALUATIONS, torch.finfo(loss.dtype).eps ** SAME) if is_exact else EVALUATIONS
         if abs(first - second) > limit * max(abs(first), abs(second)):
-            found = f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch"
+            values = f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch"
             advice = "Draw by torch's own generator (torch.rand), and let no call change the next one."
-            raise WrongResultError(found, "the same value, since a hypergradient evaluates a loss many times", advice)
+            raise WrongResultError(values, "the same value, since a hypergradient evaluates a loss many times", advice)
 
     def _check_gradient(self, loss: Tensor) -> None:
         """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
@@ -230,8 +230,8 @@ class _Rehearsal:
         # A loss that is never the same has no places to be blamed.
         if not _agree(first, second) and _agree(first, self._evaluated()):
             advice = "Write mlotool.remat(block, x) for torch.utils.checkpoint.checkpoint(block, x)."
-            found = "a loss that reads a parameter or a buffer past its place in the module"
-            raise WrongResultError(found, _PLACES, f"{_KEEP} {advice}")
+            returned = "a loss that reads a parameter or a buffer past its place in the module"
+            raise WrongResultError(returned, _PLACES, f"{_KEEP} {advice}")
 
     def _evaluated(self) -> list[Tensor]:
         """Return loss and gradient with copies in the places, as parameters and buffers were at first."""

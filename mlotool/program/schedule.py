@@ -135,9 +135,9 @@ class Schedule:
         self._waited = self._order.start
         # Those of whose steps something is set up.
         self._beginners = {
-            name: each
-            for name, each in program.problems.items()
-            if each.settings.roll_back or each.settings.reset_to is not None or each.trajectory.is_kept
+            name: problem
+            for name, problem in program.problems.items()
+            if problem.settings.roll_back or problem.settings.reset_to is not None or problem.trajectory.is_kept
         }
         self._snapshots: dict[str, dict[str, Any]] = {}
         # Problems whose next step begins an unroll.
@@ -282,7 +282,7 @@ class Schedule:
         try:
             output, gradient = self._gradient(problem, batches, is_recorded=is_recorded)
         except Exception as error:
-            code = [part for each in self.program.problems.values() for part in (each.loss, *each.module.modules())]
+            code = [part for owner in self.program.problems.values() for part in (owner.loss, *owner.module.modules())]
             note(error, lambda: Call(f"problems.{problem.name}", "its gradient", is_foreign=is_of_user(*code)))
             raise
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
@@ -341,7 +341,7 @@ class Schedule:
         theta, *inputs = leaves.values()
         mean = mean_gradient([slopes for _, slopes in pairs], theta, self.program.rank_mean)
         recorder.record(name, drawn, states, StepGraph(theta, [x for tensors in inputs for x in tensors], mean))
-        output = pairs[0][0] if len(pairs) == 1 else LossOutput.mean([each for each, _ in pairs])
+        output = pairs[0][0] if len(pairs) == 1 else LossOutput.mean([loss for loss, _ in pairs])
         return output, [None if slope is None else slope.detach() for slope in mean]
 
     def _roll_back(self, stepped: Iterable[str]) -> dict[str, StepResult]:

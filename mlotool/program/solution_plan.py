@@ -221,7 +221,7 @@ class Engine:
         self.problems = list(problems)
         self.rank_mean = RankMean() if reduce is None else RankMean(reduce)
         algorithms = [problem.hypergradient for problem in self.problems]
-        self.memories = [interface.Memory(None if each is None else each.initial_state()) for each in algorithms]
+        self.memories = [interface.Memory(None if method is None else method.initial_state()) for method in algorithms]
         self.random = random
         self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
         self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
@@ -290,7 +290,7 @@ class SolutionPlan:
         self.problem = lower = engine.problems[self.number]
         assert lower.hypergradient is not None
         self.algorithm: interface.AbstractHypergradient = lower.hypergradient
-        self.inner = [SolutionPlan(each, lower.name, engine) for each in step.inner]
+        self.inner = [SolutionPlan(inner, lower.name, engine) for inner in step.inner]
         self._engine = engine
         self._loss = engine.losses[self.number]
         self._is_full = lower.settings.precision != "fp32" and self.algorithm.needs_full_precision
@@ -409,7 +409,7 @@ class SolutionPlan:
     def _theta(self, moment: Moment) -> tuple[Tensor, ...]:
         snapshot = moment.lower_snapshots.get(self.problem.name)
         if snapshot is not None:
-            return tuple(each.detach() for each in snapshot.theta)
+            return tuple(tensor.detach() for tensor in snapshot.theta)
         return self.problem.current() if moment.parameters is None else tuple(moment.parameters[self.number])
 
     def _placed(self, flat: Vector, moment: Moment) -> Values:
@@ -585,9 +585,9 @@ def check_simulation(problem: Problem, below: Iterable[Problem], batches: Mappin
     """
     for lower in below:
         if not algorithm_of(lower).sees_steps or (lower.name not in batches and len(lower.trajectory)):
-            found = f"batches: found several steps of '{problem.name}' to simulate, which read '{lower.name}'"
+            fault = f"batches: found several steps of '{problem.name}' to simulate, which read '{lower.name}'"
             expected = f"one step, or a list of batches for '{lower.name}' as well, with Unrolled"
-            raise ConfigError(f"{found}; expected {expected}. Give these.")
+            raise ConfigError(f"{fault}; expected {expected}. Give these.")
 
 
 class Node(NamedTuple):
@@ -626,11 +626,11 @@ def solution(
     if not any_has_tangent(inputs):
         return Solution.apply(node, *inputs)
     values, tangents = apart(inputs)
-    whole = [torch.zeros_like(x) if each is None else each for x, each in zip(values, tangents, strict=True)]
-    still = [each.detach() for each in values]
+    whole = [torch.zeros_like(x) if tangent is None else tangent for x, tangent in zip(values, tangents, strict=True)]
+    still = [value.detach() for value in values]
     # What is drawn after the solution is what it would be without tangents.
     with node.random, RandomState(node.devices).replayed(), torch.no_grad():
-        moves = push(still, [each.detach() for each in whole])
+        moves = push(still, [tangent.detach() for tangent in whole])
     return joined(Solution.apply(node._replace(tangents=[*tangents, *moves]), *values), moves)
 
 
@@ -654,12 +654,12 @@ class Solution(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
         with node.random:
             if node.tangents:
-                found = _moving_pullback(node, theta, inputs, wanted, cotangent)
+                pulled = _moving_pullback(node, theta, inputs, wanted, cotangent)
             elif torch.is_grad_enabled():
-                found = node.pullback.differentiable(theta, inputs, wanted, node.ranks.mean(cotangent))
+                pulled = node.pullback.differentiable(theta, inputs, wanted, node.ranks.mean(cotangent))
             else:
-                found = node.pullback.first_order(theta, inputs, wanted, [*node.ranks.mean(cotangent)])
-        values = iter(found)
+                pulled = node.pullback.first_order(theta, inputs, wanted, [*node.ranks.mean(cotangent)])
+        values = iter(pulled)
         return (None, *(next(values) if flag else None for flag in wanted))
 
 
@@ -672,18 +672,18 @@ def _moving_pullback(
     derivative transposed is J.
     """
     values, of_cotangent = apart(cotangent)
-    whole = [torch.zeros_like(x) if each is None else each for x, each in zip(values, of_cotangent, strict=True)]
+    whole = [torch.zeros_like(x) if move is None else move for x, move in zip(values, of_cotangent, strict=True)]
     given = [*inputs, *theta, *node.ranks.mean(values)]
     tangents = [*node.tangents, *node.ranks.mean(whole)]
     with torch.enable_grad():
-        points = [each.detach().requires_grad_() for each in given]
+        points = [tensor.detach().requires_grad_() for tensor in given]
         last = len(inputs) + len(theta)
-        found = node.pullback.differentiable(points[len(inputs) : last], points[: len(inputs)], wanted, points[last:])
-        probe = [torch.zeros_like(each, requires_grad=True) for each in found]
-        moving = [(x, each.detach()) for x, each in zip(points, tangents, strict=True) if each is not None]
-        pulled = torch.autograd.grad(found, [x for x, _ in moving], probe, create_graph=True, materialize_grads=True)
-        pairs = [(y, each) for y, (_, each) in zip(pulled, moving, strict=True) if y.requires_grad]
+        slopes = node.pullback.differentiable(points[len(inputs) : last], points[: len(inputs)], wanted, points[last:])
+        probe = [torch.zeros_like(slope, requires_grad=True) for slope in slopes]
+        moving = [(x, tangent.detach()) for x, tangent in zip(points, tangents, strict=True) if tangent is not None]
+        pulled = torch.autograd.grad(slopes, [x for x, _ in moving], probe, create_graph=True, materialize_grads=True)
+        pairs = [(y, tangent) for y, (_, tangent) in zip(pulled, moving, strict=True) if y.requires_grad]
         moves = torch.autograd.grad(
-            [y for y, _ in pairs], probe, [each for _, each in pairs], allow_unused=True, materialize_grads=True
+            [y for y, _ in pairs], probe, [tangent for _, tangent in pairs], allow_unused=True, materialize_grads=True
         )
-    return joined([each.detach() for each in found], moves)
+    return joined([slope.detach() for slope in slopes], moves)

@@ -63,8 +63,8 @@ class TracedStep:
         positions = {id(parameter): position for position, parameter in enumerate(problem.own)}
         listed = [map(id, group["params"]) for group in self._groups]
         self._positions = [[positions[key] for key in keys if key in positions] for keys in listed]
-        self._states: list[dict[str, Any]] = [optimizer.state.get(each, {}) for each in problem.own]
-        self._names = [tuple(key for key, value in each.items() if isinstance(value, Tensor)) for each in self._states]
+        self._states: list[dict[str, Any]] = [optimizer.state.get(parameter, {}) for parameter in problem.own]
+        self._names = [tuple(key for key, value in held.items() if isinstance(value, Tensor)) for held in self._states]
         kept = [state[name] for state, names in zip(self._states, self._names, strict=True) for name in names]
         self.num_states = len(kept)
         device = problem.own[0].device
@@ -86,7 +86,7 @@ class TracedStep:
         """Return the parameters and the state, each with what it is."""
         names = ["parameters"] * len(self._problem.own) + [name for names in self._names for name in names]
         tensors = [*self._problem.current(), *self.tensors[: self.num_states]]
-        return [((self._problem.name, name), each) for name, each in zip(names, tensors, strict=True)]
+        return [((self._problem.name, name), tensor) for name, tensor in zip(names, tensors, strict=True)]
 
     def refresh(self) -> tuple[Any, ...]:
         """Take the current learning rates over; return the other hyperparameters, for which a trace holds."""
@@ -215,24 +215,24 @@ class MemberGradients:
         self.problem: str | None = None
 
     def __call__(
-        self, each: Traced, parameters: Sequence[Sequence[Tensor]], batches: Sequence[Batches]
+        self, traced: Traced, parameters: Sequence[Sequence[Tensor]], batches: Sequence[Batches]
     ) -> tuple[LossOutput, Gradient]:
         """Return the loss and the gradient of one problem, before clipping: means over its batches.
 
         Args:
-            each: the problem.
+            traced: the problem.
             parameters: by number of the problem, those of all problems.
             batches: those that the gradient is averaged over.
 
         Raises:
             UntraceableError: the losses draw random numbers.
         """
-        self.problem = name = each.problem.name
+        self.problem = name = traced.problem.name
         devices = tuple({device for problem in self._engine.problems for device in problem.devices})
         with disable_proxy_modes_tracing():
             before = RandomState(devices)
         with TraceableFunctions():
-            mean = averaged(each.plan(entry[name], self._moment(entry, parameters), live=True) for entry in batches)
+            mean = averaged(traced.plan(entry[name], self._moment(entry, parameters), live=True) for entry in batches)
         with disable_proxy_modes_tracing():
             if not before.equals(RandomState(devices)):
                 raise UntraceableError("the losses draw random numbers")
@@ -272,7 +272,7 @@ class TracedFunction:
         """Take the steps; return what is described above."""
         given = iter(arguments)
         parameters = [[next(given) for _ in problem.own] for problem in self._engine.problems]
-        states = [[next(given) for _ in each.tensors] for each in self._stepping]
+        states = [[next(given) for _ in step.tensors] for step in self._stepping]
         buffers = [[next(given) for _ in problem.slots.buffers()] for problem in self._buffered]
         placed: dict[int, Tensor] = {}
         batches = [[put_together(entry, given, placed) for entry in entries] for entries in self._batches]
@@ -294,7 +294,7 @@ class TracedFunction:
         if self.course.conditions:
             outputs.append(torch.stack(self.course.conditions).all())
         self.gradients.problem = None
-        return [each.detach() for each in outputs]
+        return [output.detach() for output in outputs]
 
     def _stepped(
         self, parameters: list[list[Tensor]], states: list[list[Tensor]], batches: list[list[Batches]]
@@ -304,25 +304,25 @@ class TracedFunction:
         for together in self._rounds:
             begin = len(results)
             gradients: list[Gradient] = []
-            for position, each in enumerate(together, begin):
-                gradient, result = self._gradient(each, parameters, batches[position])
+            for position, traced in enumerate(together, begin):
+                gradient, result = self._gradient(traced, parameters, batches[position])
                 gradients.append(gradient)
                 results.append(result)
-            for position, (each, gradient) in enumerate(zip(together, gradients, strict=True), begin):
-                step, theta, state = self._stepping[position], parameters[each.number], states[position]
+            for position, (traced, gradient) in enumerate(zip(together, gradients, strict=True), begin):
+                step, theta, state = self._stepping[position], parameters[traced.number], states[position]
                 with torch.no_grad():
-                    parameters[each.number], after = step(theta, gradient, state, is_fused=self._is_fused)
+                    parameters[traced.number], after = step(theta, gradient, state, is_fused=self._is_fused)
                 state[: step.num_states] = after
         return results
 
     def _gradient(
-        self, each: Traced, parameters: Sequence[Sequence[Tensor]], batches: Sequence[Batches]
+        self, traced: Traced, parameters: Sequence[Sequence[Tensor]], batches: Sequence[Batches]
     ) -> tuple[Gradient, StepResult]:
         """Return a problem's gradient, clipped, and its results."""
-        problem = each.problem
-        output, gradient = self.gradients(each, parameters, batches)
+        problem = traced.problem
+        output, gradient = self.gradients(traced, parameters, batches)
         with torch.no_grad():
-            hypergradient_norm = norm_of(problem, gradient) if each.with_norm else None
+            hypergradient_norm = norm_of(problem, gradient) if traced.with_norm else None
             clipped, norm = problem.optimizer_step.clip(gradient)
         return [*clipped], result_of(problem, output, norm, hypergradient_norm)
 
@@ -547,16 +547,16 @@ class TracedRounds:
             names = [problem.name for problem in self._problems]
             return None if results is None else _by_kind(self._places(), dict(zip(names, results, strict=True)))
 
-        if not all(each <= limit(kind) for kind, each in apart.items()):
+        if not all(distance <= limit(kind) for kind, distance in apart.items()):
             end = _copies(self._places())
             # Of the trace, which is a function of tensors: a plan's step is one of modules, optimizers and schedulers.
             parameters = [tensor for kind, tensor in zip(kinds, before, strict=True) if kind == "parameters"]
-            for kind, each in sensitivity(take, parameters, start, unit).items():
-                self._rounding[kind] = max(each, self._rounding.get(kind, 0.0))
+            for kind, rounding in sensitivity(take, parameters, start, unit).items():
+                self._rounding[kind] = max(rounding, self._rounding.get(kind, 0.0))
             _put(self._places(), end)
-        for kind, each in apart.items():
-            if not each <= limit(kind):
-                values = {"difference": each, "kind": kind[1], "rounding": limit(kind)}
+        for kind, distance in apart.items():
+            if not distance <= limit(kind):
+                values = {"difference": distance, "kind": kind[1], "rounding": limit(kind)}
                 return kind[0], _DIFFERENT.format(count=self._num_steps, **values)
         return "", ""
 
@@ -592,7 +592,7 @@ class TracedRounds:
         tensors: list[Tensor] = []
         # What a trace holds for: kinds of tensors, other values in the batches, optimizers' settings.
         kinds = self._kinds(batches, tensors)
-        key = kinds, *[each.refresh() for each in self.stepping]
+        key = kinds, *[step.refresh() for step in self.stepping]
         return self._arguments() + tensors, self._traces.setdefault(key, [])
 
     def _look(self) -> None:
@@ -607,9 +607,9 @@ class TracedRounds:
             self._guard.renew()
         if is_changed or not all(step.is_current() for step in self.stepping):
             self._check_optimizers()
-            before = [each.structure for each in self.stepping]
+            before = [step.structure for step in self.stepping]
             self._bind()
-            if [each.structure for each in self.stepping] != before:
+            if [step.structure for step in self.stepping] != before:
                 self._traces.clear()
         if not self._same_forms(self._arguments()):
             # Kernels go through parameters in their order in memory.
@@ -635,11 +635,11 @@ class TracedRounds:
 
     def _kinds(self, batches: Sequence[Sequence[Batches]], tensors: list[Tensor]) -> tuple[Any, ...]:
         kinds, seen = [], dict[int, int]()
-        for each, entries in zip(self._steps, batches, strict=True):
+        for step, entries in zip(self._steps, batches, strict=True):
             try:
                 kinds.append(tuple([kinds_of(entry, tensors, seen) for entry in entries]))
             except UntraceableError as error:
-                error.problem = each.problem.name
+                error.problem = step.problem.name
                 raise
         return tuple(kinds)
 
@@ -648,9 +648,9 @@ class TracedRounds:
         self.buffered = [problem for problem in self.engine.problems if problem.slots.has_buffers]
         for step in self._steps:
             step.problem.optimizer_step.align_state()
-        self.stepping = [TracedStep(each.problem) for each in self._steps]
+        self.stepping = [TracedStep(step.problem) for step in self._steps]
         own = [problem.own for problem in self.engine.problems]
-        self._fixed = [*chain.from_iterable([*own, *[each.tensors for each in self.stepping]])]
+        self._fixed = [*chain.from_iterable([*own, *[step.tensors for step in self.stepping]])]
 
     def _arguments(self) -> list[Tensor]:
         """Return what a trace takes, but for the batches."""
@@ -668,8 +668,8 @@ class TracedRounds:
                 del outputs[-len(trace.writes) :]
         for who in reversed(trace.reporters):
             who.reported(outputs.pop())
-        found = iter(outputs)
-        return [StepResult(next(found), {name: next(found) for name in names}) for names in trace.names]
+        remaining = iter(outputs)
+        return [StepResult(next(remaining), {name: next(remaining) for name in names}) for names in trace.names]
 
     def _traced(self, batches: Sequence[Sequence[Batches]], arguments: Sequence[Tensor]) -> Trace:
         # Tracing runs the operations, and nothing is to move yet: modules may change batches and buffers in place.
@@ -681,7 +681,7 @@ class TracedRounds:
             raise UntraceableError(reason)
         if users := next((x.name for x in self._problems if not is_known(x.scheduler)), None):
             raise UntraceableError("its scheduler is code of yours", users)
-        devices = tuple({device for each in self.engine.problems for device in each.devices})
+        devices = tuple({device for problem in self.engine.problems for device in problem.devices})
         before, state = RandomState(devices), PythonState(self.engine.problems)
         kept = [memory.value for memory in self.engine.memories]
         traced = TracedFunction(self, batches, is_fused=self._backend.has_fused_steps)
@@ -762,9 +762,9 @@ class Looks:
 def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:
     """Return a problem's next batch, and those on which the pullbacks of its gradient are taken."""
     batches = {problem.name: None if problem.stream is None else problem.stream.next()}
-    for each in solutions:
-        if each.problem.name not in batches:
-            batches[each.problem.name] = each.pullback_batch(NOW)
+    for solution in solutions:
+        if solution.problem.name not in batches:
+            batches[solution.problem.name] = solution.pullback_batch(NOW)
     return batches
 
 
@@ -791,8 +791,8 @@ def refuse_shapes_by_values(graph: GraphModule) -> None:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or torch.Tag.dynamic_output_shape not in target.tags:
             continue
-        indices = [each for each in node.args[1] if each is not None] if target is torch.ops.aten.index.Tensor else []
-        if indices and not any(each.meta["val"].dtype in (torch.bool, torch.uint8) for each in indices):
+        indices = [*filter(None, node.args[1])] if target is torch.ops.aten.index.Tensor else []
+        if indices and not any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices):
             continue
         raise UntraceableError(f"the shape of a result depends on values ({target.name().partition('.')[0]})")
 
@@ -800,7 +800,7 @@ def refuse_shapes_by_values(graph: GraphModule) -> None:
 def rounding_unit(graph: GraphModule) -> float:
     """Return the relative error of one rounding, in the lowest precision in which a graph computes."""
     kinds = [
-        (each.dtype, each.is_cuda) for node in graph.graph.nodes if isinstance(each := node.meta.get("val"), Tensor)
+        (value.dtype, value.is_cuda) for node in graph.graph.nodes if isinstance(value := node.meta.get("val"), Tensor)
     ]
     # TF32 has the ten bits of fp16.
     has_tf32 = (torch.float32, True) in kinds and torch.backends.cuda.matmul.allow_tf32
@@ -913,7 +913,7 @@ class TickParts:
         """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""
         if self.program.traces_users_code or self._traced:
             return True
-        reasons = {each.name: why_foreign(each) for each in self._engine.problems}
+        reasons = {problem.name: why_foreign(problem) for problem in self._engine.problems}
         self._reasons |= {name: reason for name, reason in reasons.items() if reason is not None}
         return not any(reasons.values())
 

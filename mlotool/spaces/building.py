@@ -140,9 +140,9 @@ def taken(settings: Mapping[str, Any], names: Collection[str], own: Mapping[str,
         return accepted
     padding = accepted.pop("padding")
     if before is not None and now is not None:
-        keeps_size = all(2 * each == reach for each, reach in zip(_sizes(padding), before, strict=False))
-        if keeps_size and all(each % 2 == 0 for each in now):
-            fitting = tuple(each // 2 for each in now)[: len(_sizes(padding))]
+        keeps_size = all(2 * pad == reach for pad, reach in zip(_sizes(padding), before, strict=False))
+        if keeps_size and all(reach % 2 == 0 for reach in now):
+            fitting = tuple(reach // 2 for reach in now)[: len(_sizes(padding))]
             is_one = isinstance(padding, int) and len(set(fitting)) == 1
             accepted["padding"] = fitting[0] if is_one else fitting
     return accepted
@@ -169,13 +169,13 @@ def accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
             own = {**inspect.signature(build.func).bind_partial(*build.args).arguments, **build.keywords}
     except (TypeError, ValueError):
         return {}
-    return taken(settings, {each.name for each in parameters if each.kind in _NAMED}, own)
+    return taken(settings, {parameter.name for parameter in parameters if parameter.kind in _NAMED}, own)
 
 
 def _reach(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return how far a kernel reaches beyond one value, for each size of an image; None where it is not known."""
     kernel, dilation = (_sizes(settings.get(name, 1)) for name in ("kernel_size", "dilation"))
-    if not all(type(each) is int for each in (*kernel, *dilation)):
+    if not all(type(size) is int for size in (*kernel, *dilation)):
         return None
     return tuple(many * (size - 1) for size, many in zip(kernel, dilation, strict=False))
 
@@ -313,8 +313,8 @@ class NewModules:
             ConfigError: nobody can make it.
         """
         if self._anew is None:
-            found = f"cannot make '{path}' once more, as the base was given as a module"
-            raise ConfigError(f"{found}. Give a function that makes it: Space(lambda: MyModel(..), ..).")
+            fault = f"cannot make '{path}' once more, as the base was given as a module"
+            raise ConfigError(f"{fault}. Give a function that makes it: Space(lambda: MyModel(..), ..).")
         if name != self._last[0]:
             self._last = name, {}
         # A block that holds a layer and copies of it has a model for each.
@@ -330,8 +330,8 @@ class NewModules:
         inside = {id(tensor): name for name, tensor in names.items() if name.startswith(f"{path}.")}
         for name, tensor in names.items() if inside else ():
             if not name.startswith(f"{path}.") and id(tensor) in inside:
-                found = f"'{path}' shares '{inside[id(tensor)]}' with '{name}', and a new module would not"
-                raise ConfigError(f"{found}. Write another path, or make a leaf of what holds both.")
+                fault = f"'{path}' shares '{inside[id(tensor)]}' with '{name}', and a new module would not"
+                raise ConfigError(f"{fault}. Write another path, or make a leaf of what holds both.")
 
     def _keep(self, path: str, module: nn.Module, *, is_training: bool = True) -> None:
         self._modes |= {module: module.training and is_training for module in module.modules()}

@@ -70,7 +70,7 @@ class Decisions:
     @property
     def values(self) -> dict[str, Value]:
         """What was decided, by name."""
-        return {name: each.value for name, each in self.made.items()}
+        return {name: decision.value for name, decision in self.made.items()}
 
 
 _current: ContextVar[Decisions | None] = ContextVar("decisions", default=None)
@@ -131,7 +131,7 @@ def refused_as_decided() -> Iterator[None]:
         yield
     except RefusedError as error:
         made = {} if around is None else around.made
-        if not any(len(each.candidates) > 1 for name, each in made.items() if name not in before):
+        if not any(len(decision.candidates) > 1 for name, decision in made.items() if name not in before):
             raise
         raise RefusedModelError(str(error)) from error
 
@@ -153,7 +153,7 @@ def as_before(made: dict[str, Decision]) -> Iterator[None]:
         yield
     finally:
         decisions.again = around
-    made |= {name: each for name, each in decisions.made.items() if name not in before}
+    made |= {name: decision for name, decision in decisions.made.items() if name not in before}
 
 
 def check_number(name: str, num_made: int) -> None:
@@ -163,8 +163,8 @@ def check_number(name: str, num_made: int) -> None:
         InfeasibleModelError: there are as many already.
     """
     if num_made >= MAX_DECISIONS:
-        found = f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next"
-        raise InfeasibleModelError(f"{found}. Lower steps and counts; a Grow makes them anew in each of its steps.")
+        fault = f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next"
+        raise InfeasibleModelError(f"{fault}. Lower steps and counts; a Grow makes them anew in each of its steps.")
 
 
 def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> None:

@@ -213,8 +213,8 @@ class ModelGraph:
         """
         inputs = list(node.all_input_nodes)
         if not 0 <= position <= len(inputs) or not source < node:
-            found = f"cannot connect input {position} of '{node_id(node)}' to '{node_id(source)}'"
-            raise InfeasibleModelError(f"{found}; expected one of its {len(inputs)} inputs, and an earlier source.")
+            fault = f"cannot connect input {position} of '{node_id(node)}' to '{node_id(source)}'"
+            raise InfeasibleModelError(f"{fault}; expected one of its {len(inputs)} inputs, and an earlier source.")
         if position == len(inputs):
             node.args = (*node.args, source)
         else:
@@ -288,7 +288,7 @@ class ModelGraph:
         last, readers = place.nodes[-1], list(place.nodes[-1].users)
         for node in place.nodes:
             with self.graph.inserting_after(last):
-                last = copies[node] = self.graph.node_copy(node, lambda each: copies.get(each, each))
+                last = copies[node] = self.graph.node_copy(node, lambda source: copies.get(source, source))
             if node.op in ("call_module", "get_attr"):
                 last.target = self._copied(place, node, name)
             last.meta = _known_of_copy(node, name, place.blocks)
@@ -327,9 +327,9 @@ class ModelGraph:
         self._infer()
         for node in order:
             for source in node.meta.get(CHANGED, ()):
-                found = f"leaves: node '{node_id(node)}' changes in place what '{node_id(source)}' returns"
+                fault = f"leaves: node '{node_id(node)}' changes in place what '{node_id(source)}' returns"
                 advice = f"Return a new tensor, as x.relu() does, or write leaves: ['{forward_of(node) or WHOLE}']."
-                raise ConfigError(f"{found}, where mutators change the model. {advice}")
+                raise ConfigError(f"{fault}, where mutators change the model. {advice}")
 
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
@@ -344,8 +344,8 @@ class ModelGraph:
             self.graph.lint()
             self._infer()
             if (result := shapes_of_result(self.graph)) != self._result:
-                found = f"the model returns {result}, and without mutators {self._result}"
-                raise InfeasibleModelError(f"{found}; expected the same. Correct the candidates.")
+                fault = f"the model returns {result}, and without mutators {self._result}"
+                raise InfeasibleModelError(f"{fault}; expected the same. Correct the candidates.")
         except ConfigError as error:
             raise type(error)(f"mutator {shown(mutator)}: {error}") from error
         finally:
@@ -358,8 +358,8 @@ class ModelGraph:
         if node.op == "get_attr":
             above, _, last = path.rpartition(".")
             if last != "training" or type(getattr(self.root.get_submodule(above), last)) is not bool:
-                found = f"'{place.id}' holds '{node_id(node)}', which cannot be had once more"
-                raise InfeasibleModelError(f"{found}. Declare it as a leaf: leaves: ['{place.id}'].")
+                fault = f"'{place.id}' holds '{node_id(node)}', which cannot be had once more"
+                raise InfeasibleModelError(f"{fault}. Declare it as a leaf: leaves: ['{place.id}'].")
         elif not self.modules.has(new):
             self.modules.put_once_more(path, name)
         return new
@@ -457,8 +457,8 @@ class ModelGraph:
             self._update(source)
         self._shapes.infer_node(node, self.root)
         for source in node.meta[CHANGED]:
-            found = f"node '{node_id(node)}' changes in place what '{node_id(source)}' returns, which others may read"
-            raise InfeasibleModelError(f"{found}. Take a candidate that returns a new tensor, as x.relu() does.")
+            fault = f"node '{node_id(node)}' changes in place what '{node_id(source)}' returns, which others may read"
+            raise InfeasibleModelError(f"{fault}. Take a candidate that returns a new tensor, as x.relu() does.")
         self._reads_other(node.users)
 
     def _shape(self, node: fx.Node) -> Size | None:

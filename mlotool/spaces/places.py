@@ -51,8 +51,8 @@ class Place:
     def inputs(self) -> list[fx.Node]:
         """The nodes outside of it that it reads, each once."""
         inside = set(self.nodes)
-        read = (each for node in self.nodes for each in node.all_input_nodes if each not in inside)
-        return list(dict.fromkeys(each for each in read if each.op != "get_attr"))
+        read = (source for node in self.nodes for source in node.all_input_nodes if source not in inside)
+        return list(dict.fromkeys(source for source in read if source.op != "get_attr"))
 
     @property
     def input(self) -> fx.Node:
@@ -186,7 +186,7 @@ class HasSetting:
     def __call__(self, place: Place) -> bool:
         """Say whether it has."""
         value = getattr(place.module, self._name, None)
-        return bool(value == self._value or (isinstance(value, tuple) and all(each == self._value for each in value)))
+        return bool(value == self._value or (isinstance(value, tuple) and all(part == self._value for part in value)))
 
 
 class Places:

@@ -94,8 +94,8 @@ class Shapes:
                 values = {source: self._drawn(value, device) for source, value in stand_ins.items()}
                 result, changed = _called(node, root, values)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
-                found = f"node '{node_id(node)}' takes steps that depend on values of tensors"
-                raise ConfigError(f"{found}, while shapes alone are computed. Build the model with values.") from error
+                fault = f"node '{node_id(node)}' takes steps that depend on values of tensors"
+                raise ConfigError(f"{fault}, while shapes alone are computed. Build the model with values.") from error
             except Exception as error:
                 raise _unfit(node, stand_ins, error) from error
         stretched = _stretched(node, args)
@@ -131,7 +131,7 @@ def _called(node: fx.Node, root: nn.Module, values: Mapping[fx.Node, Any]) -> tu
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
     with kept_attributes(root.get_submodule(str(node.target)) if node.op == "call_module" else nn.Module()):
         result = carried_out(node.op, node.target, root, args, kwargs)
-    return result, [source for source, each in before.items() if versions(values[source]) != each]
+    return result, [source for source, old in before.items() if versions(values[source]) != old]
 
 
 def shape_of(node: fx.Node) -> Size | None:
@@ -179,7 +179,7 @@ def _given(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
     """Return what the shape of a node's result depends on: what it calls, and the shapes that it is given."""
 
     def shapes(source: fx.Node) -> Any:
-        return pytree.tree_map_only(Tensor, lambda each: (each.shape, each.dtype), source.meta[VALUE])
+        return pytree.tree_map_only(Tensor, lambda tensor: (tensor.shape, tensor.dtype), source.meta[VALUE])
 
     called = root.get_submodule(str(node.target)) if node.op == "call_module" else node.target
     return node.op, called, fx.node.map_arg((node.args, dict(node.kwargs)), shapes)

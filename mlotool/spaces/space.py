@@ -245,9 +245,9 @@ def _used(graph: fx.Graph) -> set[str]:
 def _remove(root: nn.Module, path: str) -> None:
     above, _, name = path.rpartition(".")
     parent: Any = root
-    for each in above.split(".") if above else ():
+    for part in above.split(".") if above else ():
         # A new module may lack what the one that it replaces had.
-        parent = getattr(parent, each, None)
+        parent = getattr(parent, part, None)
     for kept in (parent._modules, parent._parameters, parent._buffers) if isinstance(parent, nn.Module) else ():
         kept.pop(name, None)
 
@@ -257,8 +257,8 @@ def _check_methods(kind: type[nn.Module]) -> None:
     for name, method in inspect.getmembers(nn.Module, lambda value: isinstance(value, FunctionType)):
         is_public = name[0] != "_" or name in ("_apply", "__call__", "__setattr__")
         if is_public and name not in ("forward", "extra_repr") and getattr(kind, name) is not method:
-            found = f"base: found {kind.__name__}.{name}, which a changed graph has from torch.nn.Module"
-            raise ConfigError(f"{found}. Put it into a module inside, or {AS_LEAF}.")
+            fault = f"base: found {kind.__name__}.{name}, which a changed graph has from torch.nn.Module"
+            raise ConfigError(f"{fault}. Put it into a module inside, or {AS_LEAF}.")
 
 
 @contextmanager
@@ -304,9 +304,9 @@ class OwnResult:
         try:
             torch.testing.assert_close(self._results, results, rtol=0, atol=0, equal_nan=True)
         except AssertionError as error:
-            found = f"computes something else than its graph ({' '.join(str(error).split())[:200]})"
+            fault = f"computes something else than its graph ({' '.join(str(error).split())[:200]})"
             raise ConfigError(
-                f"leaves: the forward of {self._kind} {found}; expected steps that are the same whether it trains or "
+                f"leaves: the forward of {self._kind} {fault}; expected steps that are the same whether it trains or "
                 "not, but for training=self.training, and that keep nothing from call to call. Declare the module that "
                 f"does otherwise as a leaf, or {AS_LEAF}."
             ) from error

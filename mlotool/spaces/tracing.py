@@ -188,7 +188,7 @@ def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
     signature = inspect.signature(base.forward)
     arguments = signature.parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    wanted = [each.name for each in arguments if each.default is each.empty and each.kind not in variable]
+    wanted = [formal.name for formal in arguments if formal.default is formal.empty and formal.kind not in variable]
     count = len(wanted) if num_inputs is None else num_inputs
     try:
         names = list(signature.bind(*[None] * count).arguments)
@@ -261,7 +261,7 @@ def _gather(value: Any, kept: dict[int, tuple[Any, Any]]) -> None:
         _gather(entry, kept)
 
 
-class _Tracer(fx.Tracer):
+class _ModeTracer(fx.Tracer):
     """Traces what a model makes of its first inputs; other arguments of its forward have their defaults.
 
     Each module's `training` is a node, so that one sees what becomes of it. Where a forward asks for its value
@@ -317,7 +317,7 @@ def _contexts() -> tuple[bool, ...]:
 
 
 def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> fx.Graph:
-    tracer, random_states = _Tracer(leaves, num_inputs), _random_states()
+    tracer, random_states = _ModeTracer(leaves, num_inputs), _random_states()
     before = {path: _contents(vars(module)) for path, module in base.named_modules()}
     with kept_attributes(base):
         try:
@@ -332,9 +332,9 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
                 if value not in (before[path].get(name, value if name[0] == "_" else None), f"mode of {path}"):
                     raise _lost(base, path, f"sets its own attribute '{name}' in forward", "returning what it computes")
     if _random_states() != random_states:
-        found = f"leaves: the forward of {_named(base, '')} draws random numbers that a graph would draw once for all"
+        fault = f"leaves: the forward of {_named(base, '')} draws random numbers that a graph would draw once for all"
         advice = "Draw them by functions of its tensors, such as torch.rand_like, declare the module as a leaf"
-        raise ConfigError(f"{found}. {advice}, or {AS_LEAF}.")
+        raise ConfigError(f"{fault}. {advice}, or {AS_LEAF}.")
     own_names = vars(base)
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or {"": ("", None)}
@@ -365,8 +365,8 @@ def _check_hooks(base: nn.Module, graph: fx.Graph) -> None:
     called = tuple(f"{node.target}." for node in graph.nodes if node.op == "call_module")
     for path, module in base.named_modules():
         if path and not f"{path}.".startswith(called) and any(getattr(module, name) for name in MODULE_HOOKS):
-            found = f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called"
-            raise ConfigError(f"{found}. Write leaves: ['{path}'].")
+            fault = f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called"
+            raise ConfigError(f"{fault}. Write leaves: ['{path}'].")
 
 
 def _put_modes(graph: fx.Graph) -> None:

@@ -167,13 +167,13 @@ class ReverseProduct(AbstractProduct):
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`; frees the graph."""
-        found = self._product(self._wanted, vector, retain=False)
-        return found if factor == 1.0 else scaled(found, factor)
+        product = self._product(self._wanted, vector, retain=False)
+        return product if factor == 1.0 else scaled(product, factor)
 
     def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
         """Return `H u` and `M^T u` of this rank's part of the batch in one pass, which frees the graph."""
-        found = self._product([*self._theta, *self._wanted], vector, retain=False)
-        return found[: len(self._theta)], found[len(self._theta) :]
+        products = self._product([*self._theta, *self._wanted], vector, retain=False)
+        return products[: len(self._theta)], products[len(self._theta) :]
 
     def _product(self, points: list[Tensor], vector: Vector, *, retain: bool) -> list[Tensor]:
         with explained(self._problem, "reverse"):

@@ -240,7 +240,7 @@ class FiniteDifferenceProduct(AbstractProduct):
             length = norm(vector, num_tasks)
             return radius / length.clamp_min(tiny), length / (2.0 * radius)
         # A number of the CPU needs no tensors.
-        size, reach = math.hypot(*[float(each) for each in torch._foreach_norm(list(vector))]), float(radius)
+        size, reach = math.hypot(*[float(part_norm) for part_norm in torch._foreach_norm(list(vector))]), float(radius)
         return reach / max(size, tiny), size / (2.0 * reach)
 
 

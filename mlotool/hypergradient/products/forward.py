@@ -70,7 +70,7 @@ def moving_gradient(
         ([tensor([36.])], [tensor([36.])])
     """
     with dual_level(), forward_mode(problem):
-        still = [_unshared(each.detach()) for each in points]
+        still = [_unshared(point.detach()) for point in points]
         take = _by_autograd if is_nested else _by_transform
         return apart(take(loss, still, tangents, wanted, seed))
 
@@ -92,8 +92,8 @@ def _by_transform(
 
     sources = chosen(moving, wanted)
     value, pull = torch.func.vjp(function, *sources)[:2]
-    found: Sequence[Tensor] = pull(torch.full_like(value, seed), retain_graph=False, create_graph=False)
-    return found
+    pulled: Sequence[Tensor] = pull(torch.full_like(value, seed), retain_graph=False, create_graph=False)
+    return pulled
 
 
 def _by_autograd(
@@ -150,14 +150,14 @@ class ForwardProduct(AbstractProduct):
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`."""
-        found = self._along(vector, self._of_theta, self._of_inputs)
-        return found if factor == 1.0 else scaled(found, factor)
+        product = self._along(vector, self._of_theta, self._of_inputs)
+        return product if factor == 1.0 else scaled(product, factor)
 
     def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
         """Return `H u` and `M^T u` of this rank's part of the batch, from one evaluation."""
         both = [a or b for a, b in zip(self._of_theta, self._of_inputs, strict=True)]
-        found = self._along(vector, self._of_theta, both)
-        return found[: self._count], found[self._count :]
+        products = self._along(vector, self._of_theta, both)
+        return products[: self._count], products[self._count :]
 
     def _along(self, direction: Vector, moving: Sequence[bool], wanted: Sequence[bool]) -> list[Tensor]:
         """Return how the gradient with respect to the wanted points moves along a direction of the moving ones."""
@@ -165,7 +165,7 @@ class ForwardProduct(AbstractProduct):
 
         def tangents(vector: Vector) -> list[Tensor]:
             parts = iter(vector)
-            found = moving_gradient(
+            moves = moving_gradient(
                 lambda points: self._loss(points[:count], points[count:]),
                 self._points,
                 [next(parts) if flag else None for flag in moving],
@@ -174,7 +174,7 @@ class ForwardProduct(AbstractProduct):
                 seed=self._scale or 1.0,
                 is_nested=self._problem.is_nested,
             )[1]
-            return [torch.zeros_like(x) if each is None else each for x, each in zip(sources, found, strict=True)]
+            return [torch.zeros_like(x) if move is None else move for x, move in zip(sources, moves, strict=True)]
 
         return self._normalised(direction, tangents)
 

@@ -125,8 +125,8 @@ class Nystrom(AbstractSolver):
         """Return the solution, and a basis of what the columns show: the rest is divided by rho."""
         left, sigma, _ = torch.linalg.svd(factor, full_matrices=False)
         inside = left.mT @ rows[..., None]
-        found = (left @ (inside / (sigma[..., None] ** 2 + self.rho)))[..., 0] + _outside(rows, left) / self.rho
-        return found, left * (sigma**2 >= self.rho)[:, None]
+        solution = (left @ (inside / (sigma[..., None] ** 2 + self.rho)))[..., 0] + _outside(rows, left) / self.rho
+        return solution, left * (sigma**2 >= self.rho)[:, None]
 
 
 def _outside(rows: Tensor, left: Tensor) -> Tensor:

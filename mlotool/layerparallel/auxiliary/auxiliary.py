@@ -186,8 +186,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
     def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Take a stage (with `processes`), or all of them, for a part of the batch."""
         if self.processes and num_ranks == 1:
-            found = f"{self.key}.processes: found true on one rank, which runs all stages one after the other"
-            warnings.warn(f"{found}. Set runner.devices={self.stages}, or leave processes out.", stacklevel=2)
+            fault = f"{self.key}.processes: found true on one rank, which runs all stages one after the other"
+            warnings.warn(f"{fault}. Set runner.devices={self.stages}, or leave processes out.", stacklevel=2)
         if self.processes and num_ranks > 1:
             self.transport = Transport.join(rank, num_ranks, self.stages, self.key)
         else:
@@ -231,8 +231,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             assert self._team is not None and self._step is not None
             return self._team.stages[-1](self._point, self._step.inputs)
         if not self._is_open:
-            found = f"{self.key}: the loss calls its module a second time in one step"
-            raise ConfigError(f"{found}. Join the inputs into one call, or remove parallel.")
+            fault = f"{self.key}: the loss calls its module a second time in one step"
+            raise ConfigError(f"{fault}. Join the inputs into one call, or remove parallel.")
         self._is_open = False
         inputs = bound(self._module, args, kwargs)
         team = self._team or self._build(inputs)
@@ -272,8 +272,8 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
         """Return the gradients of the stages' own losses; then correct variables, multipliers and networks."""
         team, step = self._team, self._step
         if step is None or team is None:
-            found = f"{self.key}: the loss has not called its module in this step"
-            raise ConfigError(f"{found}. Call model(..) itself, not a method of it, or remove parallel.")
+            fault = f"{self.key}: the loss has not called its module in this step"
+            raise ConfigError(f"{fault}. Call model(..) itself, not a method of it, or remove parallel.")
         slopes = team.backward(step, loss, theta, self._loss_at)
         if not team.has_last:
             stages = self.transport.stages
@@ -381,9 +381,9 @@ class Auxiliary(AuxiliarySettings, AbstractParallel):
             if not violation <= max(DIVERGED * size, DIVERGED):
                 beta = self.betas[number - 1].at(self._num_steps - 1)
                 step, advice = self._num_steps, f"Lower {self.key}.beta, {self.key}.lambda_rate, or the learning rates."
-                found = f"{self.key}: the violation at interface {number} became {violation:.3g} at step {step}"
-                raise RunError(f"{found} with beta={beta:g} (states: {size:.3g}); the stages diverge. {advice}")
+                fault = f"{self.key}: the violation at interface {number} became {violation:.3g} at step {step}"
+                raise RunError(f"{fault} with beta={beta:g} (states: {size:.3g}); the stages diverge. {advice}")
             if violation > PARTED * size and not self._has_warned:
                 self._has_warned, times = True, f"{violation / max(size, TINY):.3g} times the states"
-                found = f"{self.key}: at interface {number} the violation is {times} (step {self._num_steps})"
-                warnings.warn(f"{found}. Raise {self.key}.beta, or lower {self.key}.lambda_rate.", stacklevel=2)
+                fault = f"{self.key}: at interface {number} the violation is {times} (step {self._num_steps})"
+                warnings.warn(f"{fault}. Raise {self.key}.beta, or lower {self.key}.lambda_rate.", stacklevel=2)

@@ -268,9 +268,9 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
         fitting = [chain.names[end] for end in ends if offered[end] == shape]
         if not fitting:
             places = "; ".join(f"{name}: {list(size)}" for name, size in zip(chain.names, offered, strict=True))
-            found = f"has no place for interface {number} of {len(shapes)} (a state of shape {list(shape)})"
+            fault = f"has no place for interface {number} of {len(shapes)} (a state of shape {list(shape)})"
             advice = "Give a smaller network of the same widths, or set auxnet to null for thinned stages."
-            raise ConfigError(f"{key}: {type(auxnet).__name__} {found}; it has {places or 'none'}. {advice}")
+            raise ConfigError(f"{key}: {type(auxnet).__name__} {fault}; it has {places or 'none'}. {advice}")
         wanted = sum(costs) * number / (len(shapes) + 1)
         cut.append(min(fitting, key=lambda name: abs(before[name] - wanted)))
     return [fx.GraphModule(stage.module, stage.graph) for stage in chain.stages(cut)[:-1]]
@@ -313,7 +313,7 @@ def _is_block(module: fx.GraphModule, node: fx.Node) -> bool:
     """Say whether a node is a layer with a matrix that keeps the shape of what it is given."""
     if node.op != "call_module" or not node.all_input_nodes:
         return False
-    before, after = (getattr(each.meta.get("tensor_meta"), "shape", None) for each in (node.all_input_nodes[0], node))
+    before, after = (getattr(side.meta.get("tensor_meta"), "shape", None) for side in (node.all_input_nodes[0], node))
     has_matrix = any(parameter.ndim > 1 for parameter in module.get_submodule(str(node.target)).parameters())
     return before is not None and before == after and has_matrix
 

@@ -235,8 +235,8 @@ class Guard(AbstractGuard):
         else:
             self.left = 1
             act = f"from now on there are {self.extra_cycles} more cycles than set. Set more if this is the rule."
-        found = f"The multigrid gradient was {self.bias:.2g} (relative) from the serial one"
-        warnings.warn(f"{found}, more than guard_threshold={self.threshold:g}: {act}", stacklevel=2)
+        fault = f"The multigrid gradient was {self.bias:.2g} (relative) from the serial one"
+        warnings.warn(f"{fault}, more than guard_threshold={self.threshold:g}: {act}", stacklevel=2)
 
     def statistics(self) -> dict[str, float]:
         """Return the last comparison and what it led to."""

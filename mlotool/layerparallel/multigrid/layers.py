@@ -374,7 +374,7 @@ def check_pure(
         >>> layers = BlockLayers([nn.Tanh() for _ in range(4)])
         >>> check_pure(layers, lambda theta: layers.many, [], torch.ones(5, 2, 3))
     """
-    leaves = [each.detach().requires_grad_(each.is_floating_point() or each.is_complex()) for each in theta]
+    leaves = [tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex()) for tensor in theta]
     own, drawn, kept = {id(leaf) for leaf in leaves}, outside_torch(), {id(tensor) for _, tensor in _kept(layers)}
     many, h = evaluate(leaves), layers.h
     for n in range(len(states) - 1):
@@ -462,5 +462,5 @@ def _is_same(one: Any, other: Any) -> bool:
     if one is other or not (isinstance(one, Tensor) or isinstance(other, Tensor)):
         return one is other or bool(np.array_equal(one, other))
     # A part of a mask may be cut out anew for each block.
-    are_plain = all(isinstance(each, Tensor) and not each.requires_grad for each in (one, other))
+    are_plain = all(isinstance(value, Tensor) and not value.requires_grad for value in (one, other))
     return are_plain and one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)

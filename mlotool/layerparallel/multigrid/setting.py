@@ -79,9 +79,9 @@ class Multigrid(MultigridSettings, AbstractParallel):
         except ConfigError as error:
             raise ConfigError(f"problems.{name}.parallel.{error}") from error
         if all(len(solver.method.grids(solver.num_layers)) == 1 for solver in self.solvers.values()):
-            counts = ", ".join(f"{path or 'the module'} has {each.num_layers}" for path, each in self.solvers.items())
-            found = f"problems.{name}.parallel: {counts} layers, too few for a coarse grid, so they run serially"
-            warnings.warn(f"{found}. Name a longer part, or set a smaller coarsening.", stacklevel=2)
+            counts = ", ".join(f"{path or 'the module'} has {part.num_layers}" for path, part in self.solvers.items())
+            fault = f"problems.{name}.parallel: {counts} layers, too few for a coarse grid, so they run serially"
+            warnings.warn(f"{fault}. Name a longer part, or set a smaller coarsening.", stacklevel=2)
 
     def default_hypergradient(self) -> Implicit:
         """Return finite differences with the identity: first-order passes through the serial network."""
@@ -281,11 +281,11 @@ def _is_inside(path: str, outer: Iterable[str]) -> bool:
     return any(path != other and path.startswith(f"{other}." if other else "") for other in outer)
 
 
-def _no_part(module: nn.Module, found: str, hint: str = "") -> ConfigError:
+def _no_part(module: nn.Module, fault: str, hint: str = "") -> ConfigError:
     runs = [f"{name} ({len(blocks)} equal blocks)" for name, blocks in equal_blocks(module).items()]
     advice = f"Name one of {', '.join(runs[:8])}." if runs else "Take parallel=auxnet, which asks nothing of blocks."
     expected = "blocks that keep the shape in an nn.Sequential or nn.ModuleList, as layer3[1:], or ResidualLayers"
-    return ConfigError(f"part: found {found}; expected {expected}.{hint} {advice}")
+    return ConfigError(f"part: found {fault}; expected {expected}.{hint} {advice}")
 
 
 # N: blocks, b: batch
@@ -361,8 +361,8 @@ class InPlace:
             self._pass = None
         if not self._is_called and not self._is_told:
             self._is_told = True
-            found = f"parallel.part: the module has called no block of {self.name}, so nothing is solved by multigrid"
-            warnings.warn(f"{found}. Name others by part.", stacklevel=2)
+            fault = f"parallel.part: the module has called no block of {self.name}, so nothing is solved by multigrid"
+            warnings.warn(f"{fault}. Name others by part.", stacklevel=2)
 
     def _call(self, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if self.solver.is_evaluating:
@@ -406,9 +406,9 @@ class InPlace:
             fault = "called with gradients or autocast switched otherwise than block 0"
         else:
             return
-        found = f"parallel.part: {self.name} has block {position} ({type(block).__name__}) {fault}"
+        message = f"parallel.part: {self.name} has block {position} ({type(block).__name__}) {fault}"
         advice = "Name blocks that follow each other directly, as in part: layers[2:8], with one set of arguments."
-        raise ConfigError(f"{found}. {advice}")
+        raise ConfigError(f"{message}. {advice}")
 
     def _check_hooks(self) -> None:
         """Refuse hooks of the blocks themselves, which would see both a solve's evaluations and the module's call."""

@@ -470,8 +470,8 @@ def balanced_cut(chain: Chain, num_stages: int, cut: Cut, key: str) -> list[str]
         balanced = chain.balance(num_stages, measure)
         is_better = imbalance(chain.costs(balanced, measure)) < reached
         advice = f"Set cut: [{', '.join(balanced)}]." if is_better else "Set fewer stages, or smaller blocks."
-        found = f"{key}.cut: the longest of {num_stages} stages (they begin at the input, {listed}) takes {reached:.2f}"
-        message = f"{found} times their mean; expected at most {LARGEST_IMBALANCE}, as all wait for it. {advice}"
+        fault = f"{key}.cut: the longest of {num_stages} stages (they begin at the input, {listed}) takes {reached:.2f}"
+        message = f"{fault} times their mean; expected at most {LARGEST_IMBALANCE}, as all wait for it. {advice}"
         warnings.warn(message, stacklevel=2)
     return names
 

@@ -213,7 +213,7 @@ def _of_an_input(node: fx.Node, value: Any, values: Mapping[fx.Node, Any], creat
     if not isinstance(value, int) or not isinstance(axis, int):
         return None
     # Another axis of the same size may be so by chance: a batch of 16 beside a width of 16.
-    fitting = (each for each in inputs if 0 <= axis < values[each].dim() and values[each].shape[axis] == value)
+    fitting = (given for given in inputs if 0 <= axis < values[given].dim() and values[given].shape[axis] == value)
     source = next(fitting, None)
     return None if source is None else create("call_method", "size", (source, axis), {})
 
@@ -225,8 +225,8 @@ def _constant(value: Any) -> Any:
 def _check_same(answer: Any, expected: Any, key: str, place: str) -> None:
     """Refuse a batch for which a layer's output has another size than the stages take from the inputs."""
     if answer != expected:
-        found = f"{key}: the forward asks for a size, type or device at {place}, which is {answer} for this batch"
-        raise RunError(f"{found} and is {expected} by its inputs, as the stages go. Ask the module's input for it.")
+        fault = f"{key}: the forward asks for a size, type or device at {place}, which is {answer} for this batch"
+        raise RunError(f"{fault} and is {expected} by its inputs, as the stages go. Ask the module's input for it.")
 
 
 TOLD = (_constant, _check_same)
@@ -313,7 +313,7 @@ def traced(
         >>> [node.op for node in traced(net, "module", (torch.ones(2, 3),)).nodes]
         ['placeholder', 'call_module', 'call_module', 'output']
     """
-    tracer = _Tracer(inside, opened, key, inputs)
+    tracer = _ValueTracer(inside, opened, key, inputs)
     arguments = inspect.signature(module.forward).parameters
     values = [argument.default for argument in arguments.values()] if inputs is None else inputs
     # Python code may ask for these directly.
@@ -362,7 +362,7 @@ def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return following
 
 
-class _Tracer(fx.Tracer):
+class _ValueTracer(fx.Tracer):
     """Records a forward beside its values for given inputs, by which its Python code may decide; without any, alone.
 
     Blocks are leaves: what they do inside need not be traceable, and is not for a cut.
@@ -507,7 +507,7 @@ def has_layers(module: nn.Module) -> bool:
 class _Value(fx.Proxy):
     """A stand-in that answers Python's questions by its value: how long it is, whether it is true, of which type."""
 
-    tracer: _Tracer
+    tracer: _ValueTracer
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -543,9 +543,9 @@ def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) 
     kinds: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "len": len}
     answer = kinds[kind](value)
     if answer != expected:
-        found = f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch"
+        fault = f"{key}: the forward decides by {kind}(..) at {place}, which is {answer} for this batch"
         advice = "Decide inside a block, or use x.shape[0] in place of len(x)."
-        raise RunError(f"{found} and was {expected} for the first one, whose way the stages go. {advice}")
+        raise RunError(f"{fault} and was {expected} for the first one, whose way the stages go. {advice}")
 
 
 def _asking() -> FrameType:

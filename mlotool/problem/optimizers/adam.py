@@ -33,14 +33,14 @@ def _update(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hype
     zeros = torch.zeros_like(theta)
     first = beta1 * state.get("exp_avg", zeros) + (1 - beta1) * direction
     second = beta2 * state.get("exp_avg_sq", zeros) + (1 - beta2) * direction * direction
-    found = {rule.COUNTER: number, "exp_avg": first, "exp_avg_sq": second}
+    new_state = {rule.COUNTER: number, "exp_avg": first, "exp_avg_sq": second}
     largest = second
     if hyperparameters["amsgrad"]:
-        largest = found["max_exp_avg_sq"] = torch.maximum(state.get("max_exp_avg_sq", zeros), second)
+        largest = new_state["max_exp_avg_sq"] = torch.maximum(state.get("max_exp_avg_sq", zeros), second)
     # A trace does not know the number: it takes the powers of a tensor.
     count = number.double() if is_tracing() else float(number)
     scale = rule.safe_sqrt(largest) / (1 - beta2**count) ** 0.5 + hyperparameters["eps"]
-    return theta - hyperparameters["lr"] / (1 - beta1**count) * (first / scale), found
+    return theta - hyperparameters["lr"] / (1 - beta1**count) * (first / scale), new_state
 
 
 def _derivative(steps: AlikeSteps) -> rule.StepCotangents:
@@ -65,17 +65,17 @@ def _derivative(steps: AlikeSteps) -> rule.StepCotangents:
     of_scale = rule.mul(list(torch._foreach_div(rule.mul(over_scale, first), scale)), -0.5 / correction)
     # The root's derivative at 0 is infinite, and 0 * inf would be NaN; here it is 0, as in the step.
     of_largest = [torch.where(r > 0, value / r, 0.0) for value, r in zip(of_scale, root, strict=True)]
-    of_second, found = of_largest, dict[str, list[Tensor]]()
+    of_second, of_state = of_largest, dict[str, list[Tensor]]()
     if hyperparameters["amsgrad"]:
         whole = rule.add_present(of_largest, [kept.get("max_exp_avg_sq") for kept in steps.of_state])
         # Of two that are equal each has half, as autograd has it.
         shares = [0.5 * ((a > b).to(a.dtype) + (a >= b)) for a, b in zip(second, before, strict=True)]
         of_second = rule.mul(whole, shares)
-        found["max_exp_avg_sq"] = rule.add(whole, of_second, -1.0)
+        of_state["max_exp_avg_sq"] = rule.add(whole, of_second, -1.0)
     of_second = rule.add_present(of_second, [kept.get("exp_avg_sq") for kept in steps.of_state])
-    found |= {"exp_avg": rule.mul(of_first, beta1), "exp_avg_sq": rule.mul(of_second, beta2)}
+    of_state |= {"exp_avg": rule.mul(of_first, beta1), "exp_avg_sq": rule.mul(of_second, beta2)}
     kept = enumerate(steps.state)
-    state = [{name: values[place] for name, values in found.items() if name in before} for place, before in kept]
+    state = [{name: values[place] for name, values in of_state.items() if name in before} for place, before in kept]
     of_slope = rule.add(rule.mul(of_first, 1 - beta1), rule.mul(of_second, slope), 2 * (1 - beta2))
     theta = cotangent
     if decay != 0:

@@ -398,9 +398,9 @@ class OptimizerStep:
             for hook in [*(parameter._post_accumulate_grad_hooks or {}).values()]:
                 if parameter.grad is not None:
                     hook(parameter)
-        found = [parameter.grad for parameter in self._parameters]
+        hooked = [parameter.grad for parameter in self._parameters]
         self._clear_gradient()
-        return found
+        return hooked
 
     def advance(self) -> None:
         """Advance the scheduler after a step, if that is when it advances."""
@@ -423,10 +423,10 @@ class OptimizerStep:
         if largest is None:
             return gradient, None
         if self._shards is None:
-            found, norm = clipped(gradient, largest, self._settings.tasks)
+            limited, norm = clipped(gradient, largest, self._settings.tasks)
         else:
-            found, norm = clipped(gradient, largest, total=partial(self._shards.total, like=self._parameters))
-        return found, norm.mean()
+            limited, norm = clipped(gradient, largest, total=partial(self._shards.total, like=self._parameters))
+        return limited, norm.mean()
 
     def pure(self, theta: Vector, gradient: Gradient, state: Sequence[State], hyperparameters: Rates) -> Stepped:
         """Return parameters and optimizer state after a step; differentiable, and nothing is changed.

@@ -224,7 +224,7 @@ def pull_back(
     """
     rule, rates = step.rule, step.hyperparameters
     given = [{} for _ in cotangent] if of_state is None else of_state
-    found = StepCotangents(cotangent, [None] * len(cotangent), given)
+    cotangents = StepCotangents(cotangent, [None] * len(cotangent), given)
     gradient, leaves = step.gradient, list[Tensor | None]()
     if step.clip is not None:
         with torch.enable_grad():
@@ -251,19 +251,19 @@ def pull_back(
                 [_present(gradient[place]).detach() for place in chunk],
                 [step.state[place] for place in chunk],
                 rates[chunk[0]],
-                [found.theta[place] for place in chunk],
-                [found.state[place] for place in chunk],
+                [cotangents.theta[place] for place in chunk],
+                [cotangents.state[place] for place in chunk],
             )
             pulled = _by_autograd(rule.update, steps) if derivative is None else derivative(steps)
             if len(groups) == 1:
-                found.factor, pulled.factor = pulled.factor, 1.0
+                cotangents.factor, pulled.factor = pulled.factor, 1.0
             for place, point, slope, state in zip(chunk, pulled.theta, pulled.gradient, pulled.state, strict=True):
                 scaled = slope if pulled.factor == 1 else _present(slope) * pulled.factor
-                found.theta[place], found.gradient[place], found.state[place] = point, scaled, state
+                cotangents.theta[place], cotangents.gradient[place], cotangents.state[place] = point, scaled, state
     if unclipped := _there(leaves):
-        slopes = iter(pulled_back(_there(gradient), unclipped, _there(found.gradient)))
-        found.gradient = [None if value is None else next(slopes) for value in found.gradient]
-    return found
+        slopes = iter(pulled_back(_there(gradient), unclipped, _there(cotangents.gradient)))
+        cotangents.gradient = [None if value is None else next(slopes) for value in cotangents.gradient]
+    return cotangents
 
 
 def _there(values: Gradient) -> list[Tensor]:
@@ -298,8 +298,8 @@ def _by_autograd(update: Update, steps: AlikeSteps) -> StepCotangents:
         after, state = update(theta, gradient, {**steps.state[0], **held}, steps.hyperparameters)
     outputs = [(after, steps.cotangent[0])] + [(state[name], value) for name, value in steps.of_state[0].items()]
     sources = [theta, gradient, *held.values()]
-    found = pulled_back([y for y, _ in outputs], sources, [v for _, v in outputs])
-    whole = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(sources, found, strict=True)]
+    slopes = pulled_back([y for y, _ in outputs], sources, [v for _, v in outputs])
+    whole = [torch.zeros_like(x) if entry is None else entry for x, entry in zip(sources, slopes, strict=True)]
     return StepCotangents([whole[0]], [whole[1]], [dict(zip(names, whole[2:], strict=True))])
 
 

@@ -71,8 +71,8 @@ class Cell(AbstractMutator):
 
     def __post_init__(self) -> None:
         if "concat" in (self.join, self.end) and self.project is None:
-            found = f"Cell: found join={self.join} and end={self.end} without project, for a size that decisions change"
-            raise ConfigError(f"{found}. Write project, or join: sum and end: sum.")
+            fault = f"Cell: found join={self.join} and end={self.end} without project, for a size that decisions change"
+            raise ConfigError(f"{fault}. Write project, or join: sum and end: sum.")
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put the cells."""

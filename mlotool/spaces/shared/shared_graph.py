@@ -142,8 +142,8 @@ def number_drawn(drawn: Tensor) -> int:
         2
     """
     if is_batchedtensor(drawn):
-        found = "tasks: found a path that is drawn in a loss of several tasks, which are computed as one program"
-        raise ConfigError(f"{found}. Set tasks to null, or write mlotool.spaces.PathWeights.")
+        fault = "tasks: found a path that is drawn in a loss of several tasks, which are computed as one program"
+        raise ConfigError(f"{fault}. Set tasks to null, or write mlotool.spaces.PathWeights.")
     return int(drawn)
 
 
@@ -201,11 +201,11 @@ class FairPaths(AbstractPaths):
 
     def _drawn(self, left: Tensor, count: int) -> int:
         open_ones = left[:count].nonzero().flatten().tolist() or list(range(count))
-        found: int = open_ones[number_drawn(torch.randint(len(open_ones), ()))]
+        drawn: int = open_ones[number_drawn(torch.randint(len(open_ones), ()))]
         if self.training:
             left[:count] = False
-            left[[each for each in open_ones if each != found]] = True
-        return found
+            left[[place for place in open_ones if place != drawn]] = True
+        return drawn
 
 
 MAX_PLANS = 4096
@@ -233,8 +233,8 @@ class Switch:
         kinds = [str(pytree.tree_map_only(Tensor, _kind, result)) for result in results]
         for value, kind in zip(self.values, kinds, strict=True):
             if kind != kinds[0]:
-                found = f"{self.values[0]} {kinds[0]} and {value} {kind}"
-                raise ValueError(f"the candidates of '{self.decision}' return different shapes, {found}")
+                shapes = f"{self.values[0]} {kinds[0]} and {value} {kind}"
+                raise ValueError(f"the candidates of '{self.decision}' return different shapes, {shapes}")
         return results[0]
 
 
@@ -484,7 +484,7 @@ class SharedPlaces(Places):
 
     def every(self) -> Iterator[Place]:
         """Yield each node as a place, then each module of the base whose forward is several nodes."""
-        return (each for each in super().every() if MARK not in each.id)
+        return (place for place in super().every() if MARK not in place.id)
 
     def _fitting(self, target: Target, of_some: bool) -> Iterator[Place]:
         computed = always_computed(self._graph)
@@ -520,8 +520,8 @@ def always_computed(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _refusal(name: str) -> ConfigError:
-    found = f"at: found '{name}', which only some models of the shared space have, or have as described"
-    return ConfigError(f"{found}. Name places by their paths, or put this mutator before the one that decides on it.")
+    fault = f"at: found '{name}', which only some models of the shared space have, or have as described"
+    return ConfigError(f"{fault}. Name places by their paths, or put this mutator before the one that decides on it.")
 
 
 MARK = "@"
@@ -655,8 +655,8 @@ class SharedGraph(ModelGraph):
             ConfigError: another mutator has several modules there.
         """
         if any(isinstance(node.target, Switch) and node_id(node) == place.id for node in place.nodes):
-            found = f"at: found '{place.id}', where another mutator of the shared space decides what stands there"
-            raise ConfigError(f"{found}. Write all candidates in one mutator, or search without shared.")
+            fault = f"at: found '{place.id}', where another mutator of the shared space decides what stands there"
+            raise ConfigError(f"{fault}. Write all candidates in one mutator, or search without shared.")
         return super().replace(place, build, name)
 
     def _created(self, node: fx.Node, name: str) -> fx.Node:
@@ -684,8 +684,8 @@ class SharedGraph(ModelGraph):
             every = [edges.get(node, before[node]) for edges in changes]
             forms = [fx.node.map_arg(edges, lambda _: "node") for edges in every]
             if any(form != forms[0] for form in forms):
-                found = f"'{node_id(node)}' reads another number of nodes with other candidates of '{name}'"
-                raise ConfigError(f"{found}. Join what it reads before, or search without shared.")
+                fault = f"'{node_id(node)}' reads another number of nodes with other candidates of '{name}'"
+                raise ConfigError(f"{fault}. Join what it reads before, or search without shared.")
             read = list(zip(*map(nodes_in, every), strict=True))
             switches = iter([self._switch(name, values, sources) for sources in read])
             self._read({node: fx.node.map_arg(every[0], lambda _, switches=switches: next(switches))})  # type: ignore[misc]
@@ -712,5 +712,5 @@ def _edges(nodes: Iterable[fx.Node]) -> Edges:
 
 
 def _refuse(name: str, candidates: tuple[Value, ...]) -> Value:
-    found = f"decisions.{name}: found `choose` of {len(candidates)} candidates, of which a shared space has all"
-    raise ConfigError(f"{found}. Write `for value in graph.alternatives(name, candidates):` in the mutator.")
+    fault = f"decisions.{name}: found `choose` of {len(candidates)} candidates, of which a shared space has all"
+    raise ConfigError(f"{fault}. Write `for value in graph.alternatives(name, candidates):` in the mutator.")

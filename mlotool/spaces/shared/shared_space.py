@@ -269,7 +269,7 @@ class SharedSpace(Space, is_shared=True):
     def draws(self) -> bool:
         """Whether it has `paths`, or was given several candidates of a decision, so that each is to be drawn."""
         return self.has_paths or any(
-            sum(1 for count in each.values() if count) > 1 for each in self.path_counts.values()
+            sum(1 for count in counts.values() if count) > 1 for counts in self.path_counts.values()
         )
 
     @property
@@ -352,18 +352,18 @@ class AbstractArchitecture(nn.Module):
         if self.rule is None:
             return path_of(self.table, lambda decision: decision.candidates[int(self.logits[decision.name].argmax())])
         candidates = {decision.name: decision.candidates for decision in self.table}
-        found = self.rule(candidates, {name: each.detach().softmax(0) for name, each in self.logits.items()})
-        return path_of(self.table, lambda decision: found[decision.name])
+        chosen = self.rule(candidates, {name: logits.detach().softmax(0) for name, logits in self.logits.items()})
+        return path_of(self.table, lambda decision: chosen[decision.name])
 
     def entropy(self) -> Tensor:
         """Return the entropy of a decision in nats, mean over decisions, 0-D; log k where k candidates are alike."""
-        found = [F.log_softmax(logits, 0) for logits in self.logits.values()]
-        return torch.stack([-(each.exp() * each).sum() for each in found]).mean()
+        logarithms = [F.log_softmax(logits, 0) for logits in self.logits.values()]
+        return torch.stack([-(logarithm.exp() * logarithm).sum() for logarithm in logarithms]).mean()
 
     def is_made(self, sure: float) -> bool:
         """Say whether each decision between several candidates has one of at least this probability."""
         several = [logits.detach() for logits in self.logits.values() if len(logits) > 1]
-        return bool(several) and bool(torch.stack([each.softmax(0).max() for each in several]).min() >= sure)
+        return bool(several) and bool(torch.stack([logits.softmax(0).max() for logits in several]).min() >= sure)
 
 
 @target("module")
@@ -388,7 +388,7 @@ class PathWeights(AbstractArchitecture):
 
     def forward(self) -> dict[str, Tensor]:
         """Return a weight for each candidate, by decision; their sum is 1."""
-        return {name: each.softmax(0) for name, each in self.logits.items()}
+        return {name: logits.softmax(0) for name, logits in self.logits.items()}
 
 
 @target("module")

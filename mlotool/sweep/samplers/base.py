@@ -31,7 +31,7 @@ def countable(distribution: BaseDistribution, limit: int) -> list[Any] | None:
     if step is None:
         return [low] if low == high else None
     count = math.floor((high - low) / step + 1e-8) + 1
-    return [_on_grid(distribution, low + step * each) for each in range(count)] if count <= limit else None
+    return [_on_grid(distribution, low + step * index) for index in range(count)] if count <= limit else None
 
 
 def contains(distribution: BaseDistribution, value: Any) -> bool:
@@ -134,7 +134,7 @@ class History:
     @property
     def scored(self) -> list[Outcome]:
         """Those that did not fail."""
-        return [each for each in self.outcomes if each.score > -math.inf]
+        return [outcome for outcome in self.outcomes if outcome.score > -math.inf]
 
 
 def read_history(study: Study, number: int, sampler: str) -> History:
@@ -157,15 +157,15 @@ def read_history(study: Study, number: int, sampler: str) -> History:
         )
     sign = 1.0 if study.directions[0] == StudyDirection.MAXIMIZE else -1.0
     trials = study.get_trials(deepcopy=False)
-    finished = [each for each in trials if each.state.is_finished() and each.params and each.number != number]
+    finished = [trial for trial in trials if trial.state.is_finished() and trial.params and trial.number != number]
     outcomes: list[Outcome] = []
     completed: list[float] = []
-    for trial in sorted(finished, key=lambda each: (each.datetime_complete or datetime.min, each.number)):
+    for trial in sorted(finished, key=lambda trial: (trial.datetime_complete or datetime.min, trial.number)):
         score = _score(trial, sign, completed)
         if trial.state == TrialState.COMPLETE:
             insort(completed, score)
         outcomes.append(Outcome(trial.number, score, trial.params, trial.distributions))
-    tried = frozenset(frozenset(each.params.items()) for each in trials if each.number < number)
+    tried = frozenset(frozenset(trial.params.items()) for trial in trials if trial.number < number)
     return History(study.study_name, tuple(outcomes), tried)
 
 

@@ -71,23 +71,23 @@ class EvolutionSampler(AbstractHistorySampler[Mutation | None]):
         random = base.generator(self._seed, number, "parent")
         sample = random.integers(len(population), size=self._sample_size)
         # Of equal ones the youngest.
-        parent = max((population[each] for each in sample), key=lambda each: (each.score, each.number))
+        parent = max((population[position] for position in sample), key=lambda outcome: (outcome.score, outcome.number))
         names = [name for name, distribution in parent.distributions.items() if not distribution.single()]
         if parent not in history.scored or not names:
             return None
-        names = [names[each] for each in random.permutation(len(names))]
+        names = [names[position] for position in random.permutation(len(names))]
         mutations = [Mutation(parent, name, _others(parent, name)) for name in names]
-        for each in mutations:
-            untried = _untried(each, history)
+        for mutation in mutations:
+            untried = _untried(mutation, history)
             if untried is None or untried:
-                return Mutation(parent, each.name, untried)
+                return Mutation(parent, mutation.name, untried)
         return mutations[0]
 
     def choose(self, state: Mutation | None, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
         """Return the parent's value, or another one."""
         random = base.generator(self._seed, trial.number, "value", name)
         if state is not None and name == state.name:
-            values = [each for each in state.values or () if base.contains(distribution, each)]
+            values = [value for value in state.values or () if base.contains(distribution, value)]
             return values[int(random.integers(len(values)))] if values else base.draw(distribution, random)
         if state is not None and name in state.parent.params and base.contains(distribution, state.parent.params[name]):
             # As this distribution has it: 3 for the 3.0 of a study that another program wrote.
@@ -97,11 +97,11 @@ class EvolutionSampler(AbstractHistorySampler[Mutation | None]):
 
 def _others(parent: Outcome, name: str) -> list[Any] | None:
     values = base.countable(parent.distributions[name], _MOST_VALUES)
-    return None if values is None else [each for each in values if each != parent.params[name]]
+    return None if values is None else [value for value in values if value != parent.params[name]]
 
 
 def _untried(mutation: Mutation, history: History) -> list[Any] | None:
     if mutation.values is None:
         return None
     rest = frozenset((name, value) for name, value in mutation.parent.params.items() if name != mutation.name)
-    return [each for each in mutation.values if rest | {(mutation.name, each)} not in history.tried]
+    return [value for value in mutation.values if rest | {(mutation.name, value)} not in history.tried]

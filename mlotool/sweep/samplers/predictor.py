@@ -59,7 +59,7 @@ def normal_scores(scores: Sequence[float]) -> Array:
     _, inverse, counts = np.unique(np.asarray(scores), return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     middles = (ends - (counts - 1) / 2 - 0.5) / len(scores)
-    return np.array([NormalDist().inv_cdf(each) for each in middles])[inverse]
+    return np.array([NormalDist().inv_cdf(middle) for middle in middles])[inverse]
 
 
 def draw_weights(features: Array, groups: NDArray[np.int64], targets: Array, random: np.random.Generator) -> Weights:
@@ -82,7 +82,7 @@ def draw_weights(features: Array, groups: NDArray[np.int64], targets: Array, ran
     """
     singles, pairs = _kernels(features, groups)
     # A point's prior variance is 1 on average, whatever the number of its parameters.
-    of_single, of_pair = (_inverse(float(np.mean(np.diag(each)))) for each in (singles, pairs))
+    of_single, of_pair = (_inverse(float(np.mean(np.diag(matrix)))) for matrix in (singles, pairs))
     best, few = (-math.inf, 0.0, 0.0), slice(-_MOST_FOR_EVIDENCE, None)
     for share in _PAIR_SHARES:
         kernel = 1.0 + (1 - share) * of_single * singles + share * of_pair * pairs
@@ -158,8 +158,8 @@ class Parameter:
     def __init__(self, distributions: Sequence[BaseDistribution], start: int) -> None:
         self._range = _union(distributions)
         self._columns: dict[Any, int] | None = None
-        lists = [base.countable(each, _MOST_LEVELS) for each in distributions]
-        values = [_key(value) for each in lists if each is not None for value in each]
+        lists = [base.countable(distribution, _MOST_LEVELS) for distribution in distributions]
+        values = [_key(value) for levels in lists if levels is not None for value in levels]
         if None not in lists and (self._range is None or len(set(values)) <= _MOST_LEVELS):
             self._columns = {value: column for column, value in enumerate(dict.fromkeys(values))}
         width = 1 + _NUM_COSINES if self._columns is None else len(self._columns)
@@ -169,10 +169,10 @@ class Parameter:
         """Return the features of values, of shape (num_values, num_features)."""
         if self._columns is not None:
             # A value between two levels, of a grid of fractions that was moved, has none.
-            found = [self._columns.get(_key(each), -1) for each in values]
-            return (np.asarray(found)[:, None] == np.arange(len(self._columns))).astype(float)
+            columns = [self._columns.get(_key(value), -1) for value in values]
+            return (np.asarray(columns)[:, None] == np.arange(len(self._columns))).astype(float)
         assert self._range is not None
-        where = np.array([base.position(self._range, each) for each in values])[:, None]
+        where = np.array([base.position(self._range, value) for value in values])[:, None]
         orders = np.arange(1, _NUM_COSINES + 1)
         return np.concatenate([np.ones_like(where), np.cos(math.pi * where * orders) / orders], axis=1)
 
@@ -200,17 +200,17 @@ class Space:
         for name, distributions in kinds.items():
             self.parameters[name] = Parameter(list(distributions.values()), self.num_features)
             self.num_features = self.parameters[name].columns.stop
-        widths = [each.columns.stop - each.columns.start for each in self.parameters.values()]
+        widths = [parameter.columns.stop - parameter.columns.start for parameter in self.parameters.values()]
         self.groups = np.repeat(np.arange(len(widths)), widths)
 
     def features(self, points: Sequence[Mapping[str, Any]]) -> Array:
         """Return the features of points, zero for parameters that one has not: of shape (num_points, num_features)."""
-        found = np.zeros((len(points), self.num_features))
+        features = np.zeros((len(points), self.num_features))
         for name, parameter in self.parameters.items():
             rows = [row for row, point in enumerate(points) if name in point]
             if rows:
-                found[rows, parameter.columns] = parameter.features([points[row][name] for row in rows])
-        return found
+                features[rows, parameter.columns] = parameter.features([points[row][name] for row in rows])
+        return features
 
 
 def candidates(distribution: BaseDistribution, random: np.random.Generator) -> list[Any]:
@@ -232,11 +232,11 @@ def _kind(distribution: Any) -> Any:
 
 
 def _union(distributions: Sequence[BaseDistribution]) -> FloatDistribution | None:
-    numbers = [each for each in distributions if isinstance(each, FloatDistribution | IntDistribution)]
+    numbers = [number for number in distributions if isinstance(number, FloatDistribution | IntDistribution)]
     if not numbers:
         return None
     room = 0.5 if isinstance(numbers[0], IntDistribution) else 0.0
-    low, high = min(each.low for each in numbers), max(each.high for each in numbers)
+    low, high = min(number.low for number in numbers), max(number.high for number in numbers)
     return FloatDistribution(low - room, high + room, log=numbers[0].log)
 
 
@@ -305,8 +305,8 @@ class PredictorSampler(AbstractHistorySampler[Prediction | None]):
             return None
         outcomes = _learned_from(history.scored, self._max_trials)
         space, random = Space(outcomes), base.generator(self._seed, number, "weights")
-        features = space.features([each.params for each in outcomes])
-        weights = draw_weights(features, space.groups, normal_scores([each.score for each in outcomes]), random)
+        features = space.features([outcome.params for outcome in outcomes])
+        weights = draw_weights(features, space.groups, normal_scores([outcome.score for outcome in outcomes]), random)
         options = {name: parameter.options(random) for name, parameter in space.parameters.items()}
         return Prediction(space, weights, options, _company(outcomes), history.tried)
 
@@ -317,7 +317,7 @@ class PredictorSampler(AbstractHistorySampler[Prediction | None]):
             return base.draw(distribution, random)
         values = candidates(distribution, random)
         taken = frozenset(trial.params.items())
-        untried = [each for each in values if taken | {(name, each)} not in state.tried]
+        untried = [value for value in values if taken | {(name, value)} not in state.tried]
         values = untried or values
         return values[int(np.argmax(_promises(state, trial, name, distribution, values)))]
 
@@ -333,24 +333,24 @@ def _promises(
     features = parameters[name].features(values)
     promises = features @ slope[own]
     anyone = state.company[name, None]
-    company = [state.company.get((name, _choice(distribution, each)), anyone) for each in values]
+    company = [state.company.get((name, _choice(distribution, value)), anyone) for value in values]
     slopes = slope + features @ weights.second[own]
     for other in sorted(frozenset().union(*company) - trial.params.keys() - {name}):
         gains = slopes[:, parameters[other].columns] @ state.options[other].T
-        promises += gains.max(axis=1) * [other in each for each in company]
+        promises += gains.max(axis=1) * [other in names for names in company]
     return promises
 
 
 def _company(outcomes: list[Outcome]) -> dict[tuple[str, Any], frozenset[str]]:
     kinds: dict[tuple[str, ...], int] = {}
-    found: dict[tuple[str, Any], set[int]] = defaultdict(set)
+    kinds_of: dict[tuple[str, Any], set[int]] = defaultdict(set)
     for outcome in outcomes:
         kind = kinds.setdefault(tuple(outcome.params), len(kinds))
         for name, value in outcome.params.items():
-            found[name, None].add(kind)
-            found[name, _choice(outcome.distributions[name], value)].add(kind)
+            kinds_of[name, None].add(kind)
+            kinds_of[name, _choice(outcome.distributions[name], value)].add(kind)
     names = list(kinds)
-    return {key: frozenset().union(*(names[each] for each in numbers)) for key, numbers in found.items()}
+    return {key: frozenset().union(*(names[number] for number in numbers)) for key, numbers in kinds_of.items()}
 
 
 def _choice(distribution: BaseDistribution, value: Any) -> Any:
@@ -361,5 +361,5 @@ def _learned_from(outcomes: list[Outcome], count: int) -> list[Outcome]:
     if len(outcomes) <= count:
         return outcomes
     newest = outcomes[-(count // 2) :]
-    others = sorted(outcomes[: -(count // 2)], key=lambda each: each.score)
+    others = sorted(outcomes[: -(count // 2)], key=lambda outcome: outcome.score)
     return others[-(count - count // 2) :] + newest

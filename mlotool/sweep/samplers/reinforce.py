@@ -70,7 +70,7 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
         """Return the policy after all trials that have finished."""
         logits, outcomes = dict[str, dict[Cell, float]](), history.scored
         for index, outcome in enumerate(outcomes):
-            before = [each.score for each in outcomes[max(index - self._window, 0) : index]]
+            before = [earlier.score for earlier in outcomes[max(index - self._window, 0) : index]]
             self._learn(logits, outcome, _advantage(outcome.score, before))
         return logits
 
@@ -88,7 +88,7 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
             own, cells = logits.setdefault(name, {}), _cells(distribution, self._num_bins)
             taken = _cell(distribution, outcome.params[name], cells)
             probabilities = _probabilities(own, cells)
-            entropy = -sum(each * math.log(each) for each in probabilities if each > 0)
+            entropy = -sum(probability * math.log(probability) for probability in probabilities if probability > 0)
             for cell, probability in zip(cells, probabilities, strict=True):
                 gradient = advantage * ((cell == taken) - probability)
                 if self._entropy and probability > 0:
@@ -97,16 +97,16 @@ class ReinforceSampler(AbstractHistorySampler[Logits]):
 
 
 def _advantage(score: float, before: Sequence[float]) -> float:
-    return sum((score > each) - (score < each) for each in before) / len(before) if before else 0.0
+    return sum((score > earlier) - (score < earlier) for earlier in before) / len(before) if before else 0.0
 
 
 def _cells(distribution: BaseDistribution, num_bins: int) -> list[Cell]:
     if isinstance(distribution, CategoricalDistribution):
-        return [("choice", each) for each in range(len(distribution.choices))]
+        return [("choice", index) for index in range(len(distribution.choices))]
     values = base.countable(distribution, num_bins)
     if values is not None:
-        return [("value", each) for each in values]
-    return [("bin", each) for each in range(num_bins)]
+        return [("value", value) for value in values]
+    return [("bin", index) for index in range(num_bins)]
 
 
 def _cell(distribution: BaseDistribution, value: Any, cells: Sequence[Cell]) -> Cell:
@@ -114,13 +114,13 @@ def _cell(distribution: BaseDistribution, value: Any, cells: Sequence[Cell]) -> 
         return cells[int(distribution.to_internal_repr(value))]
     if cells[0][0] == "value":
         # Of a grid of fractions a value that another process wrote may differ in the last bit.
-        return min(cells, key=lambda each: abs(each[1] - value))
+        return min(cells, key=lambda cell: abs(cell[1] - value))
     return cells[min(int(base.position(distribution, value) * len(cells)), len(cells) - 1)]
 
 
 def _probabilities(logits: Mapping[Cell, float], cells: Sequence[Cell]) -> list[float]:
-    given = [logits.get(each, 0.0) for each in cells]
+    given = [logits.get(cell, 0.0) for cell in cells]
     largest = max(given)
-    weights = [math.exp(each - largest) for each in given]
+    weights = [math.exp(logit - largest) for logit in given]
     total = sum(weights)
-    return [each / total for each in weights]
+    return [weight / total for weight in weights]

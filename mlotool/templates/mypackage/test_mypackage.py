@@ -49,5 +49,5 @@ def test_mistakes_are_made_as_often_as_asked() -> None:
 def test_confidence_is_a_number_for_each_sample() -> None:
     """The run takes the mean over all batches of a split."""
     points, labels = TwoMoons({"val": 7}).split("val")[:]
-    found = confidence(Classifier(), {"input": points, "target": labels})["confidence"]
-    assert found.shape == (7,)
+    confidences = confidence(Classifier(), {"input": points, "target": labels})["confidence"]
+    assert confidences.shape == (7,)
