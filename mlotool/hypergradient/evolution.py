@@ -12,7 +12,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.settings import Count, Positive, Rounds, Seed, target
 from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, moved_to, unflatten, zeros
-from mlotool.problem.interface import AbstractZerothOrder, LowerView, Memory, Particle, Vector
+from mlotool.problem.interface import AbstractStepwise, AbstractZerothOrder, LowerView, Memory, Particle, Vector
 from mlotool.problem.optimizers.rule import State
 from mlotool.problem.trajectory import on_device
 
@@ -22,7 +22,7 @@ End = tuple[tuple[Tensor, ...], tuple[State, ...]]
 
 @target("hypergradient")
 @dataclass(frozen=True)
-class EvolutionStrategies(AbstractZerothOrder):
+class EvolutionStrategies(AbstractZerothOrder, AbstractStepwise):
     """The gradient of the upper loss smoothed by a Gaussian, from antithetic pairs of rollouts.
 
         g = 1 / (2 sigma num_pairs) sum_i (C(x + sigma e_i) - C(x - sigma e_i)) E_i,   e_i ~ N(0, I)
@@ -80,7 +80,6 @@ class EvolutionStrategies(AbstractZerothOrder):
     persistent: bool = False
     restart_every: Count | None = None
     seed: Seed = 0
-    sees_steps = True
     needs_full_precision = True
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.forward import chosen_product, moving_gradient, random_direction, takes_forward
 from mlotool.hypergradient.vector import add, aliases, chosen, constants, leaves, vector_jacobian
-from mlotool.problem.interface import AbstractHypergradient, LowerView, Unroll, Vector
+from mlotool.problem.interface import AbstractStepwise, LowerView, Unroll, Vector
 from mlotool.problem.optimizers.rule import COUNTER, State, StepCotangents
 from mlotool.problem.rank_mean import RankMean, mean_gradient
 from mlotool.problem.trajectory import AbstractStepStore, KeepAll, StepRecord, middle
@@ -738,7 +738,7 @@ def _place(tensor: Tensor) -> tuple[torch.device, int]:
 
 @target("hypergradient")
 @dataclass(frozen=True)
-class Unrolled(AbstractHypergradient):
+class Unrolled(AbstractStepwise):
     """Differentiates the steps that led to the current parameters, in reverse (ITD, RMAD; truncated: T1-T2).
 
         theta_t+1, s_t+1 = update(grad C_l(theta_t, x), theta_t, s_t, h(x)),   theta_0 = theta_0(x)
@@ -797,7 +797,6 @@ class Unrolled(AbstractHypergradient):
     second_order: bool = True
     product: Literal["reverse", "forward", "auto"] = "reverse"
     trajectory: AbstractStepStore = field(default_factory=KeepAll)
-    sees_steps = True
 
     def __post_init__(self) -> None:
         keeps_none = self.product == "forward" or not self.trajectory.is_whole

@@ -13,7 +13,7 @@ from torch.optim import SparseAdam
 
 from mlotool.core.errors import ConfigError
 from mlotool.problem.arguments import needs_closure
-from mlotool.problem.interface import AbstractDirector, AbstractHypergradient
+from mlotool.problem.interface import AbstractDirector, AbstractHypergradient, AbstractStepwise
 from mlotool.problem.optimizers.registry import RULES
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.settings import ProblemSettings
@@ -117,7 +117,7 @@ FEATURES: Mapping[str, Callable[[Case], bool]] = {
     "simulated steps": _has("algorithm", "sees_steps"),
     "persistent: true": _has("algorithm", "is_persistent"),
     "remat: false": _has("algorithm", "keeps_graphs"),
-    "trajectory": lambda case: case.algorithm is not None and not case.algorithm.trajectory.is_whole,
+    "trajectory": lambda case: isinstance(case.algorithm, AbstractStepwise) and not case.algorithm.trajectory.is_whole,
     "state between pullbacks": _remembers,
     "directed steps": lambda case: isinstance(case.algorithm, AbstractDirector),
     "Penalty": _is("Penalty"),

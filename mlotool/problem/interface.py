@@ -309,10 +309,7 @@ class AbstractHypergradient(ABC):
     Attributes:
         curvature: whether the stationarity is that of the "total" or the "partial" gradient.
         batch: at which batch the pullback is taken, the "last" or a "fresh" one.
-        sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
-        horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
-        keeps_graphs: whether the graphs of the recorded steps' gradients are kept, whatever they take.
-        trajectory: of which of the recorded steps the parameters are kept.
+        sees_steps: whether it is an `AbstractStepwise`.
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
         pushes_solutions: whether it needs to know how solutions inside the loss move (`push`).
         can_push: whether it can tell how the solution moves with its inputs (`push`).
@@ -324,12 +321,9 @@ class AbstractHypergradient(ABC):
     curvature: str = "total"
     batch: str = "last"
     sees_steps: bool = False
-    keeps_graphs: bool = False
-    trajectory: AbstractStepStore = KeepAll()
     needs_full_precision: bool = False
     is_constant: bool = False
     is_traceable: bool = False
-    horizon: int | None = None
     moves_solutions: bool = False
     pushes_solutions: bool = False
     can_push: bool = False
@@ -358,14 +352,6 @@ class AbstractHypergradient(ABC):
         Raises:
             ConfigError: it cannot.
         """
-
-    def records_graphs(self, state: Any) -> bool:
-        """Return whether the graph of the next recorded step is kept. Argument as for `state_dict`."""
-        return self.keeps_graphs
-
-    def saves_gradients(self, prefers_forward: bool) -> bool:
-        """Return whether the gradients of recorded steps are kept, where `product: auto` is forward mode or not."""
-        return False
 
     def check_problem(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a problem that the algorithm cannot do with whatever the graph, or a missing package.
@@ -397,6 +383,29 @@ class AbstractHypergradient(ABC):
     def load_state(self, saved: dict[str, Any]) -> Any:
         """Return the state that `state_dict` has saved."""
         return self.initial_state()
+
+
+class AbstractStepwise(AbstractHypergradient):
+    """One that differentiates the optimizer's steps, and so sees what shapes their start or their rate.
+
+    Attributes:
+        horizon: how many of the last steps it sees; None sees all since a problem above stepped.
+        keeps_graphs: whether the graphs of the recorded steps' gradients are kept, whatever they take.
+        trajectory: of which of the recorded steps the parameters are kept.
+    """
+
+    sees_steps = True
+    horizon: int | None = None
+    keeps_graphs: bool = False
+    trajectory: AbstractStepStore = KeepAll()
+
+    def records_graphs(self, state: Any) -> bool:
+        """Return whether the graph of the next recorded step is kept. Argument as for `state_dict`."""
+        return self.keeps_graphs
+
+    def saves_gradients(self, prefers_forward: bool) -> bool:
+        """Return whether the gradients of recorded steps are kept, where `product: auto` is forward mode or not."""
+        return False
 
 
 class AbstractDirector(AbstractHypergradient):

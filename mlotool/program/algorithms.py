@@ -14,7 +14,7 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import refuse_scripted
 from mlotool.problem.compatibility import Case, check
-from mlotool.problem.interface import AbstractHypergradient, AbstractZerothOrder
+from mlotool.problem.interface import AbstractHypergradient, AbstractStepwise, AbstractZerothOrder
 from mlotool.problem.optimizers.registry import find_rule
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
@@ -299,7 +299,7 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
 
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
-    if algorithm.sees_steps:
+    if isinstance(algorithm, AbstractStepwise):
         find_rule(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
         is_right = not is_from_another or horizon is None or horizon >= problem.settings.unroll_steps
@@ -328,7 +328,8 @@ def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:
     stepwise = [
         name
         for name, algorithm in algorithms.items()
-        if algorithm.sees_steps and algorithm.horizon != 1 and not isinstance(algorithm, AbstractZerothOrder)
+        if isinstance(algorithm, AbstractStepwise) and algorithm.horizon != 1
+        if not isinstance(algorithm, AbstractZerothOrder)
         if takes_several_steps(name, settings, graph)
     ]
     return SolutionOrder(graph, partial, stepwise)

@@ -22,7 +22,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call
 from mlotool.problem import trajectory as recorded
 from mlotool.problem.arguments import check_owners, check_saving, check_shared
-from mlotool.problem.interface import AbstractDirector
+from mlotool.problem.interface import AbstractDirector, AbstractStepwise
 from mlotool.problem.optimizers.rule import Hyperparameters
 from mlotool.problem.problem import Problem
 from mlotool.problem.rank_mean import RankMean, Reduce
@@ -135,7 +135,8 @@ class Program:
             if problem.parallel is not None:
                 problem.parallel.seed(self.random.initial_seed)
             if (algorithm := problem.hypergradient) is not None:
-                problem.trajectory = recorded.Trajectory(algorithm.sees_steps, algorithm.horizon)
+                horizon = algorithm.horizon if isinstance(algorithm, AbstractStepwise) else None
+                problem.trajectory = recorded.Trajectory(algorithm.sees_steps, horizon)
         self.trace, self.trace_from, self.run_length = trace, trace_from, run_length
         self.traces_users_code = traces_users_code
         self.engine = engine = Engine(list(self.problems.values()), reduce, self._steps, self.random)
@@ -500,7 +501,7 @@ class StepRecorder:
         """
         problem = self._problems[name]
         algorithm = problem.hypergradient
-        assert algorithm is not None
+        assert isinstance(algorithm, AbstractStepwise)
         store = algorithm.trajectory
         traits = self._engine.traits[self._engine.numbers[name]]
         prefers_forward = problem.has_blocks and not self.makes_solutions(name) and not traits.lacks_tangents
@@ -529,7 +530,7 @@ class StepRecorder:
             if other in solved:
                 stream = None if problem.stream is None else problem.stream.copy()
                 steps, has_all = tuple(problem.trajectory), problem.trajectory.has_all
-                if problem.hypergradient is not None and not problem.hypergradient.keeps_graphs:
+                if isinstance(own := problem.hypergradient, AbstractStepwise) and not own.keeps_graphs:
                     # A budget is for the graphs of one unroll, and this step would hold those of an earlier one.
                     steps = tuple(replace(step, graph=None) for step in steps)
                 snapshots[other] = recorded.LowerSnapshot(snapshots[other].theta, stream, steps, has_all)

@@ -11,6 +11,7 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.plain_state import ADVICE, check_count, check_form, check_list, check_mapping
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note
+from mlotool.problem.interface import AbstractStepwise
 from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.rank_mean import mean_gradient
 from mlotool.problem.saved_form import check_learned
@@ -320,7 +321,7 @@ class Schedule:
     ) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the mean direction over `batches`, which are drawn one at a time; a record of the step may be kept."""
         name, algorithm, recorder = problem.name, problem.hypergradient, self.program.recorder
-        if algorithm is None or not (is_recorded and problem.trajectory.is_kept):
+        if not (isinstance(algorithm, AbstractStepwise) and is_recorded and problem.trajectory.is_kept):
             return averaged(self.program.training_gradient(name, *draw) for draw in batches)
         drawn: list[Any] = []
         states: list[Any] = []

@@ -313,7 +313,8 @@ class SolutionPlan:
             random=engine.random,
         )
         steps = lower.settings.unroll_steps
-        self._num_recorded = min(steps, self.algorithm.horizon or steps)
+        horizon = self.algorithm.horizon if isinstance(self.algorithm, interface.AbstractStepwise) else None
+        self._num_recorded = min(steps, horizon or steps)
         players = [engine.problems[engine.numbers[role.problem]].module for role in lower.roles.values()]
         self._modules = tuple(dict.fromkeys([lower.module, *players]))
         # By input: its number, whether it is a constant, and where its tensors stand among those of all inputs.

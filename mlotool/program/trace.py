@@ -24,7 +24,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.tracing import Course, ExamplesMode, TraceableFunctions, ValuesLeaveError, tracing
 from mlotool.core.unchanged import SameForms, SameObjects
 from mlotool.problem.compatibility import Case, broken, reason
-from mlotool.problem.interface import AbstractDirector
+from mlotool.problem.interface import AbstractDirector, AbstractStepwise
 from mlotool.problem.optimizers.optimizer_step import aligned
 from mlotool.problem.optimizers.registry import RULES, find_rule, has_step_hooks, parts_of_step
 from mlotool.problem.optimizers.rule import COUNTER, Hyperparameters, OptimizerRule
@@ -828,7 +828,7 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
     own, is_kept = problem.hypergradient, problem.trajectory.is_kept
-    is_seen = own is not None and is_kept and (own.keeps_graphs or not own.trajectory.is_whole)
+    is_seen = is_kept and isinstance(own, AbstractStepwise) and (own.keeps_graphs or not own.trajectory.is_whole)
     if is_seen or isinstance(own, AbstractDirector):
         yield Case(problem.name, ProblemSettings(), algorithm=own)
     for player in [engine.problems[engine.numbers[role.problem]] for role in problem.roles.values()]:
