@@ -64,8 +64,8 @@ def _options() -> Iterator[Finding]:
     """Say where `data=..` and the like are looked for, and what in ./conf will not be found."""
     groups = schema.OPTION_GROUPS
     own = {group: recipes.own_options(group) for group in groups} if recipes.options_folder() else {}
-    found = ", ".join(f"{group} ({len(names)})" for group, names in own.items() if names)
-    yield GOOD, "options", f"{recipes.package_dir('conf')}; yours in ./conf/<group>/<name>.yaml: {found or 'none'}"
+    listed = ", ".join(f"{group} ({len(names)})" for group, names in own.items() if names)
+    yield GOOD, "options", f"{recipes.package_dir('conf')}; yours in ./conf/<group>/<name>.yaml: {listed or 'none'}"
     for folder in recipes.surplus_folders():
         yield NOTE, "options", f"{folder} is no group's; expected {', '.join(groups)}"
     pairs = [(group, name) for group, names in own.items() for name in names]

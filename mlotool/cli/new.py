@@ -49,8 +49,8 @@ def check_name(name: str) -> None:
         fault = f"found the name '{shown}'; expected a Python name of at most {_MAX_NAME} characters"
     elif name in sys.stdlib_module_names or name in _TAKEN or _is_installed(name):
         fault = f"found the name '{shown}' of a module that is installed, or of a folder that mlotool uses"
-    elif found := [path for path in (Path(name), Path(f"{name}.py")) if path.exists() or path.is_symlink()]:
-        fault = f"found '{found[0]}' in the working folder already; expected a name that is free there"
+    elif taken := [path for path in (Path(name), Path(f"{name}.py")) if path.exists() or path.is_symlink()]:
+        fault = f"found '{taken[0]}' in the working folder already; expected a name that is free there"
     if fault:
         meant = re.sub(r"\W+", "_", name[:_MAX_NAME], flags=re.ASCII).strip("_") or TEMPLATE
         raise errors.ConfigError(

@@ -96,13 +96,13 @@ def _check_config(request: arguments.Request, options: argparse.Namespace) -> No
     if options.cfg != "job":
         return
     with config.config_errors():
-        found = composed if package is None else OmegaConf.select(composed, package)
-        if found is None:
+        node = composed if package is None else OmegaConf.select(composed, package)
+        if node is None:
             raise ConfigError(
                 f"--package: found '{package}', which the config does not have; expected one of {', '.join(composed)}, "
                 f"or a key below.{did_you_mean(package, composed)} Correct it."
             )
-        text = OmegaConf.to_yaml(found, resolve=options.resolve) if OmegaConf.is_config(found) else f"{found}\n"
+        text = OmegaConf.to_yaml(node, resolve=options.resolve) if OmegaConf.is_config(node) else f"{node}\n"
     print(f"# @package {package}\n{text}" if package else text)
 
 

@@ -122,7 +122,7 @@ def warn_of_untrained(program: Program, ranks: Ranks) -> None:
         # The problems that learn which paths are run: their decisions have the space's names.
         names = [decision.name for decision in space.table]
         modules = {other: problem.module for other, problem in program.problems.items()}
-        choosers = {other: each for other, each in modules.items() if isinstance(each, AbstractArchitecture)}
+        choosers = {other: module for other, module in modules.items() if isinstance(module, AbstractArchitecture)}
         learned = [other for other, chooser in choosers.items() if [row.name for row in chooser.table] == names]
         never = [
             f"{decision}: {value}"

@@ -80,7 +80,7 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
         RunError: the decision had other names to choose from in an earlier trial.
     """
     if name not in decided:
-        kinds, whole = import_optuna().distributions, all(type(each) is int for each in candidates)
+        kinds, whole = import_optuna().distributions, all(type(candidate) is int for candidate in candidates)
         if whole and candidates == tuple(range(candidates[0], candidates[-1] + 1)):
             distribution = kinds.IntDistribution(candidates[0], candidates[-1])
         else:
@@ -663,6 +663,6 @@ def _study(url: str, name: str, pruner: str, pruner_options: str) -> Any:
         """Shows a pruner the trials that have jobs: it counts them, and compares a job with each."""
 
         def get_trials(self, *args: Any, **kwargs: Any) -> list[Any]:
-            return [each for each in super().get_trials(*args, **kwargs) if not is_copy(each)]
+            return [trial for trial in super().get_trials(*args, **kwargs) if not is_copy(trial)]
 
     return WithoutCopies(name, open_storage(url), pruner=make_pruner(pruner, json.loads(pruner_options)))

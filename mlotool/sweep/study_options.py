@@ -146,7 +146,9 @@ def option_faults(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _make(kind: Any, key: str, name: str, options: Mapping[str, Any], seed: int | None = None) -> Any:
-    known = {option: found.annotation for option, found in parameters(kind).items() if option not in ("args", "seed")}
+    known = {
+        option: parameter.annotation for option, parameter in parameters(kind).items() if option not in ("args", "seed")
+    }
     for option, value in options.items():
         if option not in known:
             expected = "sweep.seed" if option == "seed" else ", ".join(known) or "none"
