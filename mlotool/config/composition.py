@@ -283,10 +283,10 @@ def _option(address: str, name: str) -> dict[Any, Any]:
 def _check_target(config: DictConfig, package: str, choice: str, option: Mapping[Any, Any]) -> None:
     """Refuse a choice whose target is not that of its node: a recipe writes the node out, and their keys are merged."""
     target = option.get(_TARGET)
-    found = OmegaConf.select(config, f"{package}.{_TARGET}", throw_on_resolution_failure=False)
-    if target is not None and found is not None and found != target:
+    present = OmegaConf.select(config, f"{package}.{_TARGET}", throw_on_resolution_failure=False)
+    if target is not None and present is not None and present != target:
         raise ConfigError(
-            f"{package}: found the target {found} beside the choice {choice}, which is {target}; expected one of them, "
+            f"{package}: found the target {present} beside the choice {choice}, which is {target}; expected one of them, "
             f"as their keys are merged. Leave the choice out: `- override /{choice.partition('=')[0]}: null`."
         )
 

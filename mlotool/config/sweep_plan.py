@@ -297,8 +297,8 @@ def check_first_point(plan: SweepPlan) -> None:
     faults = list[str]()
     with _noted(faults):
         check(job_config(plan, plan.first_words))
-    if found := [fault for fault in faults if fault.startswith(of_all)]:
-        raise ConfigError("\n".join(found))
+    if shared := [fault for fault in faults if fault.startswith(of_all)]:
+        raise ConfigError("\n".join(shared))
 
 
 def choice_faults(plan: SweepPlan) -> list[str]:

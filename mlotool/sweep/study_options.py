@@ -146,9 +146,7 @@ def option_faults(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _make(kind: Any, key: str, name: str, options: Mapping[str, Any], seed: int | None = None) -> Any:
-    known = {
-        option: parameter.annotation for option, parameter in parameters(kind).items() if option not in ("args", "seed")
-    }
+    known = {option: taken.annotation for option, taken in parameters(kind).items() if option not in ("args", "seed")}
     for option, value in options.items():
         if option not in known:
             expected = "sweep.seed" if option == "seed" else ", ".join(known) or "none"
