@@ -286,8 +286,8 @@ def _check_target(config: DictConfig, package: str, choice: str, option: Mapping
     present = OmegaConf.select(config, f"{package}.{_TARGET}", throw_on_resolution_failure=False)
     if target is not None and present is not None and present != target:
         raise ConfigError(
-            f"{package}: found the target {present} beside the choice {choice}, which is {target}; expected one of them, "
-            f"as their keys are merged. Leave the choice out: `- override /{choice.partition('=')[0]}: null`."
+            f"{package}: found the target {present} beside the choice {choice}, which is {target}; expected one of "
+            f"them, as their keys are merged. Leave the choice out: `- override /{choice.partition('=')[0]}: null`."
         )
 
 
