@@ -35,8 +35,8 @@ CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.
 VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 _TARGET = "_target_"
+# Nodes with keys that have their names from users.
 _OPEN = ("evaluate", "graph", "analyses", DECISIONS_KEY)
-"""Nodes with keys that have their names from users."""
 
 _origins: dict[int, Origin] = {}
 

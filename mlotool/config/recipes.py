@@ -63,8 +63,8 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 _MAX_NAMES = 500
+# Characters of a file that are read for its summary and task.
 _HEADER = 4_000
-"""Characters of a file that are read for its summary and task."""
 _TASK = "Task:"
 TASKS = (
     "data reweighting and cleaning",

@@ -32,17 +32,17 @@ MAX_JOBS = 1_000_000
 MAX_FUSED = 32
 """Jobs of one process with `sweep.fuse=auto`."""
 
+# Of jobs that a search has at least with `sweep.fuse=auto`: it draws those of a round without knowing how they end.
 _ROUNDS = 4
-"""Of jobs that a search has at least with `sweep.fuse=auto`: it draws those of a round without knowing how they end."""
 
 TAGS = ("log", "int")
 """Of an interval: drawn by its logarithm, and whole numbers."""
 
+# Of what the last tick of a job depends on.
 _LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
-"""Of what the last tick of a job depends on."""
 
+# Of what it depends on whether a larger objective is better.
 _DIRECTION = ("objective", "objective_mode", "evaluate", "recipe")
-"""Of what it depends on whether a larger objective is better."""
 
 
 @dataclass(frozen=True)

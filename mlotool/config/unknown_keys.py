@@ -23,6 +23,7 @@ from mlotool.core.messages import did_you_mean
 from mlotool.core.settings import setting_fault
 
 _NODES = ("runner", "evaluate", "logger", "sweep", "problems.<name>", "problems.<name>.stream", "graph")
+# Names of other programs' settings, and those that stand in several nodes.
 _ELSEWHERE = (
     {name: f"problems.<name>.optimizer.{name}" for name in ("lr", "momentum", "weight_decay")}
     | dict.fromkeys(("max_epochs", "epochs", "num_epochs", "max_steps", "steps", "train_iters"), "runner.max_ticks")
@@ -32,7 +33,6 @@ _ELSEWHERE = (
     | {"ckpt_path": "resume", "output_dir": "hydra.run.dir", "metric": "evaluate.metrics", "monitor": "objective"}
     | {"n_trials": "sweep.num_trials", "solver": "hypergradient.solver", "config": "hypergradient"}
 )
-"""Names of other programs' settings, and those that stand in several nodes."""
 
 
 def place_of(key: str) -> str:

@@ -60,8 +60,8 @@ class SharedData:
         return kept
 
 
+# 2^64 over the golden ratio: its multiples, modulo 2^64, are spread evenly and have no period.
 _GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: its multiples, modulo 2^64, are spread evenly and have no period."""
 
 
 class LimitedData:

@@ -33,8 +33,8 @@ MODULES = tuple(_NAMES.split())
 tests, idlelib, tkinter and turtle. One that is not there is passed over; the hash tells."""
 
 Documents = Sequence[bytes]
+# Its first and its last line, from 1, and its text without the indentation.
 _Docstring = tuple[int, int, str]
-"""Its first and its last line, from 1, and its text without the indentation."""
 
 
 @cache

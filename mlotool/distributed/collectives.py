@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+# What gloo, NCCL and the store of torch.distributed say of a process that no longer answers.
 _SIGNS = re.compile(r"connect|peer|socket|broken pipe|remote process|timed? ?out", re.IGNORECASE)
-"""What gloo, NCCL and the store of torch.distributed say of a process that no longer answers."""
 
 
 @contextmanager

@@ -41,8 +41,8 @@ class Document:
     path: Path
     text: str
     data: dict[Any, Any]
+    # Its values, with aliases expanded; a long text counts as several.
     num_nodes: int = 0
-    """Its values, with aliases expanded; a long text counts as several."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

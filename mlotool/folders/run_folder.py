@@ -85,22 +85,22 @@ class RunFolder(Folder):
         {}
     """
 
+    # Every setting, with all references resolved; who makes this file has the folder.
     CONFIG = "config.yaml"
-    """Every setting, with all references resolved; who makes this file has the folder."""
+    # The words of the command line, the recipe's own file, and the graph of the problems as mermaid draws it.
     OVERRIDES, RECIPE, GRAPH = "overrides.txt", "recipe.yaml", "graph.mmd"
-    """The words of the command line, the recipe's own file, and the graph of the problems as mermaid draws it."""
+    # By what command, on what and when the run was made: the last of what is written before the first tick.
     PROVENANCE = "provenance.json"
-    """By what command, on what and when the run was made: the last of what is written before the first tick."""
+    # Numbers by tick; and how the run ended, which one that goes on has not.
     METRICS, SUMMARY = "metrics.csv", "summary.json"
-    """Numbers by tick; and how the run ended, which one that goes on has not."""
+    # The models that were chosen from spaces, and how often each candidate of a shared space was trained.
     NODES, PATHS = "nodes.json", "paths.json"
-    """The models that were chosen from spaces, and how often each candidate of a shared space was trained."""
     ARTIFACTS, CHECKPOINTS = "artifacts", "checkpoints"
+    # Of the job of a sweep: what its process is to run, and what it prints.
     JOB, LOG = "job.json", "log.txt"
-    """Of the job of a sweep: what its process is to run, and what it prints."""
     PAGE, FIGURES = "report.html", "report"
+    # A folder with one of them is a run's.
     MARKS = (SUMMARY, METRICS, PROVENANCE)
-    """A folder with one of them is a run's."""
 
     @classmethod
     def of(cls, path: Path) -> "RunFolder":

@@ -22,13 +22,13 @@ class SweepFolder(Folder):
         []
     """
 
+    # What makes it this sweep and no other; jobs that have not begun, for the report; jobs that share a process.
     IDENTITY, PLAN, GROUPS = "sweep.json", "plan.json", "groups.json"
-    """What makes it this sweep and no other; jobs that have not begun, for the report; jobs that share a process."""
+    # Optuna's trials; and what the process that runs the jobs holds.
     STUDY, LOCK = "study.db", ".lock"
-    """Optuna's trials; and what the process that runs the jobs holds."""
     TABLE, SETTINGS, PAGE = "sweep.csv", "settings.csv", "sweep.html"
+    # The folder of what processes with several jobs leave.
     TOGETHER = "fusion"
-    """The folder of what processes with several jobs leave."""
 
     @property
     def is_sweep(self) -> bool:

@@ -244,8 +244,8 @@ def have_same_bits(tensor: Tensor, other: Tensor) -> bool:
     return torch.equal(*[side.detach().reshape(-1).view(torch.uint8) for side in (tensor, other)])
 
 
+# Training steps of each member in a row for which nobody had the result: then the runs see different samples.
 _NUM_TRIES = 32
-"""Training steps of each member in a row for which nobody had the result: then the runs see different samples."""
 
 
 class SharedPrefix:

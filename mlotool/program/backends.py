@@ -23,8 +23,8 @@ _ATEN = torch.ops.aten
 _IDENTITIES = {_ATEN.alias.default, _ATEN.detach.default}
 _RESHAPES = {_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.expand.default}
 _METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone": Tensor.clone}
+# What optimizers step by: functions of lists of tensors, which have a form in place.
 _STEPS = {_ATEN._foreach_add.Scalar, *(kernel.pure for rule in RULES.values() for kernel in rule.kernels)}
-"""What optimizers step by: functions of lists of tensors, which have a form in place."""
 
 LARGE = 1 << 20
 """Bytes up to which a value is always kept for its next use."""

@@ -98,9 +98,9 @@ def _one_by_one(name: str) -> dict[Any, Callable[..., Any]]:
 
 FOREACH: dict[Any, Callable[..., Any]] = {_ATEN._foreach_norm.Scalar: _norms}
 _NAMES = ("add", "sub", "mul", "div", "neg", "sqrt", "maximum", "minimum", "addcmul", "addcdiv", "reciprocal", "abs")
+# A table for `make_fx`: operations on lists, one by one, as `torch.vmap` knows them.
 for _name in _NAMES:
     FOREACH |= _one_by_one(_name)
-"""A table for `make_fx`: operations on lists, one by one, as `torch.vmap` knows them."""
 
 FUSIBLE: dict[Any, Callable[..., Any]] = {
     _ATEN.mm.default: _product,

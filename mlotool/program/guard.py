@@ -36,8 +36,8 @@ MOST_ELEMENTS = 10_000
 MOST_NUMBERS = 4_000_000
 """A tensor or an array of more numbers is data."""
 
+# What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
-"""What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves."""
 
 _OF_ALL_MODULES: tuple[dict[int, Any], ...] = tuple(getattr(registration, f"_global{name}") for name in MODULE_HOOKS)
 _PACKAGES = frozenset(

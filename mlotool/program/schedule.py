@@ -24,8 +24,8 @@ from mlotool.program.program import Program
 from mlotool.program.solution_plan import NOW, Moment
 from mlotool.program.trace import Drawn, TickParts, Traced
 
+# A batch, its position in the stream where every epoch has the same batches, and what is read beside it.
 _Draw = tuple[Any, int | None, Moment]
-"""A batch, its position in the stream where every epoch has the same batches, and what is read beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ RESERVE = 0.25
 """Share of the memory that stays free: for what evaluations and checkpoints take, and for other processes."""
 
 _MEMINFO = Path("/proc/meminfo")
+# Limit and use of a container or a cluster's job, by the versions of control groups.
 _GROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
-"""Limit and use of a container or a cluster's job, by the versions of control groups."""
 
 
 class MemoryRoom:
@@ -438,14 +438,14 @@ def run_together(
             when_ended(number, result)
 
 
+# Parts of a config that say nothing of the program's structure.
 _OF_A_RUN = (
     *("seed", "name", "runner", "evaluate", "objective", "objective_mode", "analyses", "logger", "sweep"),
     *("resume", "inherit", "decisions_from"),
 )
-"""Parts of a config that say nothing of the program's structure."""
 
+# Settings of a problem that concern its own steps alone.
 _OF_A_STEP = ("optimizer", "scheduler", "scheduler_interval", "gradient_clip_norm")
-"""Settings of a problem that concern its own steps alone."""
 
 
 def structure_of(config: Any) -> str:

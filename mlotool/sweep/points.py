@@ -114,6 +114,8 @@ class GroupRecord:
         )
 
 
+# Keys in which jobs may differ that run as one program: the gradients of all are one computation, and what is done
+# with them is each one's own.
 _OWN = (
     "seed",
     "*.seed",
@@ -125,11 +127,9 @@ _OWN = (
     "runner.early_stopping_patience",
     "debug.limit_ticks",
 )
-"""Keys in which jobs may differ that run as one program: the gradients of all are one computation, and what is done
-with them is each one's own."""
 
+# Keys in which they may differ by numbers, of which there is one a job in that computation.
 _OWN_NUMBERS = "problems.*.loss.*"
-"""Keys in which they may differ by numbers, of which there is one a job in that computation."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -200,11 +200,11 @@ class AbstractPoints(ABC):
         """Take in how a job ended."""
 
 
+# Options of samplers that say how many trials they draw at random at first.
 _RANDOM = ("n_startup_trials", "num_startup_trials", "population_size")
-"""Options of samplers that say how many trials they draw at random at first."""
 
+# The same where no option says it.
 _NUM_RANDOM = {"tpe": 10, "gp": 10, "cmaes": 1, "nsga2": 50, "evolution": 20, "predictor": 10}
-"""The same where no option says it."""
 
 
 def write_plan(folder: Path, plan: SweepPlan, points: AbstractPoints | None = None) -> None:

@@ -48,8 +48,8 @@ def _suggest(trial: Any, name: str, distribution: Any) -> Any:
 PREFIX = "decisions."
 DRAWN, _UNASKED = "drawn", "unasked"
 MAX_REASON = 2_000
+# Words that are no text to Hydra.
 _OTHER_VALUES = ("null", "true", "false", "nan", "inf")
-"""Words that are no text to Hydra."""
 
 
 def make_all(trial: Any, draw: Any, words: Sequence[str], storing: Any) -> None:
@@ -341,8 +341,8 @@ def _check_found(study: Any, directions: Sequence[str], plan: SweepPlan, url: st
         )
 
 
+# What a study is marked with once brute force has nothing left to try.
 _ALL_TRIED = "all_tried"
-"""What a study is marked with once brute force has nothing left to try."""
 
 _ALL_TRIED_TEXT = "brute force has tried every point"
 

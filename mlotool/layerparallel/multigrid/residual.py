@@ -666,8 +666,8 @@ def _gradient(ctx: Any, sources: Tensor | None, last: Tensor | None) -> Any:
     return None, *(gradient if torch.is_grad_enabled() else inspected)
 
 
+# Over ranks: states and adjoints of the others are constants here.
 _gradient_once = once_differentiable(_gradient)
-"""Over ranks: states and adjoints of the others are constants here."""
 
 
 def _solved_states(system: BatchSystem, u0: Tensor, theta: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

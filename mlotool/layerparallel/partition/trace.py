@@ -275,8 +275,8 @@ def casts() -> list[object]:
 LAYERS = "layers"
 """The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
 
+# Files and folders of code that stands between a forward and its operations, the last one with a default device.
 _BETWEEN = (__file__, *fx.__path__, _device.__file__)
-"""Files and folders of code that stands between a forward and its operations, the last one with a default device."""
 
 
 def _in_a_tuple(function: Callable[..., Any]) -> Callable[..., Any]:

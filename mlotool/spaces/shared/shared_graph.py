@@ -296,8 +296,8 @@ class _Step(NamedTuple):
     sources: tuple[int, ...]
 
 
+# The numbers of the steps to a result, in their order, each with those that no later one reads.
 _Plan = tuple[tuple[int, tuple[int, ...]], ...]
-"""The numbers of the steps to a result, in their order, each with those that no later one reads."""
 
 
 class SuperGraph:

@@ -195,8 +195,8 @@ def generator(seed: int, number: int, *purpose: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest))
 
 
+# How many trials may take their values by turns without reading the history again.
 _NUM_TRIALS_KEPT = 16
-"""How many trials may take their values by turns without reading the history again."""
 
 State = TypeVar("State")
 

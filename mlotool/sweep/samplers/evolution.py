@@ -10,8 +10,8 @@ from mlotool.core.settings import Count, Seed, checked
 from mlotool.sweep.samplers import base
 from mlotool.sweep.samplers.base import AbstractHistorySampler, History, Outcome
 
+# A parameter with more values is redrawn without a look at which were tried.
 _MOST_VALUES = 1000
-"""A parameter with more values is redrawn without a look at which were tried."""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from mlotool.sweep.samplers.base import AbstractHistorySampler, History, Outcome
 Array = NDArray[np.float64]
 
 
+# How much of the prior variance of a point's value the pairs may have.
 _PAIR_SHARES = (0.05, 0.2, 0.5)
-"""How much of the prior variance of a point's value the pairs may have."""
+# Variances of the noise, beside a prior variance of 1.
 _NOISES = (1e-3, 1e-2, 1e-1, 1.0)
-"""Variances of the noise, beside a prior variance of 1."""
+# Trials by which these two are chosen, the last ones.
 _MOST_FOR_EVIDENCE = 100
-"""Trials by which these two are chosen, the last ones."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ def _draw_prior(groups: NDArray[np.int64], of_single: float, of_pair: float, ran
     return Weights(float(random.standard_normal()), first, (upper + upper.T) * _is_pair(groups))
 
 
+# A number with more values than that has cosines in the place of one feature a value.
 _MOST_LEVELS = 12
-"""A number with more values than that has cosines in the place of one feature a value."""
 _NUM_COSINES = 4
+# Values of a long range that are looked at.
 _NUM_CANDIDATES = 64
-"""Values of a long range that are looked at."""
 
 
 class Parameter:
