@@ -49,41 +49,11 @@ _HOMES = {
     "mlotool.runner": ("RunResult", "load", "run"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = [
-    "KFAC",
-    "SABA",
-    "BoundModule",
-    "ConfigError",
-    "ConjugateGradient",
-    "EvolutionStrategies",
-    "Exact",
-    "FirstOrder",
-    "FixedPoint",
-    "Graph",
-    "Identity",
-    "Implicit",
-    "LossOutput",
-    "MlotoolError",
-    "Neumann",
-    "NormalEquationConjugateGradient",
-    "Nystrom",
-    "OptimizerPreconditioner",
-    "Penalty",
-    "Problem",
-    "Program",
-    "RunError",
-    "RunResult",
-    "SameBatch",
-    "Schedule",
-    "Stream",
-    "Unrolled",
-    "__version__",
-    "compose",
-    "load",
-    "remat",
-    "run",
-    "stop_gradient",
-]
+__all__ = ["KFAC", "SABA", "BoundModule", "ConfigError", "ConjugateGradient", "EvolutionStrategies", "Exact"]
+__all__ += ["FirstOrder", "FixedPoint", "Graph", "Identity", "Implicit", "LossOutput", "MlotoolError", "Neumann"]
+__all__ += ["NormalEquationConjugateGradient", "Nystrom", "OptimizerPreconditioner", "Penalty", "Problem", "Program"]
+__all__ += ["RunError", "RunResult", "SameBatch", "Schedule", "Stream", "Unrolled", "__version__", "compose", "load"]
+__all__ += ["remat", "run", "stop_gradient"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,23 +10,10 @@ from mlotool.data.text_data import LabelModel, Vocabulary, hard_labels, label_mo
 
 _targets = discover(__name__)
 globals().update(_targets)
-__all__ = [
-    "CropAndFlip",
-    "InMemoryDataset",
-    "InMemoryTensors",
-    "LabelModel",
-    "Normalization",
-    "TextWindows",
-    "Vocabulary",
-    "corrupt_labels",
-    "hard_labels",
-    "label_model",
-    "long_tail_counts",
-    "long_tail_indices",
-    "majority_vote",
-    "split_indices",
-    *_targets,
-]
+__all__ = ["CropAndFlip", "InMemoryDataset", "InMemoryTensors", "LabelModel", "Normalization", "TextWindows"]
+__all__ += ["Vocabulary", "corrupt_labels", "hard_labels", "label_model", "long_tail_counts", "long_tail_indices"]
+__all__ += ["majority_vote", "split_indices"]
+__all__ += _targets
 
 if TYPE_CHECKING:
 
