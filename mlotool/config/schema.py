@@ -30,26 +30,19 @@ OPTION_GROUPS = GROUPS[:-1]
 
 Processes = Annotated[int, Ge(1), Le(1_024)]
 
-OWN_SAMPLERS = tuple(sorted(file.stem for file in _SAMPLERS.glob("[!_]*.py") if file.stem != "base"))
-"""Samplers that are ours, each in a file of its name in sweep/samplers/; the others are Optuna's."""
-SAMPLERS = {
-    "tpe": "TPESampler",
-    "random": "RandomSampler",
-    "gp": "GPSampler",
-    "cmaes": "CmaEsSampler",
-    "nsga2": "NSGAIISampler",
-    "qmc": "QMCSampler",
-    "brute_force": "BruteForceSampler",
-    **{name: f"{name.title().replace('_', '')}Sampler" for name in OWN_SAMPLERS},
+OWN_SAMPLERS = {
+    file.stem: name
+    for file in sorted(_SAMPLERS.glob("[!_]*.py"))
+    if f"\nclass {(name := file.stem.title().replace('_', '') + 'Sampler')}(" in file.read_text(encoding="utf-8")
 }
-PRUNERS = {
-    "none": "NopPruner",
-    "median": "MedianPruner",
-    "percentile": "PercentilePruner",
-    "successive_halving": "SuccessiveHalvingPruner",
-    "hyperband": "HyperbandPruner",
-    "threshold": "ThresholdPruner",
-}
+"""Samplers that are ours, with their classes: a file in sweep/samplers/ that has the class of its name, as evolution.py
+has EvolutionSampler. The others are Optuna's."""
+SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler", "gp": "GPSampler", "cmaes": "CmaEsSampler",
+            "nsga2": "NSGAIISampler", "qmc": "QMCSampler", "brute_force": "BruteForceSampler",
+            **OWN_SAMPLERS}  # fmt: skip
+PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "percentile": "PercentilePruner",
+           "successive_halving": "SuccessiveHalvingPruner", "hyperband": "HyperbandPruner",
+           "threshold": "ThresholdPruner"}  # fmt: skip
 """What `sweep.sampler` and `sweep.pruner` may name, with its class: a name and plain options call nothing else."""
 
 OF_ONE_OBJECTIVE = (*OWN_SAMPLERS, "cmaes", "gp")
