@@ -459,8 +459,7 @@ def keys_at(path: str) -> tuple[str, ...]:
         >>> keys_at("problems.classifier.stream")
         ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers', 'repeat')
     """
-    kind = dataclass_at(path)
-    return () if kind is None else tuple(key.name for key in fields(kind))
+    return tuple(annotations_of(dataclass_at(path)))
 
 
 def defaults_at(path: str) -> dict[str, Any]:
