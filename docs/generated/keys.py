@@ -1,14 +1,13 @@
 """The page of every key of a recipe: type, default and meaning by the schema, an example by keys.yaml."""
 
 from collections.abc import Iterator
-from dataclasses import MISSING as NOT_SET
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mlotool.config.schema import MISSING, dataclass_at, describe_type
+from mlotool.config.schema import MISSING, dataclass_at, defaults_at, describe_type
 from mlotool.core.settings import documentation
 from mlotool.problem.settings import ProblemSettings
 
@@ -53,10 +52,9 @@ def schema_keys() -> Iterator[Key]:
 def section_keys(prefix: str) -> Iterator[Key]:
     """Yield the keys below a prefix; a problem's stream and the Trainer have keys of their own."""
     meanings = documentation(ProblemSettings) | documentation(dataclass_at(prefix.replace(NAME, "a")))
-    for each in fields(dataclass_at(prefix.replace(NAME, "a"))):
-        path = f"{prefix}.{each.name}".lstrip(".")
-        value = each.default if each.default_factory is NOT_SET else each.default_factory()
-        yield Key(path, describe_type(path.replace(NAME, "a")), _default(value), meanings[each.name])
+    for name, value in defaults_at(prefix.replace(NAME, "a")).items():
+        path = f"{prefix}.{name}".lstrip(".")
+        yield Key(path, describe_type(path.replace(NAME, "a")), _default(value), meanings[name])
         if path.endswith((".stream", ".trainer")):
             yield from section_keys(path)
 
@@ -128,9 +126,9 @@ def _quoted(example: str) -> str:
 
 
 def _default(value: Any) -> str | None:
-    if value is MISSING or value == MISSING or value is NOT_SET:
+    if value == MISSING:
         return None
-    if is_dataclass(value):
+    if isinstance(value, dict) and value:
         return "{..}"
     text: str = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
     return text

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from docs.generated.keys import SECTIONS
+
 CONF = Path(__file__).parents[2] / "conf"
 HEADINGS = {
     "data": "`data=`: data sets",
@@ -55,7 +57,9 @@ def page() -> str:
 def _usage(group: str, option: str) -> str:
     """Return how an option of a group is chosen."""
     if group not in PLACES:
-        return f"In a recipe's `defaults`: `- override /{group}: {option}`."
+        section = SECTIONS.get(group, "").lower().replace(" ", "-")
+        keys = f" What a file leaves out has its [default](keys.md#{section})." if section else ""
+        return f"In a recipe's `defaults`: `- override /{group}: {option}`.{keys}"
     place = PLACES[group]
     return (
         f"On the command line `{group}@{place}={option}`, with a `+` before it where the recipe has chosen none for "

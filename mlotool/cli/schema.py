@@ -9,13 +9,15 @@ In VS Code with the YAML extension, put this line at the top of a recipe:
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from inspect import Parameter
 from types import NoneType
 from typing import Any, get_args, get_origin
 
 from mlotool.cli.arguments import VerbParser
 from mlotool.config.check_targets import OURS, kind_inside
-from mlotool.config.schema import Config, annotations_of, members, node_kind
+from mlotool.config.schema import MISSING, Config, annotations_of, members, node_kind
 from mlotool.config.trusted import KINDS, resolve, trusted_names
 from mlotool.core.settings import documentation, json_schema, parameters
 from mlotool.problem.settings import ProblemSettings
@@ -29,7 +31,7 @@ def main(words: list[str]) -> int:
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON schema (draft 7) of a recipe file: keys, types, ranges, targets and their arguments.
+    """Return the JSON schema (draft 7) of a recipe file: keys, types, ranges, defaults, targets and their arguments.
 
     Example:
         >>> recipe_schema()["properties"]["runner"]["properties"]["log_every"]["anyOf"][0]
@@ -56,14 +58,27 @@ def _member_schema(member: Any) -> dict[str, Any]:
     if kind := node_kind(member):
         return {"anyOf": [{"$ref": f"#/definitions/{kind}"}, {"type": "string", "pattern": r"^\$\{|^\?\?\?$"}]}
     if hints:
-        meanings = documentation(ProblemSettings) | documentation(member)
-        properties = {key: {"description": meanings.get(key, ""), **_value_schema(hint)} for key, hint in hints.items()}
+        meanings, defaults = documentation(ProblemSettings) | documentation(member), asdict(member())
+        properties = {key: _entry(meanings.get(key), _value_schema(hint), defaults[key]) for key, hint in hints.items()}
         return {"type": "object", "properties": properties, "additionalProperties": False}
     if origin is dict:
         return {"type": "object", "additionalProperties": _value_schema(get_args(member)[1])}
     if origin is list:
         return {"type": "array", "items": _value_schema(get_args(member)[0])}
     return {"type": "null"} if member is NoneType else json_schema(member)
+
+
+def _entry(meaning: str | None, values: dict[str, Any], default: Any) -> dict[str, Any]:
+    """Return the schema of a key: what it means, which values it takes, and its default, where that is a plain value.
+
+    Keys of a mapping have defaults of their own.
+    """
+    entry = {"description": meaning, **values} if meaning else values
+    # JSON has no objects of Python's, no nan and no infinity.
+    with suppress(TypeError, ValueError):
+        json.dumps(default, allow_nan=False)
+        return entry if isinstance(default, dict) or default == MISSING else {**entry, "default": default}
+    return entry
 
 
 def _node_schema(kind: str) -> dict[str, Any]:
@@ -88,7 +103,7 @@ def _arguments(name: str, kind: str) -> dict[str, Any] | None:
         return None
     meanings = documentation(target)
     properties = {
-        key: {**({"description": meanings[key]} if key in meanings else {}), **_argument(kind, parameter)}
+        key: _entry(meanings.get(key), _argument(kind, parameter), parameter.default)
         for key, parameter in signature.items()
     }
     is_open = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.values())

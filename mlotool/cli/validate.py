@@ -1,9 +1,9 @@
 """Check a recipe without running any of it.
 
-What is checked: keys, names, graph, roles, the arguments of mlotool's own targets, the ranges of numbers, and the
-values that it sweeps. The exit code is 2 where something is wrong. With --targets also:
-third-party targets, which are imported; optimizers, schedulers and hypergradients, and data, modules and programs that
-are small, each of which is built once as a run does; the options of a sweep's sampler; whether the GPU and the data are
+What is checked: keys, names, graph, roles, the arguments of mlotool's own targets, the ranges of numbers, the values
+that it sweeps, and where Optuna is installed the options of sampler and pruner. The exit code is 2 where something is
+wrong. With --targets also: third-party targets, which are imported; optimizers, schedulers and hypergradients, and
+data, modules and programs that are small, each of which is built once as a run does; whether the GPU and the data are
 here.
 
   mlotool validate mwn hypergradient=cg
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     faults = sweep_faults(request, arguments.trust, machine=machine) if is_swept else []
     # A reference that leads nowhere is for the check to say.
     with suppress(OmegaConfBaseException):
-        faults += study_options.option_faults(composition.plain(composed.sweep)) if arguments.targets else []
+        faults += study_options.option_faults(composition.plain(composed.sweep))
     more = [fault for fault in dict.fromkeys(faults) if fault not in first.splitlines()]
     if first or more:
         # What is said of the recipe itself is a list already, which says how many more there are.

@@ -3,6 +3,7 @@
 What does not fit the schema is said in one go, for all recipes and overrides of the composition.
 """
 
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.recipes import GROUP, list_recipes
-from mlotool.config.schema import GROUPS, Place
+from mlotool.config.schema import GROUPS
 from mlotool.config.sources import loaded_recipes
 from mlotool.config.unknown_keys import value_faults
 from mlotool.core.errors import ConfigError
@@ -56,7 +57,7 @@ def _is_of_libraries(error: BaseException) -> bool:
 def _faults(words: Sequence[str]) -> list[str]:
     """Return what does not fit the schema in the recipes that were read and in the overrides."""
     faults = [
-        f"{document.path}, line {_line(document.text, place)}: {fault}"
+        f"{document.path}, line {document.line_of(place)}: {fault}"
         for document in loaded_recipes()
         for place, fault in value_faults(document.data)
     ]
@@ -75,15 +76,6 @@ def _content(word: str) -> dict[str, Any]:
         return {}
     value: Any = override.value()
     return dict(reduce(lambda below, part: {part: below}, reversed(key.split(".")), value))
-
-
-def _line(text: str, place: Place) -> int:
-    node, line = yaml.compose(text, yaml.SafeLoader), 0
-    for part in place:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        key, node = next(((key, value) for key, value in pairs if key.value == part), (None, None))
-        line = line if key is None else key.start_mark.line
-    return line + 1
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -106,7 +98,28 @@ def _text(error: BaseException) -> str:
     said = said or str(error)
     hint = next(filter(None, map(_hint, _chain(error))), "")
     first, *rest = (said.strip() or type(error).__name__).splitlines()
-    return "\n".join([first + hint, *rest])
+    return "\n".join([_defaults_line(first) + first + hint, *rest])
+
+
+def _defaults_line(said: str) -> str:
+    """Return the file and line of the entry of a recipe's defaults list that Hydra's text is about; else nothing."""
+    # It begins with the config that has the entry, as `In 'recipe/mwn': `, which may be an entry of another one.
+    said = re.sub(r"^In \S+: ", "", said)
+    for document in loaded_recipes():
+        for index, entry in enumerate(document.data.get("defaults") or ()):
+            if any(name in said for name in _in_errors(entry)):
+                return f"{document.path}, line {document.line_of((f'defaults[{index}]',))}: "
+    return ""
+
+
+def _in_errors(entry: Any) -> Iterator[str]:
+    """Yield how Hydra's errors call an entry of a defaults list."""
+    [(key, value)] = entry.items() if isinstance(entry, dict) else [(GROUP, entry.removeprefix("/recipe/"))]
+    address = key.split()[-1].removeprefix("/")
+    yield f"Could not override '{address}'"
+    for option in value if isinstance(value, list) else [value]:
+        yield f"'{address.partition('@')[0]}/{option}'"
+        yield from (f"'{address} : {option}'", f"'override {address}: {option}'")
 
 
 def _hint(error: BaseException) -> str:

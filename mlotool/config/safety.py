@@ -82,8 +82,7 @@ def check_recipe(path: Path) -> Document:
             f"{path}: found the config of a run, which has every value; expected a recipe. "
             f"{what_to_do_with_a_run(folder)}"
         )
-    faults = [*_header_faults(document), *content_faults(document.data)]
-    refuse(path, [*faults, *_defaults_faults(document.data.get("defaults"))])
+    refuse(path, [*_header_faults(document), *content_faults(document.data), *_defaults_faults(document)])
     return document
 
 
@@ -165,27 +164,33 @@ def _option_faults(where: str, value: Any) -> Iterator[str]:
             yield f"{where}: found {option!r}; expected the name of an option, no path and no ${{...}}. Correct it."
 
 
-def _defaults_faults(defaults: Any) -> Iterator[str]:
+def _defaults_faults(document: Document) -> Iterator[str]:
     """Yield what is wrong with a recipe's defaults list."""
+    defaults = document.data.get("defaults")
     if defaults is not None and not isinstance(defaults, list):
         yield f"defaults: found a {type(defaults).__name__}; expected a list. Write `- /model@...: mlp` lines."
-    for entry in defaults if isinstance(defaults, list) else ():
-        if isinstance(entry, str) and entry != "_self_":
-            path, _, package = entry.partition("@")
-            where = f"defaults, '{entry}'"
-            yield from _option_faults(where, path.removeprefix("/recipe/"))
-            if package and package != "_global_":
-                yield from key_faults(where, "recipe", package)
-        elif isinstance(entry, dict) and len(entry) == 1:
-            [(key, value)] = entry.items()
-            yield from _choice_faults(str(key).strip(), value)
-        elif entry != "_self_":
-            yield f"defaults: found {entry!r}; expected lines such as `- override /data: digits`. Correct it."
+    for index, entry in enumerate(defaults if isinstance(defaults, list) else ()):
+        for fault in _entry_faults(entry):
+            yield f"defaults, line {document.line_of((f'defaults[{index}]',))}, {fault}"
+
+
+def _entry_faults(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str) and entry != "_self_":
+        path, _, package = entry.partition("@")
+        where = f"'{entry}'"
+        yield from _option_faults(where, path.removeprefix("/recipe/"))
+        if package and package != "_global_":
+            yield from key_faults(where, "recipe", package)
+    elif isinstance(entry, dict) and len(entry) == 1:
+        [(key, value)] = entry.items()
+        yield from _choice_faults(str(key).strip(), value)
+    elif entry != "_self_":
+        yield f"found {entry!r}; expected lines such as `- override /data: digits`. Correct it."
 
 
 def _choice_faults(key: str, value: Any) -> Iterator[str]:
     match = _GROUP_KEY.fullmatch(key)
-    where = f"defaults, '{key}: {value}'"
+    where = f"'{key}: {value}'"
     if match is None:
         yield f"{where}: expected `- override /data: digits` or `- /model@problems.<name>.module: mlp`. Correct it."
         return

@@ -30,26 +30,19 @@ OPTION_GROUPS = GROUPS[:-1]
 
 Processes = Annotated[int, Ge(1), Le(1_024)]
 
-OWN_SAMPLERS = tuple(sorted(file.stem for file in _SAMPLERS.glob("[!_]*.py") if file.stem != "base"))
-"""Samplers that are ours, each in a file of its name in sweep/samplers/; the others are Optuna's."""
-SAMPLERS = {
-    "tpe": "TPESampler",
-    "random": "RandomSampler",
-    "gp": "GPSampler",
-    "cmaes": "CmaEsSampler",
-    "nsga2": "NSGAIISampler",
-    "qmc": "QMCSampler",
-    "brute_force": "BruteForceSampler",
-    **{name: f"{name.title().replace('_', '')}Sampler" for name in OWN_SAMPLERS},
+OWN_SAMPLERS = {
+    file.stem: name
+    for file in sorted(_SAMPLERS.glob("[!_]*.py"))
+    if f"\nclass {(name := file.stem.title().replace('_', '') + 'Sampler')}(" in file.read_text(encoding="utf-8")
 }
-PRUNERS = {
-    "none": "NopPruner",
-    "median": "MedianPruner",
-    "percentile": "PercentilePruner",
-    "successive_halving": "SuccessiveHalvingPruner",
-    "hyperband": "HyperbandPruner",
-    "threshold": "ThresholdPruner",
-}
+"""Samplers that are ours, with their classes: a file in sweep/samplers/ that has the class of its name, as evolution.py
+has EvolutionSampler. The others are Optuna's."""
+SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler", "gp": "GPSampler", "cmaes": "CmaEsSampler",
+            "nsga2": "NSGAIISampler", "qmc": "QMCSampler", "brute_force": "BruteForceSampler",
+            **OWN_SAMPLERS}  # fmt: skip
+PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "percentile": "PercentilePruner",
+           "successive_halving": "SuccessiveHalvingPruner", "hyperband": "HyperbandPruner",
+           "threshold": "ThresholdPruner"}  # fmt: skip
 """What `sweep.sampler` and `sweep.pruner` may name, with its class: a name and plain options call nothing else."""
 
 OF_ONE_OBJECTIVE = (*OWN_SAMPLERS, "cmaes", "gp")
@@ -242,27 +235,30 @@ class TrainerConfig:
 
 @schema
 class RunnerConfig:
-    """How long and on what; conf/runner/default.yaml says what each key means.
+    """How long and on what a run trains.
 
     Args:
         max_ticks: Length of the run. A tick is one step of every problem that reads no other, and of all that this
             completes; 0 evaluates alone.
-        ticks_per_chunk: Ticks between two calls of the trainer.
+        ticks_per_chunk: Ticks that are one batch to Lightning's Trainer.
         log_every: Ticks between two rows of metrics.csv; each is the mean over them.
-        accelerator: auto, cpu or gpu.
+        accelerator: cpu, gpu, or auto: a GPU where torch sees one.
         devices: Processes that share each batch: GPUs, or on the CPU any number; `auto`: every GPU.
-        precision: fp32, bf16 or fp16 around each problem's loss; finite differences and solvers stay in fp32.
+        precision: fp32, bf16 or fp16: autocast around each problem's loss, unless `problems.<name>.precision` says
+            otherwise. Finite differences and solvers stay in fp32.
         tf32: On a GPU, whether products of fp32 may be taken in TF32: faster, with three digits. Finite differences
             want fp32.
-        trace: Whether the steps of a tick run as one traced program: auto, true, false, inductor or cuda_graph.
+        trace: Whether the steps of a tick run as one traced program. `true`: from the second step on. `auto`: from a
+            problem's 2,000th step, where no code of yours takes part. `inductor`: it is also compiled. `cuda_graph`: on
+            a GPU, it is launched at once. `false`: never.
         deterministic: Whether torch is told to use deterministic algorithms alone.
         num_threads: Of torch on the CPU; null: torch's choice.
-        checkpoint: Whether the best and the last checkpoint are written.
+        checkpoint: Whether checkpoints are written: the best one by the objective, and the last one.
         checkpoint_seconds: Seconds between two writes of the last checkpoint, at any tick; more where writing takes
             over 1% of the time.
         keep_checkpoints: How many of the last checkpoints stay; from 2 on those before have their tick in their name.
-        early_stopping_patience: Evaluations without a better objective after which a run ends; null: it does not end
-            early.
+        early_stopping_patience: Evaluations without a better objective after which a run ends, where nan is not better;
+            null: it does not end early.
         progress_bar: Whether the terminal shows one.
         report: Whether report.html is written at the end.
         callbacks: Lightning's callbacks, as nodes: `[{_target_: pytorch_lightning.callbacks.LearningRateMonitor}]`.
@@ -294,9 +290,9 @@ class LoggerConfig:
     """Where numbers go beside metrics.csv.
 
     Args:
-        mode: Of W&B: offline, online or disabled. Offline wants neither account nor network.
+        mode: Of W&B: offline, online or disabled. Offline wants neither account nor network; online uploads.
         wandb: Whether W&B gets the numbers.
-        tensorboard: Whether TensorBoard gets them.
+        tensorboard: Whether TensorBoard gets them, which `pip install mlotool[tensorboard]` brings.
         project: W&B's project.
         loggers: Lightning's loggers, as nodes: `[{_target_: pytorch_lightning.loggers.CSVLogger, save_dir: logs}]`.
     """
@@ -327,30 +323,33 @@ class DebugConfig:
 
 @schema
 class SweepConfig:
-    """How `mlotool run -m` goes through its jobs; conf/sweep/ says what each key means.
+    """How `mlotool run -m` goes through its jobs.
 
     Args:
         method: `grid`: every combination; `optuna`: trials that learn from those before.
-        params: Keys and their choices, written as on the command line.
+        params: Keys with their choices, or for `optuna` ranges, written as on the command line: `{seed: '0,1,2'}`.
         fuse: Jobs that train in one process, as one program where they can; auto: up to 32.
         workers: Jobs at a time; from 2 on, each in a process of its own.
-        devices: GPUs that workers take in turn; null: all that the machine shows.
+        devices: GPUs that workers take in turn, `[0, 1]`; null: all that the machine shows.
         jobs_per_device: How many jobs may share a GPU.
-        launcher: Where jobs run: local, slurm or ray.
+        launcher: Where jobs run: local, slurm (`pip install mlotool[slurm]`) or ray (`pip install mlotool[ray]`).
         launcher_options: Of the launcher: submitit's parameters, or those of `ray.remote`. `{cluster: local}` tries
             SLURM's on this machine.
-        num_trials: Settings that a search tries.
-        repeats: Seeds of each setting; a search looks at their mean.
-        second_objective: A second metric, or `<problem>/num_parameters`: the search then looks for the settings that no
-            other beats in both.
+        num_trials: Settings that a search tries. Failed, pruned and infeasible ones count, points that are drawn again
+            do not. With a larger number, `resume=auto` goes on with a sweep that has ended.
+        repeats: Jobs of each setting, with seeds one after the other; a search looks at their mean.
+        second_objective: A second metric that each job logs at its end, or `<problem>/num_parameters`: the search then
+            looks for the settings that no other beats in both (`sampler: nsga2`).
         second_objective_mode: max or min, of the second metric.
         seed: Of the search.
-        sampler: How a search chooses the next setting: tpe, random, gp, cmaes, nsga2, qmc, brute_force, evolution,
-            reinforce or predictor.
-        sampler_options: Of the sampler's class.
-        pruner: What ends a trial early: none, median, percentile, successive_halving, hyperband or threshold.
-        pruner_options: Of the pruner's class.
-        storage: Where the search keeps its trials, an address of Optuna's; null: a file in the sweep's folder.
+        sampler: How a search chooses the next setting. evolution, reinforce and predictor are mlotool's own, all others
+            Optuna's.
+        sampler_options: What the sampler's class takes: `{n_startup_trials: 5}` of tpe, `{population_size: 20}` of
+            evolution.
+        pruner: What ends a trial early. Of noisy trials it ends good ones, too.
+        pruner_options: What the pruner's class takes: `{n_startup_trials: 10}` of median.
+        storage: Where the search keeps its trials, an address of Optuna's: `postgresql://..` where jobs run on several
+            machines; null: study.db in the sweep's folder.
     """
 
     method: Literal["grid", "optuna"] = "grid"
@@ -460,8 +459,7 @@ def keys_at(path: str) -> tuple[str, ...]:
         >>> keys_at("problems.classifier.stream")
         ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers', 'repeat')
     """
-    kind = dataclass_at(path)
-    return () if kind is None else tuple(key.name for key in fields(kind))
+    return tuple(annotations_of(dataclass_at(path)))
 
 
 def defaults_at(path: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ expanded. Hydra and OmegaConf get what was read here, and read no text themselve
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,6 +43,23 @@ class Document:
     data: dict[Any, Any]
     # Its values, with aliases expanded; a long text counts as several.
     num_nodes: int = 0
+
+    def line_of(self, place: Sequence[str]) -> int:
+        r"""Return the line of a place, counted from 1; where nothing stands there, that of what is above it.
+
+        Example:
+            >>> text = "seed: 1\nevaluate:\n  metrics:\n  - accuracy\n"
+            >>> Document(Path("mine.yaml"), text, {}).line_of(("evaluate", "metrics[0]"))
+            4
+        """
+        node, line = yaml.compose(self.text, yaml.SafeLoader), 0
+        for part in re.findall(r"[^\[\]\0]+", "\0".join(place)):
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            if isinstance(node, yaml.SequenceNode):
+                pairs = [(item, item) for item in node.value[int(part) :]]
+            key, node = next(((key, item) for key, item in pairs if key is item or key.value == part), (None, None))
+            line = line if key is None else key.start_mark.line
+        return line + 1
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -379,7 +379,10 @@ class StudyPoints(AbstractPoints):
         self._url = settings["storage"] or f"sqlite:///{folder / SweepFolder.STUDY}"
         pruning = {"pruner": settings["pruner"], "pruner_options": dict(settings["pruner_options"])}
         self._watched = {"url": self._url, "name": SweepFolder(folder).study_name(), **pruning}
+        # Before there is a study: options may be refused.
         pruner = make_pruner(settings["pruner"], settings["pruner_options"])
+        options = study_options.sampler_options(plan, has_decisions=draw is not None)
+        sampler = study_options.make_study_sampler(settings["sampler"], options, settings["seed"])
         is_found = not settings["storage"] and (folder / SweepFolder.STUDY).exists()
         with self._reading() if is_found else storing(self._url):
             self._study = optuna.create_study(
@@ -398,8 +401,7 @@ class StudyPoints(AbstractPoints):
             self._begun, self._waiting = self._take_up(folder, record)
         if self._study.user_attrs.get(_ALL_TRIED) is True:
             self._end(_ALL_TRIED_TEXT)
-        options = study_options.sampler_options(plan, has_decisions=draw is not None)
-        self._study.sampler = study_options.make_study_sampler(settings["sampler"], options, settings["seed"])
+        self._study.sampler = sampler
 
     def next(self) -> Group | None:
         """Return jobs that died, or else new ones; the jobs of a trial stay together as far as a group has room."""

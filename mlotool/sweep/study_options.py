@@ -129,11 +129,11 @@ def make_pruner(name: str, options: Mapping[str, Any]) -> Any:
     return _make(getattr(import_optuna().pruners, PRUNERS[name]), "pruner", name, options)
 
 
-def option_faults(settings: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with `sweep.sampler_options` and `sweep.pruner_options`; nothing where Optuna is missing."""
+def option_faults(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with `sweep.sampler_options` and `sweep.pruner_options`; nothing where Optuna is missing."""
     if settings["method"] != "optuna" or find_spec("optuna") is None:
-        return []
-    faults, make_seeded = [], partial(make_sampler, seed=settings["seed"])
+        return
+    make_seeded = partial(make_sampler, seed=settings["seed"])
     for key, classes, make in (("sampler", SAMPLERS, make_seeded), ("pruner", PRUNERS, make_pruner)):
         name, options = settings[key], settings[f"{key}_options"] or {}
         # Unknown names, and what are no options, have faults of their own.
@@ -141,8 +141,7 @@ def option_faults(settings: Mapping[str, Any]) -> list[str]:
             try:
                 make(name, options)
             except ConfigError as error:
-                faults.append(str(error))
-    return faults
+                yield str(error)
 
 
 def _make(kind: Any, key: str, name: str, options: Mapping[str, Any], seed: int | None = None) -> Any:

@@ -152,6 +152,7 @@ WRONG = {
     "a key": ("params: {runner.max_tick: '1,2'}", "runner.max_tick"),
     "the near end": (f"method: optuna, params: {{{RATE}: 'interval(-1,1)'}}", f"{RATE}: found -1.0"),
     "two seeds": ("method: optuna, repeats: 2, params: {seed: '1,2'}", "seed"),
+    "an option": ("method: optuna, sampler_options: {n_trails: 3}", "sampler_options.n_trails: found an option"),
     "every value": (f"method: optuna, sampler: brute_force, params: {{{RATE}: 'interval(1,2)'}}", RATE),
 }
 

@@ -21,8 +21,13 @@ OVERRIDES = {
 RECIPES = {
     "trianer: {a: 1}": ["mine.yaml, line 3: trianer", "Did you mean 'runner'?"],
     "name: x\nproblems:\n  classifier: {unrol_steps: 2}": ["mine.yaml, line 5: problems.classifier.unrol_steps"],
-    "defaults: [mwm, _self_]": ["recipe/mwm", "Did you mean 'mwn'?"],
-    "defaults: [mwn, _self_, {override /data: digit}]": ["data/digit", "Did you mean 'digits'?"],
+    "defaults: [mwm, _self_]": ["mine.yaml, line 3: In 'recipe/mine': Could", "recipe/mwm", "Did you mean 'mwn'?"],
+    "defaults:\n- mwn\n- override /data: digit": ["mine.yaml, line 5: In", "data/digit", "Did you mean 'digits'?"],
+    "defaults:\n- mwn\n- override /data: [digits, x]": ["mine.yaml, line 5: In 'config': Could not load 'data/x'"],
+    "defaults:\n- mwn\n- override /model@problems.x: mlp": ["mine.yaml, line 5: ", "Did you mean to override one of"],
+    "defaults:\n- mwn\n\n- /data: digits": ["mine.yaml, line 6: Multiple values for data"],
+    "defaults:\n- override /data: digits\n- mwn": ["mine.yaml, line 4: ", "Overrides must be at the end"],
+    "defaults:\n- mwn\n- override /modle: x": ["mine.yaml: defaults, line 5, 'override /modle: x'", "mean 'model'?"],
 }
 MANY = """
 defaults: [mwn, _self_]

@@ -126,6 +126,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_optuna_does_not_take_is_told(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         take_up(tmp_path, RATE, **settings)
+    assert not list(tmp_path.iterdir())
 
 
 def test_all_samplers_and_pruners_start() -> None:
